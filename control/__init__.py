@@ -1,0 +1,1 @@
+"""The side people see: command line, client and demo."""

@@ -1,0 +1,1 @@
+"""Consumes run requests, claims and executes them, and records how they end."""

@@ -1,0 +1,1 @@
+"""Turns requests into jobs, timers and triggered runs."""

@@ -1,0 +1,1 @@
+"""What rests: numbered SQL and the runner that applies it."""

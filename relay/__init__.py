@@ -1,0 +1,1 @@
+"""Moves outbox rows to Kafka."""

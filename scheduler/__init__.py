@@ -1,0 +1,1 @@
+"""Decides what is due and writes the runs."""

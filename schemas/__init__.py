@@ -1,0 +1,1 @@
+"""What travels: Avro schemas, their records and codecs."""

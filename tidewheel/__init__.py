@@ -1,0 +1,1 @@
+"""Tidewheel: a distributed job scheduler on PostgreSQL and Kafka."""

@@ -1,0 +1,159 @@
+"""Every error Tidewheel raises, split by what the caller does about it.
+
+    TidewheelError
+    ├── Refused                  the caller's input: mend it, nothing was changed
+    │   ├── InvalidInput         fields that do not fit, each with path, problem and remedy
+    │   ├── ScheduleRefused      a schedule that cannot be read or can never fire (also a ValueError)
+    │   ├── UnknownJob           no such job in this tenant
+    │   ├── UnknownRun           no such run in this tenant
+    │   └── RequestConflict      a request_id seen before with another body
+    ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
+    ├── Unusable                 stop and tell the operator: settings, schema, stack
+    │   ├── SettingsError
+    │   ├── MigrationError
+    │   ├── UndecodableMessage   bytes that no schema known here describes
+    │   └── StackError           the embedded stack cannot be started
+    └── HandlerSignal            raised by users' handlers to say how an attempt ends
+        ├── Permanent            do not retry
+        ├── RetryAfter           retry, but not before a given delay
+        ├── Snooze               come again later, no attempt used
+        └── Cancel               end the run as cancelled
+
+A lost claim is no error: it is a return value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+class TidewheelError(Exception):
+    """The root: catching it catches everything Tidewheel raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """What is wrong with one field and how to mend it.
+
+    Args:
+        path: Where, dotted from the request's root, such as ``job.schedule.cron``; empty for the whole message.
+        problem: What was read and why it does not fit.
+        remedy: What to write instead.
+    """
+
+    path: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{where}{self.problem}; {self.remedy}" if self.remedy else f"{where}{self.problem}"
+
+
+class Refused(TidewheelError):
+    """The input was refused; nothing was changed by it."""
+
+    code = "refused"
+
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
+
+
+class InvalidInput(Refused):
+    """One or more fields do not fit; `errors` holds each of them."""
+
+    code = "invalid"
+
+
+class ScheduleRefused(Refused, ValueError):
+    """A schedule that cannot be read, or that can never fire."""
+
+    code = "invalid"
+
+    def __init__(self, problem: str, remedy: str = "", path: str = "") -> None:
+        super().__init__((FieldError(path, problem, remedy),))
+
+
+class UnknownJob(Refused):
+    """No job of this key in this tenant."""
+
+    code = "unknown_job"
+
+    def __init__(self, tenant: str, key: str) -> None:
+        self.tenant, self.key = tenant, key
+        problem = f"tenant {tenant!r} has no job {key!r}"
+        super().__init__((FieldError("key", problem, "submit the job first, or correct the key"),))
+
+
+class UnknownRun(Refused):
+    """No run of this id in this tenant."""
+
+    code = "unknown_run"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__((FieldError("run_id", f"there is no run {run_id}", "copy the id from a reply or an event"),))
+
+
+class RequestConflict(Refused):
+    """The request_id was used before with another body."""
+
+    code = "request_conflict"
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        problem = f"request_id {request_id!r} was used before with another body"
+        super().__init__((FieldError("request_id", problem, "send a new request_id for a new request"),))
+
+
+class Unavailable(TidewheelError):
+    """PostgreSQL or Kafka does not answer; the same call may succeed later."""
+
+
+class Unusable(TidewheelError):
+    """Something that only an operator can mend."""
+
+
+class SettingsError(Unusable):
+    """A setting is missing or does not fit."""
+
+
+class MigrationError(Unusable):
+    """The database's schema is not one this release can work with."""
+
+
+class UndecodableMessage(Unusable):
+    """Bytes that are neither JSON nor Avro under a schema known here."""
+
+
+class StackError(Unusable):
+    """The embedded PostgreSQL or Kafka could not be started, stopped or found."""
+
+
+class HandlerSignal(TidewheelError):
+    """Raised by a handler to say how its attempt ends."""
+
+
+class Permanent(HandlerSignal):
+    """The failure will not go away: no further attempt."""
+
+
+class RetryAfter(HandlerSignal):
+    """Retry, charged, but not before `delay` has passed."""
+
+    def __init__(self, delay: timedelta | float, message: str = "") -> None:
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        super().__init__(message or f"retry after {self.delay.total_seconds():g} s")
+
+
+class Snooze(HandlerSignal):
+    """Come again after `delay`; the attempt is not charged."""
+
+    def __init__(self, delay: timedelta | float) -> None:
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        super().__init__(f"snoozed for {self.delay.total_seconds():g} s")
+
+
+class Cancel(HandlerSignal):
+    """End the run as cancelled."""

@@ -1,0 +1,1 @@
+"""The embedded stack: PostgreSQL and Kafka on a machine with nothing but Python."""
