@@ -1,1 +1,36 @@
-"""Tidewheel: a distributed job scheduler on PostgreSQL and Kafka."""
+"""Tidewheel: a distributed job scheduler on PostgreSQL and Kafka.
+
+The documented names are resolved when first asked for, so that importing one part does not import all others.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidewheel.control.client import AsyncClient, Client
+    from tidewheel.control.enqueue import enqueue
+    from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
+    from tidewheel.executor.context import Context
+    from tidewheel.executor.handlers import handler
+
+__all__ = ["AsyncClient", "Cancel", "Client", "Context", "Permanent", "RetryAfter", "Snooze", "enqueue", "handler"]
+
+_WHERE = {
+    "AsyncClient": "tidewheel.control.client",
+    "Client": "tidewheel.control.client",
+    "enqueue": "tidewheel.control.enqueue",
+    "Cancel": "tidewheel.errors",
+    "Permanent": "tidewheel.errors",
+    "RetryAfter": "tidewheel.errors",
+    "Snooze": "tidewheel.errors",
+    "Context": "tidewheel.executor.context",
+    "handler": "tidewheel.executor.handlers",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a documented name from where it is defined."""
+    if name not in _WHERE:
+        message = f"module 'tidewheel' has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(_WHERE[name]), name)

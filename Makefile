@@ -1,0 +1,68 @@
+# Everything a developer or CI runs, one line each: the doing is in the tools and in pyproject.toml.
+SHELL := /bin/sh
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo fmt check test test-all faults up down bench docs wheel wheel-check
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## Make .venv from the locked set; does nothing where that is done
+
+demo: $(STAMP) ## The whole pipeline on real input: about a minute
+	$(BIN)/tidewheel demo
+
+fmt: $(STAMP) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+check: $(STAMP) ## Lint, format, types, import directions, layout
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m tests.strict_types
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_layout.py
+
+test: check ## All checks and every test but the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: check ## All checks and every test
+	$(BIN)/python -m pytest
+
+faults: $(STAMP) ## The tests that kill, pause and cut
+	$(BIN)/python -m pytest tests/faults
+
+up: $(STAMP) ## Start the local PostgreSQL and Kafka
+	$(BIN)/tidewheel up
+
+down: $(STAMP) ## Stop them; their data stays
+	$(BIN)/tidewheel down
+
+bench: $(STAMP) ## Measure this machine
+	$(BIN)/python -m bench
+
+docs: $(STAMP) ## Run the examples of README and docs, and compare what is generated
+	$(BIN)/python -m pytest tests/docs
+
+wheel: $(STAMP) ## Build sdist and wheel into dist/
+	$(BIN)/python -m build --no-isolation
+
+wheel-check: wheel ## Install the wheel into a clean environment and look at what it brings
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/runtime.lock
+	.venv-wheel/bin/pip install -q --disable-pip-version-check --no-deps dist/*.whl
+	cd / && $(CURDIR)/.venv-wheel/bin/tidewheel --help
+
+$(STAMP): requirements/dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { echo "$(PYTHON) lacks ensurepip, which venv needs: install python3-venv, or take another PYTHON="; exit 1; }
+	@echo "installing the locked set into .venv (once; a minute or two)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)

@@ -1,0 +1,187 @@
+"""`tidewheel up`, `down` and `status`: the local stack from the command line.
+
+Exit codes: 0 as asked, 1 with one line that says why not, 3 from `status` when the stack does not run.
+"""
+
+import json
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from tidewheel.errors import TidewheelError
+from tidewheel.local.parts import PartState
+from tidewheel.local.progress import Progress as Watcher
+from tidewheel.local.progress import Step
+from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
+from tidewheel.local.state import HOME_VARIABLE, default_home
+from tidewheel.migrations.runner import migrate
+from tidewheel.settings import Connections
+from tidewheel.topics import Topics, apply_topics
+
+_NOT_RUNNING = 3  # as `systemctl status` and pg_ctl say it
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Home = Annotated[
+    Path | None, typer.Option(help="Folder with all the stack keeps; else TIDEWHEEL_HOME, else the user's data folder.")
+]
+Answer = Annotated[Output, typer.Option("--output", help="How to answer.")]
+
+
+def up(
+    home: Home = None,
+    brokers: Annotated[int | None, typer.Option(help="1, or 3 for a cluster with replication 3.")] = None,
+    output: Answer = Output.TEXT,
+) -> None:
+    """Start PostgreSQL and Kafka on this machine, and make the schema and the topics.
+
+    What TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP name is used instead.
+    """
+    with _reported(), _shown() as watch:
+        settings = Connections.load()
+        stack = LocalStack(
+            home,
+            brokers=brokers,
+            database_url=settings.database_url.get_secret_value() if settings.database_url else None,
+            bootstrap=settings.kafka_bootstrap,
+        )
+        info = stack.up(watch)
+        watch(Step("making the schema and the topics"))
+        _furnish(info)
+        status = stack.status()
+    _say_up(info, status, output)
+
+
+def down(
+    home: Home = None,
+    erase: Annotated[bool, typer.Option("--erase", help="Remove all data too.")] = False,  # noqa: FBT002 - a flag
+    output: Answer = Output.TEXT,
+) -> None:
+    """Stop the local stack; its data stays unless --erase is given."""
+    with _reported(), _shown() as watch:
+        stack = LocalStack(home)
+        stack.down(erase=erase, progress=watch)
+    if output is Output.JSON:
+        typer.echo(json.dumps({"home": str(stack.home), "running": False, "erased": erase}))
+    else:
+        typer.echo(f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}")
+
+
+def status(home: Home = None, output: Answer = Output.TEXT) -> None:
+    """Show what of the local stack runs, and where; exit code 3 unless all of it does."""
+    with _reported():
+        found = LocalStack(home).status()
+    if output is Output.JSON:
+        typer.echo(json.dumps(_as_json(found)))
+    elif found.parts:
+        Console(width=None if sys.stdout.isatty() else 100).print(_table(found))
+    else:
+        typer.echo(f"there is no stack in {found.data_dir}; `tidewheel up` makes one")
+    if not found.is_running:
+        raise typer.Exit(_NOT_RUNNING)
+
+
+def _furnish(info: StackInfo) -> None:
+    """Bring the schema and the topics to this release's state; both do nothing where that is done."""
+    settings = Connections.load(database_url=info.database_url, kafka_bootstrap=info.bootstrap)
+    migrate(info.database_url)
+    replication = info.replication or settings.replication
+    apply_topics(settings.kafka_config(), Topics(settings.topic_prefix), replication=replication)
+
+
+def _say_up(info: StackInfo, status: StackStatus, output: Output) -> None:
+    if output is Output.JSON:
+        reached = {"database_url": info.database_url, "bootstrap": info.bootstrap, "replication": info.replication}
+        typer.echo(json.dumps(_as_json(status) | reached))
+        return
+    for part in status.parts:
+        typer.echo(f"{part.name:<13} {part.address}")
+    typer.echo(f"{'data':<13} {info.data_dir}")
+    if info.data_dir != default_home().absolute():
+        typer.echo(f"\nnext: export {HOME_VARIABLE}={info.data_dir}; then tidewheel demo")
+    else:
+        typer.echo("\nnext: tidewheel demo, or tidewheel --help")
+
+
+def _as_json(status: StackStatus) -> dict[str, object]:
+    parts = [
+        {"name": part.name, "state": part.state.value, "address": part.address, "pid": part.pid}
+        for part in status.parts
+    ]
+    return {"home": str(status.data_dir), "running": status.is_running, "parts": parts}
+
+
+def _table(status: StackStatus) -> Table:
+    colours = {PartState.RUNNING: "green", PartState.STOPPED: "red", PartState.GIVEN: "cyan"}
+    table = Table("part", "state", "address", "pid", title=str(status.data_dir), title_justify="left")
+    for part in status.parts:
+        table.add_row(part.name, f"[{colours[part.state]}]{part.state}[/]", part.address, str(part.pid or ""))
+    return table
+
+
+@contextmanager
+def _reported() -> Generator[None]:
+    """One line instead of a traceback for what is raised on purpose."""
+    try:
+        yield
+    except TidewheelError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@contextmanager
+def _shown() -> Generator[Watcher]:
+    """A watcher that shows each step on stderr: live on a terminal, a line each elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bar(progress)
+
+
+class _Bar:
+    """One line that changes with every step; its bar moves where bytes are counted."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None, amount="")
+
+    def __call__(self, step: Step) -> None:
+        amount = f"{step.done_bytes / 1e6:.0f} of {step.total_bytes / 1e6:.0f} MB" if step.total_bytes else ""
+        self._progress.update(
+            self._task,
+            description=step.what,
+            completed=step.done_bytes,
+            total=step.total_bytes or None,
+            amount=amount,
+        )
+
+
+class _Lines:
+    """A line when something new begins; what is counted in between is left out."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+
+    def __call__(self, step: Step) -> None:
+        what, _, _ = step.what.partition(":")
+        if what != self._last:
+            self._console.print(what)
+            self._last = what

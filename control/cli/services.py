@@ -1,0 +1,47 @@
+"""`tidewheel intake | scheduler | relay | executor`: each runs until SIGTERM.
+
+Every setting can be given by the environment (`TIDEWHEEL_…`) or the file named by TIDEWHEEL_CONFIG; flags exist for
+those that differ from one process to the next.
+"""
+
+from typing import Annotated
+
+import typer
+
+from tidewheel.control import services as run
+from tidewheel.settings import ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.telemetry import configure_logging
+
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics on 127.0.0.1 at this port; 0 picks one.")]
+
+
+def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
+    """Turn requests on the requests topic into jobs and triggered runs."""
+    configure_logging(log_level)
+    run.run_intake(IntakeSettings.load(metrics_port=metrics_port))
+
+
+def scheduler(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
+    """Write the runs of whatever is due."""
+    configure_logging(log_level)
+    run.run_scheduler(SchedulerSettings.load(metrics_port=metrics_port))
+
+
+def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
+    """Publish outbox rows to Kafka."""
+    configure_logging(log_level)
+    run.run_relay(RelaySettings.load(metrics_port=metrics_port))
+
+
+def executor(
+    handlers: Annotated[str | None, typer.Option(help="Modules with @tidewheel.handler functions, by comma.")] = None,
+    queues: Annotated[str | None, typer.Option(help="Queues to serve, by comma.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
+    log_level: LogLevel = "info",
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Execute runs: claim, run once, record how they end."""
+    configure_logging(log_level)
+    settings = ExecutorSettings.load(handlers=handlers, queues=queues, slots=slots, metrics_port=metrics_port)
+    run.run_executor(settings)

@@ -1,0 +1,102 @@
+"""`tidewheel.enqueue`: a triggered run inside the caller's own PostgreSQL transaction.
+
+The run commits or rolls back with the caller's data, where both live in one database. No notification is sent (a pending
+one would make every commit of the caller's wait for an instance-wide lock), so the relay notices at its next look.
+"""
+
+from base64 import b64encode
+from datetime import datetime, timedelta
+from functools import cache
+from uuid import UUID
+
+from psycopg import Connection
+
+from tidewheel.errors import FieldError, Refused
+from tidewheel.ids import RunId
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.incoming import Incoming
+from tidewheel.jobs.requests import parse_request
+from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.settings import Connections
+from tidewheel.transitions.installation import Installation, read_installation
+
+
+def enqueue(
+    connection: Connection[tuple[object, ...]],
+    key: str,
+    payload: object = None,
+    *,
+    tenant: str = "default",
+    delay: timedelta | float | None = None,
+    run_at: datetime | None = None,
+    labels: dict[str, str] | None = None,
+    request_id: str | None = None,
+) -> RunId:
+    """Trigger a job inside the caller's transaction.
+
+    Args:
+        connection: A psycopg connection to Tidewheel's database; committed or rolled back by the caller.
+        key: The job's key.
+        payload: Any JSON value, in place of the job's own; bytes are handed on as they are.
+        tenant: The job's tenant.
+        delay: How long to wait, as a timedelta or in seconds.
+        run_at: When to run, instead of `delay`.
+        labels: In place of the job's own.
+        request_id: The same id again returns the same run.
+
+    Returns:
+        The run's id; there is such a run once the caller has committed.
+
+    Raises:
+        Refused: There is no such job, or an argument does not fit; nothing was written.
+    """
+    document = trigger_document(
+        key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
+    )
+    [reply] = apply_requests(connection, _installation(connection), [Incoming(parse_request(document))])
+    raise_if_rejected(reply)
+    return RunId(UUID(reply.run_id))
+
+
+def trigger_document(
+    key: str,
+    payload: object,
+    *,
+    tenant: str,
+    delay: timedelta | float | None,
+    run_at: datetime | None,
+    labels: dict[str, str] | None,
+    request_id: str | None,
+) -> dict[str, object]:
+    """The request that these arguments describe."""
+    document: dict[str, object] = {"type": "job.trigger", "key": key, "tenant": tenant}
+    if isinstance(payload, bytes):
+        document["payload_base64"] = b64encode(payload).decode()
+    elif payload is not None:
+        document["payload"] = payload
+    if delay is not None:
+        document["delay"] = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if run_at is not None:
+        document["run_at"] = run_at.isoformat()
+    if labels is not None:
+        document["labels"] = labels
+    if request_id is not None:
+        document["request_id"] = request_id
+    return document
+
+
+def raise_if_rejected(reply: Reply) -> None:
+    """Raise the refusal that a rejection carries."""
+    if reply.status is not ReplyStatus.ACCEPTED:
+        refused = Refused([FieldError(error.path, error.problem, error.remedy) for error in reply.errors])
+        refused.code = reply.code or refused.code
+        raise refused
+
+
+@cache
+def _settings() -> Connections:
+    return Connections.load()
+
+
+def _installation(connection: Connection[tuple[object, ...]]) -> Installation:
+    return read_installation(connection, _settings())

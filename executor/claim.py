@@ -1,0 +1,86 @@
+"""Claiming a batch in one transaction, and what follows when the answer to its COMMIT is lost.
+
+The rows are known before COMMIT is sent; after a lost one they are read back under this executor's id until the database
+answers, because an attempt that stands and is not run would be found only when the lease ends.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from tidewheel.db import CommitUnknown, Conn, Session
+from tidewheel.errors import Unavailable
+from tidewheel.failpoint import failpoint
+from tidewheel.metrics import metrics
+from tidewheel.service import Patience, Stop
+from tidewheel.sql import Statements
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.start import Claim, Claimed, Started, read_claims, start_runs
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+_HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
+
+
+class LeaseLost(Unavailable):
+    """This executor's lease was ended by a reaper; its heartbeat enters it again."""
+
+
+class Claimer:
+    """Claims for one thread, over that thread's session."""
+
+    def __init__(
+        self, session: Session, installation: Installation, executor_id: UUID, stop: Stop, lease_lost: Callable[[], None]
+    ) -> None:
+        self._session, self._installation = session, installation
+        self._executor_id, self._stop, self._lease_lost = executor_id, stop, lease_lost
+
+    def claim(self, claims: Sequence[Claim], *, way: str) -> Claimed:
+        """Claim a batch.
+
+        Args:
+            claims: The wishes.
+            way: `message` or `sweep`, for the metrics.
+
+        Returns:
+            What is this executor's now; everything else is lost or left.
+
+        Raises:
+            Unavailable: Nothing was claimed.
+        """
+        claimed = Claimed()
+        try:
+            with self._session.transaction() as connection:
+                self._hold_lease(connection)
+                claimed = start_runs(connection, self._installation, claims, executor_id=self._executor_id)
+                failpoint("claim.before_commit")
+        except CommitUnknown as error:
+            claimed = Claimed(started=self._read_back(claims, error))
+        except LeaseLost:
+            self._lease_lost()
+            raise
+        failpoint("claim.after_commit")
+        metrics.count("claims", len(claimed.started), "won", way)
+        metrics.count("claims", len(claims) - len(claimed.started), "lost", way)
+        return claimed
+
+    def _hold_lease(self, connection: Conn) -> None:
+        if connection.execute(_HOLD_LEASE, {"executor_id": self._executor_id}).fetchone() is None:
+            message = "this executor's lease was ended while it was silent; entering again"
+            raise LeaseLost(message)
+
+    def _read_back(self, claims: Sequence[Claim], lost: CommitUnknown) -> list[Started]:
+        _LOG.warning("the answer to a claim's COMMIT was lost (%s); reading back what stands", lost)
+        patience = Patience(self._stop, "reading back a claim")
+        while True:
+            try:
+                with self._session.transaction() as connection:
+                    standing = read_claims(connection, claims, executor_id=self._executor_id)
+            except Unavailable as error:
+                # Asked to stop and no database: the lease will end, and the runs go back without charge.
+                if self._stop.asked():
+                    raise
+                patience.wait(error)
+                continue
+            patience.over()
+            return standing

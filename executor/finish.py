@@ -1,0 +1,185 @@
+"""Recording how attempts ended: group-committed, tried again until it is written or seen to be superseded.
+
+An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. Whether a failed
+attempt is followed by another is decided here, by the pure `delay_before_next`.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+import psycopg
+
+from tidewheel.db import Conn, Session
+from tidewheel.errors import Unavailable
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import Outcome, failed
+from tidewheel.executor.retry import Failure, delay_before_next
+from tidewheel.failpoint import failpoint
+from tidewheel.partitions import forget
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.service import Patience, Stop
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+_BATCH = 500  # completions in one transaction: enough to share its cost, small enough to stay within milliseconds
+_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
+
+Item = tuple[Attempt, Outcome]
+
+
+class Finisher:
+    """The thread that writes outcomes."""
+
+    def __init__(self, session: Session, installation: Installation, poke: Callable[[], None]) -> None:
+        self._session, self._installation, self._poke = session, installation, poke
+        self._items: deque[Item] = deque()
+        self._wake = threading.Event()
+        self._written = threading.Condition()
+        self._unwritten = 0
+        self._stop = Stop()
+        self._stop.wakes(self._wake)
+        self._thread = threading.Thread(target=self._run, name="finisher", daemon=True)
+        self._thread.start()
+
+    def add(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Record an outcome soon."""
+        with self._written:
+            self._unwritten += 1
+        self._items.append((attempt, outcome))
+        self._wake.set()
+
+    def backlog(self) -> int:
+        """How many outcomes are not written yet."""
+        return self._unwritten
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until everything is written; returns whether that came about in time."""
+        with self._written:
+            return self._written.wait_for(lambda: self._unwritten == 0, timeout=seconds)
+
+    def close(self) -> None:
+        """Stop writing; what is left is found by the reaper when the lease ends."""
+        self._stop.ask()
+        self._thread.join(timeout=10)
+        self._session.close()
+
+    def _run(self) -> None:
+        patience = Patience(self._stop, "recording outcomes")
+        while not self._stop.asked():
+            self._wake.wait()
+            self._wake.clear()
+            while self._items and not self._stop.asked():
+                batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH))]
+                self._write_patiently(batch, patience)
+
+    def _write_patiently(self, batch: list[Item], patience: Patience) -> None:
+        while batch and not self._stop.asked():
+            try:
+                left = self._write(batch)
+            except Unavailable as error:
+                patience.wait(error)
+                continue
+            except psycopg.Error as error:
+                forget()
+                left = self._write_alone(batch, error)
+            patience.over()
+            with self._written:
+                self._unwritten -= len(batch) - len(left)
+                self._written.notify_all()
+            self._poke()
+            batch = left
+            if batch:
+                self._stop.wait(_BUSY_SECONDS)
+
+    def _write(self, batch: Sequence[Item]) -> list[Item]:
+        """Write a batch in one transaction; returns what must be tried again."""
+        ends = [end for item in batch if (end := run_end(*item)) is not None]
+        ended = {end.run_id for end in ends}
+        requeues = [requeue(*item) for item in batch if item[0].run_id not in ended]
+        retrying = bool(requeues)
+        with self._session.transaction() as connection:
+            busy = end_runs(connection, self._installation, ends).busy
+            busy |= self._requeue(connection, requeues)
+            failpoint("completion.before_commit")
+            if retrying:
+                failpoint("retry.before_commit")
+        failpoint("completion.after_commit")
+        if retrying:
+            failpoint("retry.after_commit")
+        return [item for item in batch if item[0].run_id in busy]
+
+    def _requeue(self, connection: Conn, requeues: Sequence[Requeue]) -> set[UUID]:
+        done = requeue_runs(connection, self._installation, requeues)
+        # What did not go back and is not locked is over, superseded, or was asked to cancel: then it ends cancelled.
+        refused = [r for r in requeues if r.run_id not in done.runs and r.run_id not in done.busy]
+        ends = [RunEnd(run_id=r.run_id, attempt=r.attempt, state=RunState.CANCELLED) for r in refused]
+        return done.busy | end_runs(connection, self._installation, ends).busy
+
+    def _write_alone(self, batch: Sequence[Item], error: psycopg.Error) -> list[Item]:
+        """After a batch that failed on its data: one by one, so that only the one that fails is recorded otherwise."""
+        _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
+        left: list[Item] = []
+        for item in batch:
+            try:
+                left += self._write([item])
+            except psycopg.Error as own:
+                message = f"the outcome could not be stored: {str(own).splitlines()[0]}"
+                left.append((item[0], failed("UnrecordableOutcome", message, permanent=True)))
+        return left
+
+
+def run_end(attempt: Attempt, outcome: Outcome) -> RunEnd | None:
+    """The end of the run that an outcome means; None where the run goes on."""
+    states = {
+        AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
+        AttemptOutcome.CANCELLED: RunState.CANCELLED,
+        AttemptOutcome.FAILED: RunState.FAILED,
+        AttemptOutcome.TIMED_OUT: RunState.TIMED_OUT,
+    }
+    state = states.get(outcome.kind)
+    if state is None or next_delay(attempt, outcome) is not None:
+        return None
+    return RunEnd(
+        run_id=attempt.run_id,
+        attempt=attempt.started.attempt,
+        state=state,
+        reason=outcome.error_type if outcome.kind is AttemptOutcome.TIMED_OUT else None,
+        error_type=outcome.error_type,
+        error_message=outcome.error_message,
+        trace=outcome.trace,
+        result=outcome.result,
+        request=attempt.request,
+    )
+
+
+def requeue(attempt: Attempt, outcome: Outcome) -> Requeue:
+    """How a run goes on after an outcome that does not end it."""
+    delay = next_delay(attempt, outcome)
+    return Requeue(
+        run_id=attempt.run_id,
+        attempt=attempt.started.attempt,
+        outcome=outcome.kind,
+        delay=outcome.snooze if delay is None else delay,
+        error_type=outcome.error_type,
+        error_message=outcome.error_message,
+        trace=outcome.trace,
+    )
+
+
+def next_delay(attempt: Attempt, outcome: Outcome) -> timedelta | None:
+    """The delay before a retry; None where the outcome is no failure or the last one.
+
+    The jitter is fixed per attempt, so that asking twice gives the same answer.
+    """
+    if outcome.kind not in {AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT}:
+        return None
+    failure = Failure(outcome.error_type or "", outcome.permanent, outcome.retry_after)
+    spread = (attempt.run_id.int + attempt.started.attempt * 7919) % 2001 / 1000 - 1
+    return delay_before_next(attempt.definition.retry, failure, attempt.started.charged + 1, spread=spread)

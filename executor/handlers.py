@@ -1,0 +1,91 @@
+"""Users' handlers, by name.
+
+`@handler("send-email")` on a function of (context, payload). A coroutine function runs on the loop, a plain one on a
+thread. The payload is validated against the second parameter's pydantic model where it has one.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TypeVar, cast, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter
+
+from tidewheel.errors import SettingsError
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+_PARAMETERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A registered handler.
+
+    Args:
+        name: What jobs call it.
+        function: The user's function.
+        is_async: Whether it is a coroutine function.
+        payload: Validates a JSON payload; None takes any JSON value.
+    """
+
+    name: str
+    function: Callable[..., object] | Callable[..., Awaitable[object]]
+    is_async: bool
+    payload: TypeAdapter[object] | None
+
+
+_HANDLERS: dict[str, Handler] = {}
+
+
+def handler(name: str) -> Callable[[Function], Function]:
+    """Register a function as the handler `name`.
+
+    Raises:
+        ValueError: The name is taken by another function, or the function does not take (context, payload).
+    """
+
+    def register(function: Function) -> Function:
+        parameters = list(inspect.signature(function).parameters)
+        if len(parameters) != _PARAMETERS:
+            message = f"handler {name!r}: {function.__qualname__} must take (context, payload), not ({', '.join(parameters)})"
+            raise ValueError(message)
+        known = _HANDLERS.get(name)
+        if known is not None and known.function.__qualname__ != function.__qualname__:
+            message = f"handler {name!r} is {known.function.__module__}.{known.function.__qualname__} already"
+            raise ValueError(message)
+        adapter = _payload_adapter(function, parameters[1])
+        _HANDLERS[name] = Handler(name, function, inspect.iscoroutinefunction(function), adapter)
+        return function
+
+    return register
+
+
+def registered() -> dict[str, Handler]:
+    """The handlers of this process, by name."""
+    return dict(_HANDLERS)
+
+
+def import_handlers(modules: str | None) -> None:
+    """Import the modules that register handlers.
+
+    Args:
+        modules: Names separated by commas.
+
+    Raises:
+        SettingsError: One cannot be imported; the message says why.
+    """
+    for name in filter(None, (part.strip() for part in (modules or "").split(","))):
+        try:
+            import_module(name)
+        except Exception as error:
+            message = f"TIDEWHEEL_HANDLERS: module {name!r} cannot be imported: {type(error).__name__}: {error}"
+            raise SettingsError(message) from error
+
+
+def _payload_adapter(function: Callable[..., object], parameter: str) -> TypeAdapter[object] | None:
+    hint = get_type_hints(function).get(parameter)
+    if inspect.isclass(hint) and issubclass(hint, BaseModel):
+        return cast("TypeAdapter[object]", TypeAdapter(hint))
+    return None

@@ -1,0 +1,115 @@
+"""Keeps the lease of this executor's attempts alive, and reads which of them are to stop.
+
+A thread of its own, so that a blocked event loop does not cost the lease.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+import psycopg
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Session
+from tidewheel.errors import Unavailable
+from tidewheel.service import Patience, Stop
+from tidewheel.sql import Statements
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+_SQL = Statements("tidewheel.executor")
+_BEAT = _SQL["beat_executor"]
+_LEAVE = _SQL["leave_executor"]
+_READ_SIGNALS = _SQL["read_signals"]
+
+_SIGNALS_SECONDS = 0.5
+
+
+class Heartbeat:
+    """The thread that beats."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        executor_id: UUID,
+        name: str,
+        queues: Sequence[str],
+        handlers: Sequence[str],
+        slots: int,
+        every: timedelta,
+        on_signal: Callable[[UUID, int], None],
+        busy: Callable[[], bool],
+    ) -> None:
+        self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
+        self._columns: dict[str, object] = {
+            "executor_id": executor_id,
+            "name": name,
+            "queues": list(queues),
+            "handlers": list(handlers),
+            "slots": slots,
+            "stopping": False,
+        }
+        self._wake = threading.Event()
+        self._stop = Stop()
+        self._stop.wakes(self._wake)
+        self._entered = threading.Event()
+        self._next_beat = 0.0
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Enter the executor; returns when it is entered."""
+        self._thread.start()
+        self._entered.wait()
+
+    def beat_now(self) -> None:
+        """Beat at once: the lease was lost and must be entered again."""
+        self._next_beat = 0.0
+        self._wake.set()
+
+    def stopping(self) -> None:
+        """Say from now on that this executor is on its way out."""
+        self._columns["stopping"] = True
+        self.beat_now()
+
+    def leave(self, *, clean: bool) -> None:
+        """Stop beating; with `clean` the row goes too, for nothing is left that a reaper would have to find."""
+        self._stop.ask()
+        self._thread.join(timeout=10)
+        if clean:
+            try:
+                with self._session.transaction() as connection:
+                    connection.execute(_LEAVE, self._columns)
+            except (Unavailable, psycopg.Error) as error:
+                _LOG.info("the executor's row stays until a reaper finds it: %s", error)
+        self._session.close()
+
+    def _run(self) -> None:
+        patience = Patience(self._stop, "heartbeat")
+        while not self._stop.asked():
+            try:
+                self._round()
+            except (Unavailable, psycopg.Error) as error:
+                patience.wait(error)
+                continue
+            patience.over()
+            self._wake.wait(_SIGNALS_SECONDS)
+            self._wake.clear()
+
+    def _round(self) -> None:
+        beat = monotonic_seconds() >= self._next_beat
+        if not beat and not self._busy():
+            return
+        with self._session.transaction() as connection:
+            if beat:
+                connection.execute(_BEAT, self._columns)
+            rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
+        if beat:
+            self._next_beat = monotonic_seconds() + self._every.total_seconds()
+            self._entered.set()
+        for run_id, attempt in rows:
+            assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
+            assert isinstance(attempt, int)  # noqa: S101 - the column's type
+            self._on_signal(run_id, attempt)

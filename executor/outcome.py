@@ -1,0 +1,86 @@
+"""How an attempt ended, as its runner tells it; bounded, so that no handler can fill the database."""
+
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
+from tidewheel.runs import AttemptOutcome
+
+RESULT_BYTES = 64 * 1024
+_MESSAGE_CHARACTERS = 4096
+_TRACE_CHARACTERS = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one attempt.
+
+    Args:
+        kind: What the attempt row will say.
+        result: JSON text of what was returned, at most 64 KiB.
+        error_type: Name of the error's type, such as `ValueError` or `http_500`.
+        error_message: What it said, cut to 4096 characters.
+        trace: The traceback, cut to its last 32 KiB.
+        permanent: No further attempt makes sense.
+        retry_after: The earliest next attempt, where the target asked for one.
+        snooze: How long to wait, for a snooze.
+    """
+
+    kind: AttemptOutcome
+    result: bytes | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    trace: str | None = None
+    permanent: bool = False
+    retry_after: timedelta | None = None
+    snooze: timedelta = timedelta(0)
+
+
+HANDED_BACK = Outcome(AttemptOutcome.HANDED_BACK)
+CANCELLED = Outcome(AttemptOutcome.CANCELLED)
+
+
+def succeeded(result: bytes | None) -> Outcome:
+    """A success; a result above 64 KiB is a failure that says so, for its effect is done and a retry would repeat it."""
+    if result is not None and len(result) > RESULT_BYTES:
+        message = f"the result has {len(result)} bytes, more than {RESULT_BYTES}; return a reference instead"
+        return failed("ResultTooLarge", message, permanent=True)
+    return Outcome(AttemptOutcome.SUCCEEDED, result=result)
+
+
+def failed(
+    error_type: str, message: str, *, trace: str = "", permanent: bool = False, retry_after: timedelta | None = None
+) -> Outcome:
+    """A failure, its texts cut and cleaned of what PostgreSQL cannot store."""
+    return Outcome(
+        AttemptOutcome.FAILED,
+        error_type=_clean(error_type)[:255],
+        error_message=_clean(message)[:_MESSAGE_CHARACTERS],
+        trace=_clean(trace)[-_TRACE_CHARACTERS:] or None,
+        permanent=permanent,
+        retry_after=retry_after,
+    )
+
+
+def timed_out(which: str, seconds: float) -> Outcome:
+    """A timeout; `which` names the one that struck."""
+    message = f"{which} of {seconds:g} s has passed"
+    return Outcome(AttemptOutcome.TIMED_OUT, error_type=f"timeout_{which}", error_message=message)
+
+
+def from_exception(error: BaseException) -> Outcome:
+    """What a handler's exception means."""
+    if isinstance(error, Snooze):
+        return Outcome(AttemptOutcome.SNOOZED, snooze=error.delay)
+    if isinstance(error, Cancel):
+        return CANCELLED
+    trace = "".join(traceback.format_exception(error))
+    name = type(error).__name__
+    after = error.delay if isinstance(error, RetryAfter) else None
+    return failed(name, str(error), trace=trace, permanent=isinstance(error, Permanent), retry_after=after)
+
+
+def _clean(text: str) -> str:
+    # NUL has no place in PostgreSQL's text, lone surrogates none in UTF-8.
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,56 @@
+-- name: beat_executor
+-- The executor says that it lives: this counter is the lease of all its attempts. The first beat enters it.
+-- Index: executors_pkey. Lock: its own row (not its key, so that claims go on).
+INSERT INTO executors (executor_id, name, queues, handlers, slots, counter, beat_at, started_at, stopping)
+VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, 0, tidewheel_now(), tidewheel_now(), %(stopping)s)
+ON CONFLICT (executor_id) DO UPDATE
+   SET counter = executors.counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
+
+-- name: hold_lease
+-- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims.
+-- Index: executors_pkey. Lock: its own row's key, shared.
+SELECT 1 FROM executors WHERE executor_id = %(executor_id)s FOR KEY SHARE
+
+-- name: leave_executor
+-- The executor has handed everything back and goes.
+-- Index: executors_pkey. Lock: its own row.
+DELETE FROM executors WHERE executor_id = %(executor_id)s
+
+-- name: watch_executors
+-- Every executor's counter, and since when the server runs: the reaper compares both with what it saw before.
+-- No index: a handful of rows. No lock.
+SELECT executor_id, counter, pg_postmaster_start_time() FROM executors
+
+-- name: end_lease
+-- Ends the lease of an executor whose counter still stands where it was seen.
+-- Index: executors_pkey. Lock: the row, waiting for a claim under way.
+DELETE FROM executors WHERE executor_id = %(executor_id)s AND counter = %(counter)s RETURNING executor_id
+
+-- name: find_leased_runs
+-- The attempts that an executor had when its lease ended. A later statement than end_lease, to see what that waited for.
+-- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. No lock.
+SELECT run_id, attempt, lost, state FROM open_runs
+ WHERE executor_id = %(executor_id)s AND state = ANY (%(states)s)
+ ORDER BY run_id
+
+-- name: find_due_runs
+-- Open runs that have been due for a while and that this executor could run: what Kafka has not brought.
+-- Index: open_runs_due. No lock; the claim that follows decides.
+SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
+  FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[]) AS s (queue, lane, most)
+ CROSS JOIN LATERAL (
+    SELECT r.run_id, r.job_id, r.shard, r.queue, r.lane, r.cause, r.job_version, r.attempt, r.scheduled_at, r.publish_at
+      FROM open_runs AS r
+     WHERE r.queue = s.queue
+       AND r.lane = s.lane
+       AND r.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+       AND r.state = ANY (%(sources)s)
+       AND (r.handler IS NULL OR r.handler = ANY (%(handlers)s))
+     ORDER BY r.publish_at
+     LIMIT s.most
+  ) AS o
+
+-- name: read_signals
+-- Attempts of this executor that are to stop.
+-- Index: signals_by_executor. No lock.
+SELECT run_id, attempt FROM signals WHERE executor_id = %(executor_id)s

@@ -1,0 +1,155 @@
+"""Ends the attempts of executors that fell silent.
+
+An executor is lost only after this process has itself watched its counter stand still for the whole lease, by its own
+monotonic clock, with the database answering throughout and its start time unchanged: a database restart, a long
+fail-over or a sleeping reaper ends nobody's run. Every executor runs a reaper; the row's deletion decides which one acts.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn, Session
+from tidewheel.errors import Unavailable
+from tidewheel.failpoint import failpoint
+from tidewheel.metrics import metrics
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.service import Stop, repeat
+from tidewheel.sql import Statements
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+_SQL = Statements("tidewheel.executor")
+_WATCH_EXECUTORS = _SQL["watch_executors"]
+_END_LEASE = _SQL["end_lease"]
+_FIND_LEASED_RUNS = _SQL["find_leased_runs"]
+
+_LOOK_SECONDS = 1.0
+_GAP_SECONDS = 3.0  # two looks further apart than this are no watching: this process itself was away
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A counter, and since when it stands there."""
+
+    counter: int
+    since: float
+
+
+class Watch:
+    """What this process has seen of the others' counters; pure, so that its rule can be tested without waiting."""
+
+    def __init__(self, lease: timedelta) -> None:
+        self._lease_seconds = lease.total_seconds()
+        self._seen: dict[UUID, Watched] = {}
+        self._server_start: object = None
+        self._last_look = 0.0
+
+    def forget(self) -> None:
+        """The database did not answer: nothing was watched."""
+        self._seen.clear()
+
+    def look(self, counters: dict[UUID, int], server_start: object, now: float) -> list[tuple[UUID, int]]:
+        """Take note of the counters; returns the executors that have been silent for the whole lease, with their counter.
+
+        Args:
+            counters: Every executor's counter.
+            server_start: Since when the database runs.
+            now: Monotonic seconds.
+        """
+        if server_start != self._server_start or now - self._last_look > _GAP_SECONDS:
+            self._seen.clear()
+        self._server_start, self._last_look = server_start, now
+        known = self._seen
+        self._seen = {
+            executor: known[executor]
+            if executor in known and known[executor].counter == counter
+            else Watched(counter, now)
+            for executor, counter in counters.items()
+        }
+        return [
+            (executor, watched.counter)
+            for executor, watched in self._seen.items()
+            if now - watched.since >= self._lease_seconds
+        ]
+
+
+class Reaper:
+    """The thread that watches and ends leases."""
+
+    def __init__(
+        self, session: Session, installation: Installation, *, lease: timedelta, max_lost: int, stop: Stop
+    ) -> None:
+        self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
+        self._watch = Watch(lease)
+        self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until it has stopped."""
+        self._thread.join(timeout=30)
+        self._session.close()
+
+    def _run(self) -> None:
+        repeat(self._stop, "reaper", self.step)
+
+    def step(self) -> float:
+        """One look at the counters; returns how long to wait for the next, in seconds."""
+        try:
+            with self._session.transaction() as connection:
+                rows = connection.execute(_WATCH_EXECUTORS, binary=True).fetchall()
+        except Unavailable:
+            self._watch.forget()
+            raise
+        counters = {executor: counter for executor, counter, _ in rows if isinstance(executor, UUID)}
+        server_start = rows[0][2] if rows else None
+        for executor_id, counter in self._watch.look(
+            {executor: int(str(counter)) for executor, counter in counters.items()}, server_start, monotonic_seconds()
+        ):
+            self._reap(executor_id, counter)
+        return _LOOK_SECONDS
+
+    def _reap(self, executor_id: UUID, counter: int) -> None:
+        with self._session.transaction() as connection:
+            columns = {"executor_id": executor_id, "counter": counter}
+            if connection.execute(_END_LEASE, columns).fetchone() is None:
+                return
+            lost = self._send_back(connection, executor_id)
+            failpoint("reap.before_commit")
+        failpoint("reap.after_commit")
+        metrics.count("leases_lost", lost)
+        _LOG.warning("executor %s fell silent; %d attempts end as lost", executor_id, lost)
+
+    def _send_back(self, connection: Conn, executor_id: UUID) -> int:
+        columns = {"executor_id": executor_id, "states": [RunState.RUNNING, RunState.CANCELLING]}
+        rows = connection.execute(_FIND_LEASED_RUNS, columns, binary=True).fetchall()
+        ends: list[RunEnd] = []
+        requeues: list[Requeue] = []
+        for run_id, attempt, losses, state in rows:
+            assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
+            assert isinstance(attempt, int)  # noqa: S101 - the column's type
+            assert isinstance(losses, int)  # noqa: S101 - the column's type
+            if state == RunState.CANCELLING:
+                ends.append(RunEnd(run_id=run_id, attempt=attempt, state=RunState.CANCELLED, reason="lost"))
+            elif losses + 1 >= self._max_lost:
+                message = f"the executor was lost {losses + 1} times while it ran this"
+                end = RunEnd(run_id, attempt, RunState.FAILED, "max_lost", error_type="Lost", error_message=message)
+                ends.append(end)
+            else:
+                requeues.append(Requeue(run_id, attempt, AttemptOutcome.LOST, error_type="Lost"))
+        busy = end_runs(connection, self._installation, ends).busy
+        busy |= requeue_runs(connection, self._installation, requeues).busy
+        if busy:
+            # Somebody is recording one of them at this moment: let go, and come back with the lease still open.
+            message = f"{len(busy)} runs of executor {executor_id} are in somebody's hands"
+            raise Unavailable(message)
+        return len(rows)

@@ -1,0 +1,60 @@
+"""Whether a failed attempt is followed by another, and when: pure.
+
+The budget is `charged`, compared with `max_attempts`; hand-back, snooze and loss leave it alone.
+"""
+
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tidewheel.schemas.records import Backoff, Retry
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What matters of a failed attempt.
+
+    Args:
+        error_type: Compared with `non_retryable`.
+        permanent: The handler or the answer said that trying again is no use.
+        retry_after: The earliest next try that was asked for.
+    """
+
+    error_type: str
+    permanent: bool = False
+    retry_after: timedelta | None = None
+
+
+def delay_before_next(retry: Retry, failure: Failure, charged: int, *, spread: float | None = None) -> timedelta | None:
+    """How long to wait before the next attempt.
+
+    Args:
+        retry: The job's policy.
+        failure: What happened.
+        charged: Attempts charged, this one included.
+        spread: -1 to 1, where in the jitter the delay falls; drawn when absent.
+
+    Returns:
+        None where there is no next attempt.
+
+    >>> from tidewheel.schemas.records import Backoff, Retry
+    >>> policy = Retry(max_attempts=4, backoff=Backoff.EXPONENTIAL, initial_ms=2000, factor=2.0, max_ms=3_600_000,
+    ...                jitter=0.1, intervals_ms=[], non_retryable=[])
+    >>> [delay_before_next(policy, Failure("ValueError"), n, spread=0.0) for n in (1, 2, 3, 4)]
+    [datetime.timedelta(seconds=2), datetime.timedelta(seconds=4), datetime.timedelta(seconds=8), None]
+    """
+    if failure.permanent or failure.error_type in retry.non_retryable or charged >= retry.max_attempts:
+        return None
+    backoff = _backoff_ms(retry, charged)
+    drawn = random.uniform(-1.0, 1.0) if spread is None else spread  # noqa: S311 - spreads load, guards nothing
+    delay = timedelta(milliseconds=backoff * (1.0 + retry.jitter * drawn))
+    return max(delay, failure.retry_after or timedelta(0))
+
+
+def _backoff_ms(retry: Retry, charged: int) -> float:
+    if retry.backoff is Backoff.INTERVALS and retry.intervals_ms:
+        return float(retry.intervals_ms[min(charged, len(retry.intervals_ms)) - 1])
+    if retry.backoff is Backoff.FIXED:
+        return float(min(retry.initial_ms, retry.max_ms))
+    # The exponent is bounded, so that a policy of a thousand attempts does not overflow a float.
+    return min(retry.initial_ms * retry.factor ** min(charged - 1, 64), float(retry.max_ms))

@@ -1,0 +1,154 @@
+"""The sweep: claims from the table what has been due for a while and Kafka has not brought.
+
+It bounds every stall of Kafka, serves a queue that has no topics yet, and finds a run whose message was lost. No message
+is published twice for it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Session
+from tidewheel.errors import Unavailable
+from tidewheel.executor.claim import Claimer
+from tidewheel.executor.consume import Begin
+from tidewheel.executor.slots import Slots
+from tidewheel.runs import Lane, Move, sources
+from tidewheel.schemas.records import RunRequest
+from tidewheel.service import Stop, repeat
+from tidewheel.sql import Statements
+from tidewheel.transitions.dispatch import Definitions, build_requests
+from tidewheel.transitions.start import Claim
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+_FIND_DUE_RUNS = Statements("tidewheel.executor")["find_due_runs"]
+
+_QUIET_SECONDS = 0.2  # no message for this long: nothing is fetched
+_ANYWAY = 5  # every so many rounds it looks although messages come: one that Kafka lost must not wait for a quiet hour
+_MOST = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DueRun:
+    """An open run that is due, as the sweep finds it."""
+
+    run_id: UUID
+    job_id: UUID
+    shard: int
+    queue: str
+    lane: str
+    cause: str
+    job_version: int
+    attempt: int
+    scheduled_at: datetime
+    publish_at: datetime
+
+
+class Sweep:
+    """The thread that sweeps for one executor."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        claimer: Claimer,
+        slots: Slots,
+        queues: Sequence[str],
+        handlers: frozenset[str],
+        begin: Begin,
+        last_message: Callable[[], float],
+        every: timedelta,
+        stop: Stop,
+    ) -> None:
+        self._session, self._claimer, self._slots = session, claimer, slots
+        self._queues, self._handlers, self._begin = queues, sorted(handlers), begin
+        self._last_message, self._every, self._stop = last_message, every, stop
+        self._definitions = Definitions()
+        self._round = 0
+        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until it has stopped."""
+        self._thread.join(timeout=30)
+        self._session.close()
+
+    def _run(self) -> None:
+        repeat(self._stop, "sweep", self.step)
+
+    def step(self) -> float:
+        """One look; returns how long to wait for the next, in seconds."""
+        self._round += 1
+        quiet = monotonic_seconds() - self._last_message() > _QUIET_SECONDS
+        if not quiet and self._round % _ANYWAY:
+            return self._every.total_seconds()
+        due = self._find(self._every if quiet else self._every * _ANYWAY)
+        swept = sum(self._claim(lane, runs) for lane, runs in _by_lane(due).items())
+        if swept:
+            _LOG.info("swept %d runs", swept)
+        # More may be waiting than there were slots for: look again as soon as that can have changed.
+        return min(self._every.total_seconds(), 0.05) if swept else self._every.total_seconds()
+
+    def _find(self, due_for: timedelta) -> list[DueRun]:
+        lanes = [(queue, lane, min(self._slots.free(lane), _MOST)) for lane in Lane for queue in self._queues]
+        wanted = [entry for entry in lanes if entry[2] > 0]
+        if not wanted:
+            return []
+        columns = {
+            "queues": [queue for queue, _, _ in wanted],
+            "lanes": [lane for _, lane, _ in wanted],
+            "limits": [limit for _, _, limit in wanted],
+            "due_for": due_for,
+            "sources": sources(Move.CLAIM),
+            "handlers": self._handlers,
+        }
+        with (
+            self._session.transaction() as connection,
+            connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor,
+        ):
+            return cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
+
+    def _claim(self, lane: Lane, runs: Sequence[DueRun]) -> int:
+        taken = self._slots.take(lane, len(runs), wait_seconds=0)
+        if not taken:
+            return 0
+        started = 0
+        try:
+            chosen = runs[:taken]
+            requests = self._requests(chosen)
+            claims = [Claim(run.run_id, run.attempt + 1, run.job_version, "sweep") for run in chosen]
+            claimed = self._claimer.claim(claims, way="sweep").started
+            started = len(claimed)
+            self._begin(
+                [
+                    (one, requests[one.run_id], self._definitions.of(requests[one.run_id].definition))
+                    for one in claimed
+                ]
+            )
+        except psycopg.Error as error:
+            raise Unavailable(str(error)) from error
+        finally:
+            self._slots.give_back(taken - started)
+        return started
+
+    def _requests(self, runs: Sequence[DueRun]) -> Mapping[UUID, RunRequest]:
+        with self._session.transaction() as connection:
+            return build_requests(connection, runs)
+
+
+def _by_lane(runs: Sequence[DueRun]) -> dict[Lane, list[DueRun]]:
+    lanes: dict[Lane, list[DueRun]] = {}
+    for run in runs:
+        lanes.setdefault(Lane(run.lane), []).append(run)
+    return lanes

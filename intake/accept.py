@@ -1,0 +1,156 @@
+"""Applying requests: the one piece of code behind every front door.
+
+A batch is applied in the caller's transaction, in the order of its requests: neighbours of one kind that concern
+different jobs are applied together, set-wise. Every request gets an answer; one with a request_id that was seen before
+gets the first answer, and one that reuses it for something else is rejected.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import cast
+
+from tidewheel.db import Conn
+from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavailable
+from tidewheel.intake.cancel import apply_cancels
+from tidewheel.intake.delete import apply_deletes
+from tidewheel.intake.incoming import Incoming, rejected
+from tidewheel.intake.pause import apply_pauses, apply_resumes
+from tidewheel.intake.submit import apply_submits
+from tidewheel.intake.trigger import apply_triggers
+from tidewheel.jobs.requests import JobDelete, JobPause, JobResume, JobSubmit, JobTrigger, RunCancel
+from tidewheel.metrics import metrics
+from tidewheel.schemas.codec import decode, encode
+from tidewheel.schemas.records import Reply
+from tidewheel.sql import Statements
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.intake")
+_KNOWN_TENANTS = _SQL["known_tenants"]
+_FIND_ANSWERS = _SQL["find_answers"]
+_STORE_ANSWERS = _SQL["store_answers"]
+
+Apply = Callable[[Conn, Installation, Sequence[Incoming]], list[Reply]]
+
+_APPLY: dict[type, Apply] = {
+    JobSubmit: apply_submits,
+    JobTrigger: apply_triggers,
+    JobPause: apply_pauses,
+    JobResume: apply_resumes,
+    JobDelete: apply_deletes,
+    RunCancel: apply_cancels,
+}
+
+
+def apply_requests(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Apply requests in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards, topics, encoding.
+        batch: In the order they are to be applied.
+
+    Returns:
+        An answer for each, in their order.
+
+    Raises:
+        Unavailable: Somebody else answered one of them at the same moment: roll back and try again.
+        psycopg.Error: A request's data does not fit the database: roll back and apply them one by one.
+    """
+    answers: list[Reply | None] = [None] * len(batch)
+    unknown = _unknown_tenants(connection, batch)
+    seen = _seen_before(connection, batch)
+    fresh: list[int] = []
+    repeats: list[tuple[int, int]] = []
+    first: dict[tuple[str, str], int] = {}
+    for position, incoming in enumerate(batch):
+        name = _name(incoming)
+        if incoming.tenant in unknown:
+            answers[position] = rejected(incoming, _unknown_tenant(incoming.tenant))
+        elif name in seen:
+            answers[position] = _again(incoming, *seen[name])
+        elif name is not None and name in first:
+            repeats.append((position, first[name]))
+        else:
+            if name is not None:
+                first[name] = position
+            fresh.append(position)
+    for positions in _waves(batch, fresh):
+        apply = _APPLY[type(batch[positions[0]].request)]
+        replies = apply(connection, installation, [batch[position] for position in positions])
+        for position, reply in zip(positions, replies, strict=True):
+            answers[position] = reply
+    for position, original in repeats:
+        answer = answers[original]
+        assert answer is not None  # noqa: S101 - answered above
+        answers[position] = _again(batch[position], batch[original].body_hash(), answer)
+    _store(connection, [(batch[position], answers[position]) for position in fresh])
+    return _counted(answers)
+
+
+def _waves(batch: Sequence[Incoming], positions: Sequence[int]) -> Iterator[list[int]]:
+    """Neighbours that can be applied together: of one kind, and (but for triggers) of different jobs."""
+    for kind, neighbours in groupby(positions, key=lambda position: type(batch[position].request)):
+        wave: list[int] = []
+        jobs: set[tuple[str, str | None]] = set()
+        for position in neighbours:
+            job = (batch[position].tenant, batch[position].key)
+            if kind is not JobTrigger and kind is not RunCancel and job in jobs:
+                yield wave
+                wave, jobs = [], set()
+            wave.append(position)
+            jobs.add(job)
+        if wave:
+            yield wave
+
+
+def _name(incoming: Incoming) -> tuple[str, str] | None:
+    request_id = incoming.request.request_id
+    return None if request_id is None else (incoming.tenant, request_id)
+
+
+def _unknown_tenants(connection: Conn, batch: Sequence[Incoming]) -> set[str]:
+    asked = {incoming.tenant for incoming in batch}
+    known = {str(tenant) for (tenant,) in connection.execute(_KNOWN_TENANTS, {"tenants": list(asked)})}
+    return asked - known
+
+
+def _unknown_tenant(tenant: str) -> InvalidInput:
+    return InvalidInput([FieldError("tenant", f"there is no tenant {tenant!r}", "leave it out, or have it created")])
+
+
+def _seen_before(connection: Conn, batch: Sequence[Incoming]) -> dict[tuple[str, str], tuple[bytes, Reply]]:
+    names = [name for incoming in batch if (name := _name(incoming)) is not None]
+    if not names:
+        return {}
+    columns = {"tenants": [tenant for tenant, _ in names], "request_ids": [request_id for _, request_id in names]}
+    rows = cast("list[tuple[str, str, bytes, bytes]]", connection.execute(_FIND_ANSWERS, columns, binary=True).fetchall())
+    return {(tenant, name): (body_hash, decode(reply, Reply)) for tenant, name, body_hash, reply in rows}
+
+
+def _again(incoming: Incoming, body_hash: bytes, first: Reply) -> Reply:
+    if body_hash != incoming.body_hash():
+        return rejected(incoming, RequestConflict(incoming.request.request_id or ""))
+    return first
+
+
+def _store(connection: Conn, answered: Sequence[tuple[Incoming, Reply | None]]) -> None:
+    named = [(incoming, reply) for incoming, reply in answered if incoming.request.request_id and reply]
+    if not named:
+        return
+    columns = {
+        "tenants": [incoming.tenant for incoming, _ in named],
+        "request_ids": [incoming.request.request_id for incoming, _ in named],
+        "body_hashes": [incoming.body_hash() for incoming, _ in named],
+        "replies": [encode(reply) for _, reply in named],
+    }
+    if len(connection.execute(_STORE_ANSWERS, columns).fetchall()) < len(named):
+        message = "a request of this batch was answered by somebody else at the same moment"
+        raise Unavailable(message)
+
+
+def _counted(answers: Sequence[Reply | None]) -> list[Reply]:
+    replies = [reply for reply in answers if reply is not None]
+    assert len(replies) == len(answers)  # noqa: S101 - every request has its answer
+    for reply in replies:
+        metrics.count("requests", 1, reply.type, reply.status)
+    return replies

@@ -1,0 +1,52 @@
+"""`job.delete`, set-wise: a tombstone stays, so that versions never repeat for a job_id.
+
+Runs that have begun finish; those that never began are cancelled, those of instants still ahead taken back.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from tidewheel.db import Conn
+from tidewheel.errors import UnknownJob
+from tidewheel.intake.incoming import Incoming, accepted, rejected
+from tidewheel.intake.locks import job_id_of, lock_jobs, settle
+from tidewheel.intake.pause import existing, tell
+from tidewheel.jobs.requests import JobDelete
+from tidewheel.runs import RunState
+from tidewheel.schemas.records import Reply
+from tidewheel.sql import Statements
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.intake")
+_DELETE_JOBS = _SQL["delete_jobs"]
+_REMOVE_TIMERS = _SQL["remove_timers"]
+_LOCK_UNBEGUN = _SQL["lock_unbegun"]
+
+
+def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Delete jobs, in the caller's transaction; an answer for each request, in their order."""
+    locked = lock_jobs(connection, batch)
+    jobs = existing(locked, batch)
+    ids = [job.job_id for job in jobs]
+    settle(connection, installation, locked, ids)
+    connection.execute(_REMOVE_TIMERS, {"job_ids": ids})
+    columns = {"job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED]}
+    unbegun = connection.execute(_LOCK_UNBEGUN, columns, binary=True).fetchall()
+    ends = [
+        RunEnd(run_id=run, attempt=attempt, state=RunState.CANCELLED, reason="job_deleted")
+        for run, attempt in unbegun
+        if isinstance(run, UUID) and isinstance(attempt, int)
+    ]
+    end_runs(connection, installation, ends)
+    connection.execute(_DELETE_JOBS, {"job_ids": ids, "now": locked.now})
+    reasons = {
+        job_id_of(incoming): incoming.request.reason for incoming in batch if isinstance(incoming.request, JobDelete)
+    }
+    tell(connection, installation, "job.deleted", jobs, locked.now, reasons)
+    return [
+        accepted(incoming, job_id=str(job_id_of(incoming)), job_version=locked.jobs[job_id_of(incoming)].version)
+        if job_id_of(incoming) in ids
+        else rejected(incoming, UnknownJob(incoming.tenant, incoming.key or ""))
+        for incoming in batch
+    ]

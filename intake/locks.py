@@ -1,0 +1,131 @@
+"""Locking jobs for a change: their timers first, then their rows, each in job_id order, as firing does.
+
+Whoever holds a timer's lock sees every firing of the job before or after its change, never half of one. What is overdue
+is settled by the version in force, and the runs whose instant is still ahead are taken back, before anything changes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.ids import job_id
+from tidewheel.intake.incoming import Incoming
+from tidewheel.occurrences import Decision
+from tidewheel.scheduler.recurrence.due import decide
+from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.sql import Statements
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import LockedTimer, advance_timers, take_back
+
+_SQL = Statements("tidewheel.intake")
+_LOCK_TIMERS = _SQL["lock_timers"]
+_LOCK_JOBS = _SQL["lock_jobs"]
+_READ_NOW = _SQL["read_now"]
+
+# The scheduler's own default; an edit settles what is overdue as firing would have.
+MISFIRE_AFTER = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job's row, locked, with the schedule in force."""
+
+    job_id: UUID
+    tenant: str
+    key: str
+    shard: int
+    version: int
+    spec_hash: bytes | None
+    anchor: datetime | None
+    every_us: int | None
+    paused: bool
+    finished_at: datetime | None
+    deleted_at: datetime | None
+    schedule: str | None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a job: not a mere place for a new one, nor a tombstone."""
+        return self.version > 0 and self.deleted_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """Jobs locked for a change.
+
+    Args:
+        now: The database's clock, read after the locks were taken.
+        jobs: Their rows, by id.
+        timers: The timers of those that have one, by id.
+    """
+
+    now: datetime
+    jobs: Mapping[UUID, JobRow]
+    timers: Mapping[UUID, LockedTimer]
+
+
+def lock_jobs(connection: Conn, batch: Sequence[Incoming]) -> Locked:
+    """Lock the jobs that these requests concern, in the caller's transaction."""
+    ids = sorted({job_id_of(incoming) for incoming in batch})
+    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
+        timers = {timer.job_id: timer for timer in cursor.execute(_LOCK_TIMERS, {"job_ids": ids})}
+    with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
+        jobs = {job.job_id: job for job in cursor.execute(_LOCK_JOBS, {"job_ids": ids})}
+    return Locked(read_now(connection), jobs, timers)
+
+
+def settle(
+    connection: Conn, installation: Installation, locked: Locked, job_ids: Sequence[UUID]
+) -> dict[UUID, datetime]:
+    """Fire what is overdue of these jobs by the version in force, and take back what is still ahead.
+
+    Returns:
+        The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
+        fire next.
+    """
+    overdue = [
+        locked.timers[job]
+        for job in job_ids
+        if job in locked.timers and not locked.jobs[job].paused and locked.timers[job].scheduled_at <= locked.now
+    ]
+    decisions = advance_timers(
+        connection, installation, overdue, lambda timer: _decide(timer, locked.now), now=locked.now, repeats=True
+    )
+    following = {job: locked.timers[job].scheduled_at for job in job_ids if job in locked.timers}
+    for timer, decision in zip(overdue, decisions, strict=True):
+        if decision.next_at is None:
+            del following[timer.job_id]
+        else:
+            following[timer.job_id] = decision.next_at
+    for job, earliest in take_back(connection, job_ids, now=locked.now).items():
+        following[job] = min(earliest, following.get(job, earliest))
+    return following
+
+
+def read_now(connection: Conn) -> datetime:
+    """The database's clock."""
+    row = connection.execute(_READ_NOW, binary=True).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM
+    return cast("datetime", row[0])
+
+
+def job_id_of(incoming: Incoming) -> UUID:
+    """The id of the job that a request concerns."""
+    return job_id(incoming.tenant, incoming.key or "")
+
+
+def _decide(timer: LockedTimer, now: datetime) -> Decision:
+    schedule = schedule_from_text(timer.schedule, timer.job_id)
+    # More than firing takes at once: a change leaves nothing overdue behind it.
+    return decide(
+        schedule, timer.scheduled_at, now=now, horizon=now, misfire_after=MISFIRE_AFTER, most=_ALL_THAT_IS_YOUNG
+    )
+
+
+# Younger than misfire_after, at one a second at most: all of them.
+_ALL_THAT_IS_YOUNG = int(MISFIRE_AFTER.total_seconds()) + 2

@@ -1,0 +1,112 @@
+"""`job.trigger`: one run each, now or later, set-wise; no job row is written.
+
+The run carries the version current when it was accepted. Its id is derived from what names the request, so that a
+request that is read twice makes one run.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.errors import FieldError, InvalidInput, UnknownJob
+from tidewheel.ids import JobId, run_id
+from tidewheel.intake.incoming import Incoming, accepted, rejected
+from tidewheel.intake.locks import job_id_of, read_now
+from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
+from tidewheel.runs import Cause
+from tidewheel.schemas.records import Reply
+from tidewheel.sql import Statements
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.write import NewRun, RunInputs, write_runs
+
+_SHARE_JOBS = Statements("tidewheel.intake")["share_jobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    job_id: UUID
+    shard: int
+    version: int
+    deleted_at: datetime | None
+    handler: str | None
+    queue: str
+    lane: str
+    overlap: str
+    definition: bytes
+
+
+def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Trigger jobs, in the caller's transaction; an answer for each request, in their order."""
+    ids = sorted({job_id_of(incoming) for incoming in batch})
+    with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
+        jobs = {job.job_id: job for job in cursor.execute(_SHARE_JOBS, {"job_ids": ids}) if job.deleted_at is None}
+    now = read_now(connection)
+    runs: list[NewRun] = []
+    replies: list[Reply] = []
+    for incoming in batch:
+        job = jobs.get(job_id_of(incoming))
+        if job is None:
+            replies.append(rejected(incoming, UnknownJob(incoming.tenant, incoming.key or "")))
+            continue
+        try:
+            run = _run(incoming, job, now)
+        except InvalidInput as refused:
+            replies.append(rejected(incoming, refused))
+            continue
+        runs.append(run)
+        replies.append(
+            accepted(
+                incoming,
+                job_id=str(job.job_id),
+                job_version=job.version,
+                run_id=str(run.run_id),
+                next_run_at=run.scheduled_at,
+            )
+        )
+    write_runs(connection, installation, runs, now=now, repeats=True)
+    return replies
+
+
+def _run(incoming: Incoming, job: _Job, now: datetime) -> NewRun:
+    request = incoming.request
+    assert isinstance(request, JobTrigger)  # noqa: S101 - by accept's table
+    at = _instant(request, now)
+    payload = request.carried
+    inputs = RunInputs(
+        payload=payload.content if payload else None,
+        payload_content_type=payload.content_type if payload else None,
+        labels=request.labels,
+        traceparent=request.traceparent,
+        request_id=request.request_id,
+    )
+    return NewRun(
+        run_id=run_id(job.job_id, at, Cause.TRIGGER, incoming.seed() or os.urandom(16)),
+        job_id=JobId(job.job_id),
+        tenant=incoming.tenant,
+        job_version=job.version,
+        shard=job.shard,
+        cause=Cause.TRIGGER,
+        queue=job.queue,
+        lane=job.lane,
+        handler=job.handler,
+        overlap=job.overlap,
+        scheduled_at=at,
+        publish_at=at,
+        definition=job.definition,
+        inputs=None if inputs == RunInputs() else inputs,
+    )
+
+
+def _instant(request: JobTrigger, now: datetime) -> datetime:
+    if request.run_at is None:
+        return now + (request.delay or timedelta(0))
+    if request.run_at > now + LONGEST_DELAY:
+        problem = f"{request.run_at.isoformat()} is more than {LONGEST_DELAY.days} days ahead"
+        raise InvalidInput([FieldError("run_at", problem, "submit a job with a `once` schedule instead")])
+    # Never earlier than its acceptance: an id must not sort into a day whose partition has been dropped.
+    return max(request.run_at, now)

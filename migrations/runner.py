@@ -1,0 +1,149 @@
+"""Applies the numbered SQL of this folder: forward only, checksummed, one runner at a time.
+
+The database remembers each file with the hash of its text, so a released migration that was edited afterwards is
+refused instead of being half there. All pending files go in one transaction each, in the order of their numbers.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from typing import LiteralString, cast
+
+from tidewheel.db import Conn, connect
+from tidewheel.errors import MigrationError
+from tidewheel.migrations.stored_schemas import store_schemas
+from tidewheel.sql import Statements
+
+_FILE = re.compile(r"^(?P<number>\d{4})_[a-z0-9_]+\.sql$")
+
+_SQL = Statements("tidewheel.migrations")
+_MAKE_TABLE = _SQL["make_migrations_table"]
+_TABLE_EXISTS = _SQL["migrations_table_exists"]
+_APPLIED = _SQL["read_migrations"]
+_RECORD = _SQL["record_migration"]
+_LOCK = _SQL["lock_migrations"]
+
+
+class Standing(StrEnum):
+    """Where one migration stands in one database."""
+
+    APPLIED = "applied"
+    PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file of this folder."""
+
+    number: int
+    name: str
+    text: LiteralString
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the text, in hex."""
+        return sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One migration in one database."""
+
+    name: str
+    standing: Standing
+    applied_at: datetime | None
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """The migrations of this release in the order of their numbers."""
+    found: list[Migration] = []
+    for entry in resources.files("tidewheel.migrations").iterdir():
+        match = _FILE.match(entry.name)
+        if match:
+            found.append(Migration(int(match["number"]), entry.name, cast("LiteralString", entry.read_text(encoding="utf-8"))))
+    found.sort(key=lambda migration: migration.number)
+    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
+        message = f"the numbers of the migrations have a gap or a double: {[m.name for m in found]}"
+        raise MigrationError(message)
+    return tuple(found)
+
+
+def status(url: str) -> list[Status]:
+    """Where each migration stands.
+
+    Raises:
+        Unavailable: The database does not answer.
+        MigrationError: It holds what this release does not know, or an applied file was edited.
+    """
+    with connect(url, "tidewheel-migrate") as connection:
+        applied = _read_applied(connection)
+    return [
+        Status(migration.name, Standing.APPLIED if migration.name in applied else Standing.PENDING, applied.get(migration.name))
+        for migration in migrations()
+    ]
+
+
+def migrate(url: str, *, dry_run: bool = False) -> list[str]:
+    """Apply what is pending, and store the schemas of this release.
+
+    Args:
+        url: The database.
+        dry_run: Run everything, then roll back.
+
+    Returns:
+        The names of the files applied (or that would be).
+
+    Raises:
+        Unavailable: The database does not answer.
+        MigrationError: An applied file was edited, or the database is newer than this release.
+    """
+    with connect(url, "tidewheel-migrate") as connection:
+        # Session-wide, so that a second runner waits for all files and not only for one; gone with the connection.
+        connection.execute(_LOCK)
+        applied = _read_applied(connection)
+        connection.execute(_MAKE_TABLE)
+        pending = [migration for migration in migrations() if migration.name not in applied]
+        for migration in pending:
+            connection.execute(migration.text)
+            connection.execute(_RECORD, {"name": migration.name, "checksum": migration.checksum})
+            if not dry_run:
+                connection.commit()
+        store_schemas(connection)
+        if dry_run:
+            connection.rollback()
+        else:
+            connection.commit()
+    return [migration.name for migration in pending]
+
+
+def require_current(connection: Conn) -> None:
+    """See that the database has every migration this release needs; called by each service at start.
+
+    Raises:
+        MigrationError: Some are missing; the message says what to run.
+    """
+    applied = _read_applied(connection)
+    missing = [migration.name for migration in migrations() if migration.name not in applied]
+    connection.rollback()
+    if missing:
+        message = f"the database lacks {', '.join(missing)}; run `tidewheel migrate`"
+        raise MigrationError(message)
+
+
+def _read_applied(connection: Conn) -> dict[str, datetime]:
+    if connection.execute(_TABLE_EXISTS).fetchone() != (True,):
+        return {}
+    known = {migration.name: migration.checksum for migration in migrations()}
+    applied: dict[str, datetime] = {}
+    for name, checksum, applied_at in connection.execute(_APPLIED).fetchall():
+        # A database that is ahead is fine: migrations before a deploy (`pre`) are made for the old code too.
+        if str(name) in known and known[str(name)] != checksum:
+            message = f"{name} was edited after it was applied to this database; restore the released file"
+            raise MigrationError(message)
+        applied[str(name)] = cast("datetime", applied_at)
+    return applied

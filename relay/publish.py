@@ -1,0 +1,210 @@
+"""Producing a batch and proving its delivery.
+
+A batch is proven when the producer's queue is empty and no failure was reported. What failed is told apart: a row that
+Kafka refuses for good (found by bisection, since one such row fails the whole batch it travels in), a topic that is not
+there or not allowed (parked alone), and everything else, which is tried again. "Failed" does not mean "not written":
+a repeat is always possible and receivers drop it by id.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+from tidewheel.failpoint import failpoint
+from tidewheel.kafka import producer
+from tidewheel.service import Stop
+
+_LOG = logging.getLogger("tidewheel.relay")
+
+_PARKED_SECONDS = 10.0  # a topic that was just created is served this soon after
+_METADATA_SECONDS = 10.0
+_FLUSH_SECONDS = 1.0  # between two looks at the wish to stop
+
+_REFUSED_FOR_GOOD = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's own codes are spelled so
+    }
+)
+_TOPIC_TROUBLE = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DueRow:
+    """An outbox row as read."""
+
+    place: str
+    id: int
+    slice: int
+    outbox_class: str
+    publish_at: datetime
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[bytes] | None
+
+
+@dataclass(slots=True)
+class Published:
+    """What became of a batch; a row in neither list stays and is tried again."""
+
+    proven: list[DueRow] = field(default_factory=list[DueRow])
+    refused: list[tuple[DueRow, str]] = field(default_factory=list[tuple[DueRow, str]])
+
+
+class Publisher:
+    """One idempotent producer, created once and again only after a fatal error."""
+
+    def __init__(self, config: dict[str, str], *, timeout_ms: int, stop: Stop) -> None:
+        self._config, self._timeout_ms, self._stop = config, timeout_ms, stop
+        self._failed: list[tuple[KafkaError, str, bytes | None]] = []
+        self._gave_up = ""
+        self._producer = self._new_producer()
+        self._topics: frozenset[str] = frozenset()
+        self._parked: dict[str, float] = {}
+
+    def parked(self) -> list[str]:
+        """Topics that are left alone for now, because they are not there or not allowed."""
+        now = monotonic_seconds()
+        self._parked = {topic: until for topic, until in self._parked.items() if until > now}
+        return list(self._parked)
+
+    def publish(self, rows: Sequence[DueRow]) -> Published:
+        """Produce rows and wait until each is proven or refused.
+
+        Raises:
+            Unavailable: The broker does not take them now; none is proven.
+        """
+        result = Published()
+        self._publish(self._reachable(rows), result)
+        return result
+
+    def close(self) -> None:
+        """Wait briefly for what is under way; rows without proof stay in the outbox."""
+        self._producer.flush(5)
+
+    def _publish(self, rows: Sequence[DueRow], result: Published) -> None:
+        refused = self._produce(rows)
+        failpoint("relay.produced")
+        self._await_delivery()
+        self._replace_if_fatal()
+        failed, self._failed = self._failed, []
+        for row, error in refused:
+            result.refused.append((row, error))
+        unsent = {row.id for row, _ in refused}
+        if not failed:
+            result.proven.extend(row for row in rows if row.id not in unsent)
+            return
+        self._sort_failures(failed)
+        touched = {(topic, key) for _, topic, key in failed}
+        doubtful = [row for row in rows if row.id not in unsent and (row.topic, row.key) in touched]
+        result.proven.extend(
+            row for row in rows if row.id not in unsent and (row.topic, row.key) not in touched
+        )
+        bad = {topic for error, topic, _ in failed if error.code() in _REFUSED_FOR_GOOD}
+        self._bisect([row for row in doubtful if row.topic in bad], failed, result)
+
+    def _bisect(
+        self, rows: Sequence[DueRow], failed: Sequence[tuple[KafkaError, str, bytes | None]], result: Published
+    ) -> None:
+        if len(rows) == 1:
+            result.refused.append((rows[0], failed[0][0].str()))
+        elif rows:
+            middle = len(rows) // 2
+            self._publish(rows[:middle], result)
+            self._publish(rows[middle:], result)
+
+    def _sort_failures(self, failed: Sequence[tuple[KafkaError, str, bytes | None]]) -> None:
+        until = monotonic_seconds() + _PARKED_SECONDS
+        for error, topic, _ in failed:
+            if error.code() in _TOPIC_TROUBLE:
+                self._park(topic, until, error.str())
+            elif error.code() not in _REFUSED_FOR_GOOD:
+                message = f"Kafka did not take a message for {topic}: {error.str()}"
+                raise Unavailable(message)
+
+    def _park(self, topic: str, until: float, why: str) -> None:
+        if topic not in self._parked:
+            _LOG.error("topic %s is parked: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
+        self._parked[topic] = until
+
+    def _produce(self, rows: Sequence[DueRow]) -> list[tuple[DueRow, str]]:
+        refused: list[tuple[DueRow, str]] = []
+        for row in rows:
+            headers = _headers(row.headers)
+            while True:
+                try:
+                    self._producer.produce(row.topic, value=row.value, key=row.key, headers=headers)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+                except KafkaException as error:
+                    if error.args[0].fatal():
+                        self._gave_up = error.args[0].str()
+                        self._replace_if_fatal()
+                    refused.append((row, error.args[0].str()))
+                    break
+        return refused
+
+    def _await_delivery(self) -> None:
+        # Never produced again while they are still in the producer's queue: an outage would multiply them.
+        while self._producer.flush(_FLUSH_SECONDS) > 0:
+            if self._stop.asked():
+                message = "stopped before the broker had answered"
+                raise Unavailable(message)
+
+    def _reachable(self, rows: Sequence[DueRow]) -> list[DueRow]:
+        """The rows whose topics exist; an unknown topic would make the producer wait for it, and all others with it."""
+        wanted = {row.topic for row in rows}
+        if wanted - self._topics:
+            try:
+                self._topics = frozenset(self._producer.list_topics(timeout=_METADATA_SECONDS).topics)
+            except KafkaException as error:
+                message = f"the broker does not answer: {error.args[0].str()}"
+                raise Unavailable(message) from error
+            until = monotonic_seconds() + _PARKED_SECONDS
+            for topic in wanted - self._topics:
+                self._park(topic, until, "there is no such topic")
+        return [row for row in rows if row.topic in self._topics]
+
+    def _replace_if_fatal(self) -> None:
+        why, self._gave_up = self._gave_up, ""
+        if why:
+            self._producer = self._new_producer()
+            self._failed = []
+            message = f"the producer gave up and was replaced: {why}"
+            raise Unavailable(message)
+
+    def _new_producer(self) -> Producer:
+        return producer(self._config, role="relay", timeout_ms=self._timeout_ms, on_delivery=self._report)
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            key = message.key()
+            self._failed.append((error, message.topic() or "", key if isinstance(key, bytes) else None))
+            if error.fatal():
+                self._gave_up = error.str()
+
+
+def _headers(parts: list[bytes] | None) -> list[tuple[str, str | bytes | None]]:
+    if not parts:
+        return []
+    return [(parts[at].decode(), parts[at + 1]) for at in range(0, len(parts), 2)]

@@ -1,0 +1,132 @@
+"""The scheduler: looks at the timers of its shards, fires what is due, sleeps until the next.
+
+Its shards are its share by rendezvous among the live schedulers; timers that are overdue by more than a few seconds are
+taken by any of them, so that failover needs no election.
+"""
+
+import socket
+import threading
+from datetime import datetime, timedelta
+from typing import cast
+
+from tidewheel.clock import SystemClock, monotonic_seconds
+from tidewheel.db import Session
+from tidewheel.membership import Membership, rendezvous
+from tidewheel.metrics import metrics
+from tidewheel.partitions import AHEAD_DAYS, day_of, ensure_days
+from tidewheel.scheduler.firing import Round, fire
+from tidewheel.scheduler.mend import mend_shard
+from tidewheel.service import Stop, repeat
+from tidewheel.settings import SchedulerSettings
+from tidewheel.sql import Statements
+from tidewheel.transitions.installation import Installation
+from tidewheel.wakeup import Channel, Listener, Notifier
+
+_PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
+
+_OVERDUE_SECONDS = 1.0  # how often the other shards are looked at for what their owner has left
+_MEND_SECONDS = 60.0  # one shard a minute: a whole round of 64 in about an hour
+_PARTITIONS_SECONDS = 600.0
+
+
+class Scheduler:
+    """One scheduler process."""
+
+    def __init__(self, settings: SchedulerSettings, url: str, installation: Installation, stop: Stop) -> None:
+        self._settings, self._installation, self._stop = settings, installation, stop
+        self._session = Session(url, "tidewheel-scheduler")
+        self._wake = threading.Event()
+        self._membership = Membership(
+            url, role="scheduler", name=socket.gethostname(), timeout=settings.member_timeout
+        )
+        self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
+        self._notifier = Notifier(url, "tidewheel-scheduler-notify")
+        self._shards: list[int] = []
+        self._members: tuple[object, ...] = ()
+        self._next_overdue = self._next_mend = self._next_partitions = 0.0
+        self._mending = 0
+
+    def run(self) -> None:
+        """Fire until asked to stop."""
+        self._membership.start()
+        try:
+            repeat(self._stop, "scheduler", self.step, wake=self._wake)
+        finally:
+            self._membership.leave()
+            self._listener.close()
+            self._notifier.close()
+            self._session.close()
+
+    def step(self) -> float:
+        """One round; returns how long nothing is due, in seconds.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        self._keep_house()
+        self._take_shards()
+        moved, pause = self._fire(self._shards, self._settings.lookahead)
+        if monotonic_seconds() >= self._next_overdue:
+            self._next_overdue = monotonic_seconds() + _OVERDUE_SECONDS
+            others = sorted(set(range(self._installation.shards)) - set(self._shards))
+            rescued, _ = self._fire(others, -self._settings.overdue_after)
+            moved += rescued
+        return 0.0 if moved else pause
+
+    def _fire(self, shards: list[int], ahead: timedelta) -> tuple[int, float]:
+        """Fire what is due up to `ahead` from now in these shards; also tells when to look again."""
+        poll = self._settings.scheduler_poll.total_seconds()
+        if not shards:
+            return 0, poll
+        now, earliest = self._probe(shards)
+        horizon = now + ahead
+        due = [shard for shard, at in earliest.items() if at <= horizon]
+        if not due:
+            return 0, self._pause(now, earliest, ahead)
+        look = Round(
+            shards=due,
+            now=now,
+            horizon=horizon,
+            misfire_after=self._settings.misfire_after,
+            batch=self._settings.fire_batch,
+        )
+        moved = fire(self._session, self._installation, look)
+        if moved:
+            self._notifier.poke(Channel.OUTBOX)
+        # Nothing moved although something is due: its row is in somebody's hands, who will be done soon.
+        return moved, min(poll, 0.05)
+
+    def _pause(self, now: datetime, earliest: dict[int, datetime], ahead: timedelta) -> float:
+        poll = self._settings.scheduler_poll
+        # With a lookahead longer than the poll a timer that comes into sight can wait for the next look; without, the
+        # sleep ends when the timer is due.
+        if not earliest or ahead > poll:
+            return poll.total_seconds()
+        return min(max((min(earliest.values()) - ahead - now).total_seconds(), 0.001), poll.total_seconds())
+
+    def _probe(self, shards: list[int]) -> tuple[datetime, dict[int, datetime]]:
+        with self._session.transaction() as connection:
+            rows = connection.execute(_PROBE_TIMERS, {"shards": shards}, binary=True).fetchall()
+        now = cast("datetime", rows[0][2])
+        metrics.set("clock_skew_seconds", (SystemClock().now() - now).total_seconds())
+        return now, {cast("int", shard): cast("datetime", at) for shard, at, _ in rows if at is not None}
+
+    def _take_shards(self) -> None:
+        members = self._membership.live()
+        if members != self._members:
+            self._members = members
+            self._shards = rendezvous(self._installation.shards, members, self._membership.member_id)
+            metrics.set("shards_owned", len(self._shards))
+
+    def _keep_house(self) -> None:
+        now = monotonic_seconds()
+        if now >= self._next_partitions:
+            with self._session.transaction() as connection:
+                today = day_of(SystemClock().now())
+                ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
+            self._next_partitions = now + _PARTITIONS_SECONDS
+        if now >= self._next_mend:
+            if self._shards:
+                mend_shard(self._session, self._shards[self._mending % len(self._shards)])
+                self._mending += 1
+            self._next_mend = now + _MEND_SECONDS

@@ -1,0 +1,56 @@
+"""Finds jobs that should have a timer and have none, and gives it back.
+
+No transaction of Tidewheel's leaves such a job behind; a person with psql, or a restore that missed a table, can. What
+is found is logged and counted, because it is always a sign of something.
+"""
+
+import logging
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from tidewheel.db import Session
+from tidewheel.metrics import metrics
+from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.sql import Statements
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SQL = Statements("tidewheel.scheduler")
+_FIND_LOST_TIMERS = _SQL["find_lost_timers"]
+_LOCK_JOB_WITHOUT_TIMER = _SQL["lock_job_without_timer"]
+_MEND_TIMER = _SQL["mend_timer"]
+
+
+def mend_shard(session: Session, shard: int) -> int:
+    """Mend the jobs of one shard.
+
+    Returns:
+        How many timers were given back.
+
+    Raises:
+        Unavailable: The database does not answer.
+    """
+    with session.transaction() as connection:
+        jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_LOST_TIMERS, {"shard": shard}, binary=True)]
+    mended = sum(_mend(session, job) for job in jobs)
+    if mended:
+        metrics.count("timers_mended", mended)
+        _LOG.error("%d jobs of shard %d had lost their timers; mended", mended, shard)
+    return mended
+
+
+def _mend(session: Session, job_id: UUID) -> bool:
+    with session.transaction() as connection:
+        row = connection.execute(_LOCK_JOB_WITHOUT_TIMER, {"job_id": job_id}, binary=True).fetchone()
+        if row is None:
+            return False
+        tenant, shard, version, schedule, last_at, updated_at, _ = row
+        # From the last run that was made, so that what was due since then is decided as any other downtime is.
+        known_until = max(cast("datetime", last_at or updated_at), cast("datetime", updated_at))
+        following = schedule_from_text(str(schedule), job_id).after(known_until)
+        if following is None:
+            return False
+        columns = {"job_id": job_id, "tenant": tenant, "shard": shard, "scheduled_at": following, "version": version}
+        connection.execute(_MEND_TIMER, columns)
+    return True

@@ -1,0 +1,81 @@
+-- name: probe_timers
+-- The database's clock, and when each of these shards has its earliest timer.
+-- Index: timers_due, one descent a shard. No lock.
+SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
+  FROM unnest(%(shards)s::smallint[]) AS s (shard)
+  LEFT JOIN LATERAL (
+    SELECT t.due_at FROM timers AS t WHERE t.shard = s.shard ORDER BY t.due_at LIMIT 1
+  ) AS earliest ON true
+
+-- name: lock_due_timers
+-- The timers that are due, with what firing needs of their versions.
+-- Index: timers_due, job_versions_pkey. Lock: each timer; rows locked by others (an edit, another scheduler) are passed over.
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
+       v.definition
+  FROM unnest(%(shards)s::smallint[]) AS s (shard)
+ CROSS JOIN LATERAL (
+    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version
+      FROM timers AS d
+     WHERE d.shard = s.shard AND d.due_at <= %(horizon)s
+     ORDER BY d.due_at
+     LIMIT %(per_shard)s
+       FOR UPDATE SKIP LOCKED
+  ) AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+
+-- name: lock_timer
+-- One timer, for firing job by job after a batch has failed.
+-- Index: timers_pkey, job_versions_pkey. Lock: the timer, passed over when somebody has it.
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
+       v.definition
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s
+   FOR UPDATE OF t SKIP LOCKED
+
+-- name: park_timer
+-- Takes the timer of a job that was set aside out of the way; an edit of the job brings it back.
+-- Index: timers_pkey. Lock: the row.
+UPDATE timers SET due_at = 'infinity' WHERE job_id = %(job_id)s RETURNING tenant, shard, version, scheduled_at
+
+-- name: set_job_aside
+-- Keeps the error of a job that could not be fired.
+-- No index, no lock.
+INSERT INTO set_aside (kind, tenant, job_id, error, made_at)
+VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
+
+-- name: read_key
+-- A job's key, for the event that says it was set aside.
+-- Index: jobs_pkey. No lock.
+SELECT key FROM jobs WHERE job_id = %(job_id)s
+
+-- name: find_lost_timers
+-- Jobs of a shard that should have a timer and have none: something outside Tidewheel removed it.
+-- Index: timers_pkey by anti-join over the shard's jobs; once a minute, one shard. No lock.
+SELECT j.job_id
+  FROM jobs AS j
+ WHERE j.shard = %(shard)s
+   AND j.schedule_kind IN ('once', 'interval', 'cron')
+   AND j.deleted_at IS NULL AND j.finished_at IS NULL AND NOT j.paused
+   AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
+ LIMIT 1000
+
+-- name: lock_job_without_timer
+-- Such a job again, under its lock: an edit may have mended it meanwhile.
+-- Index: jobs_pkey, timers_pkey. Lock: the job's row.
+SELECT j.tenant, j.shard, j.version, v.schedule,
+       (SELECT max(r.scheduled_at) FROM job_runs AS r WHERE r.job_id = j.job_id AND r.cause = 'timer') AS last_at,
+       j.updated_at, (SELECT tidewheel_now()) AS now
+  FROM jobs AS j
+  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+ WHERE j.job_id = %(job_id)s
+   AND j.deleted_at IS NULL AND j.finished_at IS NULL AND NOT j.paused
+   AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
+   FOR UPDATE OF j
+
+-- name: mend_timer
+-- Gives such a job its timer again.
+-- Index: timers_pkey. Lock: the new row.
+INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)
+VALUES (%(job_id)s, %(tenant)s, %(shard)s, %(scheduled_at)s, %(scheduled_at)s, %(version)s)
+ON CONFLICT (job_id) DO NOTHING

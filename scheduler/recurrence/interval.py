@@ -1,0 +1,66 @@
+"""Every so often from an anchor: ``anchor + n * every``, never from the last one, so nothing drifts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from tidewheel.scheduler.recurrence.bounds import UNBOUNDED, Bounds
+from tidewheel.scheduler.recurrence.instants import at_microsecond, microseconds
+from tidewheel.scheduler.recurrence.kinds import walk
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Occurrences at ``anchor + n * every``; all questions are answered by arithmetic.
+
+    Args:
+        every_us: Microseconds.
+        anchor: UTC.
+        anchor_fires: ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence itself.
+        bounds: Both ends belong to it.
+    """
+
+    every_us: int
+    anchor: datetime
+    anchor_fires: bool = False
+    bounds: Bounds = UNBOUNDED
+    hashed = False
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The first occurrence strictly later; None past the end, or past what a datetime can name."""
+        number = max(self._until(microseconds(instant)) + 1, self._first())
+        last = self._last()
+        return self._at(number) if last is None or number <= last else None
+
+    def before(self, instant: datetime) -> datetime | None:
+        """The last occurrence strictly earlier; None before the first."""
+        number, last = self._until(microseconds(instant) - 1), self._last()
+        number = number if last is None else min(number, last)
+        return self._at(number) if number >= self._first() else None
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The occurrences in ``(start, end]``."""
+        return walk(self, start, end)
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """How many lie in ``(start, end]``, up to `limit`; False when there are more."""
+        last = self._last()
+        to = self._until(microseconds(end))
+        to = to if last is None else min(to, last)
+        found = max(0, to - max(self._until(microseconds(start)) + 1, self._first()) + 1)
+        return (found, True) if found <= limit else (max(limit, 0), False)
+
+    def _until(self, microsecond: int) -> int:
+        """The number of the last occurrence at or before."""
+        return (microsecond - microseconds(self.anchor)) // self.every_us
+
+    def _first(self) -> int:
+        lowest = 0 if self.anchor_fires else 1
+        start_at = self.bounds.start_at
+        return lowest if start_at is None else max(lowest, self._until(microseconds(start_at) - 1) + 1)
+
+    def _last(self) -> int | None:
+        return None if self.bounds.end_at is None else self._until(microseconds(self.bounds.end_at))
+
+    def _at(self, number: int) -> datetime | None:
+        return at_microsecond(microseconds(self.anchor) + number * self.every_us)

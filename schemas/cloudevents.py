@@ -1,0 +1,79 @@
+"""The headers that make a completion or a lifecycle event a CloudEvent in binary mode.
+
+Source: CloudEvents 1.0.2, "Kafka Protocol Binding", section 3.2 "Binary Content Mode".
+"""
+
+from typing import Literal, TypeAlias
+
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.schemas.records import LifecycleEvent, RunCompleted, RunStatus
+
+Headers: TypeAlias = list[tuple[str, bytes]]
+ContentType: TypeAlias = Literal["application/avro", "application/json"]
+
+_SPECVERSION = ("ce_specversion", b"1.0")
+_CONTENT_TYPES = {
+    "application/avro": ("content-type", b"application/avro"),
+    "application/json": ("content-type", b"application/json"),
+}
+_COMPLETION_TYPES = {status: ("ce_type", f"io.tidewheel.run.{status.value}.v1".encode()) for status in RunStatus}
+
+
+def completion_headers(
+    event: RunCompleted,
+    source: str,
+    *,
+    traceparent: str | None = None,
+    content_type: ContentType = "application/avro",
+) -> Headers:
+    """Return the headers of a completion event.
+
+    Args:
+        event: What the message's value holds.
+        source: URI reference of this installation, such as `/tidewheel/default`.
+        traceparent: W3C trace context carried since the request; no header when there is none.
+        content_type: How the value is encoded.
+    """
+    headers = [
+        ("ce_id", event.event_id.encode()),
+        _COMPLETION_TYPES[event.status],
+        ("ce_source", source.encode()),
+        ("ce_time", format_timestamp(event.finished_at).encode()),
+        ("ce_subject", event.run_id.encode()),
+        _SPECVERSION,
+        _CONTENT_TYPES[content_type],
+    ]
+    return _traced(headers, traceparent)
+
+
+def lifecycle_headers(
+    event: LifecycleEvent,
+    source: str,
+    *,
+    traceparent: str | None = None,
+    content_type: ContentType = "application/avro",
+) -> Headers:
+    """Return the headers of a lifecycle event; its subject is the run, or the job where no run is concerned.
+
+    Args:
+        event: What the message's value holds.
+        source: URI reference of this installation, such as `/tidewheel/default`.
+        traceparent: W3C trace context carried since the request; no header when there is none.
+        content_type: How the value is encoded.
+    """
+    headers = [
+        ("ce_id", event.event_id.encode()),
+        ("ce_type", event.type.encode()),
+        ("ce_source", source.encode()),
+        ("ce_time", format_timestamp(event.occurred_at).encode()),
+        ("ce_subject", (event.run_id or event.job_id).encode()),
+        _SPECVERSION,
+        _CONTENT_TYPES[content_type],
+    ]
+    return _traced(headers, traceparent)
+
+
+def _traced(headers: Headers, traceparent: str | None) -> Headers:
+    if traceparent is not None:
+        headers.append(("traceparent", traceparent.encode()))
+    return headers

@@ -1,0 +1,195 @@
+"""Records to messages and back: Avro single-object encoding, and JSON, recognised on reading.
+
+An Avro message names the schema it was written with by a fingerprint. One that was not written with the schema of this
+release is looked up among every released schema in the tree, then through what `install_lookup` was given (the table
+`schemas`, where `tidewheel migrate` keeps those of its release), and resolved to the record of this release.
+
+Whatever the bytes are, `decode` answers with a record or with UndecodableMessage; what a look-up raises is let through,
+since a database that does not answer is no fault of the message.
+"""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from io import BytesIO
+from typing import NamedTuple, TypeVar
+
+from fastavro import (
+    parse_schema,
+    schemaless_reader,  # pyright: ignore[reportUnknownVariableType] - its stubs leave IO without a type
+    schemaless_writer,  # pyright: ignore[reportUnknownVariableType] - likewise
+)
+from fastavro.types import Schema
+
+from tidewheel.errors import UndecodableMessage
+from tidewheel.schemas.files import current, released
+from tidewheel.schemas.fingerprints import HEADER_BYTES, MAGIC, fingerprint
+from tidewheel.schemas.forms import FORMS, Form
+from tidewheel.schemas.json_form import from_json, to_json
+
+R = TypeVar("R")
+Lookup = Callable[[bytes], str | None]
+
+MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; what is larger did not come from Tidewheel
+
+
+class StoredSchema(NamedTuple):
+    """One schema of this release or of one before it."""
+
+    fingerprint: bytes
+    name: str
+    version: str
+    text: str
+
+
+def encode(record: object) -> bytes:
+    """Return a record in Avro single-object encoding: C3 01, eight bytes of fingerprint, body."""
+    return FORMS[type(record)].encode(record)
+
+
+def encode_json(record: object) -> bytes:
+    """Return a record as a JSON object, in the form that `json_form` describes."""
+    return to_json(record)
+
+
+def decode(data: bytes, record_type: type[R]) -> R:
+    """Return the record a message carries.
+
+    Args:
+        data: The message's value.
+        record_type: What the topic carries.
+
+    Raises:
+        UndecodableMessage: The bytes are no record of this type; the message says what they are.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        msg = f"the message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read"
+        raise UndecodableMessage(msg)
+    form: Form[R] = FORMS[record_type]
+    if data.startswith(form.header):
+        return _read(data, form)
+    if data.startswith(MAGIC):
+        return _read(_resolved(data, form), form)
+    if data.lstrip()[:1] == b"{":
+        return from_json(data, record_type)
+    raise UndecodableMessage(_unrecognised(data))
+
+
+def is_avro(data: bytes) -> bool:
+    """Tell whether a message claims to be Avro in single-object encoding."""
+    return data.startswith(MAGIC)
+
+
+def all_schemas() -> list[StoredSchema]:
+    """Return every schema of this release and of those before it, each fingerprint once."""
+    found: dict[bytes, StoredSchema] = {}
+    for version, texts in released().items():
+        for text in texts.values():
+            found.setdefault(fingerprint(text), StoredSchema(fingerprint(text), _name(text), version, text))
+    for text in current().values():
+        found.setdefault(fingerprint(text), StoredSchema(fingerprint(text), _name(text), "unreleased", text))
+    return list(found.values())
+
+
+def install_lookup(lookup: Lookup | None) -> None:
+    """Set where schemas that this release does not contain are looked up by their fingerprint, for the whole process.
+
+    What was found is kept; what was not is asked for again, since the release that wrote it may be migrating just now.
+    """
+    _state["lookup"] = lookup
+    _looked_up.clear()
+
+
+_state: dict[str, Lookup | None] = {"lookup": None}
+_looked_up: dict[bytes, str] = {}
+
+
+def _read(data: bytes, form: Form[R]) -> R:
+    try:
+        record, behind = form.read(data, HEADER_BYTES)
+    except Exception as error:
+        raise _damaged(form, error) from error
+    if behind != len(data):
+        surplus = len(data) - behind
+        what = f"{surplus} bytes follow the record" if surplus > 0 else f"the record is cut short by {-surplus} bytes"
+        msg = f"this is no readable {form.name}: {what}"
+        raise UndecodableMessage(msg)
+    return record
+
+
+def _resolved(data: bytes, form: Form[R]) -> bytes:
+    """Return a message of a foreign schema as this release would have written it."""
+    writer = _schema_named(data[len(MAGIC) : HEADER_BYTES])
+    if (name := _name(writer)) != form.name:
+        msg = f"the message is a {name}; a {form.name} belongs here"
+        raise UndecodableMessage(msg)
+    source, target = BytesIO(data), BytesIO()
+    source.seek(HEADER_BYTES)
+    try:
+        datum = schemaless_reader(source, _parsed(writer), _parsed(form.schema))
+        target.write(form.header)
+        schemaless_writer(target, _parsed(form.schema), datum)
+    except Exception as error:
+        raise _damaged(form, error) from error
+    if surplus := len(data) - source.tell():
+        msg = f"this is no readable {form.name}: {surplus} bytes follow the record"
+        raise UndecodableMessage(msg)
+    return target.getvalue()
+
+
+def _schema_named(name: bytes) -> str:
+    if known := _own_schemas().get(name) or _looked_up.get(name):
+        return known
+    lookup = _state["lookup"]
+    if len(name) == HEADER_BYTES - len(MAGIC) and lookup is not None and (found := lookup(name)):
+        _looked_up[name] = _checked(found, name)
+        return found
+    msg = (
+        f"schema id {name.hex()} is not known here; run `tidewheel migrate` of the release that wrote the message, "
+        "or send the request as JSON or with a schema of this release"
+    )
+    raise UndecodableMessage(msg)
+
+
+def _checked(schema: str, name: bytes) -> str:
+    """Return a schema that was looked up if it is the one that was asked for."""
+    try:
+        right = fingerprint(schema) == name
+    except Exception as error:
+        msg = f"what is stored under schema id {name.hex()} is no schema: {str(error)[:200]}; run `tidewheel migrate`"
+        raise UndecodableMessage(msg) from error
+    if not right:
+        msg = f"what is stored under schema id {name.hex()} is another schema; run `tidewheel migrate`"
+        raise UndecodableMessage(msg)
+    return schema
+
+
+def _damaged(form: Form[R], error: Exception) -> UndecodableMessage:
+    return UndecodableMessage(f"this is no readable {form.name}: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _unrecognised(data: bytes) -> str:
+    if not data:
+        return "the message is empty"
+    if data[0] == 0:
+        hint = "; 00 begins the wire format of a schema registry, which is not read here"
+    elif data.startswith(b"\xef\xbb\xbf"):
+        hint = "; EF BB BF is a byte order mark: send JSON without it"
+    else:
+        hint = ""
+    return f"the message begins with {data[:12].hex(' ')}: neither JSON nor Avro single-object encoding (c3 01){hint}"
+
+
+@cache
+def _own_schemas() -> dict[bytes, str]:
+    return {schema.fingerprint: schema.text for schema in all_schemas()}
+
+
+@cache
+def _parsed(schema: str) -> Schema:
+    return parse_schema(json.loads(schema))
+
+
+@cache
+def _name(schema: str) -> str:
+    return str(json.loads(schema)["name"])

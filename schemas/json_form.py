@@ -1,0 +1,171 @@
+"""Records as JSON, for consumers that read no Avro.
+
+Every field stands under its own name. Instants are RFC 3339 in UTC with microseconds; enums are their symbols. Bytes
+have two forms, of which exactly one is there: `payload` holds them as a JSON value when they are JSON text in compact
+form, so that writing the value compactly gives the same bytes again; `payload_base64` holds any others. Absent bytes
+have neither. A reader ignores names it does not know, and takes a symbol it does not know for the enum's default, as
+Avro readers do.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from tidewheel.errors import UndecodableMessage
+from tidewheel.jobs.strict_json import MAX_DEPTH, as_list, as_object, compact, depth_within, read_object
+from tidewheel.jobs.timestamps import format_timestamp, parse_timestamp
+from tidewheel.schemas import records
+from tidewheel.schemas.files import current
+from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
+
+R = TypeVar("R")
+
+_BYTES = Primitive("bytes")
+
+
+def to_json(record: object) -> bytes:
+    """Return a record as a JSON object in compact UTF-8."""
+    return _COMPACT.encode(document(record)).encode()
+
+
+def from_json(data: bytes, record_type: type[R]) -> R:
+    """Return the record that a JSON object describes.
+
+    Raises:
+        UndecodableMessage: It describes none; the message names the first field that does not fit.
+    """
+    try:
+        return cast(R, _record(_shape().records[record_type.__name__], read_object(data), ""))
+    except ValueError as error:
+        msg = f"this is no readable {record_type.__name__}: {error}"
+        raise UndecodableMessage(msg) from error
+
+
+def document(record: object) -> dict[str, object]:
+    """Return a record as the JSON object it is written as."""
+    made: dict[str, object] = {}
+    for field in _shape().records[type(record).__name__].fields:
+        value = getattr(record, field.name)
+        type_ = field.type.inner if isinstance(field.type, Nullable) else field.type
+        if type_ != _BYTES:
+            made[field.name] = None if value is None else _written(type_, value)
+        elif value is not None:
+            name, content = _written_bytes(field.name, value)
+            made[name] = content
+    return made
+
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+@cache
+def _shape() -> Shape:
+    return Shape(json.loads(text) for text in current().values())
+
+
+def _written(type_: Type, value: Any) -> object:  # noqa: ANN401 - what it is, its type says
+    match type_:
+        case Primitive("instant"):
+            return format_timestamp(value)
+        case Array(items):
+            return [_written(items, item) for item in value]
+        case Record():
+            return document(value)
+        case _:
+            return value
+
+
+def _written_bytes(name: str, value: bytes) -> tuple[str, object]:
+    try:
+        parsed = json.loads(value.decode())
+        if depth_within(value, MAX_DEPTH) and compact(parsed) == value:
+            return name, parsed
+    except (ValueError, RecursionError):
+        pass  # no JSON, or none that comes back the same
+    return f"{name}_base64", base64.b64encode(value).decode()
+
+
+def _record(shape: Record, value: object, path: str) -> object:
+    if (given := as_object(value)) is None:
+        raise _misfit(path, value, "an object")
+    fields: dict[str, Any] = {}
+    for field in shape.fields:
+        where = f"{path}.{field.name}" if path else field.name
+        inner = field.type.inner if isinstance(field.type, Nullable) else field.type
+        absent = field.name not in given if inner == _BYTES else given.get(field.name) is None
+        if inner == _BYTES and f"{field.name}_base64" in given:
+            fields[field.name] = _from_base64(given[f"{field.name}_base64"], f"{where}_base64")
+        elif not absent:
+            fields[field.name] = _value(inner, given[field.name], where)
+        elif not isinstance(field.type, Nullable):
+            msg = f"{where} is missing"
+            raise ValueError(msg)
+    return getattr(records, shape.name)(**fields)
+
+
+def _value(type_: Type, value: object, path: str) -> object:
+    match type_:
+        case Primitive(kind):
+            return _primitive(kind, value, path)
+        case Enum(name=name, symbols=symbols, default=default):
+            return getattr(records, name)(value if value in symbols else default)
+        case Record():
+            return _record(type_, value, path)
+        case Strings():
+            return _strings(value, path)
+        case Array(items) if (elements := as_list(value)) is not None:
+            return tuple(_value(items, item, f"{path}.{index}") for index, item in enumerate(elements))
+        case _:
+            raise _misfit(path, value, "a list")
+
+
+def _primitive(kind: str, value: object, path: str) -> object:
+    match kind, value:
+        case ("bytes", _):
+            return compact(value)
+        case ("string", str()) | ("boolean", bool()):
+            return value
+        case ("int" | "long", int()) if not isinstance(value, bool) and _fits(kind, value):
+            return value
+        case ("double", int() | float()) if not isinstance(value, bool):
+            return float(value)
+        case ("instant", str()):
+            return _instant(value, path)
+        case _:
+            raise _misfit(path, value, kind)
+
+
+def _fits(kind: str, value: int) -> bool:
+    bits = 31 if kind == "int" else 63
+    return -(1 << bits) <= value < 1 << bits
+
+
+def _instant(value: str, path: str) -> datetime:
+    try:
+        return parse_timestamp(value)
+    except ValueError as error:
+        msg = f"{path}: {error}"
+        raise ValueError(msg) from error
+
+
+def _strings(value: object, path: str) -> Mapping[str, str]:
+    given = as_object(value)
+    if given is not None and all(isinstance(item, str) for item in given.values()):
+        return {name: str(item) for name, item in given.items()}
+    raise _misfit(path, value, "an object of strings")
+
+
+def _from_base64(value: object, path: str) -> bytes:
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except ValueError:
+            pass
+    raise _misfit(path, value, "base64")
+
+
+def _misfit(path: str, value: object, wanted: str) -> ValueError:
+    return ValueError(f"{path or 'the message'} is {value!r:.80}; {wanted} belongs there")

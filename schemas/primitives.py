@@ -1,0 +1,282 @@
+"""Avro's binary primitives, written and read: what the generated `wire` module is made of.
+
+Why not fastavro for the messages of the hot path: through dictionaries it took 6.2 us to encode and 5.9 us to decode
+one run request, before any record was made of it (2 cores, Python 3.11); written out per field it takes half of that,
+record included. fastavro stays the authority: tests compare every byte with it, and it resolves foreign schemas.
+
+Every reader takes the message and a position and returns the value and the position behind it. The position only ever
+grows, so a length that lies about what follows can neither allocate nor hang: the slice is cut short, and the reader of
+the whole message sees a position beyond its end. What does not fit raises ValueError, IndexError or OverflowError.
+
+Source: Apache Avro 1.12 Specification, "Binary encoding".
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DOUBLE = struct.Struct("<d")
+_WORD = struct.Struct("<Q")
+_MOST_ITEMS = 65_536  # of an array or map: sixty times what is ever written; 1 MiB of them took 130 ms to refuse
+_MOST_VARINT_BYTES = 10  # 64 bits, seven to a byte
+_INT32 = 1 << 31
+_INT64 = 1 << 63
+
+
+def _varint(number: int) -> bytes:
+    zigzag = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while zigzag > 0x7F:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+# Lengths, versions, shards and counts nearly always lie below 8,192 (two bytes): a look-up costs a fifth of the loop.
+_SMALL = tuple(_varint(number) for number in range(8192))
+
+
+def long(number: int) -> bytes:
+    """Encode a 64-bit number."""
+    if 0 <= number < 8192:
+        return _SMALL[number]
+    if not -_INT64 <= number < _INT64:
+        msg = f"{number} does not fit 64 bits"
+        raise OverflowError(msg)
+    return _varint(number)
+
+
+def int32(number: int) -> bytes:
+    """Encode a 32-bit number."""
+    if 0 <= number < 8192:
+        return _SMALL[number]
+    if not -_INT32 <= number < _INT32:
+        msg = f"{number} does not fit 32 bits"
+        raise OverflowError(msg)
+    return _varint(number)
+
+
+def text(value: str) -> bytes:
+    """Encode a string."""
+    encoded = value.encode()
+    return long(len(encoded)) + encoded
+
+
+def blob(value: bytes) -> bytes:
+    """Encode bytes."""
+    return long(len(value)) + value
+
+
+def double(value: float) -> bytes:
+    """Encode a 64-bit floating point number."""
+    return _DOUBLE.pack(value)
+
+
+def boolean(value: bool) -> bytes:  # noqa: FBT001 - the value itself, not a flag
+    """Encode a truth value."""
+    return b"\1" if value else b"\0"
+
+
+def instant(moment: datetime) -> bytes:
+    """Encode an aware instant as microseconds since the epoch."""
+    since = moment - EPOCH
+    micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    z = micros << 1
+    if 1 << 49 <= z < 1 << 56:  # 1978 to 3111: eight bytes, written out because the loop takes three times as long
+        return bytes(
+            (
+                z & 127 | 128,
+                z >> 7 & 127 | 128,
+                z >> 14 & 127 | 128,
+                z >> 21 & 127 | 128,
+                z >> 28 & 127 | 128,
+                z >> 35 & 127 | 128,
+                z >> 42 & 127 | 128,
+                z >> 49,
+            )
+        )
+    return _varint(micros)
+
+
+def strings(values: Mapping[str, str]) -> bytes:
+    """Encode a map of strings, in one block."""
+    if not values:
+        return b"\0"
+    return b"".join((long(len(values)), *(text(key) + text(value) for key, value in values.items()), b"\0"))
+
+
+def array(values: Sequence[T], item: Callable[[T], bytes]) -> bytes:
+    """Encode an array, in one block."""
+    if not values:
+        return b"\0"
+    return b"".join((long(len(values)), *map(item, values), b"\0"))
+
+
+def long_at(data: bytes, at: int) -> tuple[int, int]:
+    """Read a 64-bit number."""
+    if (byte := data[at]) < 0x80:
+        return (byte >> 1) ^ -(byte & 1), at + 1
+    number = shift = 0
+    for position in range(at, at + _MOST_VARINT_BYTES):
+        byte = data[position]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if number >= 1 << 64:
+                break
+            return (number >> 1) ^ -(number & 1), position + 1
+        shift += 7
+    msg = "a number is longer than 64 bits"
+    raise ValueError(msg)
+
+
+def int_at(data: bytes, at: int) -> tuple[int, int]:
+    """Read a 32-bit number."""
+    number, behind = long_at(data, at)
+    if not -_INT32 <= number < _INT32:
+        msg = f"{number} does not fit 32 bits"
+        raise ValueError(msg)
+    return number, behind
+
+
+def size_at(data: bytes, at: int) -> tuple[int, int]:
+    """Read a length that is not one byte long; returned doubled, as it stands in a single byte."""
+    number, behind = long_at(data, at)
+    if not 0 <= number <= len(data) - behind:
+        msg = f"a length of {number} with {len(data) - behind} bytes left"
+        raise ValueError(msg)
+    return number << 1, behind
+
+
+def blob_at(data: bytes, at: int) -> tuple[bytes, int]:
+    """Read bytes."""
+    doubled, start = data[at], at + 1
+    if doubled & 0x81:  # not a single byte, or negative
+        doubled, start = size_at(data, at)
+    behind = start + (doubled >> 1)
+    return data[start:behind], behind
+
+
+def text_at(data: bytes, at: int) -> tuple[str, int]:
+    """Read a string."""
+    doubled, start = data[at], at + 1
+    if doubled & 0x81:
+        doubled, start = size_at(data, at)
+    behind = start + (doubled >> 1)
+    return data[start:behind].decode(), behind
+
+
+def double_at(data: bytes, at: int) -> tuple[float, int]:
+    """Read a 64-bit floating point number."""
+    behind = at + 8
+    if behind > len(data):
+        msg = "the message ends inside a number"
+        raise ValueError(msg)
+    return float(_DOUBLE.unpack_from(data, at)[0]), behind
+
+
+def boolean_at(data: bytes, at: int) -> tuple[bool, int]:
+    """Read a truth value."""
+    if (byte := data[at]) > 1:
+        msg = f"{byte:#04x} is no truth value"
+        raise ValueError(msg)
+    return byte == 1, at + 1
+
+
+def instant_at(data: bytes, at: int) -> tuple[datetime, int]:
+    """Read an instant, in UTC."""
+    if len(data) - at < 8:
+        return _short_instant_at(data, at)
+    word: int = _WORD.unpack_from(data, at)[0]
+    if word & 0x8080808080808081 == 0x0080808080808080:
+        # Eight bytes, not negative, as from 1978 to 3111: the groups of seven bits are gathered in pairs.
+        word = word & 0x007F007F007F007F | (word & 0x7F007F007F007F00) >> 1
+        word = word & 0x00003FFF00003FFF | (word & 0x3FFF00003FFF0000) >> 2
+        word = word & 0x000000000FFFFFFF | (word & 0x0FFFFFFF00000000) >> 4
+        return EPOCH + timedelta(0, 0, word >> 1), at + 8
+    return _short_instant_at(data, at)
+
+
+def _short_instant_at(data: bytes, at: int) -> tuple[datetime, int]:
+    micros, behind = long_at(data, at)
+    return EPOCH + timedelta(0, 0, micros), behind
+
+
+def planned_instant_at(data: bytes, at: int) -> tuple[datetime, int]:
+    """Read an instant that many messages share, as those of a schedule do: five times as fast when seen before."""
+    if moment := _seen(data[at : at + 8]):
+        return moment, at + 8
+    return instant_at(data, at)
+
+
+@lru_cache(maxsize=1024)  # the instants of some minutes
+def _seen(encoded: bytes) -> datetime | None:
+    """Return the instant that exactly these bytes are, if they are one."""
+    try:
+        moment, behind = instant_at(encoded, 0)
+    except (IndexError, ValueError, OverflowError):
+        return None
+    return moment if behind == 8 else None
+
+
+def strings_at(data: bytes, at: int) -> tuple[dict[str, str], int]:
+    """Read a map of strings, in however many blocks."""
+    values: dict[str, str] = {}
+    while data[at]:
+        count, at = _block_at(data, at, len(values))
+        for _ in range(count):
+            key, at = text_at(data, at)
+            values[key], at = text_at(data, at)
+    return values, at + 1
+
+
+def array_at(data: bytes, at: int, item_at: Callable[[bytes, int], tuple[T, int]]) -> tuple[tuple[T, ...], int]:
+    """Read an array, in however many blocks."""
+    values: list[T] = []
+    while data[at]:
+        count, at = _block_at(data, at, len(values))
+        for _ in range(count):
+            value, at = item_at(data, at)
+            values.append(value)
+    return tuple(values), at + 1
+
+
+def slot(record_type: type, name: str) -> Callable[[object, object], None]:
+    """Return what sets one slot of a record, though it is frozen: for records that are being made."""
+    setter: Callable[[object, object], None] = getattr(record_type, name).__set__
+    return setter
+
+
+def optional_at(data: bytes, at: int, value_at: Callable[[bytes, int], tuple[T, int]]) -> tuple[T | None, int]:
+    """Read what may be null."""
+    if (branch := data[at]) == 0:
+        return None, at + 1
+    require_value(branch)
+    return value_at(data, at + 1)
+
+
+def require_value(branch: int) -> None:
+    """Refuse a union's branch byte that is not the second one's."""
+    if branch != 2:
+        msg = f"branch byte {branch:#04x} of a union of two"
+        raise ValueError(msg)
+
+
+def _block_at(data: bytes, at: int, before: int) -> tuple[int, int]:
+    """Read a block's count, refused before the first item when there are too many or the bytes left cannot hold it."""
+    count, at = long_at(data, at)
+    if count < 0:  # then the block's size in bytes follows, which only skipping needs
+        count = -count
+        _, at = long_at(data, at)
+    if not 0 < count <= _MOST_ITEMS - before:
+        msg = f"a block of {count} items after {before}; at most {_MOST_ITEMS} are read"
+        raise ValueError(msg)
+    if count > len(data) - at:
+        msg = f"a block of {count} items with {len(data) - at} bytes left"
+        raise ValueError(msg)
+    return count, at

@@ -1,0 +1,77 @@
+"""Requests as they arrive on Kafka, JSON or Avro: both become one document, checked by one set of rules."""
+
+import base64
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+from tidewheel.jobs.misfit import Misread
+from tidewheel.jobs.payload import BYTES_CONTENT, JSON_CONTENT
+from tidewheel.jobs.refusals import shown
+from tidewheel.jobs.requests import Request as ParsedRequest
+from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.strict_json import read_object, read_value
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.schemas import records
+from tidewheel.schemas.codec import decode, is_avro
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Encoding: TypeAlias = Literal["json", "avro"]
+
+
+def read_request(value: bytes) -> tuple[ParsedRequest, Encoding]:
+    """Return the request a message carries, and how it was encoded.
+
+    Raises:
+        UndecodableMessage: The bytes are no request at all: they go to the dead letters.
+        RequestRefused: They are a request that is refused: an InvalidInput that knows whom to answer.
+    """
+    document, encoding = read_document(value)
+    return parse_request(document), encoding
+
+
+def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
+    """Return a request's document before it is checked, and how it was encoded.
+
+    Raises:
+        UndecodableMessage: The bytes are no request at all.
+    """
+    if not is_avro(value) and value.lstrip()[:1] in (b"{", b"["):
+        return read_object(value), "json"
+    return request_document(decode(value, records.Request)), "avro"
+
+
+def request_document(record: records.Request) -> dict[str, object]:
+    """Return the JSON document that says what an Avro request says: fields that are null are left out."""
+    return {**_document(record), "type": record.type.value.replace("_", ".")}
+
+
+def _document(record: object) -> dict[str, object]:
+    names = (field.name for field in fields(cast("DataclassInstance", record)))
+    given = {name: value for name in names if (value := getattr(record, name)) is not None}
+    content, content_type = given.pop("payload", None), given.pop("payload_content_type", JSON_CONTENT)
+    made = {name: _plain(value) for name, value in given.items()}
+    return made if content is None else made | _payload(content, content_type)
+
+
+def _payload(content: bytes, content_type: str) -> dict[str, object]:
+    if content_type == BYTES_CONTENT:
+        return {"payload_base64": base64.b64encode(content).decode()}
+    if content_type == JSON_CONTENT:
+        return {"payload": read_value(content)}
+    problem = f"content type {shown(content_type)} is not known here"
+    return {"payload": Misread(problem, f"name {JSON_CONTENT} or {BYTES_CONTENT}")}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case records.ScheduleSubmission(text=str(text)):
+            return text
+        case datetime():
+            return format_timestamp(value)
+        case tuple():
+            return [_plain(item) for item in cast(tuple[object, ...], value)]
+        case _:
+            return _document(value) if is_dataclass(value) else value

@@ -1,0 +1,72 @@
+"""Hypothesis strategies that build any record from its schema, and what fastavro makes of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from functools import cache
+from io import BytesIO
+from typing import Any, cast
+
+from fastavro import parse_schema
+from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
+from hypothesis import strategies as st
+
+from tidewheel.schemas import records
+from tidewheel.schemas.files import current
+from tidewheel.schemas.forms import FORMS
+from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
+
+_write = cast("Callable[[BytesIO, object, object], None]", _writer)
+
+SHAPE = Shape(json.loads(text) for text in current().values())
+ROOTS: list[type] = list(FORMS)
+
+_PRIMITIVES: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text(max_size=200),
+    "bytes": st.binary(max_size=200) | st.sampled_from([b"null", b'{"a":[1,2.5]}', b'{"a": 1}', b'"x"', b"NaN"]),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "double": st.floats(allow_nan=False, allow_infinity=False),
+    "boolean": st.booleans(),
+    "instant": st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC)),  # noqa: DTZ001
+}
+
+
+@cache
+def any_record(record_type: type) -> st.SearchStrategy[Any]:
+    """Any record of one type."""
+    shape = SHAPE.records[record_type.__name__]
+    return st.builds(record_type, **{field.name: _values(field.type) for field in shape.fields})
+
+
+def _values(type_: Type) -> st.SearchStrategy[Any]:
+    match type_:
+        case Primitive(kind):
+            return _PRIMITIVES[kind]
+        case Strings():
+            return st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=4)
+        case Array(items):
+            return st.lists(_values(items), max_size=3).map(tuple)
+        case Nullable(inner):
+            return st.none() | _values(inner)
+        case Enum(name=name):
+            return st.sampled_from(getattr(records, name))
+        case Record(name=name):
+            return any_record(getattr(records, name))
+
+
+def datum(value: object) -> object:
+    """A record as fastavro takes it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: datum(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [datum(item) for item in cast(tuple[object, ...], value)]
+    return value
+
+
+def fastavro_body(record: object, schema: str) -> bytes:
+    """What fastavro writes for a record, without a header."""
+    target = BytesIO()
+    _write(target, parse_schema(json.loads(schema)), datum(record))
+    return target.getvalue()

@@ -1,0 +1,47 @@
+"""CloudEvents in binary mode: exactly the headers that are promised, in order."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tidewheel.schemas.cloudevents import completion_headers, lifecycle_headers
+from tidewheel.schemas.records import LifecycleEvent, RunCompleted
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_completion_carries_exactly_these(a_completion: RunCompleted) -> None:
+    assert completion_headers(a_completion, "/tidewheel/test", traceparent=TRACE) == [
+        ("ce_id", b"01234567-89ab-5cde-8f01-23456789abcd"),
+        ("ce_type", b"io.tidewheel.run.succeeded.v1"),
+        ("ce_source", b"/tidewheel/test"),
+        ("ce_time", b"2026-03-29T06:00:00.250000Z"),
+        ("ce_subject", b"019d3a1c-7f00-8123-8456-789abcdef012"),
+        ("ce_specversion", b"1.0"),
+        ("content-type", b"application/avro"),
+        ("traceparent", TRACE.encode()),
+    ]
+
+
+def test_without_a_trace_there_is_no_header_for_it(a_completion: RunCompleted) -> None:
+    names = [name for name, _ in completion_headers(a_completion, "/t", content_type="application/json")]
+    assert "traceparent" not in names
+
+
+@pytest.mark.parametrize(("run_id", "subject"), [("r", b"r"), (None, b"j")])
+def test_a_lifecycle_event_is_about_its_run_or_its_job(run_id: str | None, subject: bytes) -> None:
+    event = LifecycleEvent(
+        event_id="e",
+        type="io.tidewheel.job.created.v1",
+        occurred_at=datetime(2026, 1, 1, tzinfo=UTC),
+        tenant="default",
+        job_id="j",
+        job_key="k",
+        run_id=run_id,
+        detail={},
+    )
+    headers = dict(lifecycle_headers(event, "/t", content_type="application/json", traceparent=TRACE))
+    assert headers["ce_type"] == b"io.tidewheel.job.created.v1"
+    assert headers["ce_subject"] == subject
+    assert headers["content-type"] == b"application/json"
+    assert headers["traceparent"] == TRACE.encode()

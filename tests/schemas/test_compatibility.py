@@ -1,0 +1,227 @@
+"""What may change in a schema and what may not: each rule, and that fastavro agrees."""
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, TypeAlias, cast
+
+import pytest
+from fastavro import parse_schema
+from fastavro import schemaless_reader as _reader  # pyright: ignore[reportUnknownVariableType]
+from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewheel.schemas.compatibility import check, incompatible, problems
+from tidewheel.schemas.files import current, released
+
+_write = cast("Callable[[BytesIO, object, object], None]", _writer)
+_read = cast("Callable[[BytesIO, object, object], object]", _reader)
+
+BASE: dict[str, Any] = {
+    "type": "record",
+    "name": "Thing",
+    "namespace": "io.tidewheel",
+    "doc": "A thing.",
+    "fields": [
+        {"name": "id", "type": "string", "doc": "Its id."},
+        {"name": "count", "type": "int", "doc": "How many."},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}, "doc": "When."},
+        {"name": "note", "type": ["null", "string"], "default": None, "doc": "A note."},
+        {
+            "name": "lane",
+            "type": {
+                "type": "enum",
+                "name": "Lane",
+                "doc": "A lane.",
+                "symbols": ["unknown", "a"],
+                "default": "unknown",
+            },
+            "doc": "Its lane.",
+        },
+        {"name": "tags", "type": {"type": "map", "values": "string"}, "doc": "Tags."},
+        {
+            "name": "parts",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Part",
+                    "doc": "A part.",
+                    "fields": [{"name": "size", "type": "long", "doc": "Its size."}],
+                },
+            },
+            "doc": "Its parts.",
+        },
+    ],
+}
+
+
+Change: TypeAlias = Callable[[dict[str, Any]], object]
+
+
+def changed(change: Change) -> dict[str, Any]:
+    schema = copy.deepcopy(BASE)
+    change(schema)
+    return schema
+
+
+def field(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in schema["fields"] if one["name"] == name)
+
+
+def add(**made: object) -> Change:
+    return lambda schema: schema["fields"].append({"name": "more", "doc": "More.", **made})
+
+
+def alter(which: str, /, **made: object) -> Change:
+    return lambda schema: field(schema, which).update(made)
+
+
+def alter_lane(**made: object) -> Change:
+    return lambda schema: field(schema, "lane")["type"].update(made)
+
+
+def remove(name: str) -> Change:
+    return lambda schema: schema["fields"].remove(field(schema, name))
+
+
+ALLOWED: dict[str, Change] = {
+    "nothing": lambda schema: None,
+    "a nullable field added": add(type=["null", "int"], default=None),
+    "a nullable field removed": remove("note"),
+    "a symbol added": alter_lane(symbols=["unknown", "a", "b"]),
+    "a symbol removed": alter_lane(symbols=["unknown"]),
+    "fields in another order": lambda schema: schema["fields"].reverse(),
+    "other words in a doc": alter("id", doc="Another word."),
+}
+REFUSED: dict[str, tuple[Change, str]] = {
+    "a field added without a default": (add(type="int"), "Thing.more: was added without a default"),
+    "a field without a default removed": (remove("id"), "Thing.id: was removed, but had no default"),
+    "a type changed": (alter("id", type="bytes"), "Thing.id: the type changed from string to bytes"),
+    "a promotion": (alter("count", type="long"), "Thing.count: the type changed from int to long"),
+    "a logical type lost": (alter("at", type="long"), r"Thing.at: the type changed from long \(timestamp-micros\)"),
+    "a field made nullable": (alter("id", type=["null", "string"]), "Thing.id: the type changed"),
+    "another branch": (alter("note", type=["null", "string", "int"]), "Thing.note: the union changed"),
+    "another type in a branch": (alter("note", type=["null", "bytes"]), "Thing.note: the type changed"),
+    "a default changed": (alter("note", default="x"), "Thing.note: the default changed"),
+    "a default taken away": (lambda schema: field(schema, "note").pop("default"), "Thing.note: the default changed"),
+    "a map's values": (alter("tags", type={"type": "map", "values": "bytes"}), r"Thing.tags{}: the type changed"),
+    "an array's items": (alter("parts", type={"type": "array", "items": "int"}), r"Thing.parts\[\]: the type changed"),
+    "a part of a part": (
+        lambda schema: field(schema, "parts")["type"]["items"]["fields"][0].update(type="int"),
+        "Part.size: the type changed",
+    ),
+    "a record renamed": (lambda schema: schema.update(name="Object"), "the type Thing was renamed to Object"),
+    "a namespace changed": (lambda schema: schema.update(namespace="com"), "the namespace changed"),
+    "an enum renamed": (alter_lane(name="Street"), "the type Lane was renamed to Street"),
+    "an enum's default changed": (alter_lane(default="a"), "Lane: the default symbol changed"),
+    "a field renamed": (alter("id", name="key"), "Thing.key: was added without a default"),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_allowed_changes_pass_both_ways(name: str) -> None:
+    new = changed(ALLOWED[name])
+    assert incompatible(BASE, new) == []
+    assert incompatible(new, BASE) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_forbidden_change_is_named_with_its_field(name: str) -> None:
+    change, words = REFUSED[name]
+    found = incompatible(BASE, changed(change))
+    assert found
+    assert any(re.search(words, problem) for problem in found), found
+    assert incompatible(changed(change), BASE), "and backwards"
+
+
+def test_a_symbol_may_come_only_where_older_readers_have_a_default() -> None:
+    def without_default(schema: dict[str, Any]) -> None:
+        del field(schema, "lane")["type"]["default"]
+
+    old = changed(without_default)
+    new = copy.deepcopy(old)
+    field(new, "lane")["type"]["symbols"].append("b")
+    assert ["symbol b was added" in problem for problem in incompatible(old, new)] == [True]
+    assert ["symbol b was removed" in problem for problem in incompatible(new, old)] == [True]
+
+
+things = st.fixed_dictionaries(
+    {
+        "id": st.text(),
+        "count": st.integers(-(2**31), 2**31 - 1),
+        "at": st.integers(-(2**55), 2**55),
+        "lane": st.sampled_from(["unknown", "a"]),
+        "tags": st.dictionaries(st.text(), st.text(), max_size=3),
+        "parts": st.lists(st.fixed_dictionaries({"size": st.integers(-(2**63), 2**63 - 1)}), max_size=3),
+        "note": st.none() | st.text(),
+    }
+)
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+@settings(max_examples=25, deadline=None)
+@given(thing=things)
+def test_what_is_allowed_fastavro_reads_both_ways(name: str, thing: dict[str, object]) -> None:
+    old, new = parse_schema(copy.deepcopy(BASE)), parse_schema(changed(ALLOWED[name]))
+    symbols = field(changed(ALLOWED[name]), "lane")["type"]["symbols"]
+    for writer, reader in ((old, new), (new, old)):
+        written = thing | {"lane": thing["lane"] if writer is old or thing["lane"] in symbols else "unknown"}
+        target = BytesIO()
+        _write(target, writer, written)
+        target.seek(0)
+        read = cast(dict[str, object], _read(target, writer, reader))
+        assert read["id"] == thing["id"]
+        assert read["parts"] == thing["parts"]
+        assert read["lane"] in ("unknown", thing["lane"])
+
+
+def test_this_tree_may_be_released() -> None:
+    assert check() == []
+
+
+def test_the_first_release_is_kept() -> None:
+    assert set(released()["0.1.0"]) >= set(current())
+
+
+def test_every_pair_of_versions_is_compared_not_only_neighbours() -> None:
+    one, two = json.dumps(BASE), json.dumps(changed(remove("note")))
+    three = json.dumps(changed(alter("note", type=["null", "int"])))
+    found = problems({"1": {"thing": one}, "2": {"thing": two}, "3": {"thing": three}})
+    assert len(found) == 1
+    assert found[0].startswith("thing: Thing.note: the type changed from string to int")
+    assert found[0].endswith("(between 1 and 3)")
+
+
+def test_a_schema_that_was_released_stays() -> None:
+    assert problems({"1": {"thing": json.dumps(BASE)}, "2": {}}) == [
+        "thing: was released in 1 and is gone from 2; schemas stay"
+    ]
+
+
+UNFIT: list[tuple[Change, str]] = [
+    (alter("id", doc=""), "Thing.id: has no doc"),
+    (lambda schema: schema.pop("doc"), "Thing: has no doc"),
+    (alter_lane(doc=""), "Lane: has no doc"),
+    (lambda schema: field(schema, "lane")["type"].pop("default"), "Lane: has no default symbol"),
+    (alter("id", aliases=["key"]), "Thing.id: has aliases"),
+    (lambda schema: schema.update(aliases=["Object"]), "Thing: has aliases"),
+    (alter("count", default=0), "Thing.count: has a default but is not nullable"),
+    (lambda schema: field(schema, "note").pop("default"), "Thing.note: is a union, but not"),
+    (alter("note", type=["string", "null"], default=""), "Thing.note: is a union, but not"),
+    (alter("parts", type={"type": "array", "items": "Thing"}), "Thing: holds itself"),
+    (
+        alter("parts", type={"type": "record", "name": "Empty", "doc": "Nothing.", "fields": []}),
+        "Empty: has no fields",
+    ),
+    (alter("id", type="strnig"), "is no Avro schema"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), UNFIT)
+def test_what_a_schema_must_have_from_the_first_is_checked(change: Change, words: str) -> None:
+    found = problems({"1": {"thing": json.dumps(changed(change))}})
+    assert any(words in problem for problem in found), found

@@ -1,0 +1,58 @@
+"""A definition carries what executors need, with every default in place."""
+
+import pytest
+
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.schemas.codec import decode, encode
+from tidewheel.schemas.definitions import definition_record
+from tidewheel.schemas.records import Backoff, JobDefinition, Lane, Overlap, TargetKind
+
+
+def spec(**fields: object) -> JobSpec:
+    return JobSpec.model_validate({"key": "k", "schedule": "@every 10s", "target": "send-email"} | fields)
+
+
+def definition(**fields: object) -> JobDefinition:
+    return definition_record(spec(**fields), tenant="default", job_id="j", job_version=3)
+
+
+def test_defaults_are_in_place() -> None:
+    made = definition()
+    assert (made.queue, made.lane, made.overlap) == ("default", Lane.STANDARD, Overlap.SKIP)
+    assert (made.target.kind, made.target.handler) == (TargetKind.HANDLER, "send-email")
+    assert (made.payload, made.payload_content_type) == (b"", "application/json")
+    assert made.retry.backoff is Backoff.EXPONENTIAL
+    assert (made.retry.max_attempts, made.retry.initial_ms, made.retry.factor, made.retry.max_ms) == (
+        4, 2000, 2.0, 3_600_000,
+    )  # fmt: skip
+    assert made.start_to_close_ms == 300_000
+    assert decode(encode(made), JobDefinition) == made
+
+
+def test_what_was_submitted_is_carried() -> None:
+    made = definition(
+        target={"type": "http", "url": "http://a", "headers": {"X-A": "1"}},
+        payload={"a": "ü"},
+        retry={"intervals": ["1s", "1500ms"], "non_retryable": ["ValueError"]},
+        start_to_close=0.0015,
+        labels={"team": "billing"},
+        lane="critical",
+        overlap="allow_all",
+    )
+    assert made.target.http is not None
+    assert (made.target.http.method, made.target.http.headers) == ("POST", {"X-A": "1"})
+    assert made.payload == '{"a":"ü"}'.encode()
+    assert made.retry.intervals_ms == (1000, 1500)
+    assert made.retry.max_attempts == 3
+    assert made.retry.non_retryable == ("ValueError",)
+    assert made.start_to_close_ms == 2, "rounded up"
+    assert (made.lane, made.overlap) == (Lane.CRITICAL, Overlap.ALLOW_ALL)
+    assert decode(encode(made), JobDefinition) == made
+
+
+def test_a_job_without_a_key_takes_the_one_intake_gives_it() -> None:
+    without = JobSpec.model_validate({"schedule": "manual", "target": "h"})
+    made = definition_record(without, tenant="t", job_id="j", job_version=1, job_key="r-1")
+    assert made.job_key == "r-1"
+    with pytest.raises(ValueError, match="without a key"):
+        definition_record(without, tenant="t", job_id="j", job_version=1)

@@ -1,0 +1,102 @@
+"""Records as JSON: nothing is lost, and what does not fit is named."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewheel.errors import UndecodableMessage
+from tidewheel.schemas.codec import decode, encode_json
+from tidewheel.schemas.records import Lane, RunCompleted
+
+
+def as_json(record: object) -> dict[str, object]:
+    document: dict[str, object] = json.loads(encode_json(record))
+    return document
+
+
+def test_a_completion_reads_as_people_expect(a_completion: RunCompleted) -> None:
+    document = as_json(a_completion)
+    assert document["scheduled_at"] == "2026-03-29T06:00:00.250000Z"
+    assert document["status"] == "succeeded"
+    assert document["result"] == {"pages": 3}
+    assert document["error"] is None
+    assert document["labels"] == {"team": "billing"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    content=st.none()
+    | st.binary(max_size=50)
+    | st.recursive(st.integers() | st.text() | st.none(), st.lists).map(lambda value: json.dumps(value).encode())
+)
+def test_any_result_comes_back_byte_for_byte(content: bytes | None) -> None:
+    record = _completion(content)
+    document = as_json(record)
+    assert ("result" in document) + ("result_base64" in document) == (content is not None)
+    assert decode(encode_json(record), RunCompleted) == record
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"null",
+        b"1.10",
+        b'{"a": 1}',
+        b'{"a":1,"a":2}',
+        b"NaN",
+        b"[" * 40 + b"]" * 40,
+        b"9" * 5000,
+        b'"\\u0000"',
+        b'"\\ud800"',
+        b"",
+    ],
+)
+def test_json_text_that_would_come_back_otherwise_travels_as_base64(content: bytes) -> None:
+    record = _completion(content)
+    assert ("result" in as_json(record)) == (content == b"null")
+    assert decode(encode_json(record), RunCompleted) == record
+
+
+def test_names_and_symbols_of_later_releases_do_not_hurt(a_completion: RunCompleted) -> None:
+    document = as_json(a_completion) | {"novelty": [1], "lane": "express"}
+    assert decode(json.dumps(document).encode(), RunCompleted).lane is Lane.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("run_id", None, "run_id is missing"),
+        ("run_id", 7, "run_id is 7; string belongs there"),
+        ("job_version", True, "job_version is True"),
+        ("job_version", 2**31, "int belongs there"),
+        ("sequence", 1.5, "long belongs there"),
+        ("finished_at", "2026-03-29T06:00:00", "no offset"),
+        ("finished_at", 5, "instant belongs there"),
+        ("labels", {"a": 1}, "an object of strings"),
+        ("error", {"type": "X"}, "error.message is missing"),
+        ("error", "X", "an object belongs there"),
+        ("result_base64", "***", "base64 belongs there"),
+    ],
+)
+def test_the_field_that_does_not_fit_is_named(a_completion: RunCompleted, name: str, value: object, words: str) -> None:
+    document = as_json(a_completion) | {name: value}
+    with pytest.raises(UndecodableMessage, match=words):
+        decode(json.dumps(document).encode(), RunCompleted)
+
+
+def test_a_name_given_twice_is_refused(a_completion: RunCompleted) -> None:
+    text = encode_json(a_completion).replace(b"{", b'{"run_id":"other",', 1)
+    with pytest.raises(UndecodableMessage, match="run_id"):
+        decode(text, RunCompleted)
+
+
+def _completion(result: bytes | None) -> RunCompleted:
+    document: dict[str, object] = {
+        "event_id": "e", "run_id": "r", "job_id": "j", "job_key": "k", "job_version": 1, "tenant": "t", "lane": "batch",
+        "cause": "timer", "status": "succeeded", "scheduled_at": "2026-01-01T00:00:00Z",
+        "finished_at": "2026-01-01T00:00:00Z", "attempt": 1, "max_attempts": 1, "labels": {}, "sequence": 1,
+    }  # fmt: skip
+    return replace(decode(json.dumps(document).encode(), RunCompleted), result=result)

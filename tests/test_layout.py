@@ -1,0 +1,110 @@
+"""One import name over real folders: the links, what is built from them, and what the checks look at."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.strict_types import LINKED, ROOT
+
+DATA = ("tidewheel/py.typed", ".sql", ".avsc", ".sha256", "tidewheel/control/examples/")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, the wheel built from it, and the wheel built from the tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    build("--outdir", str(folder))
+    build("--wheel", "--outdir", str(folder / "from-tree"))
+    return folder
+
+
+def build(*arguments: str) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", *arguments, str(ROOT)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_leads_to_the_folder_of_its_name(name: str) -> None:
+    link = ROOT / "tidewheel" / name
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / name
+    assert link.resolve() == ROOT / name
+    assert (link / "__init__.py").is_file()
+
+
+def test_every_link_is_known_to_the_checks() -> None:
+    assert {path.name for path in (ROOT / "tidewheel").iterdir() if path.is_symlink()} == set(LINKED)
+
+
+def test_the_wheel_holds_one_import_name_and_all_data(built: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    held = names(wheel)
+    tops = {name.split("/")[0] for name in held}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tidewheel"}
+    for part in DATA:
+        assert any(part in name for name in held), part
+    assert len(held) == len(set(held))
+    assert not [name for name in held if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_every_module_of_the_tree_is_in_the_wheel(built: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    folders = [("tidewheel", ROOT / "tidewheel"), *((f"tidewheel/{name}", ROOT / name) for name in LINKED)]
+    there = {f"{name}/{path.relative_to(folder)}" for name, folder in folders for path in folder.rglob("*.py")}
+    assert there <= set(names(wheel))
+
+
+def test_a_wheel_from_the_sdist_holds_the_same_files(built: Path) -> None:
+    [from_sdist], [from_tree] = built.glob("*.whl"), (built / "from-tree").glob("*.whl")
+    assert names(from_sdist) == names(from_tree)
+
+
+def test_the_sdist_holds_sources_only(built: Path) -> None:
+    [sdist] = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "LICENSE", "README.md", "scheduler/__init__.py"} <= held
+    assert not [name for name in held if name.startswith((".venv", ".git/", "dist/")) or "__pycache__" in name]
+
+
+def test_the_locks_name_no_place_and_hash_everything() -> None:
+    for lock in (ROOT / "requirements").glob("*.lock"):
+        lines = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
+        assert not [line for line in lines if "://" in line or line.startswith("--")], lock.name
+        pins = [line for line in lines if not line.startswith(" ")]
+        assert pins
+        assert all("==" in line and line.endswith("\\") for line in pins), lock.name
+
+
+def test_every_target_of_make_is_explained() -> None:
+    targets = {
+        line.partition(":")[0]
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if ": " in line and "## " in line
+    }
+    wanted = {
+        "help",
+        "setup",
+        "demo",
+        "fmt",
+        "check",
+        "test",
+        "test-all",
+        "faults",
+        "up",
+        "down",
+        "bench",
+        "docs",
+        "wheel",
+    }
+    assert wanted <= targets

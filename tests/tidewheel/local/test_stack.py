@@ -1,0 +1,180 @@
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from tidewheel.errors import StackError
+from tidewheel.local.daemon import Daemon
+from tidewheel.local.parts import PartState
+from tidewheel.local.stack import LocalStack, StackInfo, running_stack
+from tidewheel.local.state import read_state
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """A stack that these tests may stop and hurt; each begins with `up`."""
+    local = LocalStack(tmp_path_factory.mktemp("own"))
+    yield local
+    local.down(erase=True)
+    assert processes_of(local.home) == []
+    assert [path.name for path in local.home.iterdir()] == [".lock"]
+    assert not local.status().is_running
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process whose command line names this folder."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            named = any(str(home) in argument for argument in process.cmdline())
+        except psutil.Error:
+            continue
+        if named:
+            found.append(process)
+    return found
+
+
+def pids(local: LocalStack) -> list[int | None]:
+    return [part.pid for part in local.status().parts]
+
+
+def test_up_twice_is_one_stack_that_only_its_owner_can_read(own: LocalStack) -> None:
+    first = own.up()
+    before = pids(own)
+    assert own.up() == first == running_stack(own.home)
+    assert pids(own) == before
+    assert None not in before
+    assert own.status().is_running
+    assert stat.S_IMODE((own.home / "stack.json").stat().st_mode) == 0o600
+    assert "postgresql://" not in repr(first)
+
+
+def test_nobody_connects_without_the_password(own: LocalStack) -> None:
+    url = own.up().database_url
+    state = read_state(own.home)
+    assert state is not None
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(url.replace(state.password, "guess"))
+
+
+def test_the_database_keeps_what_it_promises(own: LocalStack) -> None:
+    wanted = {
+        "fsync": "on",
+        "synchronous_commit": "on",
+        "server_encoding": "UTF8",
+        "TimeZone": "UTC",
+        "listen_addresses": "127.0.0.1",
+        "max_connections": "200",
+        "wal_level": "replica",
+    }
+    with psycopg.connect(own.up().database_url) as connection:
+        for name, value in wanted.items():
+            assert connection.execute("SELECT current_setting(%s)", (name,)).fetchone() == (value,), name
+
+
+def test_data_outlive_down_and_two_ups_at_once_start_one_stack(own: LocalStack) -> None:
+    info = own.up()
+    with psycopg.connect(info.database_url) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    own.down()
+    assert processes_of(own.home) == []
+    assert running_stack(own.home) is None
+    infos: list[StackInfo] = []
+    threads = [threading.Thread(target=lambda: infos.append(LocalStack(own.home).up())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert infos == [info, info]
+    assert len([process for process in processes_of(own.home) if process.name() == "java"]) == 1
+    with psycopg.connect(info.database_url) as connection:
+        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+
+
+def test_a_stack_whose_pids_were_never_noted_is_found(own: LocalStack) -> None:
+    own.up()
+    before = pids(own)
+    for pid_file in own.home.rglob("pid"):
+        pid_file.unlink()
+    own.up()
+    assert pids(own) == before
+
+
+def test_up_repairs_what_died(own: LocalStack) -> None:
+    info = own.up()
+    own.postgres.stop("immediate")
+    own.broker(1).kill()
+    assert [part.state for part in own.status().parts] == [PartState.STOPPED, PartState.STOPPED]
+    assert running_stack(own.home) is None
+    assert own.up() == info
+
+
+def test_what_was_given_is_used_and_not_stopped(own: LocalStack, tmp_path: Path) -> None:
+    given = own.up()
+    other = LocalStack(tmp_path / "other", database_url=given.database_url, bootstrap=given.bootstrap)
+    info = other.up()
+    assert (info.database_url, info.bootstrap, info.replication) == (given.database_url, given.bootstrap, None)
+    assert [part.state for part in other.status().parts] == [PartState.GIVEN, PartState.GIVEN]
+    assert processes_of(other.home) == []
+    other.down(erase=True)
+    assert running_stack(own.home) == given
+
+
+def test_a_given_database_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path, database_url="postgresql://me:secret@127.0.0.1:1/db", bootstrap="127.0.0.1:1")
+    with pytest.raises(StackError, match="TIDEWHEEL_DATABASE_URL does not answer") as refused:
+        stack.up()
+    assert "secret" not in str(refused.value)
+
+
+def test_another_number_of_brokers_is_refused(own: LocalStack) -> None:
+    own.up()
+    with pytest.raises(StackError, match="has 1 broker"):
+        LocalStack(own.home, brokers=3).up()
+    with pytest.raises(StackError, match="1 or 3 brokers, not 2"):
+        LocalStack(own.home, brokers=2)
+
+
+def test_an_unreadable_memory_is_reported_and_can_be_erased(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path)
+    (tmp_path / "stack.json").write_text("{")
+    with pytest.raises(StackError, match="down --erase"):
+        stack.up()
+    stack.down(erase=True)
+    assert not stack.status().parts
+
+
+def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    daemon = Daemon(tmp_path / "pid", marker=f"tidewheel.home={tmp_path}")
+    assert not daemon.is_noted_alive()
+    assert daemon.process() is None
+
+
+@pytest.mark.slow
+def test_three_brokers_lose_a_leader_and_go_on_with_all_acks(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path, brokers=3)
+    try:
+        info = stack.up()
+        assert info.replication == 3
+        admin = AdminClient({"bootstrap.servers": info.bootstrap, "log_level": 0})
+        stack.broker(admin.list_topics("local-stack-probe").topics["local-stack-probe"].partitions[0].leader).kill()
+        failures: list[object] = []
+        producer = Producer({"bootstrap.servers": info.bootstrap, "acks": "all", "log_level": 0})
+        for number in range(100):
+            producer.produce("local-stack-probe", str(number).encode(), on_delivery=lambda e, _: failures.append(e))
+        assert producer.flush(60) == 0
+        assert failures == [None] * 100
+        assert not stack.status().is_running
+    finally:
+        stack.down(erase=True)
+    assert processes_of(tmp_path) == []

@@ -1,0 +1,99 @@
+"""Ids that carry their own routing.
+
+A job_id is derived from (tenant, key), so that registering twice is idempotent and needs no look-up. A run_id sorts by
+time (index locality, range partitions) and carries its job's bucket, so that it tells its shard. Both are deterministic:
+whoever derives the id of the same thing again gets the same id, which is what makes firing idempotent.
+"""
+
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import NewType
+from uuid import UUID, uuid5
+
+from tidewheel.runs import Cause
+
+JobId = NewType("JobId", UUID)
+RunId = NewType("RunId", UUID)
+
+NAMESPACE = UUID("6f1d0f3e-5b0e-5c7a-9a51-7d1e3a1f6c11")
+BUCKETS = 4096  # the first 12 bits of a job_id; what cells will own ranges of
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
+_VERSION_8 = 8 << 76
+_VARIANT = 0b10 << 62
+_FIXED_BITS = (0xF << 76) | (0b11 << 62)
+_LOW_62_BITS = (1 << 62) - 1
+_LATEST_MS = (1 << 48) - 1
+
+
+def job_id(tenant: str, key: str) -> JobId:
+    """The id of the job `key` of `tenant`: the same in every installation, for ever."""
+    return JobId(uuid5(uuid5(NAMESPACE, tenant), key))
+
+
+def bucket_of(job: UUID) -> int:
+    """The job's bucket, 0 to 4095: the first 12 bits of its id."""
+    return job.int >> 116
+
+
+def shard_of(bucket: int, shards: int) -> int:
+    """The shard that a bucket belongs to, 0 to shards - 1; contiguous and even to within one bucket.
+
+    >>> shard_of(0, 64), shard_of(4095, 64)
+    (0, 63)
+    """
+    return bucket * shards // BUCKETS
+
+
+def micros(instant: datetime) -> int:
+    """Whole microseconds since 1970, without the rounding of a float."""
+    return (instant - _EPOCH) // _MICROSECOND
+
+
+def run_id(
+    job: UUID, scheduled_at: datetime, cause: Cause, origin: bytes = b"", *, at: datetime | None = None
+) -> RunId:
+    """The id of the run that (job, instant, cause, origin) becomes.
+
+    Args:
+        job: The job's id; its bucket is carried along.
+        scheduled_at: The nominal instant, to the microsecond.
+        cause: Why there is a run.
+        origin: What distinguishes runs of one job, instant and cause: empty for a timer, the request_id for a trigger.
+        at: The instant in the 48 bits of milliseconds; `scheduled_at` unless given (backfill and retry differ).
+
+    Source: RFC 9562 section 5.8 (UUID version 8).
+    """
+    stamp = ((at or scheduled_at) - _EPOCH) // _MILLISECOND
+    stamp = min(max(stamp, 0), _LATEST_MS)
+    digest = sha256(b"%b%d|%b|%b" % (job.bytes, micros(scheduled_at), cause.encode(), origin)).digest()
+    low = int.from_bytes(digest[:8]) & _LOW_62_BITS
+    return RunId(UUID(int=(stamp << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT | low))
+
+
+def run_bucket(run: UUID) -> int:
+    """The bucket of the job that a run belongs to."""
+    return (run.int >> 64) & 0xFFF
+
+
+def run_instant(run: UUID) -> datetime:
+    """The instant in a run_id, to the millisecond; what the partitions are cut by."""
+    return _EPOCH + (run.int >> 80) * _MILLISECOND
+
+
+def first_run_id(instant: datetime) -> UUID:
+    """The smallest value of type uuid that a run of this millisecond can have: a partition's bound."""
+    return UUID(int=((instant - _EPOCH) // _MILLISECOND) << 80)
+
+
+def event_id(run: UUID, kind: str, sequence: int) -> UUID:
+    """The id of an event: a repeat of the same event repeats it."""
+    return hashed_id(b"%b%b%d" % (run.bytes, kind.encode(), sequence))
+
+
+def hashed_id(told: bytes) -> UUID:
+    """A UUID that is the hash of what it names. Source: RFC 9562 section 5.8 (UUID version 8)."""
+    number = int.from_bytes(sha256(told).digest()[:16])
+    return UUID(int=(number & ~_FIXED_BITS) | _VERSION_8 | _VARIANT)

@@ -1,0 +1,47 @@
+"""What a run is handed: bytes and what they are."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import model_validator
+
+from tidewheel.jobs.misfit import Misfit
+from tidewheel.jobs.submitted import Submitted
+from tidewheel.jobs.values import BytesPayload, JsonPayload
+
+JSON_CONTENT = "application/json"
+BYTES_CONTENT = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes to hand on, and their content type: JSON text in compact UTF-8, or bytes of any kind."""
+
+    content: bytes
+    content_type: str
+
+
+class WithPayload(Submitted):
+    """What may carry a payload: `payload` is any JSON value, kept as its text; `payload_base64` is bytes."""
+
+    payload: JsonPayload = None
+    payload_base64: BytesPayload | None = None
+
+    @property
+    def carried(self) -> Payload | None:
+        """The payload, whichever way it was given; None when none was."""
+        if self.payload is not None:
+            return Payload(self.payload, JSON_CONTENT)
+        if self.payload_base64 is not None:
+            return Payload(self.payload_base64, BYTES_CONTENT)
+        return None
+
+    @model_validator(mode="after")
+    def _one_payload(self) -> Self:
+        if self.payload is not None and self.payload_base64 is not None:
+            raise Misfit(
+                problem="payload and payload_base64 exclude each other",
+                remedy="leave one of them out",
+                path="payload_base64",
+            )
+        return self

@@ -1,0 +1,74 @@
+"""When a failed attempt is followed by another, as submitted."""
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tidewheel.jobs.durations import format_duration
+from tidewheel.jobs.misfit import Misfit, Misread
+from tidewheel.jobs.refusals import shown
+from tidewheel.jobs.submitted import Submitted
+from tidewheel.jobs.values import Finite, Key, few, span
+
+DEFAULT_ATTEMPTS = 4
+MOST_ATTEMPTS = 1000
+SHORTEST_DELAY = timedelta(milliseconds=1)
+LONGEST_DELAY = timedelta(days=30)
+
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
+_Delay = Annotated[timedelta, BeforeValidator(span(SHORTEST_DELAY, LONGEST_DELAY))]
+
+
+def _percentage(value: object) -> float:
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or float(match.group(1)) > 100:
+        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
+        raise Misfit(problem=problem, remedy="write a percentage from 0% to 100%, such as 10%")
+    return float(match.group(1)) / 100
+
+
+class RetryPolicy(Submitted):
+    """When a failed attempt is followed by another.
+
+    Attributes:
+        jitter: Largest random addition, as a fraction of the delay.
+        intervals: The delays before attempts 2, 3, ...; the last one repeats.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {"start_to_close": "write it beside retry, in job"}
+
+    max_attempts: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] | None = None
+    backoff: Literal["exponential", "fixed", "intervals"] | None = None
+    initial: _Delay = timedelta(seconds=2)
+    factor: Annotated[Finite, Field(ge=1, le=1000)] = 2.0
+    max: _Delay = timedelta(hours=1)
+    jitter: Annotated[float, BeforeValidator(_percentage)] = 0.1
+    intervals: Annotated[tuple[_Delay, ...], BeforeValidator(few), Field(min_length=1)] | None = None
+    non_retryable: Annotated[tuple[Key, ...], BeforeValidator(few)] = ()
+
+    @property
+    def kind(self) -> Literal["exponential", "fixed", "intervals"]:
+        """How the delay grows: `intervals` where there are some, else `exponential` unless said otherwise."""
+        return self.backoff or ("exponential" if self.intervals is None else "intervals")
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts may be charged; when not said, as many as the intervals have delays for, else four."""
+        if self.max_attempts is not None:
+            return self.max_attempts
+        return DEFAULT_ATTEMPTS if self.intervals is None else len(self.intervals) + 1
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.intervals is not None and self.kind != "intervals":
+            problem = f"backoff {self.kind!r} and intervals exclude each other"
+            raise Misfit(problem=problem, remedy="leave one of them out", path="intervals")
+        if self.intervals is None and self.kind == "intervals":
+            raise Misfit(problem="is missing", remedy='write the delays, such as ["1s", "10s", "1m"]', path="intervals")
+        if self.kind == "exponential" and self.initial > self.max:
+            problem = f"{format_duration(self.initial)} is longer than max, {format_duration(self.max)}"
+            raise Misfit(problem=problem, remedy="raise max, or start with less", path="initial")
+        return self

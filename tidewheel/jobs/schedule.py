@@ -1,0 +1,186 @@
+"""When a job's runs are due, as submitted: an object with one kind in it, or a bare string.
+
+Whether a cron expression can be read and its zone exists is decided by the recurrence library, not here.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import BeforeValidator
+
+from tidewheel.jobs.durations import microseconds
+from tidewheel.jobs.misfit import Misfit, Misread
+from tidewheel.jobs.refusals import shown, validated
+from tidewheel.jobs.strict_json import Json, as_list, as_object
+from tidewheel.jobs.submitted import Submitted
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import Instant, span
+
+MAX_EXPRESSIONS = 20
+MAX_EXPRESSION = 256
+SHORTEST_INTERVAL = timedelta(seconds=1)
+LONGEST_INTERVAL = timedelta(days=400)
+
+_EXAMPLES = 'write one of {"once": ...}, {"interval": ...}, {"cron": ...} or "manual"'
+_BESIDE = "write it beside schedule, in job"
+_BOUNDS = {"start_at": _BESIDE, "end_at": _BESIDE, "max_runs": _BESIDE, "jitter": _BESIDE}
+_CRON_ALONE = "it belongs to cron; leave it out"
+_ZONE = {"timezone": _CRON_ALONE, "dst_gap": _CRON_ALONE, "dst_overlap": _CRON_ALONE}
+
+
+class Once(Submitted):
+    """One occurrence."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
+
+    once: Instant
+
+
+class Interval(Submitted):
+    """An occurrence at every `anchor + n x interval`."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
+
+    interval: Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
+    anchor: Instant | None = None
+
+
+def _expressions(value: object) -> tuple[str, ...]:
+    expressions = [value] if isinstance(value, str) else as_list(value)
+    if not expressions:
+        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
+        raise Misfit(problem=problem, remedy="write a cron expression, or a list of them")
+    if len(expressions) > MAX_EXPRESSIONS:
+        raise Misfit(problem=f"{len(expressions)} expressions were read", remedy=f"write at most {MAX_EXPRESSIONS}")
+    return tuple(_expression(one) for one in expressions)
+
+
+def _expression(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Misfit(problem=f"{shown(value)} was read", remedy="write a cron expression such as 0 8 * * MON-FRI")
+    if len(value) > MAX_EXPRESSION or not value.isprintable():
+        raise Misfit(problem=f"{shown(value)} was read", remedy=f"write at most {MAX_EXPRESSION} printable characters")
+    return value.strip()
+
+
+def _zone(value: object) -> str:
+    if not isinstance(value, str) or not value or len(value) > 64 or not value.isprintable():
+        raise Misfit(problem=f"{shown(value)} was read", remedy="write an IANA zone such as Europe/Berlin")
+    return value
+
+
+class Cron(Submitted):
+    """An occurrence whenever one of some cron expressions says so, on the wall clock of a zone."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS
+
+    cron: Annotated[tuple[str, ...], BeforeValidator(_expressions)]
+    timezone: Annotated[str, BeforeValidator(_zone)] = "UTC"
+    dst_gap: Literal["shift_forward", "skip"] = "shift_forward"
+    dst_overlap: Literal["first", "second", "both"] = "first"
+
+
+class Manual(Submitted):
+    """No occurrence of its own: triggers alone."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
+
+    manual: Literal[True] = True
+
+
+_KINDS: dict[str, type[Once | Interval | Cron | Manual]] = {
+    "once": Once,
+    "interval": Interval,
+    "cron": Cron,
+    "manual": Manual,
+}
+_LATER_KINDS = {
+    "fixed_delay": "use interval with overlap skip, which keeps runs apart too",
+    "after": "trigger this job from a consumer of the completions topic",
+}
+
+
+def read_schedule(value: object) -> Once | Interval | Cron | Manual:
+    """Return the schedule that an object or a bare string describes.
+
+    Raises:
+        Misfit: It describes none.
+    """
+    if isinstance(value, Once | Interval | Cron | Manual):
+        return value
+    if isinstance(value, str):
+        return read_schedule(_from_text(value))
+    if (given := as_object(value)) is None:
+        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
+        raise Misfit(problem=problem, remedy=_EXAMPLES)
+    for name, remedy in _LATER_KINDS.items():
+        if name in given:
+            raise Misfit(problem=f"{name!r} is not yet available in this release", remedy=remedy, path=name)
+    kinds = [kind for kind in _KINDS if kind in given]
+    if len(kinds) > 1:
+        raise Misfit(
+            problem=f"it has {' and '.join(kinds)}, of which it can be only one", remedy="split it into several jobs"
+        )
+    if not kinds:
+        raise Misfit(problem=f"it says {_names(given)}, which is no kind of schedule", remedy=_EXAMPLES)
+    return validated(_KINDS[kinds[0]], given)
+
+
+Schedule: TypeAlias = Annotated[Once | Interval | Cron | Manual, BeforeValidator(read_schedule)]
+
+_EVERY = re.compile(r"@every\s+(\S.*)")
+_ISO_DURATION = re.compile(r"P[\dT].*")
+_ISO_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d.*")
+_SPAN = re.compile(r"(?:[\d.]+[a-z]+)+", re.ASCII)
+
+
+def _from_text(text: str) -> dict[str, object]:
+    bare = text.strip()
+    if bare == "manual":
+        return {"manual": True}
+    if every := _EVERY.fullmatch(bare):
+        return {"interval": every.group(1)}
+    if _ISO_DURATION.fullmatch(bare):
+        return {"interval": bare}
+    if _ISO_TIMESTAMP.fullmatch(bare):
+        return {"once": bare}
+    if _SPAN.fullmatch(bare[:64]):
+        raise Misfit(problem=f"{shown(text)} alone is no schedule", remedy=f'write "@every {bare[:64]}"')
+    return {"cron": [bare]}
+
+
+def schedule_document(
+    schedule: Once | Interval | Cron | Manual, start_at: datetime | None, end_at: datetime | None
+) -> dict[str, Json]:
+    """Return a schedule with its bounds and every default in sight: what the recurrence library reads.
+
+    It is the form that `job_versions` stores, so its names and shapes outlast releases.
+    """
+    bounds: dict[str, Json] = {"start_at": _text(start_at), "end_at": _text(end_at)}
+    match schedule:
+        case Once():
+            return {"kind": "once", "at": format_timestamp(schedule.once)}
+        case Interval():
+            every = microseconds(schedule.interval)
+            return {"kind": "interval", "every_us": every, "anchor": _text(schedule.anchor), **bounds}
+        case Cron():
+            return {
+                "kind": "cron",
+                "expressions": list(schedule.cron),
+                "timezone": schedule.timezone,
+                "dst_gap": schedule.dst_gap,
+                "dst_overlap": schedule.dst_overlap,
+                **bounds,
+            }
+        case Manual():
+            return {"kind": "manual"}
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else format_timestamp(moment)
+
+
+def _names(given: Mapping[str, object]) -> str:
+    return ", ".join(shown(name) for name in list(given)[:5]) or "nothing"

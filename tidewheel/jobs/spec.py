@@ -1,0 +1,164 @@
+"""A job as people submit it, with every default of this release.
+
+What `shared/semantics.md` section 2 names and this release cannot do yet is refused by name, with what works instead.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, ClassVar, Literal, Self, cast
+
+from pydantic import BeforeValidator, model_validator
+
+from tidewheel.jobs.durations import microseconds, parse_duration
+from tidewheel.jobs.misfit import Misfit
+from tidewheel.jobs.payload import WithPayload
+from tidewheel.jobs.refusals import shown
+from tidewheel.jobs.retry import RetryPolicy
+from tidewheel.jobs.schedule import Cron, Interval, Schedule
+from tidewheel.jobs.schedule import schedule_document as _schedule_document
+from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
+from tidewheel.jobs.targets import Target
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import Description, Instant, Key, Labels, Queue, span
+
+LONGEST_ATTEMPT = timedelta(hours=24)
+
+_IN_SCHEDULE = "write it inside schedule, beside cron"
+_IN_RETRY = "write it inside retry"
+_ONE_TIMEOUT = "use start_to_close, which bounds each attempt"
+_WATCH = "consume the completions topic and act there"
+
+
+def _no_jitter(value: object) -> timedelta:
+    if value in ("0%", timedelta(0)):
+        return timedelta(0)
+    if isinstance(value, str | int | float) and not str(value).endswith("%") and not parse_duration(value):
+        return timedelta(0)
+    raise Misfit(
+        problem=f"a jitter of {shown(value)} is not yet available in this release", remedy="leave it out, or write 0s"
+    )
+
+
+class JobSpec(WithPayload):
+    """A job: what runs, when, with what, and what happens when it does not go well.
+
+    Attributes:
+        key: Unique in its tenant; when absent, intake takes the request_id or the message's coordinates.
+        overlap: None when not said: see `overlap_policy`.
+        paused: Looked at only when the job is created; no part of the spec or its version.
+    """
+
+    later: ClassVar[Mapping[str, str]] = {
+        "max_runs": "bound the schedule with end_at",
+        "schedule_to_start": _ONE_TIMEOUT,
+        "schedule_to_close": _ONE_TIMEOUT,
+        "heartbeat": _ONE_TIMEOUT,
+        "pause_on_failure": _WATCH,
+        "on_failure": _WATCH,
+        "exclude_calendars": "leave the days out in the cron expression",
+        "include_calendars": "name the days in the cron expression",
+        "on_excluded": "leave it out",
+        "concurrency_key": "use overlap skip, which keeps the runs of one job apart",
+        "ordering_key": "use overlap skip, which keeps the runs of one job apart",
+        "dedupe": "send a request_id, which makes a repeated request one",
+        "priority": "use lane: critical, standard or batch",
+    }
+    later_values: ClassVar[Mapping[str, Sequence[str]]] = {
+        "overlap": ("buffer_one", "buffer_all", "cancel_other", "terminate_other"),
+        "catch_up": ("fire_all", "skip"),
+        "on_resume": ("fire_once", "fire_all"),
+        "delivery": ("at_most_once",),
+    }
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "timezone": _IN_SCHEDULE,
+        "dst_gap": _IN_SCHEDULE,
+        "dst_overlap": _IN_SCHEDULE,
+        "cron": 'write it inside schedule: {"cron": ...}',
+        "interval": 'write it inside schedule: {"interval": ...}',
+        "once": 'write it inside schedule: {"once": ...}',
+        "anchor": 'write it inside schedule: {"interval": ..., "anchor": ...}',
+        "handler": 'write it as target: a handler\'s name, or {"type": "handler", "name": ...}',
+        "url": 'write it inside target: {"type": "http", "url": ...}',
+        "max_attempts": _IN_RETRY,
+        "backoff": _IN_RETRY,
+        "non_retryable": _IN_RETRY,
+        "timeout": "write it as start_to_close",
+        "timeouts": "write it as start_to_close",
+        "tenant": "write it beside job",
+        "request_id": "write it beside job",
+    }
+
+    key: Key | None = None
+    schedule: Schedule
+    start_at: Instant | None = None
+    end_at: Instant | None = None
+    jitter: Annotated[timedelta, BeforeValidator(_no_jitter)] = timedelta(0)
+    target: Target
+    lane: Literal["standard", "critical", "batch"] = "standard"
+    queue: Queue = "default"
+    overlap: Literal["skip", "allow_all"] | None = None
+    catch_up: Literal["fire_once"] = "fire_once"
+    on_resume: Literal["skip"] = "skip"
+    delivery: Literal["at_least_once"] = "at_least_once"
+    retry: RetryPolicy = RetryPolicy()
+    start_to_close: Annotated[timedelta, BeforeValidator(span(timedelta(milliseconds=1), LONGEST_ATTEMPT))] = timedelta(
+        seconds=300
+    )
+    labels: Labels = {}  # noqa: RUF012 - pydantic copies it
+    description: Description | None = None
+    paused: bool = False
+
+    @property
+    def recurring(self) -> bool:
+        """Whether the schedule has more than one occurrence."""
+        return isinstance(self.schedule, Interval | Cron)
+
+    @property
+    def overlap_policy(self) -> Literal["skip", "allow_all"]:
+        """The overlap policy in force: when not said, `skip` for recurring jobs and `allow_all` for the others."""
+        return self.overlap or ("skip" if self.recurring else "allow_all")
+
+    @model_validator(mode="after")
+    def _bounds_agree(self) -> Self:
+        for name, bound in (("start_at", self.start_at), ("end_at", self.end_at)):
+            if bound is not None and not self.recurring:
+                raise Misfit(
+                    problem="it bounds a schedule that does not recur",
+                    remedy="leave it out, or use cron or interval",
+                    path=name,
+                )
+        if self.start_at is not None and self.end_at is not None and self.end_at < self.start_at:
+            problem = f"{format_timestamp(self.end_at)} lies before start_at, so the job can never fire"
+            raise Misfit(problem=problem, remedy="write a later instant", path="end_at")
+        return self
+
+
+def schedule_document(spec: JobSpec) -> dict[str, Json]:
+    """Return the spec's schedule with its bounds and every default in sight: what the recurrence library reads."""
+    return _schedule_document(spec.schedule, spec.start_at, spec.end_at)
+
+
+def canonical_spec(spec: JobSpec) -> bytes:
+    """Return the spec as submitted, before defaults, in the one form that equal specs share.
+
+    Two ways to write one value (`60s` and `1m`, a bare string and the object it stands for) are equal; a default that
+    is written out is not equal to one left out, since a later release may change it. `paused` is no part of the spec.
+    """
+    given = spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"paused"})
+    return canonical(_plain(given))
+
+
+def _plain(value: object) -> Json:
+    if (parts := as_object(value)) is not None:
+        return {name: _plain(part) for name, part in parts.items()}
+    if (elements := as_list(value)) is not None:
+        return [_plain(element) for element in elements]
+    match value:
+        case datetime():
+            return format_timestamp(value)
+        case timedelta():
+            return f"{microseconds(value)}us"
+        case bytes():
+            return value.decode("latin-1")  # any bytes become text, each its own
+        case _:
+            return cast(Json, value)

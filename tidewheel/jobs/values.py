@@ -1,0 +1,186 @@
+"""The kinds of value that fields of submitted documents have, each with its limits."""
+
+import base64
+import re
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from tidewheel.jobs.durations import format_duration, parse_duration
+from tidewheel.jobs.misfit import Misfit, Misread
+from tidewheel.jobs.refusals import shown
+from tidewheel.jobs.strict_json import as_list, as_object, compact
+from tidewheel.jobs.timestamps import parse_timestamp
+
+MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_LABELS = 64
+MAX_LABEL_NAME = 63
+MAX_TEXT = 255
+MAX_ELEMENTS = 100
+
+# Control characters, line and paragraph separators, and halves of surrogate pairs, which no UTF-8 can hold.
+_NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
+_QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+
+
+def one_line(most: int) -> Callable[[str], str]:
+    """Return a check for text of one line, 1 to `most` characters, without control characters."""
+
+    def check(text: str) -> str:
+        if not text:
+            raise Misfit(problem="it is empty", remedy=f"write 1 to {most} characters")
+        if len(text) > most:
+            raise Misfit(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
+        if found := _NOT_ONE_LINE.search(text):
+            raise Misfit(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
+        return text
+
+    return check
+
+
+def several_lines(most: int) -> Callable[[str], str]:
+    """Return a check for text that may have lines and tabs, of at most `most` characters."""
+
+    def check(text: str) -> str:
+        if len(text) > most:
+            raise Misfit(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
+        if found := _NOT_TEXT.search(text):
+            raise Misfit(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
+        return text
+
+    return check
+
+
+def span(least: timedelta, most: timedelta) -> Callable[[object], timedelta]:
+    """Return a reader of durations between two bounds."""
+
+    def read(value: object) -> timedelta:
+        duration = value if isinstance(value, timedelta) else parse_duration(_text_or_number(value))
+        if not least <= duration <= most:
+            raise Misfit(
+                problem=f"{shown(value)} was read", remedy=f"write {format_duration(least)} to {format_duration(most)}"
+            )
+        return duration
+
+    return read
+
+
+def _text_or_number(value: object) -> str | float:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value
+    raise _wrong(value, "write a duration such as 10s, 5m, 1h30m, 250ms or PT10S, or a number of seconds")
+
+
+def _instant(value: object) -> datetime:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    if isinstance(value, str):
+        return parse_timestamp(value)
+    raise _wrong(value, "write an RFC 3339 timestamp such as 2026-03-29T08:00:00+02:00")
+
+
+def _wrong(value: object, remedy: str) -> Misfit:
+    if isinstance(value, Misread):
+        return Misfit(problem=value.problem, remedy=value.remedy)
+    return Misfit(problem=f"{shown(value)} was read", remedy=remedy)
+
+
+def _tenant(name: str) -> str:
+    if not _TENANT.fullmatch(name):
+        raise Misfit(
+            problem=f"{shown(name)} is no tenant's name",
+            remedy="write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
+        )
+    return name
+
+
+def _queue(name: str) -> str:
+    if not _QUEUE.fullmatch(name):
+        raise Misfit(problem=f"{shown(name)} is no queue's name", remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-'")
+    return name
+
+
+def _run_id(text: str) -> str:
+    try:
+        if len(text) == 36:
+            return str(uuid.UUID(text))
+    except ValueError:
+        pass
+    raise Misfit(
+        problem=f"{shown(text)} is no run's id", remedy="copy the UUID of 36 characters from a reply or an event"
+    )
+
+
+def _traceparent(text: str) -> str:
+    if not _TRACEPARENT.fullmatch(text):
+        raise Misfit(
+            problem=f"{shown(text)} is no traceparent", remedy="write one as W3C Trace Context has it, or leave it out"
+        )
+    return text
+
+
+def _payload(value: object) -> bytes:
+    if isinstance(value, Misread):
+        raise Misfit(problem=value.problem, remedy=value.remedy)
+    return _bounded(compact(value))
+
+
+def _payload_base64(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return _bounded(value)
+    if not isinstance(value, str):
+        raise _wrong(value, "write the bytes as base64")
+    try:
+        return _bounded(base64.b64decode(value, validate=True))
+    except ValueError as error:
+        if isinstance(error, Misfit):
+            raise
+        raise Misfit(
+            problem=f"{shown(value)} is no base64", remedy="use the standard alphabet, padded with ="
+        ) from error
+
+
+def _bounded(content: bytes) -> bytes:
+    if len(content) > MAX_PAYLOAD_BYTES:
+        problem = f"it has {len(content)} bytes; at most {MAX_PAYLOAD_BYTES} are carried"
+        raise Misfit(problem=problem, remedy="store it elsewhere and send a reference")
+    return content
+
+
+def _few_labels(value: object) -> object:
+    if (labels := as_object(value)) and len(labels) > MAX_LABELS:
+        raise Misfit(problem=f"{len(labels)} labels were read", remedy=f"write at most {MAX_LABELS}")
+    return value
+
+
+def few(value: object) -> object:
+    """Refuse a list of more than MAX_ELEMENTS before any element is looked at; return a list as a tuple."""
+    if (elements := as_list(value)) is None:
+        return value
+    if len(elements) > MAX_ELEMENTS:
+        raise Misfit(problem=f"{len(elements)} elements were read", remedy=f"write at most {MAX_ELEMENTS}")
+    return tuple(elements)
+
+
+Key = Annotated[str, AfterValidator(one_line(MAX_TEXT))]
+Reason = Annotated[str, AfterValidator(several_lines(1000))]
+Description = Annotated[str, AfterValidator(several_lines(4096))]
+Tenant = Annotated[str, AfterValidator(_tenant)]
+Queue = Annotated[str, AfterValidator(_queue)]
+RunId = Annotated[str, AfterValidator(_run_id)]
+Traceparent = Annotated[str, AfterValidator(_traceparent)]
+Instant = Annotated[datetime, BeforeValidator(_instant)]
+# The outermost type, so that null is read too: a payload that is null is one, and not the lack of one.
+JsonPayload = Annotated[bytes | None, BeforeValidator(_payload)]
+BytesPayload = Annotated[bytes, BeforeValidator(_payload_base64)]
+LabelName = Annotated[str, AfterValidator(one_line(MAX_LABEL_NAME))]
+Labels = Annotated[
+    dict[LabelName, Annotated[str, AfterValidator(several_lines(MAX_TEXT))]], BeforeValidator(_few_labels)
+]
+Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -1,0 +1,146 @@
+"""Kafka clients: bytes only, with the settings that keep the promises.
+
+What the settings are for is told in docs/adr/0005-kafka-settings.md. Users' own settings (TLS, SASL, …) are passed
+through untouched; those that would weaken a promise are refused.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,  # type: ignore[attr-defined]  # its stub does not re-export it
+    ResourceType,  # type: ignore[attr-defined]  # likewise
+)
+
+from tidewheel.errors import SettingsError, Unavailable
+
+_LOG = logging.getLogger("tidewheel.kafka")
+
+_QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protocol notices a dead member sooner
+_ADMIN_SECONDS = 10.0
+
+_NOT_YOURS = frozenset(
+    {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
+)
+
+GroupProtocol = Literal["auto", "consumer", "classic"]
+
+
+def check_bootstrap(config: Mapping[str, str]) -> None:
+    """See that a broker answers.
+
+    Raises:
+        Unavailable: None does within ten seconds; the message names the address.
+        SettingsError: A setting was passed through that would break a promise.
+    """
+    _refuse_overrides(config)
+    admin = AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
+    try:
+        admin.list_topics(timeout=_ADMIN_SECONDS)
+    except KafkaException as error:
+        message = f"no Kafka broker answers at {config.get('bootstrap.servers')}: {error.args[0].str()}"
+        raise Unavailable(message) from error
+
+
+def producer(
+    config: Mapping[str, str],
+    *,
+    role: str,
+    linger_ms: int = 5,
+    timeout_ms: int = 120_000,
+    on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
+) -> Producer:
+    """An idempotent producer.
+
+    Args:
+        config: Bootstrap servers and what users pass through.
+        role: Part of the client id.
+        linger_ms: How long a message may wait for company.
+        timeout_ms: How long one message is tried.
+        on_delivery: Called with the report of each message that was not delivered.
+    """
+    _refuse_overrides(config)
+    return Producer(
+        {
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 262_144,
+            "log_level": 4,
+            **config,
+            "client.id": f"tidewheel-{role}",
+            "enable.idempotence": True,  # sets acks=all and endless retries within the timeout
+            "partitioner": "murmur2_random",  # the Java clients' own: mixed producers must not split a key
+            "compression.type": "lz4",
+            "linger.ms": linger_ms,
+            "message.timeout.ms": timeout_ms,
+            "batch.num.messages": 1000,
+            "message.max.bytes": 1024 * 1024 + 32 * 1024,
+            **({"on_delivery": on_delivery, "delivery.report.only.error": True} if on_delivery else {}),
+        },
+        logger=_LOG,
+    )
+
+
+def consumer(
+    config: Mapping[str, str],
+    *,
+    group: str,
+    role: str,
+    protocol: Literal["consumer", "classic"],
+    reset: str = "earliest",
+) -> Consumer:
+    """A consumer that commits nothing by itself."""
+    _refuse_overrides(config)
+    grouping: dict[str, str | int] = {"group.protocol": "consumer"}
+    if protocol == "classic":
+        grouping = {
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": 10_000,
+            "heartbeat.interval.ms": 3_000,
+        }
+    return Consumer(
+        {
+            "log_level": 4,
+            **config,
+            **grouping,
+            "client.id": f"tidewheel-{role}",
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": reset,
+            # A message hoarded here is invisible to an idle neighbour; and with a low threshold the default pause of
+            # one second between fetches would be felt.
+            "queued.min.messages": 2000,
+            "queued.max.messages.kbytes": 4096,
+            "fetch.queue.backoff.ms": 10,
+            "fetch.wait.max.ms": 100,
+        },
+        logger=_LOG,
+    )
+
+
+def group_protocol(config: Mapping[str, str], wanted: GroupProtocol) -> Literal["consumer", "classic"]:
+    """The protocol to use: as told, or `consumer` where the broker's session timeout allows a quick takeover."""
+    if wanted != "auto":
+        return wanted
+    admin = AdminClient({**config, "client.id": "tidewheel-check"})
+    try:
+        brokers = admin.list_topics(timeout=_ADMIN_SECONDS).brokers
+        resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers))))
+        found = admin.describe_configs([resource], request_timeout=_ADMIN_SECONDS)[resource].result()
+        timeout_ms = int(found["group.consumer.session.timeout.ms"].value)
+    except (KafkaException, KeyError, TypeError, ValueError, StopIteration) as error:
+        # Reading broker settings needs a cluster grant that an executor ought not to have.
+        _LOG.info("group protocol: classic, the broker's session timeout cannot be read (%s)", error)
+        return "classic"
+    return "consumer" if timeout_ms <= _QUICK_TAKEOVER_MS else "classic"
+
+
+def _refuse_overrides(config: Mapping[str, str]) -> None:
+    taken = sorted(_NOT_YOURS & set(config))
+    if taken:
+        names = ", ".join(f"TIDEWHEEL_KAFKA_CONFIG_{name.upper().replace('.', '_')}" for name in taken)
+        message = f"{names}: this setting is part of a promise and cannot be changed; unset it"
+        raise SettingsError(message)

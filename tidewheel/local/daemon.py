@@ -1,0 +1,127 @@
+"""One process that outlives its starter and is found again.
+
+Invariant: nothing is signalled unless its command line carries the marker, an argument that names this stack's folder.
+So a recycled pid is never hit, and a process whose starter died before noting the pid is found all the same.
+"""
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+
+from tidewheel.errors import StackError
+from tidewheel.local.program import Account, start_program
+
+_POLL_SECONDS = 0.02  # short beside the 40 ms that PostgreSQL takes to stop
+_AFTER_KILL_SECONDS = 10.0  # SIGKILL is carried out at once unless the process hangs in the kernel
+_PAUSE = threading.Event()  # never set: to wait on it is to sleep
+
+# Children of this process, kept so that they are reaped; a forgotten Popen would leave a zombie, and a warning.
+_CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
+
+
+class Daemon:
+    """A process known by its pid file and by `marker`, one whole argument of its command line."""
+
+    def __init__(self, pid_file: Path, marker: str) -> None:
+        self._pid_file = pid_file
+        self._marker = marker
+
+    def start(self, command: Sequence[str], *, log: Path, cwd: Path, account: Account | None = None) -> None:
+        """Start `command` in a session of its own, its output appended to `log`; note its pid.
+
+        Raises:
+            StackError: The program cannot be executed.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            try:
+                child = start_program(command, cwd=cwd, output=output, account=account)
+            except OSError as error:
+                message = f"{command[0]} cannot be executed: {error}"
+                raise StackError(message) from error
+        _CHILDREN[child.pid] = child
+        self._pid_file.write_text(f"{child.pid}\n")
+
+    def process(self) -> psutil.Process | None:
+        """The process, if it runs: by its noted pid, else by looking at every process."""
+        _reap()
+        noted = self._noted()
+        if noted is not None and self._carries_marker(noted):
+            return noted
+        return next((process for process in psutil.process_iter() if self._carries_marker(process)), None)
+
+    def is_noted_alive(self) -> bool:
+        """Whether the process with the noted pid runs; cheaper than `process`, blind to a pid never noted."""
+        _reap()
+        noted = self._noted()
+        return noted is not None and self._carries_marker(noted)
+
+    def stop(self, how: signal.Signals, patience: timedelta) -> bool:
+        """Send `how` and wait; returns whether it was gone, or went, without SIGKILL."""
+        process = self.ask(how)
+        return self.wait(process, patience)
+
+    def ask(self, how: signal.Signals) -> psutil.Process | None:
+        """Send `how` and return at once with the process that got it, if there is one."""
+        process = self.process()
+        if process is not None:
+            try:
+                process.send_signal(how)
+            except psutil.NoSuchProcess:
+                process = None
+        return process
+
+    def wait(self, process: psutil.Process | None, patience: timedelta) -> bool:
+        """Wait for a process that was asked to end; kill it after `patience`. Returns whether it went by itself."""
+        by_itself = process is None or _gone(process, patience.total_seconds())
+        if process is not None and not by_itself:
+            process.kill()
+            _gone(process, _AFTER_KILL_SECONDS)
+        _reap()
+        self._pid_file.unlink(missing_ok=True)
+        return by_itself
+
+    def _noted(self) -> psutil.Process | None:
+        try:
+            return psutil.Process(int(self._pid_file.read_text()))
+        except (OSError, ValueError, psutil.Error):
+            return None
+
+    def _carries_marker(self, process: psutil.Process) -> bool:
+        try:
+            return self._marker in process.cmdline()
+        except psutil.Error:
+            return False
+
+
+def _gone(process: psutil.Process, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _runs(process):
+        if time.monotonic() > deadline:
+            return False
+        _PAUSE.wait(_POLL_SECONDS)
+    return True
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether any thread of it is left: a first thread that is a zombie alone does not yet free files and ports.
+
+    A zombie with no other thread has ended, even if its parent never reaps it (a container's first process may not).
+    """
+    _reap()
+    try:
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _reap() -> None:
+    for pid, child in list(_CHILDREN.items()):
+        if child.poll() is not None:
+            _CHILDREN.pop(pid, None)

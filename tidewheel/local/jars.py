@@ -1,0 +1,216 @@
+"""The broker's jars: fetched once, checked against the committed checksums, shared by all stacks of a user.
+
+Invariant: a file stands under its final name only after its SHA-256 was found right. A fetch writes elsewhere and
+moves, so one that is interrupted leaves whole jars and nothing else, and the next goes on from there. What is cached
+is known by size and modification time; where those differ from the last verification, it is hashed again.
+"""
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import platformdirs
+from pydantic import BaseModel, ValidationError
+
+from tidewheel.errors import StackError
+from tidewheel.local.lock import locked
+from tidewheel.local.progress import Progress, Step, in_silence
+
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
+
+KAFKA_VERSION = "4.3.1"
+CACHE_VARIABLE = "TIDEWHEEL_CACHE_DIR"
+REPOSITORY_VARIABLE = "TIDEWHEEL_MAVEN_REPOSITORY"  # URL of a mirror, where the public one cannot be reached
+
+_MANIFEST = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256")
+_TOTAL_BYTES = 45_035_715  # of all jars in the manifest, for the progress display
+_FETCHERS = 4  # the jars are many and small: one at a time took three times as long
+_TRIES = 3  # a connection that breaks half-way is tried again before anybody is told
+_PAUSE_SECONDS = 0.5
+
+
+def broker_jars(cache: Path | None = None, progress: Progress = in_silence) -> tuple[Path, ...]:
+    """Every jar of the broker, verified; those that are missing or damaged are fetched first.
+
+    Raises:
+        StackError: A jar cannot be fetched, or what was fetched is not what the checksum says; the message names it.
+    """
+    folder = (cache or default_cache()) / f"kafka-{KAFKA_VERSION}"
+    jars = read_manifest()
+    if not _as_verified(folder, jars):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".lock"):
+            _complete(folder, jars, progress)
+    return tuple(folder / jar.name for jar in jars)
+
+
+def default_cache() -> Path:
+    """Where jars are kept: `TIDEWHEEL_CACHE_DIR`, else the user's cache folder."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named) if named else platformdirs.user_cache_path("tidewheel")
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One line of the manifest.
+
+    Args:
+        path: Where the jar lies in a Maven repository: group, artifact, version, file.
+        sha256: Of its bytes, in hexadecimal.
+    """
+
+    path: PurePosixPath
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+
+def read_manifest() -> tuple[Jar, ...]:
+    """The jars of the committed manifest, in class path order."""
+    lines = (line.split() for line in _MANIFEST.read_text().splitlines() if not line.startswith("#"))
+    return tuple(Jar(PurePosixPath(path), sha256) for sha256, path in lines)
+
+
+class _Verified(BaseModel, frozen=True):
+    """What was found right the last time: the manifest's digest; of each jar, size and modification time."""
+
+    manifest: str
+    jars: Mapping[str, tuple[int, int]]
+
+
+def _as_verified(folder: Path, jars: Sequence[Jar]) -> bool:
+    stamp = _read_stamp(folder)
+    return stamp is not None and all(stamp.jars.get(jar.name) == _look(folder / jar.name) for jar in jars)
+
+
+def _complete(folder: Path, jars: Sequence[Jar], progress: Progress) -> None:
+    stamp = _read_stamp(folder)
+    known: Mapping[str, tuple[int, int]] = stamp.jars if stamp else {}
+    missing = [jar for jar in jars if not _is_good(folder / jar.name, jar, known)]
+    if missing:
+        have_bytes = sum((folder / jar.name).stat().st_size for jar in jars if jar not in missing)
+        _Fetch(folder, progress, have_bytes).run(missing)
+    looks = {jar.name: _look(folder / jar.name) for jar in jars}
+    verified = _Verified(manifest=_digest(_MANIFEST), jars={name: look for name, look in looks.items() if look})
+    (folder / "verified.json").write_text(verified.model_dump_json())
+
+
+def _read_stamp(folder: Path) -> _Verified | None:
+    try:
+        stamp = _Verified.model_validate_json((folder / "verified.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return stamp if stamp.manifest == _digest(_MANIFEST) else None
+
+
+def _is_good(path: Path, jar: Jar, known: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether the cached jar is right; one that is not is deleted."""
+    look = _look(path)
+    if look is None:
+        return False
+    if known.get(jar.name) == look or _digest(path) == jar.sha256:
+        return True
+    path.unlink()
+    return False
+
+
+def _look(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Fetch:
+    """One fetch of several jars, holding the cache's lock."""
+
+    def __init__(self, folder: Path, progress: Progress, have_bytes: int) -> None:
+        self._folder = folder
+        self._staging = folder / ".fetching"
+        self._progress = progress
+        self._done_bytes = have_bytes
+        self._guard = threading.Lock()
+
+    def run(self, jars: Sequence[Jar]) -> None:
+        """Fetch, verify and move each; the first that fails ends the fetch."""
+        from jgo.maven import MavenContext, PythonResolver  # half a second, and needed once only
+
+        shutil.rmtree(self._staging, ignore_errors=True)
+        mirror = os.environ.get(REPOSITORY_VARIABLE)
+        repository = MavenContext(
+            resolver=PythonResolver(progress_callback=self._counting),
+            repo_cache=self._staging,
+            remote_repos={"mirror": mirror} if mirror else None,
+            timeout=30,
+        )
+        pool = ThreadPoolExecutor(_FETCHERS)
+        try:
+            for moved in [pool.submit(self._one, repository, jar) for jar in jars]:
+                moved.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _one(self, repository: "MavenContext", jar: Jar) -> None:
+        fetched = self._download(repository, jar)
+        if _digest(fetched) != jar.sha256:
+            fetched.unlink()
+            message = (
+                f"{jar.name} was fetched, but its checksum is not the one Tidewheel knows; it was deleted. "
+                "Run `tidewheel up` again; if it stays so, whoever serves the jars alters them"
+            )
+            raise StackError(message)
+        fetched.replace(self._folder / jar.name)
+
+    def _download(self, repository: "MavenContext", jar: Jar, tries: int = _TRIES) -> Path:
+        *group, artifact, version, _ = jar.path.parts
+        self._staging.joinpath(*jar.path.parts).unlink(missing_ok=True)  # half of it, from the try before
+        try:
+            return repository.project(".".join(group), artifact).at_version(version).artifact().resolve()
+        except OSError as error:  # those of requests too, which carry no errno
+            if error.errno is not None:
+                message = f"{jar.name} cannot be written to {self._staging}: {error.strerror}"
+                raise StackError(message) from error
+            if tries == 1:
+                raise StackError(_unreachable(jar, error)) from error
+            threading.Event().wait(_PAUSE_SECONDS)
+            return self._download(repository, jar, tries - 1)
+        except RuntimeError as error:  # what jgo raises for any answer but 200
+            message = f"the broker's jars cannot be fetched: {jar.name} was refused or is not there"
+            raise StackError(message) from error
+
+    @contextmanager
+    def _counting(self, name: str, size: int) -> Generator[Callable[[int], None]]:
+        del size
+        yield lambda count: self._count(name, count)
+
+    def _count(self, name: str, count: int) -> None:
+        with self._guard:
+            self._done_bytes += count
+            done = min(self._done_bytes, _TOTAL_BYTES)  # a second try counts its bytes again
+            self._progress(Step(f"fetching the broker's jars: {name}", done, _TOTAL_BYTES))
+
+
+def _unreachable(jar: Jar, error: Exception) -> str:
+    return (
+        f"no network: {jar.name} could not be fetched ({type(error).__name__}). The embedded broker needs its "
+        f"{_TOTAL_BYTES // 1_000_000} MB of jars once: run `tidewheel up` once with network, name a mirror in "
+        f"{REPOSITORY_VARIABLE}, or point TIDEWHEEL_KAFKA_BOOTSTRAP at a broker"
+    )

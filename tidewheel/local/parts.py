@@ -1,0 +1,119 @@
+"""The parts of one stack: which there are, and how each is."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tidewheel.local.jars import broker_jars
+from tidewheel.local.kafka import Cluster
+from tidewheel.local.postgres import Postgres
+from tidewheel.local.state import StackState
+
+
+class PartState(StrEnum):
+    """How one part of a stack is."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    GIVEN = "given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus:
+    """One part.
+
+    Args:
+        name: For people.
+        state: How it is.
+        address: host:port.
+        pid: Of a running part of ours, else None.
+    """
+
+    name: str
+    state: PartState
+    address: str
+    pid: int | None = None
+
+
+class Parts:
+    """The embedded parts of the stack in `home`, whether used or replaced by what was given.
+
+    Args:
+        home: The stack's folder.
+        state: What it remembers.
+        cache: Where the broker's jars are kept; None for the user's cache.
+        shared_buffers_megabytes: PostgreSQL's page cache.
+        max_wal_size_megabytes: WAL between PostgreSQL's checkpoints.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        state: StackState,
+        *,
+        cache: Path | None = None,
+        shared_buffers_megabytes: int = 128,
+        max_wal_size_megabytes: int = 2048,
+    ) -> None:
+        self.state = state
+        self._logs = home / "logs"
+        self.postgres = Postgres(
+            home / "postgres",
+            log=self._logs / "postgres.log",
+            port=state.postgres_port,
+            password=state.password,
+            shared_buffers_megabytes=shared_buffers_megabytes,
+            max_wal_size_megabytes=max_wal_size_megabytes,
+        )
+        self.cluster = Cluster(
+            home / "kafka",
+            state.nodes,
+            logs=self._logs,
+            cluster_id=state.cluster_id,
+            jars=lambda: broker_jars(cache),
+        )
+
+    def are_noted_alive(self) -> bool:
+        """Whether all that is used runs, by noted pids alone: cheap, for it is asked at every start of a service."""
+        postgres = self.state.database_url is not None or self.postgres.is_noted_alive()
+        return postgres and (
+            self.state.bootstrap is not None or all(broker.is_noted_alive() for broker in self.cluster.brokers)
+        )
+
+    def status(self) -> tuple[PartStatus, ...]:
+        """One line for each part."""
+        return (self._postgres_status(), *self._kafka_status())
+
+    def erase(self) -> None:
+        """Remove all data and logs of the stopped parts."""
+        self.postgres.erase()
+        self.cluster.erase()
+        shutil.rmtree(self._logs, ignore_errors=True)
+
+    def _postgres_status(self) -> PartStatus:
+        given = self.state.database_url
+        if given is not None:
+            return PartStatus(name="PostgreSQL", state=PartState.GIVEN, address=_address(given))
+        address = f"127.0.0.1:{self.state.postgres_port}"
+        return _status("PostgreSQL", address, self.postgres.pid)
+
+    def _kafka_status(self) -> Sequence[PartStatus]:
+        given = self.state.bootstrap
+        if given is not None:
+            return [PartStatus(name="Kafka", state=PartState.GIVEN, address=given)]
+        brokers = self.cluster.brokers
+        return [_status(f"Kafka node {broker.node.node_id}", broker.node.address, broker.pid) for broker in brokers]
+
+
+def _status(name: str, address: str, pid: int | None) -> PartStatus:
+    state = PartState.STOPPED if pid is None else PartState.RUNNING
+    return PartStatus(name=name, state=state, address=address, pid=pid)
+
+
+def _address(database_url: str) -> str:
+    """Host and port of a libpq URL, for showing: never the password."""
+    found = urlsplit(database_url)
+    return f"{found.hostname or 'local socket'}:{found.port or 5432}" if found.scheme else "as given"

@@ -1,0 +1,46 @@
+"""TCP ports on 127.0.0.1 that nobody else listens on, remembered by the stack."""
+
+import random
+import socket
+from collections.abc import Collection
+
+from tidewheel.errors import StackError
+
+# Below the ephemeral ranges of Linux (32768 and up) and of IANA (49152 and up). A client that retries a stopped
+# broker's port from that very port would connect to itself and hold the port against the broker's return.
+_LOWEST = 20_000
+_HIGHEST = 32_000
+_TRIES = 200
+
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """A port nobody listens on now, and none of `taken`.
+
+    Raises:
+        StackError: None of two hundred ports tried was free.
+    """
+    for _ in range(_TRIES):
+        port = random.randrange(_LOWEST, _HIGHEST)  # noqa: S311 - a port is no secret
+        if port not in taken and is_free(port):
+            return port
+    message = f"none of {_TRIES} ports tried between {_LOWEST} and {_HIGHEST} is free on 127.0.0.1"
+    raise StackError(message)
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1 now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def answers(port: int) -> bool:
+    """Whether somebody accepts connections on this port of 127.0.0.1."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

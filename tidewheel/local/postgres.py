@@ -1,0 +1,188 @@
+"""The embedded PostgreSQL 18: made once, started on 127.0.0.1, stopped, found again.
+
+Invariant: nothing is promised that the real thing would not keep: fsync and synchronous_commit stay on, and everybody
+who connects needs the password, for other users of the machine reach 127.0.0.1 too.
+
+As root the server runs as another user, who may be shut out of the home above its data. It is therefore started inside
+its data folder, entered before the user changes, and told that the folder is `/proc/self/cwd`: a name that leads there
+without passing through any folder above.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import psycopg
+from psycopg import sql
+
+from tidewheel.errors import StackError
+from tidewheel.local.daemon import Daemon
+from tidewheel.local.postgres_program import find_programs, server_account
+from tidewheel.local.program import Account, run_program
+
+StopMode = Literal["smart", "fast", "immediate"]
+
+_NAME = "tidewheel"  # of the role and of the database
+_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}  # Source: postgres(1)
+_START_SECONDS = 120.0  # recovery after a crash replays up to max_wal_size; a clean start takes 0.2 s
+_POLL_SECONDS = 0.03
+_STOP_PATIENCE = timedelta(seconds=30)
+_LOG_TAIL_LINES = 5
+
+
+class Postgres:
+    """One server with its data below `folder`.
+
+    Args:
+        folder: Its own folder, made on the first start.
+        log: What the server writes is appended here.
+        port: TCP port on 127.0.0.1.
+        password: Of the role `tidewheel`, set when the data is made.
+        shared_buffers_megabytes: The page cache; 128 is PostgreSQL's default, measurements use 1024.
+        max_wal_size_megabytes: WAL between checkpoints; larger means fewer full-page images and a longer recovery.
+        max_connections: Every service process holds up to about ten.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log: Path,
+        port: int,
+        password: str,
+        shared_buffers_megabytes: int = 128,
+        max_wal_size_megabytes: int = 2048,
+        max_connections: int = 200,
+    ) -> None:
+        self._folder = folder
+        self._data = folder / "data"
+        self._made = folder / "made"  # exists once initdb has ended: PG_VERSION is there before that
+        self._log = log
+        self._port = port
+        self._password = password
+        self._marker = f"tidewheel.home={folder}"
+        self._settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(port),
+            "unix_socket_directories": "",  # /run may be closed, and a path may be too long for a socket
+            "max_connections": str(max_connections),
+            "shared_buffers": f"{shared_buffers_megabytes}MB",
+            "max_wal_size": f"{max_wal_size_megabytes}MB",
+            "wal_level": "replica",
+            "fsync": "on",
+            "synchronous_commit": "on",
+            "TimeZone": "UTC",
+            "log_timezone": "UTC",
+            "log_min_messages": "warning",
+            "log_checkpoints": "off",
+            "cluster_name": _NAME,
+        }
+        self._daemon = Daemon(folder / "pid", self._marker)
+
+    @property
+    def url(self) -> str:
+        """The libpq URL, password included."""
+        return self._url_of(_NAME)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running server."""
+        process = self._daemon.process()
+        return process.pid if process else None
+
+    def is_noted_alive(self) -> bool:
+        """Whether the server runs, by its noted pid alone."""
+        return self._daemon.is_noted_alive()
+
+    def start(self) -> bool:
+        """Start the server and wait until the database answers; returns whether it had to be started.
+
+        Raises:
+            StackError: It does not come up; the message ends with the last lines of its log.
+        """
+        started = self._daemon.process() is None
+        if started:
+            self._launch()
+        self._wait_until_ready()
+        return started
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stop the server; `immediate` leaves it to the next start to recover, as a crash would."""
+        self._daemon.stop(_SIGNALS[mode], _STOP_PATIENCE)
+
+    def erase(self) -> None:
+        """Remove all data of the stopped server."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _launch(self) -> None:
+        account = server_account()
+        programs = find_programs(account)
+        if not self._made.exists():
+            self._initialise(programs, account)
+        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        command = [str(programs / "postgres"), "-D", self._data_name(account), *settings, "-c", self._marker]
+        self._daemon.start(command, log=self._log, cwd=self._data, account=account)
+
+    def _initialise(self, programs: Path, account: Account | None) -> None:
+        shutil.rmtree(self._data, ignore_errors=True)
+        self._data.mkdir(mode=0o700, parents=True)
+        if account is not None:
+            os.chown(self._data, account.uid, account.gid)
+        with tempfile.TemporaryFile() as password:  # no name: nobody else can open it
+            password.write(self._password.encode() + b"\n")
+            password.seek(0)
+            if account is not None:
+                os.fchown(password.fileno(), account.uid, account.gid)
+            command = [str(programs / "initdb"), "-D", self._data_name(account), *_INITDB]
+            made = run_program(command, cwd=self._data, account=account, stdin=password)
+        if made.returncode != 0:
+            message = f"initdb failed in {self._data}: {_tail(made.stdout.splitlines())}"
+            raise StackError(message)
+        self._made.touch()
+
+    def _data_name(self, account: Account | None) -> str:
+        return str(self._data) if account is None else "/proc/self/cwd"
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return self._ensure_database()
+            except psycopg.OperationalError as error:
+                if self._daemon.process() is None:
+                    message = f"PostgreSQL ended while starting: {self._log_tail()}"
+                    raise StackError(message) from error
+                if "password authentication failed" in str(error) or time.monotonic() > deadline:
+                    message = f"PostgreSQL does not let us in on port {self._port}: {error}; {self._log_tail()}"
+                    raise StackError(message) from error
+            threading.Event().wait(_POLL_SECONDS)
+
+    def _ensure_database(self) -> None:
+        with psycopg.connect(self._url_of("postgres"), autocommit=True, connect_timeout=5) as connection:
+            if not connection.execute("SELECT FROM pg_database WHERE datname = %s", (_NAME,)).rowcount:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_NAME)))
+
+    def _url_of(self, database: str) -> str:
+        return f"postgresql://{_NAME}:{self._password}@127.0.0.1:{self._port}/{database}"
+
+    def _log_tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        return f"{_tail(lines)} ({self._log})"
+
+
+# C.UTF-8 of PostgreSQL itself: the same order on every machine, whatever locales the system has.
+_INITDB = (
+    *("--username", _NAME, "--pwfile=/dev/stdin", "--auth=scram-sha-256", "--encoding=UTF8"),
+    *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+)
+
+
+def _tail(lines: Sequence[str]) -> str:
+    return " | ".join(line.strip() for line in lines[-_LOG_TAIL_LINES:])

@@ -1,0 +1,28 @@
+"""What the embedded stack is doing now, told to whoever wants to show it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing being done.
+
+    Args:
+        what: A phrase for people, such as ``starting PostgreSQL``.
+        done_bytes: How much of it is there already.
+        total_bytes: How much there is to do; 0 where it cannot be counted.
+    """
+
+    what: str
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+Progress: TypeAlias = Callable[[Step], None]
+
+
+def in_silence(step: Step) -> None:
+    """Show nothing."""
+    del step

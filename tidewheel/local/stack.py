@@ -1,0 +1,258 @@
+"""The embedded stack of one home folder: PostgreSQL and Kafka, up, down, and what there is.
+
+Invariant: whoever changes a stack holds the lock of its home, so two `up` at once are one; and every step can be done
+again, so a stack left half-way is finished by the next `up` and stopped by the next `down`.
+
+A database or brokers given to the stack take the place of its own part, which is then not started.
+"""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from tidewheel.errors import StackError
+from tidewheel.local.broker_config import replication_of
+from tidewheel.local.jars import broker_jars
+from tidewheel.local.kafka import Broker
+from tidewheel.local.lock import locked
+from tidewheel.local.parts import Parts, PartState, PartStatus
+from tidewheel.local.postgres import Postgres
+from tidewheel.local.progress import Progress, Step, in_silence
+from tidewheel.local.state import (
+    StackState,
+    default_home,
+    erase_state,
+    new_state,
+    read_state,
+    with_free_node_ports,
+    with_free_postgres_port,
+    write_state,
+)
+
+_ANSWER_SECONDS = 5  # for a database that was given to us
+_MOST_BROKERS = 3
+_SIZES = (1, _MOST_BROKERS)  # two nodes lose their quorum with either one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackInfo:
+    """Where a running stack is reached.
+
+    Args:
+        data_dir: The stack's home; all it keeps is below.
+        database_url: libpq URL, password included.
+        bootstrap: host:port of each broker.
+        replication: How many copies its topics are to have; None where the brokers were given and may differ.
+    """
+
+    data_dir: Path
+    database_url: str = field(repr=False)
+    bootstrap: str
+    replication: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackStatus:
+    """All parts of a stack; none if it was never made."""
+
+    data_dir: Path
+    parts: tuple[PartStatus, ...]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every part is there."""
+        return bool(self.parts) and all(part.state is not PartState.STOPPED for part in self.parts)
+
+
+def running_stack(home: Path | None = None) -> StackInfo | None:
+    """Where the stack in `home` is reached; None unless all its parts run. Asks neither part anything."""
+    folder = (home or default_home()).absolute()
+    state = read_state(folder)
+    if state is None:
+        return None
+    parts = Parts(folder, state)
+    return _info(folder, parts) if parts.are_noted_alive() else None
+
+
+class LocalStack:
+    """The stack of one home folder.
+
+    Args:
+        home: Its folder; by default that of `tidewheel.local.state.default_home`.
+        brokers: 1 or 3; by default as many as the stack has, 1 for a new one.
+        database_url: A database to use instead of the embedded one.
+        bootstrap: Brokers to use instead of the embedded ones; not asked anything here, for it may take a user's own
+            client settings to reach them.
+        cache: Where the broker's jars are kept; by default that of `tidewheel.local.jars.default_cache`.
+        shared_buffers_megabytes: PostgreSQL's page cache, from its next start; measurements use 1024.
+        max_wal_size_megabytes: WAL between PostgreSQL's checkpoints, likewise.
+    """
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        brokers: int | None = None,
+        database_url: str | None = None,
+        bootstrap: str | None = None,
+        cache: Path | None = None,
+        shared_buffers_megabytes: int = 128,
+        max_wal_size_megabytes: int = 2048,
+    ) -> None:
+        if brokers is not None and brokers not in _SIZES:
+            message = f"a stack has 1 or 3 brokers, not {brokers}"
+            raise StackError(message)
+        self.home = (home or default_home()).absolute()
+        self._brokers = brokers
+        self._given = {"database_url": database_url, "bootstrap": bootstrap}
+        self._cache = cache
+        self._shared_buffers_megabytes = shared_buffers_megabytes
+        self._max_wal_size_megabytes = max_wal_size_megabytes
+
+    def up(self, progress: Progress = in_silence) -> StackInfo:
+        """Start what does not run; returns when the database answers and the brokers serve.
+
+        Raises:
+            StackError: A part cannot be fetched or started; what this call had started is stopped again.
+        """
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._alone(), ExitStack() as undo:
+            parts = self._planned()
+            if parts.state.bootstrap is None:
+                broker_jars(self._cache, progress)
+                _start_cluster(parts, undo, progress)
+            _start_postgres(parts, undo, progress)  # while the JVM warms up
+            if parts.state.bootstrap is None:
+                progress(Step("waiting for Kafka"))
+                parts.cluster.wait_until_ready()
+            undo.pop_all()
+        return _info(self.home, parts)
+
+    def down(self, *, erase: bool = False, progress: Progress = in_silence) -> None:
+        """Stop what runs; with `erase`, remove all data too. Does nothing where nothing is."""
+        if not self.home.exists():
+            return
+        with self._alone():
+            parts = self._left(unreadable_too=erase)
+            progress(Step("stopping PostgreSQL"))
+            parts.postgres.stop()
+            progress(Step("stopping Kafka"))
+            parts.cluster.stop()
+            if erase:
+                progress(Step("removing all data"))
+                parts.erase()
+                erase_state(self.home)
+
+    def status(self) -> StackStatus:
+        """What there is of the stack now."""
+        state = read_state(self.home)
+        return StackStatus(data_dir=self.home, parts=self._parts(state).status() if state else ())
+
+    @property
+    def postgres(self) -> Postgres:
+        """The embedded server, for those who stop and start it alone.
+
+        Raises:
+            StackError: The stack was never made.
+        """
+        return self._made().postgres
+
+    def broker(self, number: int) -> Broker:
+        """Node `number`, from 1, for those who stop and start it alone.
+
+        Raises:
+            StackError: The stack was never made, or has no such node.
+        """
+        brokers = self._made().cluster.brokers
+        if not 1 <= number <= len(brokers):
+            message = f"this stack has Kafka nodes 1 to {len(brokers)}, no {number}"
+            raise StackError(message)
+        return brokers[number - 1]
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        with locked(self.home / ".lock"):
+            yield
+
+    def _planned(self) -> Parts:
+        """The parts with ports that are free or theirs, written down before anything is started."""
+        state = read_state(self.home) or new_state(self._brokers or 1)
+        if self._brokers not in (None, len(state.nodes)):
+            message = (
+                f"the stack in {self.home} has {len(state.nodes)} broker(s), not {self._brokers}: "
+                "`tidewheel down --erase` first, or take another --home"
+            )
+            raise StackError(message)
+        parts = self._parts(state)
+        if parts.postgres.pid is None:
+            state = with_free_postgres_port(state)
+        if all(broker.pid is None for broker in parts.cluster.brokers):
+            state = with_free_node_ports(state)
+        state = state.model_copy(update=self._given)
+        write_state(self.home, state)
+        return self._parts(state)
+
+    def _left(self, *, unreadable_too: bool) -> Parts:
+        """All that may be running here: the largest stack there can be, where nothing is remembered."""
+        try:
+            state = read_state(self.home)
+        except StackError:
+            if not unreadable_too:
+                raise
+            state = None
+        return self._parts(state or new_state(_MOST_BROKERS))
+
+    def _made(self) -> Parts:
+        state = read_state(self.home)
+        if state is None:
+            message = f"there is no stack in {self.home}; `tidewheel up` makes one"
+            raise StackError(message)
+        return self._parts(state)
+
+    def _parts(self, state: StackState) -> Parts:
+        return Parts(
+            self.home,
+            state,
+            cache=self._cache,
+            shared_buffers_megabytes=self._shared_buffers_megabytes,
+            max_wal_size_megabytes=self._max_wal_size_megabytes,
+        )
+
+
+def _start_cluster(parts: Parts, undo: ExitStack, progress: Progress) -> None:
+    for broker in parts.cluster.brokers:
+        if broker.pid is None:
+            progress(Step(f"starting Kafka node {broker.node.node_id}"))
+            undo.callback(broker.kill)  # what never served has nothing to hand over
+            broker.launch()
+
+
+def _start_postgres(parts: Parts, undo: ExitStack, progress: Progress) -> None:
+    if parts.state.database_url is not None:
+        _check_database(parts.state.database_url)
+        return
+    if parts.postgres.pid is None:
+        progress(Step("starting PostgreSQL"))
+        undo.callback(parts.postgres.stop)
+    parts.postgres.start()
+
+
+def _check_database(url: str) -> None:
+    try:
+        psycopg.connect(url, connect_timeout=_ANSWER_SECONDS).close()
+    except psycopg.Error as error:
+        message = f"the database of TIDEWHEEL_DATABASE_URL does not answer: {error}"
+        raise StackError(message) from error
+
+
+def _info(home: Path, parts: Parts) -> StackInfo:
+    state = parts.state
+    return StackInfo(
+        data_dir=home,
+        database_url=state.database_url or parts.postgres.url,
+        bootstrap=state.bootstrap or parts.cluster.bootstrap,
+        replication=None if state.bootstrap else replication_of(state.nodes),
+    )

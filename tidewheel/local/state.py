@@ -1,0 +1,119 @@
+"""What a stack remembers in `stack.json`: ports, password, cluster id, and what was given instead of a part.
+
+Invariant: everything a part is made with is written before the part is made, so whatever a crash leaves behind can be
+taken up by the next `up` or removed by the next `down`. Pids are not here: each process notes its own
+(`tidewheel.local.daemon`).
+"""
+
+import base64
+import os
+import secrets
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+import platformdirs
+from pydantic import BaseModel, ValidationError
+
+from tidewheel.errors import StackError
+from tidewheel.local.broker_config import Node
+from tidewheel.local.ports import answers, free_port
+
+HOME_VARIABLE = "TIDEWHEEL_HOME"
+
+_FILE = "stack.json"
+
+
+def default_home() -> Path:
+    """Where the stack lives if nobody says otherwise: `TIDEWHEEL_HOME`, else the user's data folder."""
+    named = os.environ.get(HOME_VARIABLE)
+    return Path(named) if named else platformdirs.user_data_path("tidewheel")
+
+
+class StackState(BaseModel, frozen=True):
+    """The content of `stack.json`.
+
+    Args:
+        password: Of the embedded database's role.
+        postgres_port: Of the embedded database.
+        cluster_id: Of the embedded Kafka, 16 bytes in base 64.
+        nodes: Of the embedded Kafka.
+        database_url: A database given instead of the embedded one, or None.
+        bootstrap: Brokers given instead of the embedded ones, or None.
+    """
+
+    password: str
+    postgres_port: int
+    cluster_id: str
+    nodes: tuple[Node, ...]
+    database_url: str | None = None
+    bootstrap: str | None = None
+
+
+def read_state(home: Path) -> StackState | None:
+    """What the stack in `home` remembers; None if there is none.
+
+    Raises:
+        StackError: The file cannot be read.
+    """
+    path = home / _FILE
+    try:
+        return StackState.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        message = f"{path} cannot be read ({type(error).__name__}); `tidewheel down --erase` makes a new beginning"
+        raise StackError(message) from error
+
+
+def write_state(home: Path, state: StackState) -> None:
+    """Put `state` in place of what was remembered, readable by the owner alone."""
+    scratch = home / f"{_FILE}.new"
+    scratch.unlink(missing_ok=True)
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123 - a descriptor
+        file.write(state.model_dump_json(indent=2))
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(home / _FILE)
+
+
+def erase_state(home: Path) -> None:
+    """Forget everything."""
+    (home / _FILE).unlink(missing_ok=True)
+
+
+def new_state(brokers: int) -> StackState:
+    """A state for a stack that was never made: free ports and a random password."""
+    ports = free_ports(1 + 2 * brokers)
+    return StackState(
+        password=secrets.token_urlsafe(24),
+        postgres_port=ports[0],
+        cluster_id=base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="),
+        nodes=_nodes(ports[1:]),
+    )
+
+
+def with_free_postgres_port(state: StackState) -> StackState:
+    """The same state, on another port if somebody else took the one it had."""
+    return state.model_copy(update={"postgres_port": free_port()}) if answers(state.postgres_port) else state
+
+
+def with_free_node_ports(state: StackState) -> StackState:
+    """The same state, all nodes on other ports if somebody else took one of theirs."""
+    ports = [port for node in state.nodes for port in (node.port, node.controller_port)]
+    if not any(answers(port) for port in ports):  # what is only in TIME_WAIT, a broker can listen on again
+        return state
+    return state.model_copy(update={"nodes": _nodes(free_ports(len(ports)))})
+
+
+def free_ports(count: int) -> list[int]:
+    """Several free ports, all different."""
+    ports: list[int] = []
+    while len(ports) < count:
+        ports.append(free_port(ports))
+    return ports
+
+
+def _nodes(ports: Iterable[int]) -> tuple[Node, ...]:
+    pairs = zip(*[iter(ports)] * 2, strict=True)
+    return tuple(Node(node_id=i, port=port, controller_port=other) for i, (port, other) in enumerate(pairs, start=1))

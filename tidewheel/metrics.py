@@ -1,0 +1,97 @@
+"""Every metric, in one table; `docs/metrics.md` is compared with it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+# Lateness: the promise is seconds, the aim is milliseconds, an outage is minutes.
+_LATENESS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
+
+
+class Kind(StrEnum):
+    """What a metric can do."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+METRICS = (
+    Metric("requests", Kind.COUNTER, "requests", ("type", "status"), "requests answered, by type and answer"),
+    Metric("undecodable_requests", Kind.COUNTER, "messages", (), "messages on the requests topic that are no request"),
+    Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "occurrences fired, or skipped with the reason"),
+    Metric("jobs_set_aside", Kind.COUNTER, "jobs", (), "jobs whose next time or row could not be worked with"),
+    Metric("timers_mended", Kind.COUNTER, "timers", (), "timers that were missing and have been given back"),
+    Metric("fire_lead_seconds", Kind.HISTOGRAM, "seconds", (), "how late a run was written; 0 when written ahead"),
+    Metric("outbox_published", Kind.COUNTER, "messages", ("class",), "messages acknowledged by the broker"),
+    Metric("outbox_set_aside", Kind.COUNTER, "messages", (), "messages the broker refuses for good"),
+    Metric("outbox_backlog", Kind.GAUGE, "messages", ("class",), "messages due and not yet published"),
+    Metric("outbox_oldest_seconds", Kind.GAUGE, "seconds", ("class",), "age of the oldest message that is due"),
+    Metric("claims", Kind.COUNTER, "claims", ("result", "way"), "claims won or lost, by message or by sweep"),
+    Metric("start_lateness_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "from publish_at to the claim"),
+    Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "attempts ended, by outcome"),
+    Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that became terminal"),
+    Metric("leases_lost", Kind.COUNTER, "attempts", (), "attempts ended because their executor fell silent"),
+    Metric("unknown_handlers", Kind.COUNTER, "messages", (), "run requests left to an executor that has the handler"),
+    Metric("slots_busy", Kind.GAUGE, "slots", (), "slots in use"),
+    Metric("shards_owned", Kind.GAUGE, "shards", (), "shards this scheduler looks after"),
+    Metric("slices_owned", Kind.GAUGE, "slices", (), "outbox slices this relay carries"),
+    Metric("clock_skew_seconds", Kind.GAUGE, "seconds", (), "this process's clock minus the database's"),
+)
+
+
+class Metrics:
+    """The table's metrics in one registry, reached by name."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
+        for row in METRICS:
+            name = f"tidewheel_{row.name}"
+            if row.kind is Kind.HISTOGRAM:
+                self._metrics[row.name] = Histogram(
+                    name, row.meaning, row.labels, registry=registry, buckets=_LATENESS_BUCKETS
+                )
+            else:
+                kind = Counter if row.kind is Kind.COUNTER else Gauge
+                self._metrics[row.name] = kind(name, row.meaning, row.labels, registry=registry)
+
+    def count(self, name: str, by: float = 1, *labels: str) -> None:
+        """Raise a counter."""
+        metric = self._metrics[name]
+        assert isinstance(metric, Counter)  # noqa: S101 - the table says so
+        (metric.labels(*labels) if labels else metric).inc(by)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        metric = self._metrics[name]
+        assert isinstance(metric, Gauge)  # noqa: S101 - the table says so
+        (metric.labels(*labels) if labels else metric).set(value)
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Add to a histogram; negative values count as 0."""
+        metric = self._metrics[name]
+        assert isinstance(metric, Histogram)  # noqa: S101 - the table says so
+        (metric.labels(*labels) if labels else metric).observe(max(value, 0.0))
+
+
+metrics = Metrics(REGISTRY)
+
+
+def serve_metrics(port: int | None) -> int | None:
+    """Serve /metrics on 127.0.0.1; returns the port, or None when it is off."""
+    if port is None:
+        return None
+    server, _ = start_http_server(port, addr="127.0.0.1")
+    return int(server.server_port)

@@ -1,0 +1,101 @@
+"""How a service lives: started, asked to stop by SIGTERM or SIGINT, patient while PostgreSQL or Kafka is away."""
+
+import logging
+import random
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from tidewheel.errors import Unavailable
+
+_LOG = logging.getLogger("tidewheel.service")
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0  # a database that comes back is noticed within this time
+
+
+class Stop:
+    """The wish to stop, and the only way to sleep."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._wakes: list[threading.Event] = []
+
+    def wakes(self, event: threading.Event) -> None:
+        """Set `event` too when the wish comes: for loops that sleep on an event of their own."""
+        self._wakes.append(event)
+
+    def asked(self) -> bool:
+        """Whether the service is to end."""
+        return self._event.is_set()
+
+    def ask(self) -> None:
+        """End at the next opportunity."""
+        self._event.set()
+        for event in self._wakes:
+            event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but not past the wish to stop; returns whether there is one."""
+        return self._event.wait(seconds)
+
+    def on_signals(self) -> None:
+        """Let SIGTERM and SIGINT ask; a second one ends the process at once."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            del frame
+            if self._event.is_set():
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            _LOG.info("asked to stop by %s", signal.Signals(number).name)
+            self.ask()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, handle)
+
+
+class Patience:
+    """Pauses that grow while something is away, and a log line when it goes and when it is back."""
+
+    def __init__(self, stop: Stop, what: str) -> None:
+        self._stop, self._what = stop, what
+        self._pause = 0.0
+
+    def wait(self, error: BaseException) -> None:
+        """Pause after a failure; the first of a series is logged."""
+        if self._pause == 0.0:
+            _LOG.warning("%s: %s; trying again until it answers", self._what, error)
+        self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        self._stop.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects, guards nothing
+
+    def over(self) -> None:
+        """It worked."""
+        if self._pause:
+            _LOG.info("%s: works again", self._what)
+            self._pause = 0.0
+
+
+def repeat(stop: Stop, what: str, step: Callable[[], float], *, wake: threading.Event | None = None) -> None:
+    """Call `step` until asked to stop, sleeping the seconds it returns; `Unavailable` is waited out.
+
+    Args:
+        stop: The wish to stop.
+        what: The name in the log.
+        step: One round; returns how long nothing is to be done, in seconds.
+        wake: Cuts a sleep short when set; cleared before each round, so that a wake-up during a round is kept.
+    """
+    if wake is not None:
+        stop.wakes(wake)
+    patience = Patience(stop, what)
+    while not stop.asked():
+        if wake is not None:
+            wake.clear()
+        try:
+            seconds = step()
+        except Unavailable as error:
+            patience.wait(error)
+            continue
+        patience.over()
+        if seconds > 0 and not stop.asked():
+            (wake or stop).wait(seconds)

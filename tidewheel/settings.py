@@ -1,0 +1,204 @@
+"""Every setting, one frozen model per service.
+
+Flags win over the environment (`TIDEWHEEL_…`), which wins over the file named by `TIDEWHEEL_CONFIG` (TOML). Where no
+database or broker is named, libpq's `PG*` variables and then the running local stack are taken. `docs/settings.md` is
+generated from here.
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from tidewheel.errors import SettingsError
+from tidewheel.local.stack import running_stack
+
+_KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
+_LIBPQ = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+
+
+class Connections(BaseSettings):
+    """How to reach PostgreSQL and Kafka, and the names used there."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDEWHEEL_", frozen=True, extra="ignore")
+
+    database_url: SecretStr | None = Field(
+        None, description="libpq URL of the database; else `PG*`, else the local stack that is running"
+    )
+    kafka_bootstrap: str | None = Field(None, description="host:port list of brokers; else the local stack's")
+    topic_prefix: str = Field("tidewheel", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="first part of every topic")
+    replication: int = Field(1, ge=1, le=7, description="copies of each partition; 3 in production")
+    events_encoding: Literal["avro", "json"] = Field(
+        "avro", description="how completions, events and dead letters are written"
+    )
+    source: str = Field("tidewheel", description="`ce_source` of every event: the name of this installation")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="serve /metrics and /healthz on 127.0.0.1; 0 picks a free port, none is off"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the TOML file: nothing else is read."""
+        del dotenv_settings, file_secret_settings
+        path = os.environ.get("TIDEWHEEL_CONFIG")
+        if not path:
+            return (init_settings, env_settings)
+        if not Path(path).is_file():
+            message = f"TIDEWHEEL_CONFIG names {path}, which is no file; correct the path or unset the variable"
+            raise SettingsError(message)
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(path)))
+
+    @classmethod
+    def load(cls, **flags: object) -> Self:
+        """Read flags, environment and file.
+
+        Raises:
+            SettingsError: A value does not fit; the message names the variable and what it must be.
+        """
+        try:
+            return cls(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise SettingsError(_readable(error)) from None
+
+    def database(self) -> str:
+        """The libpq connection string.
+
+        Raises:
+            SettingsError: No database is named and no local stack is running.
+        """
+        if self.database_url:
+            return self.database_url.get_secret_value()
+        if any(os.environ.get(name) for name in _LIBPQ):
+            return ""
+        local = running_stack()
+        if local is None:
+            message = "no database: run `tidewheel up`, or set TIDEWHEEL_DATABASE_URL"
+            raise SettingsError(message)
+        return local.database_url
+
+    def bootstrap(self) -> str:
+        """The brokers, `host:port` separated by commas.
+
+        Raises:
+            SettingsError: No broker is named and no local stack is running.
+        """
+        if self.kafka_bootstrap:
+            return self.kafka_bootstrap
+        local = running_stack()
+        if local is None:
+            message = "no Kafka broker: run `tidewheel up`, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
+            raise SettingsError(message)
+        return local.bootstrap
+
+    def kafka_config(self) -> dict[str, str]:
+        """What is passed through to every Kafka client: TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME is `sasl.username`."""
+        return client_config(os.environ) | {"bootstrap.servers": self.bootstrap()}
+
+
+class IntakeSettings(Connections):
+    """How requests are read."""
+
+    intake_batch: int = Field(500, ge=1, le=5000, description="requests applied in one transaction, at most")
+    requests_kept: timedelta = Field(timedelta(days=8), description="how long a first answer is remembered")
+
+
+class SchedulerSettings(Connections):
+    """How due occurrences become runs."""
+
+    lookahead: timedelta = Field(
+        timedelta(seconds=5), ge=timedelta(0), le=timedelta(seconds=60), description="how long ahead runs are written"
+    )
+    misfire_after: timedelta = Field(
+        timedelta(seconds=60), ge=timedelta(seconds=1), description="later than this, an occurrence is missed"
+    )
+    fire_batch: int = Field(2000, ge=1, le=20000, description="timers taken in one transaction, at most")
+    scheduler_poll: timedelta = Field(
+        timedelta(milliseconds=500), gt=timedelta(0), description="longest sleep between two looks at the timers"
+    )
+    overdue_after: timedelta = Field(
+        timedelta(seconds=3), description="a timer later than this is taken by any scheduler, whoever owns its shard"
+    )
+    member_timeout: timedelta = Field(
+        timedelta(seconds=10), description="a member silent for this long is no longer counted"
+    )
+
+
+class RelaySettings(Connections):
+    """How outbox rows reach Kafka."""
+
+    relay_batch: int = Field(5000, ge=1, le=20000, description="rows published and awaited together, at most")
+    relay_poll: timedelta = Field(
+        timedelta(milliseconds=200), gt=timedelta(0), description="longest sleep between two looks at the outbox"
+    )
+    member_timeout: timedelta = Field(
+        timedelta(seconds=10), description="a relay silent for this long no longer counts in dividing the slices"
+    )
+    delivery_timeout: timedelta = Field(
+        timedelta(seconds=120),
+        ge=timedelta(seconds=10),
+        description="how long the producer tries one message; the row stays and is tried again after that",
+    )
+
+
+class ExecutorSettings(Connections):
+    """How runs are executed."""
+
+    queues: str = Field("default", description="the queues served, separated by commas")
+    handlers: str | None = Field(None, description="modules with handlers to import, separated by commas")
+    slots: int | None = Field(None, ge=1, le=10000, description="runs at once; 100 unless told, 8 of them on threads")
+    threads: int = Field(8, ge=1, le=1000, description="synchronous handlers at once")
+    executor_group: Literal["auto", "consumer", "classic"] = Field(
+        "auto", description="Kafka group protocol; auto takes `consumer` (KIP-848) where takeover is quick enough"
+    )
+    heartbeat: timedelta = Field(
+        timedelta(seconds=5), gt=timedelta(0), description="how often the lease's counter is raised"
+    )
+    lease: timedelta = Field(
+        timedelta(seconds=15), gt=timedelta(0), description="a counter that stands still this long ends its attempts"
+    )
+    sweep: timedelta = Field(
+        timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
+    )
+    drain_timeout: timedelta = Field(
+        timedelta(seconds=30), ge=timedelta(0), description="how long running attempts may end after SIGTERM"
+    )
+    max_lost: int = Field(10, ge=1, description="losses of its executor after which a run fails")
+    cancel_grace: timedelta = Field(
+        timedelta(seconds=10), ge=timedelta(0), description="between asking an attempt to stop and fencing it off"
+    )
+    http_allow_private: bool = Field(
+        default=False, description="let HTTP targets reach loopback, private and link-local addresses"
+    )
+
+
+def client_config(environment: Mapping[str, str]) -> dict[str, str]:
+    """The Kafka client settings in an environment.
+
+    >>> client_config({"TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME": "ann", "HOME": "/"})
+    {'sasl.username': 'ann'}
+    """
+    return {
+        name.removeprefix(_KAFKA_PREFIX).lower().replace("_", "."): value
+        for name, value in environment.items()
+        if name.startswith(_KAFKA_PREFIX)
+    }
+
+
+def _readable(error: ValidationError) -> str:
+    lines: list[str] = []
+    for detail in error.errors(include_url=False, include_context=False):
+        name = "_".join(str(part) for part in detail["loc"])
+        shown = "" if "url" in name or "password" in name else f" (read {detail['input']!r})"
+        lines.append(f"TIDEWHEEL_{name.upper()}: {detail['msg']}{shown}")
+    return "; ".join(lines)

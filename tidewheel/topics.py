@@ -1,0 +1,146 @@
+"""The topics: their names, keys, partitions and settings, written once.
+
+`tidewheel topics apply` makes them; services only verify at start that what they need is there.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AdminClient,
+    NewPartitions,  # type: ignore[attr-defined]  # its stub does not re-export it
+    NewTopic,  # type: ignore[attr-defined]  # likewise
+)
+
+from tidewheel.errors import Unavailable, Unusable
+from tidewheel.runs import Lane
+
+DEFAULT_QUEUE = "default"
+
+_DAY_MS = 24 * 60 * 60 * 1000
+_APPLY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic as it ought to be.
+
+    Args:
+        name: Full name, with prefix.
+        partitions: How many; may be raised by hand later, never lowered.
+        retention_ms: After what time Kafka drops a message.
+    """
+
+    name: str
+    partitions: int
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The names of all topics under one prefix."""
+
+    prefix: str = "tidewheel"
+
+    @property
+    def requests(self) -> str:
+        """Where users put requests; keyed by job key."""
+        return f"{self.prefix}.requests"
+
+    @property
+    def replies(self) -> str:
+        """Accepted or rejected; keyed like the request."""
+        return f"{self.prefix}.replies"
+
+    @property
+    def completions(self) -> str:
+        """One event per terminal run; keyed by job_id."""
+        return f"{self.prefix}.completions"
+
+    @property
+    def events(self) -> str:
+        """Lifecycle; keyed by job_id."""
+        return f"{self.prefix}.events"
+
+    @property
+    def dead_letters(self) -> str:
+        """Runs given up and undecodable requests."""
+        return f"{self.prefix}.dead-letters"
+
+    def runs(self, queue: str, lane: str) -> str:
+        """Run requests for the executors of a queue; keyed by run_id.
+
+        >>> Topics().runs("default", "critical"), Topics().runs("reports", "batch")
+        ('tidewheel.runs.critical', 'tidewheel.runs.reports.batch')
+        """
+        return f"{self.prefix}.runs.{lane}" if queue == DEFAULT_QUEUE else f"{self.prefix}.runs.{queue}.{lane}"
+
+    def plan(self, queues: Sequence[str] = (DEFAULT_QUEUE,)) -> list[Topic]:
+        """Every topic with its partitions and retention. Source: the partition counts of docs/adr/0005."""
+        lanes = {Lane.CRITICAL: 12, Lane.STANDARD: 24, Lane.BATCH: 12}
+        return [
+            Topic(self.requests, 24, 7 * _DAY_MS),
+            Topic(self.replies, 12, 7 * _DAY_MS),
+            *(Topic(self.runs(queue, lane), count, 7 * _DAY_MS) for queue in queues for lane, count in lanes.items()),
+            Topic(self.completions, 48, 7 * _DAY_MS),
+            Topic(self.events, 48, 7 * _DAY_MS),
+            Topic(self.dead_letters, 12, 14 * _DAY_MS),
+        ]
+
+
+def apply_topics(
+    config: dict[str, str], topics: Topics, *, replication: int = 1, queues: Sequence[str] = (DEFAULT_QUEUE,)
+) -> list[str]:
+    """Make the topics that are missing and raise partition counts that are too low.
+
+    Returns:
+        What was done, a line each; empty when all was as it should be.
+
+    Raises:
+        Unavailable: The broker does not answer.
+        Unusable: It refuses, for instance because too few brokers are up for `replication`.
+    """
+    admin = AdminClient({**config, "client.id": "tidewheel-topics"})
+    try:
+        present = {
+            name: len(meta.partitions) for name, meta in admin.list_topics(timeout=_APPLY_SECONDS).topics.items()
+        }
+    except KafkaException as error:
+        message = f"the broker at {config.get('bootstrap.servers')} does not answer: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    plan = topics.plan(queues)
+    new = [_new_topic(topic, replication) for topic in plan if topic.name not in present]
+    more = [topic for topic in plan if 0 < present.get(topic.name, 0) < topic.partitions]
+    done: list[str] = []
+    if new:
+        done += _await(admin.create_topics(new, operation_timeout=_APPLY_SECONDS), "created")
+    if more:
+        wanted = [NewPartitions(topic.name, topic.partitions) for topic in more]
+        done += _await(admin.create_partitions(wanted, operation_timeout=_APPLY_SECONDS), "given more partitions")
+    return done
+
+
+def _new_topic(topic: Topic, replication: int) -> NewTopic:
+    config = {
+        "retention.ms": str(topic.retention_ms),
+        "min.insync.replicas": "2" if replication >= 3 else "1",
+        "unclean.leader.election.enable": "false",
+        "max.message.bytes": str(1024 * 1024 + 64 * 1024),
+    }
+    return NewTopic(topic.name, num_partitions=topic.partitions, replication_factor=replication, config=config)
+
+
+def _await(futures: Mapping[str, Future[None]], what: str) -> list[str]:
+    done: list[str] = []
+    for name, future in futures.items():
+        try:
+            future.result()
+            done.append(f"{name} {what}")
+        except KafkaException as error:
+            if error.args[0].name() == "TOPIC_ALREADY_EXISTS":
+                continue
+            message = f"topic {name} could not be {what}: {error.args[0].str()}"
+            raise Unusable(message) from error
+    return done

@@ -1,0 +1,173 @@
+"""Runs given up, and messages that are no request: kept in a table and told on the dead-letters topic."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.ids import event_id
+from tidewheel.outbox import OutboxClass, OutboxRow
+from tidewheel.runs import RunState, sequence_of
+from tidewheel.schemas import records
+from tidewheel.sql import Statements
+from tidewheel.transitions.installation import Installation
+
+if TYPE_CHECKING:
+    from tidewheel.transitions.end import ClosedRun, RunEnd
+
+_SQL = Statements("tidewheel.transitions")
+_ADD_FAILED_RUN = _SQL["add_failed_run"]
+_ADD_DEAD_RUN = _SQL["add_dead_run"]
+_ADD_DEAD_REQUEST = _SQL["add_dead_request"]
+_READ_ATTEMPTS = _SQL["read_attempts"]
+
+_KIND = "tidewheel-dlq-kind"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRequest:
+    """A message on the requests topic that is no request.
+
+    Args:
+        topic: Where it lay.
+        partition: In which partition.
+        offset: At which offset.
+        key: Its key, byte for byte.
+        value: Its value, byte for byte.
+        reason: What it could not be read as.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _PastAttempt:
+    run_id: UUID
+    attempt: int
+    executor_id: UUID | None
+    started_at: datetime | None
+    finished_at: datetime
+    outcome: str
+    error_type: str | None
+    error_message: str | None
+
+
+def bury(
+    connection: Conn,
+    installation: Installation,
+    row: "ClosedRun",
+    end: "RunEnd",
+    state: RunState,
+    request: records.RunRequest,
+    definition: records.JobDefinition,
+) -> OutboxRow:
+    """Keep a run that is given up, with all its attempts; returns the message that says so.
+
+    The last attempt is told in full, the others by their outcome, so that the message stays below 900 KiB: payload
+    256 KiB, result and output 64 KiB each, and the bounds on everything else.
+    """
+    reason = end.error_message or end.reason or end.error_type or state
+    facts: dict[str, object] = {
+        "run_id": row.run_id, "job_id": row.job_id, "tenant": row.tenant, "job_version": row.job_version,
+        "cause": row.cause, "queue": row.queue, "lane": row.lane, "scheduled_at": row.scheduled_at,
+        "started_at": row.started_at, "finished_at": row.ended_at, "state": state, "attempt": row.attempt,
+        "error_type": end.error_type, "error_message": end.error_message,
+    }  # fmt: skip
+    connection.execute(_ADD_FAILED_RUN, facts)
+    dead = {"tenant": row.tenant, "run_id": row.run_id, "job_id": row.job_id, "reason": reason, "made_at": row.ended_at}
+    connection.execute(_ADD_DEAD_RUN, dead)
+    with connection.cursor(row_factory=class_row(_PastAttempt)) as cursor:
+        past = cursor.execute(_READ_ATTEMPTS, {"run_ids": [row.run_id]}).fetchall()
+    payload = definition.payload if request.payload is None else request.payload
+    content_type = request.payload_content_type or definition.payload_content_type
+    letter = records.DeadLetter(
+        event_id=str(event_id(row.run_id, "dead", row.attempt)),
+        run_id=str(row.run_id),
+        job_id=str(row.job_id),
+        job_key=definition.job_key,
+        job_version=row.job_version,
+        tenant=row.tenant,
+        lane=records.Lane(row.lane),
+        cause=records.Cause(row.cause),
+        status=records.RunStatus(state),
+        scheduled_at=row.scheduled_at,
+        published_at=row.publish_at,
+        started_at=row.started_at,
+        finished_at=row.ended_at,
+        attempt=row.attempt,
+        max_attempts=definition.retry.max_attempts,
+        executor_id=str(row.executor_id) if row.executor_id else None,
+        error=records.RunError(type=end.error_type, message=end.error_message or "") if end.error_type else None,
+        labels={**definition.labels, **(request.labels or {})},
+        parent_run_id=request.parent_run_id,
+        root_run_id=request.root_run_id,
+        sequence=sequence_of(row.attempt, ended_running=row.started_at is not None),
+        reason=reason,
+        payload=payload,
+        payload_content_type=content_type,
+        traceparent=request.traceparent,
+        attempts=tuple(_attempt(attempt, end, last=attempt.attempt == row.attempt) for attempt in past),
+    )
+    return OutboxRow(
+        shard=row.shard,
+        outbox_class=OutboxClass.EVENTS,
+        topic=installation.topics.dead_letters,
+        key=letter.job_id.encode(),
+        value=installation.encode_event(letter),
+        publish_at=row.ended_at,
+        headers=((_KIND, b"run"), ("content-type", installation.content_type.encode())),
+    )
+
+
+def bury_request(connection: Conn, installation: Installation, dead: DeadRequest, now: datetime) -> OutboxRow:
+    """Keep a message that is no request, byte for byte under its own key; returns the message that says so."""
+    connection.execute(
+        _ADD_DEAD_REQUEST,
+        {
+            "topic": dead.topic,
+            "partition": dead.partition,
+            "offset": dead.offset,
+            "key": dead.key,
+            "value": dead.value,
+            "reason": dead.reason,
+            "made_at": now,
+        },
+    )
+    return OutboxRow(
+        shard=dead.partition % installation.shards,
+        outbox_class=OutboxClass.EVENTS,
+        topic=installation.topics.dead_letters,
+        key=dead.key,
+        value=dead.value,
+        publish_at=now,
+        headers=(
+            (_KIND, b"request"),
+            ("tidewheel-dlq-topic", dead.topic.encode()),
+            ("tidewheel-dlq-partition", str(dead.partition).encode()),
+            ("tidewheel-dlq-offset", str(dead.offset).encode()),
+            ("tidewheel-dlq-error", dead.reason.encode()),
+            ("tidewheel-dlq-stage", b"intake"),
+        ),
+    )
+
+
+def _attempt(past: _PastAttempt, end: "RunEnd", *, last: bool) -> records.DeadAttempt:
+    return records.DeadAttempt(
+        attempt=past.attempt,
+        executor_id=str(past.executor_id) if past.executor_id else None,
+        started_at=past.started_at,
+        finished_at=past.finished_at,
+        outcome=past.outcome,
+        error_type=past.error_type,
+        error_message=past.error_message if last else None,
+        trace=end.trace if last else None,
+        output=end.output if last else None,
+    )

@@ -1,0 +1,285 @@
+"""`end_runs`: every terminal move of a run, set-wise, in the caller's transaction.
+
+Outcome, attempt row, completion event, dead letter, and the turn given up: one place, so that none of them can be
+forgotten anywhere. No other SQL writes a terminal state. What an end finds locked is reported as busy and must be tried
+again; what it finds gone or moved on is superseded: a zombie's report, which changes nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.ids import event_id
+from tidewheel.metrics import metrics
+from tidewheel.outbox import OutboxClass, OutboxRow, append
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Overlap, RunState, end_of, sequence_of
+from tidewheel.schemas import records
+from tidewheel.schemas.cloudevents import completion_headers
+from tidewheel.sql import Statements
+from tidewheel.transitions.attempts import AttemptEnd, write_attempts
+from tidewheel.transitions.dead_letters import bury
+from tidewheel.transitions.dispatch import Definitions, build_requests
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.transitions")
+_CLOSE_RUNS = _SQL["close_runs"]
+_FIND_UNCLOSED = _SQL["find_unclosed"]
+_FINISH_JOB_RUNS = _SQL["finish_job_runs"]
+_GIVE_UP_TURNS = _SQL["give_up_turns"]
+_DROP_SIGNALS = _SQL["drop_signals"]
+
+# The state machine as SQL wants it: which end is allowed from which state.
+_ALLOWED = sorted((end, state) for end in FINAL for state in OPEN if end_of(state, end) is not None)
+_ENDS, _SOURCES = [end for end, _ in _ALLOWED], [state for _, state in _ALLOWED]
+
+_DEFINITIONS = Definitions()
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """A run to be ended.
+
+    Args:
+        run_id: The run.
+        attempt: The attempt that reports, or the row's attempt where none runs: the fence.
+        state: The terminal state wanted; a run that is being cancelled becomes cancelled whatever is wanted.
+        reason: Why skipped or cancelled, or which timeout struck.
+        error_type: The error's type name.
+        error_message: What it said, bounded by the caller.
+        trace: Its traceback.
+        result: What the handler returned, as JSON text, at most 64 KiB.
+        output: The attempt's last output.
+        request: The message it came by, where the caller still has it; saves reading it again.
+    """
+
+    run_id: UUID
+    attempt: int
+    state: RunState
+    reason: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    trace: str | None = None
+    result: bytes | None = None
+    output: bytes | None = None
+    request: records.RunRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRun:
+    """An open run's row as it was when it ended."""
+
+    run_id: UUID
+    job_id: UUID
+    tenant: str
+    shard: int
+    queue: str
+    lane: str
+    cause: str
+    overlap: str
+    state: str
+    job_version: int
+    attempt: int
+    charged: int
+    scheduled_at: datetime
+    publish_at: datetime
+    started_at: datetime | None
+    executor_id: UUID | None
+    came_by: str | None
+    ended_at: datetime
+
+
+@dataclass(slots=True)
+class Ended:
+    """What became of the ends asked for.
+
+    Args:
+        states: The terminal state of each run that ended now.
+        busy: Runs whose row was locked by somebody: to be tried again.
+        superseded: Runs that are over or in another attempt's hands: nothing was changed.
+    """
+
+    states: dict[UUID, RunState] = field(default_factory=dict[UUID, RunState])
+    busy: set[UUID] = field(default_factory=set[UUID])
+    superseded: set[UUID] = field(default_factory=set[UUID])
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """One run that ends now, with everything that is written about it."""
+
+    row: ClosedRun
+    end: RunEnd
+    state: RunState
+    request: records.RunRequest
+    definition: records.JobDefinition
+
+
+def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd]) -> Ended:
+    """End runs, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Topic names and encoding.
+        ends: At most one per run.
+
+    Returns:
+        What became of each.
+    """
+    result = Ended()
+    if not ends:
+        return result
+    wanted = {end.run_id: end for end in ends}
+    rows = _close(connection, wanted)
+    _sort_the_rest(connection, wanted, rows, result)
+    outcomes = _outcomes(connection, wanted, rows)
+    if not outcomes:
+        return result
+    _finish(connection, outcomes)
+    write_attempts(connection, [_attempt(outcome) for outcome in outcomes if _ran(outcome.row)])
+    dead = [outcome for outcome in outcomes if outcome.state in DEAD_LETTERED]
+    events = [_completion(outcome, installation) for outcome in outcomes]
+    events += [
+        bury(connection, installation, outcome.row, outcome.end, outcome.state, outcome.request, outcome.definition)
+        for outcome in dead
+    ]
+    append(connection, events, shards=installation.shards)
+    _give_up_turns(connection, outcomes)
+    cancelled = [outcome.row.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
+    if cancelled:
+        connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
+    for outcome in outcomes:
+        result.states[outcome.row.run_id] = outcome.state
+        metrics.count("runs_ended", 1, outcome.state)
+    return result
+
+
+def _close(connection: Conn, wanted: Mapping[UUID, RunEnd]) -> list[ClosedRun]:
+    with connection.cursor(row_factory=class_row(ClosedRun), binary=True) as cursor:
+        return cursor.execute(_CLOSE_RUNS, _columns(wanted.values())).fetchall()
+
+
+def _sort_the_rest(connection: Conn, wanted: Mapping[UUID, RunEnd], rows: Sequence[ClosedRun], result: Ended) -> None:
+    closed = {row.run_id for row in rows}
+    rest = [end for run_id, end in wanted.items() if run_id not in closed]
+    if rest:
+        found = connection.execute(_FIND_UNCLOSED, _columns(rest), binary=True).fetchall()
+        result.busy = {run_id for (run_id,) in found if isinstance(run_id, UUID)}
+        result.superseded = {end.run_id for end in rest} - result.busy
+
+
+def _columns(ends: Iterable[RunEnd]) -> dict[str, object]:
+    listed = list(ends)
+    return {
+        "run_ids": [end.run_id for end in listed],
+        "attempts": [end.attempt for end in listed],
+        "states": [end.state for end in listed],
+        "ends": _ENDS,
+        "sources": _SOURCES,
+    }
+
+
+def _outcomes(connection: Conn, wanted: Mapping[UUID, RunEnd], rows: Sequence[ClosedRun]) -> list[_Outcome]:
+    missing = [row for row in rows if wanted[row.run_id].request is None]
+    built = build_requests(connection, missing)
+    outcomes: list[_Outcome] = []
+    for row in rows:
+        end = wanted[row.run_id]
+        state = end_of(RunState(row.state), end.state)
+        assert state is not None  # noqa: S101 - close_runs goes by the same table
+        request = end.request or built[row.run_id]
+        outcomes.append(_Outcome(row, end, state, request, _DEFINITIONS.of(request.definition)))
+    return outcomes
+
+
+def _finish(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
+    columns: dict[str, list[object]] = {
+        "run_ids": [o.row.run_id for o in outcomes],
+        "states": [o.state for o in outcomes],
+        "attempts": [o.row.attempt for o in outcomes],
+        "started_at": [o.row.started_at for o in outcomes],
+        "finished_at": [o.row.ended_at for o in outcomes],
+        "reasons": [o.end.reason for o in outcomes],
+        "error_types": [o.end.error_type for o in outcomes],
+    }
+    connection.execute(_FINISH_JOB_RUNS, columns)
+
+
+def _attempt(outcome: _Outcome) -> AttemptEnd:
+    row, end = outcome.row, outcome.end
+    return AttemptEnd(
+        run_id=row.run_id,
+        attempt=row.attempt,
+        tenant=row.tenant,
+        executor_id=row.executor_id,
+        started_at=row.started_at,
+        finished_at=row.ended_at,
+        outcome=AttemptOutcome(outcome.state),
+        error_type=end.error_type,
+        error_message=end.error_message,
+        came_by=row.came_by,
+        result=end.result,
+        trace=end.trace,
+        output=end.output,
+    )
+
+
+def _completion(outcome: _Outcome, installation: Installation) -> OutboxRow:
+    row, end, definition = outcome.row, outcome.end, outcome.definition
+    sequence = sequence_of(row.attempt, ended_running=_ran(row))
+    error = None
+    if end.error_type and outcome.state in DEAD_LETTERED:
+        error = records.RunError(type=end.error_type, message=end.error_message or "")
+    event = records.RunCompleted(
+        event_id=str(event_id(row.run_id, outcome.state, sequence)),
+        run_id=str(row.run_id),
+        job_id=str(row.job_id),
+        job_key=definition.job_key,
+        job_version=row.job_version,
+        tenant=row.tenant,
+        lane=records.Lane(row.lane),
+        cause=records.Cause(row.cause),
+        status=records.RunStatus(outcome.state),
+        scheduled_at=row.scheduled_at,
+        published_at=row.publish_at,
+        started_at=row.started_at,
+        finished_at=row.ended_at,
+        attempt=row.attempt,
+        max_attempts=definition.retry.max_attempts,
+        executor_id=str(row.executor_id) if row.executor_id else None,
+        result=end.result if outcome.state is RunState.SUCCEEDED else None,
+        error=error,
+        labels={**definition.labels, **(outcome.request.labels or {})},
+        parent_run_id=outcome.request.parent_run_id,
+        root_run_id=outcome.request.root_run_id,
+        sequence=sequence,
+        reason=end.reason,
+    )
+    return OutboxRow(
+        shard=row.shard,
+        outbox_class=OutboxClass.EVENTS,
+        topic=installation.topics.completions,
+        key=event.job_id.encode(),
+        value=installation.encode_event(event),
+        publish_at=row.ended_at,
+        headers=completion_headers(
+            event,
+            source=installation.source,
+            content_type=installation.content_type,
+            traceparent=outcome.request.traceparent,
+        ),
+    )
+
+
+def _give_up_turns(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
+    holders = [o.row for o in outcomes if o.row.overlap != Overlap.ALLOW_ALL and o.state is not RunState.SKIPPED]
+    if holders:
+        columns = {"job_ids": [row.job_id for row in holders], "run_ids": [row.run_id for row in holders]}
+        connection.execute(_GIVE_UP_TURNS, columns)
+
+
+def _ran(row: ClosedRun) -> bool:
+    return row.started_at is not None

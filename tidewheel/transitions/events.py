@@ -1,0 +1,68 @@
+"""Lifecycle events: what happened to jobs, for whoever watches `tidewheel.events`."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from uuid import UUID
+
+from tidewheel.ids import hashed_id, micros
+from tidewheel.outbox import OutboxClass, OutboxRow
+from tidewheel.schemas import records
+from tidewheel.schemas.cloudevents import lifecycle_headers
+from tidewheel.transitions.installation import Installation
+
+
+def lifecycle_row(
+    installation: Installation,
+    *,
+    kind: str,
+    tenant: str,
+    job_id: UUID,
+    job_key: str,
+    shard: int,
+    now: datetime,
+    job_version: int | None = None,
+    reason: str | None = None,
+    actor: str | None = None,
+    detail: Mapping[str, str] | None = None,
+) -> OutboxRow:
+    """The outbox row of one lifecycle event.
+
+    Args:
+        installation: Topic, encoding and source.
+        kind: What happened, such as `job.paused`.
+        tenant: The job's tenant.
+        job_id: The job.
+        job_key: Its key.
+        shard: Its shard.
+        now: When, by the database's clock.
+        job_version: The version in force.
+        reason: Why.
+        actor: By whom.
+        detail: Whatever else belongs to this kind.
+    """
+    # Derived from what it tells, so that the same happening told twice has one id.
+    told = f"{job_id}|{kind}|{job_version}|{micros(now)}|{reason}|{sorted((detail or {}).items())}"
+    event = records.LifecycleEvent(
+        event_id=str(hashed_id(told.encode())),
+        type=f"io.tidewheel.{kind}.v1",
+        occurred_at=now,
+        tenant=tenant,
+        job_id=str(job_id),
+        job_key=job_key,
+        job_version=job_version,
+        run_id=None,
+        attempt=None,
+        sequence=None,
+        reason=reason,
+        actor=actor,
+        detail=dict(detail or {}),
+    )
+    return OutboxRow(
+        shard=shard,
+        outbox_class=OutboxClass.EVENTS,
+        topic=installation.topics.events,
+        key=event.job_id.encode(),
+        value=installation.encode_event(event),
+        publish_at=now,
+        headers=lifecycle_headers(event, source=installation.source, content_type=installation.content_type),
+    )

@@ -1,0 +1,50 @@
+"""What every writer of rows needs to know about this installation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from tidewheel.db import Conn
+from tidewheel.schemas.cloudevents import ContentType
+from tidewheel.schemas.codec import encode, encode_json
+from tidewheel.schemas.records import DeadLetter, LifecycleEvent, RunCompleted
+from tidewheel.settings import Connections
+from tidewheel.sql import Statements
+from tidewheel.topics import Topics
+
+_READ_SHARDS = Statements("tidewheel.transitions")["read_shards"]
+
+Event = RunCompleted | LifecycleEvent | DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Facts that never change while a process lives.
+
+    Args:
+        shards: How many shards there are; written into the database by the first migration.
+        topics: Topic names under the configured prefix.
+        source: `ce_source` of every event.
+        content_type: What `encode_event` writes, as a MIME type.
+        encode_event: The encoding of completions, events and dead letters.
+    """
+
+    shards: int
+    topics: Topics
+    source: str
+    content_type: ContentType
+    encode_event: Callable[[Event], bytes]
+
+
+def read_installation(connection: Conn, settings: Connections) -> Installation:
+    """The installation behind a connection."""
+    row = connection.execute(_READ_SHARDS).fetchone()
+    assert row is not None  # noqa: S101 - the first migration writes it
+    json_wanted = settings.events_encoding == "json"
+    return Installation(
+        shards=cast("int", row[0]),
+        topics=Topics(settings.topic_prefix),
+        source=settings.source,
+        content_type="application/json" if json_wanted else "application/avro",
+        encode_event=encode_json if json_wanted else encode,
+    )

@@ -1,0 +1,165 @@
+"""`requeue_runs`: an attempt ends, its run goes on: retried, handed back, snoozed, or lost with its executor.
+
+The row's attempt stays raised, which fences the old attempt off; the message for the next one is written in the same
+transaction, with the `publish_at` of the row, however far ahead. A turn that the run holds stays with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.outbox import append
+from tidewheel.runs import AttemptOutcome, Move, sources, target
+from tidewheel.sql import Statements
+from tidewheel.transitions.attempts import AttemptEnd, write_attempts
+from tidewheel.transitions.dispatch import build_requests, request_rows
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.transitions")
+_REQUEUE_RUNS = _SQL["requeue_runs"]
+_FIND_UNMOVED = _SQL["find_unmoved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """An attempt that ends without ending its run.
+
+    Args:
+        run_id: The run.
+        attempt: The attempt that ends: the fence.
+        outcome: How it ended; decides whether the budget, the losses, or neither is charged.
+        delay: How long the next attempt has to wait.
+        error_type: The error's type name.
+        error_message: What it said, bounded by the caller.
+        trace: Its traceback.
+        output: The attempt's last output.
+    """
+
+    run_id: UUID
+    attempt: int
+    outcome: AttemptOutcome
+    delay: timedelta = timedelta(0)
+    error_type: str | None = None
+    error_message: str | None = None
+    trace: str | None = None
+    output: bytes | None = None
+
+    @property
+    def move(self) -> Move:
+        """The move of the state machine that this is."""
+        if self.outcome is AttemptOutcome.HANDED_BACK:
+            return Move.HAND_BACK
+        return Move.SNOOZE if self.outcome is AttemptOutcome.SNOOZED else Move.RETRY
+
+    @property
+    def charge(self) -> int:
+        """1 where the attempt counts against `max_attempts`."""
+        return int(self.outcome in {AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT})
+
+    @property
+    def loss(self) -> int:
+        """1 where the attempt counts against `max_lost`."""
+        return int(self.outcome is AttemptOutcome.LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class RequeuedRun:
+    """An open run's row after it went back."""
+
+    run_id: UUID
+    job_id: UUID
+    tenant: str
+    shard: int
+    queue: str
+    lane: str
+    cause: str
+    job_version: int
+    attempt: int
+    scheduled_at: datetime
+    publish_at: datetime
+    started_at: datetime | None
+    executor_id: UUID | None
+    came_by: str | None
+    ended_at: datetime
+
+
+@dataclass(slots=True)
+class Requeued:
+    """What became of the attempts; those in neither are over, being cancelled, or superseded by another attempt.
+
+    Args:
+        runs: The runs that went back.
+        busy: Runs whose row was locked by somebody: to be tried again.
+    """
+
+    runs: dict[UUID, RequeuedRun] = field(default_factory=dict[UUID, RequeuedRun])
+    busy: set[UUID] = field(default_factory=set[UUID])
+
+
+def requeue_runs(connection: Conn, installation: Installation, requeues: Sequence[Requeue]) -> Requeued:
+    """Send runs back for another attempt, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Topic names.
+        requeues: At most one per run.
+    """
+    done = Requeued()
+    for move in (Move.RETRY, Move.HAND_BACK, Move.SNOOZE):
+        chosen = [requeue for requeue in requeues if requeue.move is move]
+        if chosen:
+            done.runs |= {row.run_id: row for row in _move(connection, move, chosen)}
+            done.busy |= _unmoved(connection, move, [r for r in chosen if r.run_id not in done.runs])
+    if not done.runs:
+        return done
+    rows = list(done.runs.values())
+    write_attempts(connection, [_attempt(done.runs[r.run_id], r) for r in requeues if r.run_id in done.runs])
+    append(connection, request_rows(rows, build_requests(connection, rows), installation), shards=installation.shards)
+    return done
+
+
+def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[RequeuedRun]:
+    columns = {
+        "run_ids": [requeue.run_id for requeue in requeues],
+        "attempts": [requeue.attempt for requeue in requeues],
+        "delays": [requeue.delay for requeue in requeues],
+        "charges": [requeue.charge for requeue in requeues],
+        "losses": [requeue.loss for requeue in requeues],
+        "sources": sources(move),
+        "target": target(move),
+    }
+    with connection.cursor(row_factory=class_row(RequeuedRun), binary=True) as cursor:
+        return cursor.execute(_REQUEUE_RUNS, columns).fetchall()
+
+
+def _unmoved(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[UUID]:
+    if not requeues:
+        return set()
+    columns = {
+        "run_ids": [requeue.run_id for requeue in requeues],
+        "attempts": [requeue.attempt for requeue in requeues],
+        "sources": sources(move),
+    }
+    rows = connection.execute(_FIND_UNMOVED, columns, binary=True).fetchall()
+    return {run_id for (run_id,) in rows if isinstance(run_id, UUID)}
+
+
+def _attempt(row: RequeuedRun, requeue: Requeue) -> AttemptEnd:
+    return AttemptEnd(
+        run_id=row.run_id,
+        attempt=row.attempt,
+        tenant=row.tenant,
+        executor_id=row.executor_id,
+        started_at=row.started_at,
+        finished_at=row.ended_at,
+        outcome=requeue.outcome,
+        error_type=requeue.error_type,
+        error_message=requeue.error_message,
+        came_by=row.came_by,
+        trace=requeue.trace,
+        output=requeue.output,
+    )

@@ -1,0 +1,175 @@
+"""Moving timers: what is due becomes runs, what was passed over is written down, the timer goes on.
+
+Whoever calls has locked the timer rows, which is what makes an occurrence become exactly one run. What is decided (which
+instants fire, which are passed over, which comes next) comes from a pure function; here it is only written.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from tidewheel.db import Conn
+from tidewheel.ids import JobId, run_id
+from tidewheel.metrics import metrics
+from tidewheel.occurrences import Decision, Skip
+from tidewheel.outbox import OutboxRow, append
+from tidewheel.runs import Cause, Move, sources
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.records import JobDefinition
+from tidewheel.sql import Statements
+from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.write import NewRun, write_runs
+
+_SQL = Statements("tidewheel.transitions")
+_MOVE_TIMERS = _SQL["move_timers"]
+_DROP_TIMERS = _SQL["drop_timers"]
+_FINISH_JOBS = _SQL["finish_jobs"]
+_TAKE_BACK_RUNS = _SQL["take_back_runs"]
+_FORGET_JOB_RUNS = _SQL["forget_job_runs"]
+
+_COPY_SKIPS = (
+    "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, exact, made_at) "
+    "FROM STDIN (FORMAT BINARY)"
+)
+_SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "int8", "bool", "timestamptz")
+
+
+@dataclass(frozen=True, slots=True)
+class LockedTimer:
+    """A timer row that this transaction has locked, with what firing needs of its job's version."""
+
+    job_id: UUID
+    tenant: str
+    shard: int
+    scheduled_at: datetime
+    version: int
+    schedule: str
+    handler: str | None
+    queue: str
+    lane: str
+    overlap: str
+    definition: bytes
+
+
+Decide = Callable[[LockedTimer], Decision]
+
+
+def advance_timers(
+    connection: Conn,
+    installation: Installation,
+    timers: Sequence[LockedTimer],
+    decide: Decide,
+    *,
+    now: datetime,
+    repeats: bool = False,
+) -> list[Decision]:
+    """Fire what is due of locked timers and move them on, in the caller's transaction.
+
+    Args:
+        connection: Inside the transaction that has locked the timers.
+        installation: Shards and topics.
+        timers: The locked rows.
+        decide: Pure; asked once per timer.
+        now: The database's clock, read after the locks were taken.
+        repeats: Whether a run may exist already; see `write_runs`.
+
+    Returns:
+        What was decided, in the order of `timers`.
+    """
+    decisions = [decide(timer) for timer in timers]
+    pairs = list(zip(timers, decisions, strict=True))
+    runs = [_new_run(timer, at, now) for timer, decision in pairs for at in decision.fires]
+    write_runs(connection, installation, runs, now=now, repeats=repeats)
+    _write_skips(connection, installation, pairs, now)
+    moved = [(timer.job_id, decision.next_at) for timer, decision in pairs if decision.next_at is not None]
+    if moved:
+        columns = {"job_ids": [job for job, _ in moved], "scheduled_at": [at for _, at in moved]}
+        connection.execute(_MOVE_TIMERS, columns)
+    over = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
+    if over:
+        connection.execute(_DROP_TIMERS, {"job_ids": over})
+        connection.execute(_FINISH_JOBS, {"job_ids": over, "now": now})
+    metrics.count("occurrences", len(runs), "fired")
+    return decisions
+
+
+def take_back(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> dict[UUID, datetime]:
+    """Take back the timer-made runs of these jobs whose instant is still ahead, in the caller's transaction.
+
+    Their messages may be in the outbox or in Kafka already: such a message finds nothing to claim. The ids can be made
+    again by whatever the job becomes.
+
+    Returns:
+        The earliest instant taken back, by job.
+    """
+    if not job_ids:
+        return {}
+    columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now}
+    rows = connection.execute(_TAKE_BACK_RUNS, columns, binary=True).fetchall()
+    if not rows:
+        return {}
+    connection.execute(_FORGET_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
+    earliest: dict[UUID, datetime] = {}
+    for _, job, at in rows:
+        assert isinstance(job, UUID)  # noqa: S101 - the column's type
+        assert isinstance(at, datetime)  # noqa: S101 - the column's type
+        earliest[job] = min(at, earliest.get(job, at))
+    return earliest
+
+
+def _new_run(timer: LockedTimer, at: datetime, now: datetime) -> NewRun:
+    return NewRun(
+        run_id=run_id(timer.job_id, at, Cause.TIMER),
+        job_id=JobId(timer.job_id),
+        tenant=timer.tenant,
+        job_version=timer.version,
+        shard=timer.shard,
+        cause=Cause.TIMER,
+        queue=timer.queue,
+        lane=timer.lane,
+        handler=timer.handler,
+        overlap=timer.overlap,
+        scheduled_at=at,
+        # A late firing is due at once; its deadlines count from here, so that it is not punished for being late.
+        publish_at=max(at, now),
+        definition=timer.definition,
+    )
+
+
+def _write_skips(
+    connection: Conn, installation: Installation, pairs: Sequence[tuple[LockedTimer, Decision]], now: datetime
+) -> None:
+    skips = [(timer, skip) for timer, decision in pairs for skip in decision.skips]
+    if not skips:
+        return
+    with connection.cursor() as cursor, cursor.copy(_COPY_SKIPS) as copy:
+        copy.set_types(_SKIP_TYPES)
+        for t, s in skips:
+            copy.write_row(
+                (t.job_id, t.tenant, t.version, s.reason, s.first_at, s.last_at, s.occurrences, s.exact, now)
+            )
+            metrics.count("occurrences", s.occurrences, s.reason)
+    events = [_skip_event(timer, skip, installation, now) for timer, skip in skips]
+    append(connection, events, shards=installation.shards)
+
+
+def _skip_event(timer: LockedTimer, skip: Skip, installation: Installation, now: datetime) -> OutboxRow:
+    return lifecycle_row(
+        installation,
+        kind="occurrence.skipped",
+        tenant=timer.tenant,
+        job_id=timer.job_id,
+        job_key=decode(timer.definition, JobDefinition).job_key,
+        job_version=timer.version,
+        shard=timer.shard,
+        now=now,
+        reason=skip.reason,
+        detail={
+            "first_at": skip.first_at.isoformat(),
+            "last_at": skip.last_at.isoformat(),
+            "occurrences": str(skip.occurrences),
+            "exact": str(skip.exact).lower(),
+        },
+    )

@@ -1,0 +1,105 @@
+"""Waking another process when something earlier was written.
+
+A transaction with a pending NOTIFY takes an instance-wide lock when it commits, so a hot transaction never notifies:
+the writer pokes a `Notifier` after its commit, which sends at most one NOTIFY per 20 ms from a transaction of its own.
+A lost notification costs a poll interval, nothing else: every sleeper also looks by itself.
+"""
+
+import threading
+from enum import StrEnum
+
+import psycopg
+
+from tidewheel.db import Conn, connect
+from tidewheel.errors import Unavailable
+
+_APART_SECONDS = 0.020  # the commit lock of NOTIFY is instance-wide; 50 a second are not felt
+_RECONNECT_SECONDS = 1.0
+
+
+class Channel(StrEnum):
+    """What may have been written."""
+
+    TIMERS = "tidewheel_timers"
+    OUTBOX = "tidewheel_outbox"
+    SIGNALS = "tidewheel_signals"
+
+
+class Notifier:
+    """Sends notifications in the background, never more often than every 20 ms a channel."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url, self._name = url, name
+        self._pending: set[Channel] = set()
+        self._wake, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
+        self._thread.start()
+
+    def poke(self, channel: Channel) -> None:
+        """Ask for a notification soon; costs nothing when one is pending."""
+        if channel not in self._pending:
+            self._pending.add(channel)
+            self._wake.set()
+
+    def close(self) -> None:
+        """Stop; what is pending is dropped, the receivers poll."""
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        connection: Conn | None = None
+        while not self._stopping.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            due = [channel for channel in Channel if channel in self._pending]
+            self._pending.difference_update(due)
+            try:
+                connection = connection or connect(self._url, self._name, autocommit=True)
+                for channel in due:
+                    connection.execute(f"NOTIFY {channel}")
+            except (Unavailable, psycopg.Error):
+                _discard(connection)
+                connection = None
+            self._stopping.wait(_APART_SECONDS)
+        _discard(connection)
+
+
+class Listener:
+    """Sets an event whenever one of its channels is notified."""
+
+    def __init__(self, url: str, name: str, channels: tuple[Channel, ...], event: threading.Event) -> None:
+        self._url, self._name, self._channels, self._event = url, name, channels, event
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening within a second."""
+        self._stopping.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._listen()
+            except (Unavailable, psycopg.Error):
+                self._stopping.wait(_RECONNECT_SECONDS)
+
+    def _listen(self) -> None:
+        connection = connect(self._url, self._name, autocommit=True)
+        try:
+            for channel in self._channels:
+                connection.execute(f"LISTEN {channel}")
+            # What was written while nobody listened is found by looking once.
+            self._event.set()
+            while not self._stopping.is_set():
+                for _ in connection.notifies(timeout=1.0, stop_after=1):
+                    self._event.set()
+        finally:
+            connection.close()
+
+
+def _discard(connection: Conn | None) -> None:
+    if connection is not None:
+        connection.close()
