@@ -6,6 +6,7 @@ Requests are applied by the same code that intake uses, in one transaction each,
 import asyncio
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -106,7 +107,9 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -213,19 +216,23 @@ class Client:
         if request_id is not None:
             document["request_id"] = request_id
         incoming = Incoming(parse_request(document))
-        for tried in range(1, _TRIES + 1):
-            try:
-                with self._session.transaction() as connection:
-                    [reply] = apply_requests(connection, self._installation, [incoming])
-                break
-            except Unavailable:
-                # Without a request_id a lost COMMIT of a trigger may stand: trying again could make a second run.
-                if tried == _TRIES or (incoming.request.request_id is None and incoming.request.type == "job.trigger"):
-                    raise
+        reply = self._apply(incoming)
         raise_if_rejected(reply)
         for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
             self._notifier.poke(channel)
         return reply
+
+    def _apply(self, incoming: Incoming) -> Reply:
+        # Without a request_id a lost COMMIT of a trigger may stand: trying again could make a second run.
+        once = incoming.request.request_id is None and incoming.request.type == "job.trigger"
+        for _ in range(0 if once else _TRIES - 1):
+            with suppress(Unavailable):
+                return self._apply_once(incoming)
+        return self._apply_once(incoming)
+
+    def _apply_once(self, incoming: Incoming) -> Reply:
+        with self._session.transaction() as connection:
+            return apply_requests(connection, self._installation, [incoming])[0]
 
 
 class AsyncClient:
@@ -280,7 +287,7 @@ class AsyncClient:
         async with self._one:
             return await asyncio.to_thread(self._client.cancel, run_id, reason=reason)
 
-    async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:  # noqa: ASYNC109 - as Client.wait
+    async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Client.wait`."""
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         deadline, pause = monotonic_seconds() + seconds, _FIRST_LOOK_SECONDS

@@ -1,7 +1,7 @@
 """`tidewheel.enqueue`: a triggered run inside the caller's own PostgreSQL transaction.
 
-The run commits or rolls back with the caller's data, where both live in one database. No notification is sent (a pending
-one would make every commit of the caller's wait for an instance-wide lock), so the relay notices at its next look.
+The run commits or rolls back with the caller's data, where both live in one database. No notification is sent (a
+pending one would make every commit of the caller's wait for an instance-wide lock): the relay notices at its next look.
 """
 
 from base64 import b64encode

@@ -57,7 +57,7 @@ def run_executor(settings: ExecutorSettings) -> None:
     if not settings.handlers:
         _LOG.info("no handlers named (TIDEWHEEL_HANDLERS): this executor runs HTTP targets only")
     url, kafka, installation, stop = _prepare("executor", settings)
-    executor = Executor(settings, url, kafka, installation, handlers, stop)
+    executor = Executor(settings, url, kafka, installation=installation, handlers=handlers, stop=stop)
     uvloop.run(executor.run())
     # A handler's thread that does not end must not keep the process: its attempt was handed back.
     logging.shutdown()
@@ -92,5 +92,3 @@ def _prepare_database(settings: Connections) -> tuple[str, Installation]:
 def _announce(role: str, settings: Connections) -> None:
     port = serve_metrics(settings.metrics_port)
     _LOG.info("%s started%s", role, f", metrics on port {port}" if port else "")
-
-

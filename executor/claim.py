@@ -1,7 +1,7 @@
 """Claiming a batch in one transaction, and what follows when the answer to its COMMIT is lost.
 
-The rows are known before COMMIT is sent; after a lost one they are read back under this executor's id until the database
-answers, because an attempt that stands and is not run would be found only when the lease ends.
+The rows are known before COMMIT is sent; after a lost one they are read back under this executor's id until the
+database answers, because an attempt that stands and is not run would be found only when the lease ends.
 """
 
 import logging
@@ -30,7 +30,12 @@ class Claimer:
     """Claims for one thread, over that thread's session."""
 
     def __init__(
-        self, session: Session, installation: Installation, executor_id: UUID, stop: Stop, lease_lost: Callable[[], None]
+        self,
+        session: Session,
+        installation: Installation,
+        executor_id: UUID,
+        stop: Stop,
+        lease_lost: Callable[[], None],
     ) -> None:
         self._session, self._installation = session, installation
         self._executor_id, self._stop, self._lease_lost = executor_id, stop, lease_lost

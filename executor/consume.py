@@ -138,7 +138,7 @@ class LaneConsumer:
             error = message.error()
             if error is None:
                 good.append(message)
-            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own codes are spelled so
+            elif error.code() != KafkaError._PARTITION_EOF:
                 message_text = f"{self._topic}: {error.str()}"
                 raise Unavailable(message_text)
         if good:

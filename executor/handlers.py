@@ -49,7 +49,9 @@ def handler(name: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         parameters = list(inspect.signature(function).parameters)
         if len(parameters) != _PARAMETERS:
-            message = f"handler {name!r}: {function.__qualname__} must take (context, payload), not ({', '.join(parameters)})"
+            message = (
+                f"handler {name!r}: {function.__qualname__} must take (context, payload), not ({', '.join(parameters)})"
+            )
             raise ValueError(message)
         known = _HANDLERS.get(name)
         if known is not None and known.function.__qualname__ != function.__qualname__:

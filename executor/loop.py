@@ -52,6 +52,7 @@ class Executor:
         settings: ExecutorSettings,
         url: str,
         kafka: Mapping[str, str],
+        *,
         installation: Installation,
         handlers: Mapping[str, Handler],
         stop: Stop,
@@ -212,7 +213,9 @@ class Executor:
         for queue in self._queues:
             for lane in Lane:
                 topic = topics.runs(queue, lane)
-                client: Consumer = consumer(kafka, group=f"{topic}.executors", role=f"executor-{lane}", protocol=protocol)
+                client: Consumer = consumer(
+                    kafka, group=f"{topic}.executors", role=f"executor-{lane}", protocol=protocol
+                )
                 made.append(
                     LaneConsumer(
                         client,

@@ -42,7 +42,7 @@ CANCELLED = Outcome(AttemptOutcome.CANCELLED)
 
 
 def succeeded(result: bytes | None) -> Outcome:
-    """A success; a result above 64 KiB is a failure that says so, for its effect is done and a retry would repeat it."""
+    """A success; a result above 64 KiB is a failure that says so, since a retry would repeat the effect."""
     if result is not None and len(result) > RESULT_BYTES:
         message = f"the result has {len(result)} bytes, more than {RESULT_BYTES}; return a reference instead"
         return failed("ResultTooLarge", message, permanent=True)

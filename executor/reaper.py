@@ -2,7 +2,7 @@
 
 An executor is lost only after this process has itself watched its counter stand still for the whole lease, by its own
 monotonic clock, with the database answering throughout and its start time unchanged: a database restart, a long
-fail-over or a sleeping reaper ends nobody's run. Every executor runs a reaper; the row's deletion decides which one acts.
+fail-over or a sleeping reaper ends nobody's run. Every executor runs a reaper; the row's deletion decides which acts.
 """
 
 import logging
@@ -56,7 +56,7 @@ class Watch:
         self._seen.clear()
 
     def look(self, counters: dict[UUID, int], server_start: object, now: float) -> list[tuple[UUID, int]]:
-        """Take note of the counters; returns the executors that have been silent for the whole lease, with their counter.
+        """Take note of the counters; returns the executors that were silent for the whole lease, with their counter.
 
         Args:
             counters: Every executor's counter.

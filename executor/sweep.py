@@ -1,7 +1,7 @@
 """The sweep: claims from the table what has been due for a while and Kafka has not brought.
 
-It bounds every stall of Kafka, serves a queue that has no topics yet, and finds a run whose message was lost. No message
-is published twice for it.
+It bounds every stall of Kafka, serves a queue that has no topics yet, and finds a run whose message was lost. No
+message is published twice for it.
 """
 
 import logging
@@ -131,10 +131,7 @@ class Sweep:
             claimed = self._claimer.claim(claims, way="sweep").started
             started = len(claimed)
             self._begin(
-                [
-                    (one, requests[one.run_id], self._definitions.of(requests[one.run_id].definition))
-                    for one in claimed
-                ]
+                [(one, requests[one.run_id], self._definitions.of(requests[one.run_id].definition)) for one in claimed]
             )
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error

@@ -50,6 +50,4 @@ def _cancel(connection: Conn, installation: Installation, incoming: Incoming) ->
     else:
         again = connection.execute(_READ_RUN, columns, binary=True).fetchone()
         state = RunState(str(again[2])) if again else state
-    return accepted(
-        incoming, job_id=str(job_id), job_version=version, run_id=request.run_id, run_status=state.value
-    )
+    return accepted(incoming, job_id=str(job_id), job_version=version, run_id=request.run_id, run_status=state.value)

@@ -8,8 +8,9 @@ rejected; any other error rejects nobody and is tried again. Kafka's own commits
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 from uuid import uuid4
 
 import psycopg
@@ -54,7 +55,11 @@ _KEEP_HOUSE_SECONDS = 60.0
 _GIVE_UP_SECONDS = 60.0
 
 
-class _Fenced(Exception):  # noqa: N818 - a signal within this file
+class _Described(Protocol):
+    topic_id: object
+
+
+class _Fenced(Exception):
     """The partition has another owner, or what was written is not known: join anew and read where it stands."""
 
 
@@ -99,9 +104,7 @@ class Intake:
         self._topic_id = self._read_topic_id()
         self._places = {}
         protocol = group_protocol(self._kafka, "auto")
-        client = consumer(
-            self._kafka, group=f"{self._topic}.intake", role="intake", protocol=protocol, reset="error"
-        )
+        client = consumer(self._kafka, group=f"{self._topic}.intake", role="intake", protocol=protocol, reset="error")
         client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_gone, on_lost=self._on_gone)
         try:
             while not self._stop.asked():
@@ -127,9 +130,9 @@ class Intake:
                 # What was read under an assignment that is gone, or before the place we stand at, is not ours.
                 if place is not None and (message.offset() or 0) >= place.next_offset:
                     good.append(message)
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - librdkafka's own codes are spelled so
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 self._refuse_reset(message, error)
-            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+            elif error.code() != KafkaError._PARTITION_EOF:
                 text = f"{self._topic}: {error.str()}"
                 raise Unavailable(text)
         return good
@@ -254,8 +257,8 @@ class Intake:
         next_offset, epoch, topic_id = cast("tuple[int, int, str]", row)
         if topic_id != self._topic_id:
             message = (
-                f"{self._topic} was deleted and made again: its offsets mean nothing here any more. If its old requests are"
-                " done with, delete the topic's rows from intake_offsets"
+                f"{self._topic} was deleted and made again: its offsets mean nothing here any more. If its old requests"
+                " are done with, delete the topic's rows from intake_offsets"
             )
             raise Unusable(message)
         self._places[partition.partition] = _Place(epoch, next_offset)
@@ -283,7 +286,11 @@ class Intake:
     def _read_topic_id(self) -> str:
         admin = AdminClient({**self._kafka, "client.id": "tidewheel-intake-check"})
         try:
-            found = admin.describe_topics(TopicCollection([self._topic]), request_timeout=_KAFKA_SECONDS)
+            asked = TopicCollection([self._topic])
+            found = cast(
+                "dict[str, Future[_Described]]",
+                admin.describe_topics(asked, request_timeout=_KAFKA_SECONDS),  # pyright: ignore[reportUnknownMemberType]
+            )
             return str(found[self._topic].result().topic_id)
         except KafkaException as error:
             message = f"{self._topic} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
@@ -297,9 +304,7 @@ class Intake:
 
 
 def _origin(message: Message) -> RequestOrigin:
-    return RequestOrigin(
-        topic=message.topic() or "", partition=message.partition() or 0, offset=message.offset() or 0
-    )
+    return RequestOrigin(topic=message.topic() or "", partition=message.partition() or 0, offset=message.offset() or 0)
 
 
 def _bytes(value: object) -> bytes | None:
@@ -314,5 +319,7 @@ def _failed_on_data(value: bytes | None, failure: Exception) -> RequestRefused:
     """The rejection of a request that can be read but not written."""
     document, _ = read_document(value or b"")
     reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-    error = FieldError("", f"it could not be applied: {reason}", "correct the request, or report this with its request_id")
+    error = FieldError(
+        "", f"it could not be applied: {reason}", "correct the request, or report this with its request_id"
+    )
     return RequestRefused((error,), request_identity(document))

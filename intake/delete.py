@@ -43,7 +43,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     reasons = {
         job_id_of(incoming): incoming.request.reason for incoming in batch if isinstance(incoming.request, JobDelete)
     }
-    tell(connection, installation, "job.deleted", jobs, locked.now, reasons)
+    tell(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
     return [
         accepted(incoming, job_id=str(job_id_of(incoming)), job_version=locked.jobs[job_id_of(incoming)].version)
         if job_id_of(incoming) in ids

@@ -70,11 +70,11 @@ def rejected(incoming: Incoming, refused: Refused) -> records.Reply:
     return _reply(incoming, records.ReplyStatus.REJECTED, code=refused.code, errors=errors)
 
 
-def rejected_unread(
-    identity: RequestIdentity, refused: Refused, origin: records.RequestOrigin | None
-) -> records.Reply:
+def rejected_unread(identity: RequestIdentity, refused: Refused, origin: records.RequestOrigin | None) -> records.Reply:
     """The answer to a request that could be read but not accepted as one."""
-    kind = records.RequestType.UNKNOWN if identity.type is None else records.RequestType(identity.type.replace(".", "_"))
+    kind = (
+        records.RequestType.UNKNOWN if identity.type is None else records.RequestType(identity.type.replace(".", "_"))
+    )
     return records.Reply(
         request_id=identity.request_id,
         type=kind,
@@ -112,7 +112,7 @@ def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_plain(part) for part in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, bytes):
         return value.decode("latin-1")
     return value if isinstance(value, str | int | float | bool | None) else str(value)

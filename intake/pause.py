@@ -52,7 +52,7 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[I
         "now": locked.now,
     }
     connection.execute(_PAUSE_JOBS, columns)
-    tell(connection, installation, "job.paused", jobs, locked.now, reasons)
+    tell(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
     return [_answer(incoming, locked, changed=jobs, next_run_at={}) for incoming in batch]
 
 
@@ -70,7 +70,7 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
         if decision.next_at is not None
     }
     connection.execute(_RESUME_JOBS, {"job_ids": [job.job_id for job in jobs], "now": locked.now})
-    tell(connection, installation, "job.resumed", jobs, locked.now, {})
+    tell(connection, installation, "job.resumed", jobs, now=locked.now, reasons={})
     return [_answer(incoming, locked, changed=jobs, next_run_at=following) for incoming in batch]
 
 
@@ -85,6 +85,7 @@ def tell(
     installation: Installation,
     kind: str,
     jobs: Sequence[JobRow],
+    *,
     now: datetime,
     reasons: dict[UUID, str | None],
 ) -> None:

@@ -112,18 +112,14 @@ def _submission(incoming: Incoming, now: datetime) -> _Submission:
     return _Submission(incoming, request, job, incoming.key or "", spec_hash)
 
 
-def _apply(
-    connection: Conn, installation: Installation, submissions: dict[int, _Submission]
-) -> dict[int, Reply]:
+def _apply(connection: Conn, installation: Installation, submissions: dict[int, _Submission]) -> dict[int, Reply]:
     chosen = list(submissions.values())
     _enter(connection, installation, chosen)
     locked = lock_jobs(connection, [submission.incoming for submission in chosen])
     changed = [s for s in chosen if not _unchanged(s, locked.jobs[s.job_id])]
     left = settle(connection, installation, locked, [s.job_id for s in changed if locked.jobs[s.job_id].version])
     settled = {job for job in locked.timers if job not in left}
-    versions = {
-        s.job_id: _version(s, locked.jobs[s.job_id], locked.now, settled=s.job_id in settled) for s in changed
-    }
+    versions = {s.job_id: _version(s, locked.jobs[s.job_id], locked.now, settled=s.job_id in settled) for s in changed}
     _write(connection, installation, list(versions.values()), locked.now)
     standing = _next_instants(connection, [s.job_id for s in chosen if s.job_id not in versions])
     replies: dict[int, Reply] = {}
@@ -247,9 +243,7 @@ def _copy_versions(connection: Conn, versions: Sequence[_Version], now: datetime
             )  # fmt: skip
 
 
-def put_timers(
-    connection: Conn, timers: Sequence[tuple[UUID, str, int, datetime, int, bool]]
-) -> None:
+def put_timers(connection: Conn, timers: Sequence[tuple[UUID, str, int, datetime, int, bool]]) -> None:
     """Set timers: (job_id, tenant, shard, next instant, version, paused); the timer of a paused job is never due."""
     if not timers:
         return

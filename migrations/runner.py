@@ -16,7 +16,7 @@ from typing import LiteralString, cast
 from tidewheel.db import Conn, connect
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.stored_schemas import store_schemas
-from tidewheel.sql import Statements
+from tidewheel.sql import Statements, trusted
 
 _FILE = re.compile(r"^(?P<number>\d{4})_[a-z0-9_]+\.sql$")
 
@@ -65,7 +65,7 @@ def migrations() -> tuple[Migration, ...]:
     for entry in resources.files("tidewheel.migrations").iterdir():
         match = _FILE.match(entry.name)
         if match:
-            found.append(Migration(int(match["number"]), entry.name, cast("LiteralString", entry.read_text(encoding="utf-8"))))
+            found.append(Migration(int(match["number"]), entry.name, trusted(entry.read_text(encoding="utf-8"))))
     found.sort(key=lambda migration: migration.number)
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
         message = f"the numbers of the migrations have a gap or a double: {[m.name for m in found]}"
@@ -83,7 +83,11 @@ def status(url: str) -> list[Status]:
     with connect(url, "tidewheel-migrate") as connection:
         applied = _read_applied(connection)
     return [
-        Status(migration.name, Standing.APPLIED if migration.name in applied else Standing.PENDING, applied.get(migration.name))
+        Status(
+            migration.name,
+            Standing.APPLIED if migration.name in applied else Standing.PENDING,
+            applied.get(migration.name),
+        )
         for migration in migrations()
     ]
 

@@ -155,5 +155,3 @@ def _counts(rows: Sequence[DueRow]) -> dict[str, int]:
     for row in rows:
         counts[row.outbox_class] = counts.get(row.outbox_class, 0) + 1
     return counts
-
-

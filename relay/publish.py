@@ -33,14 +33,14 @@ _REFUSED_FOR_GOOD = frozenset(
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_TIMESTAMP,
         KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's own codes are spelled so
+        KafkaError._INVALID_ARG,
     }
 )
 _TOPIC_TROUBLE = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_EXCEPTION,
     }
@@ -116,9 +116,7 @@ class Publisher:
         self._sort_failures(failed)
         touched = {(topic, key) for _, topic, key in failed}
         doubtful = [row for row in rows if row.id not in unsent and (row.topic, row.key) in touched]
-        result.proven.extend(
-            row for row in rows if row.id not in unsent and (row.topic, row.key) not in touched
-        )
+        result.proven.extend(row for row in rows if row.id not in unsent and (row.topic, row.key) not in touched)
         bad = {topic for error, topic, _ in failed if error.code() in _REFUSED_FOR_GOOD}
         self._bisect([row for row in doubtful if row.topic in bad], failed, result)
 

@@ -56,7 +56,7 @@ class Round:
     batch: int
 
 
-class _ComputingFailed(Exception):  # noqa: N818 - a signal between two functions of this file
+class _ComputingFailed(Exception):
     """A job's next time cannot be computed; the cause says why."""
 
 
@@ -79,7 +79,9 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
     except (psycopg.Error, _ComputingFailed) as error:
         if isinstance(error, psycopg.Error) and not is_data_fault(error):
             raise
-        _LOG.warning("a firing batch of %d timers failed (%s); firing job by job", len(locked), error.__cause__ or error)
+        _LOG.warning(
+            "a firing batch of %d timers failed (%s); firing job by job", len(locked), error.__cause__ or error
+        )
         forget()
         return sum(_fire_alone(session, installation, timer.job_id, look) for timer in locked)
     failpoint("firing.after_commit")
@@ -147,9 +149,7 @@ def _fire_alone(session: Session, installation: Installation, job_id: UUID, look
         return 1
 
 
-def _set_aside(
-    session: Session, installation: Installation, job_id: UUID, error: BaseException, now: datetime
-) -> None:
+def _set_aside(session: Session, installation: Installation, job_id: UUID, error: BaseException, now: datetime) -> None:
     text = f"{type(error).__name__}: {error}"
     _LOG.error("job %s is set aside: %s", job_id, text, extra={"job_id": str(job_id)})
     with session.transaction() as connection:

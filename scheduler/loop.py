@@ -36,9 +36,7 @@ class Scheduler:
         self._settings, self._installation, self._stop = settings, installation, stop
         self._session = Session(url, "tidewheel-scheduler")
         self._wake = threading.Event()
-        self._membership = Membership(
-            url, role="scheduler", name=socket.gethostname(), timeout=settings.member_timeout
-        )
+        self._membership = Membership(url, role="scheduler", name=socket.gethostname(), timeout=settings.member_timeout)
         self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
         self._notifier = Notifier(url, "tidewheel-scheduler-notify")
         self._shards: list[int] = []

@@ -1,11 +1,11 @@
 """Connections to PostgreSQL: one per thread that needs one, reopened when it breaks.
 
-Every transaction in Tidewheel goes through `Session.transaction`, which tells three failures apart: the database does
-not answer (`Unavailable`: nothing happened), the answer to COMMIT was lost (`CommitUnknown`: read back what stands), and
-an error of the data, which is psycopg's own and names a row to set aside.
+Every transaction goes through `Session.transaction`, which tells three failures apart: the database does not answer
+(`Unavailable`: nothing happened), the answer to COMMIT was lost (`CommitUnknown`: read back what stands), and an error
+of the data, which is psycopg's own and names a row to set aside.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -78,7 +78,7 @@ class Session:
         return self._connection
 
     @contextmanager
-    def transaction(self) -> Iterator[Conn]:
+    def transaction(self) -> Generator[Conn]:
         """A transaction, committed at the end of the block, rolled back when the block raises.
 
         Raises:

@@ -1,8 +1,8 @@
 """Ids that carry their own routing.
 
 A job_id is derived from (tenant, key), so that registering twice is idempotent and needs no look-up. A run_id sorts by
-time (index locality, range partitions) and carries its job's bucket, so that it tells its shard. Both are deterministic:
-whoever derives the id of the same thing again gets the same id, which is what makes firing idempotent.
+time (index locality, range partitions) and carries its job's bucket, so that it tells its shard. Both are
+deterministic: whoever derives the id of the same thing again gets the same id, which is what makes firing idempotent.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -6,14 +6,11 @@ through untouched; those that would weaken a promise are refused.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Literal
+from concurrent.futures import Future
+from typing import Literal, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import (
-    AdminClient,
-    ConfigResource,  # type: ignore[attr-defined]  # its stub does not re-export it
-    ResourceType,  # type: ignore[attr-defined]  # likewise
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from tidewheel.errors import SettingsError, Unavailable
 
@@ -25,6 +22,11 @@ _ADMIN_SECONDS = 10.0
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
 )
+
+
+class _Entry(Protocol):
+    value: str
+
 
 GroupProtocol = Literal["auto", "consumer", "classic"]
 
@@ -129,7 +131,8 @@ def group_protocol(config: Mapping[str, str], wanted: GroupProtocol) -> Literal[
     try:
         brokers = admin.list_topics(timeout=_ADMIN_SECONDS).brokers
         resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers))))
-        found = admin.describe_configs([resource], request_timeout=_ADMIN_SECONDS)[resource].result()
+        asked = cast("Mapping[object, Future[Mapping[str, _Entry]]]", admin.describe_configs([resource]))  # pyright: ignore[reportUnknownMemberType]
+        found = asked[resource].result(timeout=_ADMIN_SECONDS)
         timeout_ms = int(found["group.consumer.session.timeout.ms"].value)
     except (KafkaException, KeyError, TypeError, ValueError, StopIteration) as error:
         # Reading broker settings needs a cluster grant that an executor ought not to have.

@@ -1,7 +1,7 @@
 """Appending to the outbox, in the caller's transaction.
 
 A row here is the only way onto Kafka, and it is written only in the transaction that makes it true. Delayed rows (a
-delayed trigger, a back-off, a run written ahead of its time) are rows with a later `publish_at`. Rows leave by the relay.
+delayed trigger, a back-off, a run written ahead of its time) have a later `publish_at`. Rows leave by the relay.
 """
 
 from collections.abc import Iterable, Sequence

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from tidewheel.db import Conn
 from tidewheel.ids import first_run_id
+from tidewheel.sql import trusted
 
 # Table -> storage parameters of its partitions. fillfactor: job_runs is updated once, at its end, which must stay HOT.
 TABLES = MappingProxyType(
@@ -72,6 +73,6 @@ def _ensure_partition(connection: Conn, table: str, partition: str, parameters: 
         return
     name, parent = sql.Identifier(partition), sql.Identifier(table)
     connection.execute(
-        sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL) WITH ({})").format(name, parent, sql.SQL(parameters))
+        sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL) WITH ({})").format(name, parent, sql.SQL(trusted(parameters)))
     )
     connection.execute(sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}").format(parent, name, bounds))

@@ -6,13 +6,10 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import cast
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (
-    AdminClient,
-    NewPartitions,  # type: ignore[attr-defined]  # its stub does not re-export it
-    NewTopic,  # type: ignore[attr-defined]  # likewise
-)
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from tidewheel.errors import Unavailable, Unusable
 from tidewheel.runs import Lane
@@ -21,6 +18,8 @@ DEFAULT_QUEUE = "default"
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _APPLY_SECONDS = 30.0
+
+Futures = Mapping[str, Future[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +114,11 @@ def apply_topics(
     more = [topic for topic in plan if 0 < present.get(topic.name, 0) < topic.partitions]
     done: list[str] = []
     if new:
-        done += _await(admin.create_topics(new, operation_timeout=_APPLY_SECONDS), "created")
+        done += _await(cast("Futures", admin.create_topics(new, operation_timeout=_APPLY_SECONDS)), "created")  # pyright: ignore[reportUnknownMemberType]
     if more:
         wanted = [NewPartitions(topic.name, topic.partitions) for topic in more]
-        done += _await(admin.create_partitions(wanted, operation_timeout=_APPLY_SECONDS), "given more partitions")
+        futures = cast("Futures", admin.create_partitions(wanted, operation_timeout=_APPLY_SECONDS))  # pyright: ignore[reportUnknownMemberType]
+        done += _await(futures, "given more partitions")
     return done
 
 
@@ -132,7 +132,7 @@ def _new_topic(topic: Topic, replication: int) -> NewTopic:
     return NewTopic(topic.name, num_partitions=topic.partitions, replication_factor=replication, config=config)
 
 
-def _await(futures: Mapping[str, Future[None]], what: str) -> list[str]:
+def _await(futures: Futures, what: str) -> list[str]:
     done: list[str] = []
     for name, future in futures.items():
         try:

@@ -9,6 +9,7 @@ import threading
 from enum import StrEnum
 
 import psycopg
+from psycopg import sql
 
 from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
@@ -57,7 +58,7 @@ class Notifier:
             try:
                 connection = connection or connect(self._url, self._name, autocommit=True)
                 for channel in due:
-                    connection.execute(f"NOTIFY {channel}")
+                    connection.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
             except (Unavailable, psycopg.Error):
                 _discard(connection)
                 connection = None
@@ -90,7 +91,7 @@ class Listener:
         connection = connect(self._url, self._name, autocommit=True)
         try:
             for channel in self._channels:
-                connection.execute(f"LISTEN {channel}")
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             # What was written while nobody listened is found by looking once.
             self._event.set()
             while not self._stopping.is_set():

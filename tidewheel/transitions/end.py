@@ -142,10 +142,7 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
     write_attempts(connection, [_attempt(outcome) for outcome in outcomes if _ran(outcome.row)])
     dead = [outcome for outcome in outcomes if outcome.state in DEAD_LETTERED]
     events = [_completion(outcome, installation) for outcome in outcomes]
-    events += [
-        bury(connection, installation, outcome.row, outcome.end, outcome.state, outcome.request, outcome.definition)
-        for outcome in dead
-    ]
+    events += [_bury(connection, installation, outcome) for outcome in dead]
     append(connection, events, shards=installation.shards)
     _give_up_turns(connection, outcomes)
     cancelled = [outcome.row.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
@@ -271,6 +268,18 @@ def _completion(outcome: _Outcome, installation: Installation) -> OutboxRow:
             content_type=installation.content_type,
             traceparent=outcome.request.traceparent,
         ),
+    )
+
+
+def _bury(connection: Conn, installation: Installation, outcome: _Outcome) -> OutboxRow:
+    return bury(
+        connection,
+        installation,
+        row=outcome.row,
+        end=outcome.end,
+        state=outcome.state,
+        request=outcome.request,
+        definition=outcome.definition,
     )
 
 

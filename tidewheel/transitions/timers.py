@@ -1,6 +1,6 @@
 """Moving timers: what is due becomes runs, what was passed over is written down, the timer goes on.
 
-Whoever calls has locked the timer rows, which is what makes an occurrence become exactly one run. What is decided (which
+Whoever calls has locked the timer rows: that makes an occurrence become exactly one run. What is decided (which
 instants fire, which are passed over, which comes next) comes from a pure function; here it is only written.
 """
 

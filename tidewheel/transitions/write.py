@@ -125,7 +125,7 @@ def write_runs(
         if not runs:
             return written
     else:
-        written = {run.run_id for run in runs}
+        written = {UUID(int=run.run_id.int) for run in runs}
         _copy_job_runs(connection, runs, now)
     _copy_open_runs(connection, runs, now)
     _copy_inputs(connection, runs)

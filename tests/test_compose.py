@@ -1,0 +1,120 @@
+"""The compose files say what the code knows: commands, settings, health, order."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import typer.main
+import yaml
+
+from tests.strict_types import ROOT
+from tidewheel.local.broker_config import Node, server_properties
+from tidewheel.settings import Connections, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
+
+SERVICES = ("intake", "scheduler", "relay", "executor")
+ONCE = ("migrate", "topics")
+OURS = (*SERVICES, *ONCE)
+
+Service = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """Knows compose's own tags."""
+
+
+_Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(cast("yaml.SequenceNode", node)))
+
+
+def load(name: str) -> dict[str, Service]:
+    content = yaml.load((ROOT / "compose" / name).read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+    return cast("dict[str, Service]", content["services"])
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Service]:
+    return load("compose.yaml")
+
+
+def environments() -> Iterator[tuple[str, dict[str, str]]]:
+    for file in ("compose.yaml", "three-brokers.yaml"):
+        for name, service in load(file).items():
+            yield name, service.get("environment", {})
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_command_is_one_the_cli_knows(services: dict[str, Service], name: str) -> None:
+    from tidewheel.control.cli.main import app
+
+    command: Any = typer.main.get_command(app)
+    words = list(services[name]["command"])
+    while words and hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    assert not hasattr(command, "commands"), "a group of commands, not one"
+    command.make_context(name, words)
+
+
+def test_every_environment_name_is_a_setting() -> None:
+    models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings)
+    known = {f"TIDEWHEEL_{field.upper()}" for model in models for field in model.model_fields}
+    used = {name for service, environment in environments() if service in OURS for name in environment}
+    assert used <= known
+    assert {"TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_KAFKA_BOOTSTRAP", "TIDEWHEEL_REPLICATION"} <= used
+
+
+def test_services_wait_for_schema_and_topics_and_those_for_health(services: dict[str, Service]) -> None:
+    for name in SERVICES:
+        assert services[name]["depends_on"] == {
+            once: {"condition": "service_completed_successfully"} for once in ONCE
+        }, name
+    assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    assert services["topics"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
+
+
+def test_all_that_runs_is_checked_and_comes_back(services: dict[str, Service]) -> None:
+    for name in ("postgres", "kafka", *SERVICES):
+        assert services[name]["healthcheck"]["test"][0] == "CMD", name
+        assert services[name]["restart"] == "unless-stopped", name
+    for name in ONCE:
+        assert services[name]["restart"] == "on-failure:5", name
+
+
+def test_the_images_are_the_versions_of_the_embedded_stack(services: dict[str, Service]) -> None:
+    from tidewheel.local.jars import KAFKA_VERSION
+
+    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
+    assert services["postgres"]["image"] == "postgres:18"
+    assert len({services[name]["image"] for name in OURS}) == 1
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "three-brokers.yaml"])
+def test_the_brokers_are_told_what_the_embedded_one_is_told(file: str) -> None:
+    count = 1 if file == "compose.yaml" else 3
+    nodes = [Node(node_id=number, port=number, controller_port=number) for number in range(1, count + 1)]
+    wanted = dict(line.split("=", 1) for line in server_properties(nodes[0], nodes, Path("/data")).splitlines())
+    told: dict[str, str] = load(file)["kafka"]["environment"]
+    alike = {name for name in told if name.startswith(("KAFKA_GROUP_", "KAFKA_AUTO_", "KAFKA_MIN_"))}
+    alike |= {name for name in told if name.endswith(("_REPLICATION_FACTOR", "_MIN_ISR"))}
+    for name in alike:
+        assert told[name] == wanted[name.removeprefix("KAFKA_").lower().replace("_", ".")], name
+    assert len(alike) >= 6
+
+
+def test_the_only_secret_is_asked_for() -> None:
+    for name, environment in environments():
+        for variable, value in environment.items():
+            if "PASSWORD" in variable or "SECRET" in variable or "://tidewheel:" in value:
+                assert "${POSTGRES_PASSWORD:?" in value, (name, variable)
+
+
+def test_nothing_is_published_beyond_this_machine() -> None:
+    for file in ("compose.yaml", "three-brokers.yaml"):
+        for name, service in load(file).items():
+            assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+
+
+def test_the_image_runs_as_nobody_in_particular_with_the_locked_set() -> None:
+    lines = (ROOT / "compose" / "Dockerfile").read_text().splitlines()
+    assert "USER 10001" in lines
+    assert any("--require-hashes -r requirements/runtime.lock" in line for line in lines)
+    assert lines[-2:] == ['ENTRYPOINT ["tidewheel"]', 'CMD ["--help"]']
