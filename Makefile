@@ -49,6 +49,7 @@ docs: $(STAMP) ## Run the examples of README and docs, and compare what is gener
 	$(BIN)/python -m pytest tests/docs
 
 wheel: $(STAMP) ## Build sdist and wheel into dist/
+	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
 wheel-check: wheel ## Install the wheel into a clean environment and look at what it brings

@@ -53,44 +53,60 @@ class Relay:
         timeout_ms = int(settings.delivery_timeout.total_seconds() * 1000)
         self._publisher = Publisher(kafka, timeout_ms=timeout_ms, stop=stop)
         self._marks: dict[tuple[int, str], datetime] = {}
+        self._under_way: list[DueRow] = []
         self._next_walk = 0.0
 
     def run(self) -> None:
         """Publish until asked to stop."""
-        self._membership.start()
+        self.enter()
         try:
             repeat(self._stop, "relay", self.step, wake=self._wake)
         finally:
-            self._publisher.close()
-            self._slices.release()
-            self._membership.leave()
-            self._listener.close()
-            self._session.close()
+            self.leave()
+
+    def enter(self) -> None:
+        """Become one of the relays."""
+        self._membership.start()
+
+    def leave(self) -> None:
+        """Let the others have the slices."""
+        self._publisher.close()
+        self._slices.release()
+        self._membership.leave()
+        self._listener.close()
+        self._session.close()
 
     def step(self) -> float:
-        """One batch; returns how long nothing is due, in seconds.
+        """One batch read, and the one before it proven and deleted; returns how long nothing is due, in seconds.
 
         Raises:
             Unavailable: PostgreSQL or Kafka does not answer; nothing was deleted that was not proven.
         """
         poll = self._settings.relay_poll.total_seconds()
         held = self._slices.held()
-        if not held:
-            return poll
-        rows = self._read(held)
-        if not rows:
-            return self._pause(held, poll)
-        failpoint("relay.read")
-        published = self._publisher.publish(rows)
+        under_way, self._under_way = self._under_way, []
+        rows = self._read(held, under_way) if held else []
+        if rows:
+            failpoint("relay.read")
+        published = self._publisher.prove() if under_way else Published()
+        # The next batch is on its way to the broker while this one is deleted.
+        if rows:
+            self._publisher.send(rows)
+            self._under_way = rows
+        if under_way:
+            self._finish(under_way, published)
+            return 0.0
+        return 0.0 if rows else self._pause(held, poll)
+
+    def _finish(self, rows: Sequence[DueRow], published: Published) -> None:
         failpoint("relay.acknowledged")
         self._delete(published)
         failpoint("relay.deleted")
         self._move_marks(rows, published)
         for name, count in _counts(published.proven).items():
             metrics.count("outbox_published", count, name)
-        return 0.0 if published.proven or published.refused else poll
 
-    def _read(self, held: Sequence[int]) -> list[DueRow]:
+    def _read(self, held: Sequence[int], under_way: Sequence[DueRow]) -> list[DueRow]:
         started = monotonic_seconds()
         walk = started >= self._next_walk
         pairs = [(number, name) for name in _WEIGHTS for number in held]
@@ -100,6 +116,7 @@ class Relay:
             "marks": [_BEGINNING if walk else self._marks.get(pair, _BEGINNING) for pair in pairs],
             "limits": [max(1, int(self._settings.relay_batch * _WEIGHTS[name] / len(held))) for _, name in pairs],
             "parked": self._publisher.parked(),
+            "under_way": [row.id for row in under_way],
         }
         with self._session.transaction() as connection:
             # Tuples straight into the row: this is the relay's hottest loop.
@@ -109,6 +126,8 @@ class Relay:
         return rows
 
     def _pause(self, held: Sequence[int], poll: float) -> float:
+        if not held:
+            return poll
         pairs = [(number, name) for name in _WEIGHTS for number in held]
         columns = {
             "slices": [number for number, _ in pairs],

@@ -76,6 +76,8 @@ class Publisher:
     def __init__(self, config: dict[str, str], *, timeout_ms: int, stop: Stop) -> None:
         self._config, self._timeout_ms, self._stop = config, timeout_ms, stop
         self._failed: list[tuple[KafkaError, str, bytes | None]] = []
+        self._sent: list[DueRow] = []
+        self._refused: list[tuple[DueRow, str]] = []
         self._gave_up = ""
         self._producer = self._new_producer()
         self._topics: frozenset[str] = frozenset()
@@ -87,23 +89,33 @@ class Publisher:
         self._parked = {topic: until for topic, until in self._parked.items() if until > now}
         return list(self._parked)
 
-    def publish(self, rows: Sequence[DueRow]) -> Published:
-        """Produce rows and wait until each is proven or refused.
+    def send(self, rows: Sequence[DueRow]) -> None:
+        """Hand rows to the producer; `prove` tells what became of them.
+
+        Raises:
+            Unavailable: The broker does not take them now.
+        """
+        self._sent = self._reachable(rows)
+        self._refused = self._produce(self._sent)
+        failpoint("relay.produced")
+
+    def prove(self) -> Published:
+        """Wait until each row sent last is proven or refused.
 
         Raises:
             Unavailable: The broker does not take them now; none is proven.
         """
+        rows, self._sent = self._sent, []
         result = Published()
-        self._publish(self._reachable(rows), result)
+        self._prove(rows, result)
         return result
 
     def close(self) -> None:
         """Wait briefly for what is under way; rows without proof stay in the outbox."""
         self._producer.flush(5)
 
-    def _publish(self, rows: Sequence[DueRow], result: Published) -> None:
-        refused = self._produce(rows)
-        failpoint("relay.produced")
+    def _prove(self, rows: Sequence[DueRow], result: Published) -> None:
+        refused, self._refused = self._refused, []
         self._await_delivery()
         self._replace_if_fatal()
         failed, self._failed = self._failed, []
@@ -127,8 +139,9 @@ class Publisher:
             result.refused.append((rows[0], failed[0][0].str()))
         elif rows:
             middle = len(rows) // 2
-            self._publish(rows[:middle], result)
-            self._publish(rows[middle:], result)
+            for half in (rows[:middle], rows[middle:]):
+                self._refused = self._produce(half)
+                self._prove(half, result)
 
     def _sort_failures(self, failed: Sequence[tuple[KafkaError, str, bytes | None]]) -> None:
         until = monotonic_seconds() + _PARKED_SECONDS

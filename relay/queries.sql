@@ -1,5 +1,5 @@
 -- name: read_outbox
--- Due rows of the held slices, class by class, oldest first; rows of parked topics are passed over.
+-- Due rows of the held slices, class by class, oldest first; parked topics and what is under way are passed over.
 -- Index: outbox_due, from the low-water mark. No lock: the slice is this relay's by an advisory lock.
 SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.key, o.value, o.headers
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(limits)s::integer[])
@@ -12,6 +12,7 @@ SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.k
        AND r.publish_at >= s.mark
        AND r.publish_at <= (SELECT tidewheel_now())
        AND r.topic <> ALL (%(parked)s)
+       AND r.id <> ALL (%(under_way)s::bigint[])
      ORDER BY r.publish_at, r.id
      LIMIT s.most
   ) AS o
@@ -32,11 +33,10 @@ SELECT s.class, earliest.publish_at, (SELECT tidewheel_now()) AS now
 
 -- name: delete_outbox
 -- Rows whose delivery is proven. By physical address, and by id in case the table was rewritten meanwhile: such a row
--- stays and is published once more.
+-- stays and is published once more. Two arrays and not their pairs, for a join would read the whole table; and `+ 0`,
+-- for else the planner would rather walk outbox_due for the ids.
 -- Index: none, by tid. Lock: the rows, which nobody else touches.
-DELETE FROM outbox AS o
- USING unnest(%(places)s::tid[], %(ids)s::bigint[]) AS sent (place, id)
- WHERE o.ctid = sent.place AND o.id = sent.id
+DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
 
 -- name: set_row_aside
 -- A row that Kafka refuses for good, kept with its error for a person to look at.

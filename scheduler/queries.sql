@@ -4,7 +4,7 @@
 SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
   FROM unnest(%(shards)s::smallint[]) AS s (shard)
   LEFT JOIN LATERAL (
-    SELECT t.due_at FROM timers AS t WHERE t.shard = s.shard ORDER BY t.due_at LIMIT 1
+    SELECT t.due_at FROM timers AS t WHERE t.shard = s.shard AND t.due_at < 'infinity' ORDER BY t.due_at LIMIT 1
   ) AS earliest ON true
 
 -- name: lock_due_timers

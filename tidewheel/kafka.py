@@ -127,7 +127,7 @@ def group_protocol(config: Mapping[str, str], wanted: GroupProtocol) -> Literal[
     """The protocol to use: as told, or `consumer` where the broker's session timeout allows a quick takeover."""
     if wanted != "auto":
         return wanted
-    admin = AdminClient({**config, "client.id": "tidewheel-check"})
+    admin = AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
     try:
         brokers = admin.list_topics(timeout=_ADMIN_SECONDS).brokers
         resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers))))

@@ -19,8 +19,3 @@ SELECT member_id FROM members
 -- A member says goodbye, so that the others need not wait for its silence.
 -- Index: members_pkey. Lock: its own row.
 DELETE FROM members WHERE member_id = %(member_id)s
-
--- name: read_clock
--- The clock that decides what is due.
--- No index, no lock.
-SELECT tidewheel_now()

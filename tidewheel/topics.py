@@ -101,7 +101,7 @@ def apply_topics(
         Unavailable: The broker does not answer.
         Unusable: It refuses, for instance because too few brokers are up for `replication`.
     """
-    admin = AdminClient({**config, "client.id": "tidewheel-topics"})
+    admin = AdminClient({**config, "client.id": "tidewheel-topics", "log_level": 2})
     try:
         present = {
             name: len(meta.partitions) for name, meta in admin.list_topics(timeout=_APPLY_SECONDS).topics.items()

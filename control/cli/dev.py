@@ -1,6 +1,7 @@
 """`tidewheel up`, `down` and `status`: the local stack from the command line.
 
-Exit codes: 0 as asked, 1 with one line that says why not, 3 from `status` when the stack does not run.
+Exit codes: 0 as asked, 1 with one line that says why not (`tidewheel.control.cli.main`), 3 from `status` when the
+stack does not run.
 """
 
 import json
@@ -16,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from tidewheel.errors import TidewheelError
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step
@@ -51,7 +51,7 @@ def up(
 
     What TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP name is used instead.
     """
-    with _reported(), _shown() as watch:
+    with _shown() as watch:
         settings = Connections.load()
         stack = LocalStack(
             home,
@@ -72,7 +72,7 @@ def down(
     output: Answer = Output.TEXT,
 ) -> None:
     """Stop the local stack; its data stays unless --erase is given."""
-    with _reported(), _shown() as watch:
+    with _shown() as watch:
         stack = LocalStack(home)
         stack.down(erase=erase, progress=watch)
     if output is Output.JSON:
@@ -83,8 +83,7 @@ def down(
 
 def status(home: Home = None, output: Answer = Output.TEXT) -> None:
     """Show what of the local stack runs, and where; exit code 3 unless all of it does."""
-    with _reported():
-        found = LocalStack(home).status()
+    found = LocalStack(home).status()
     if output is Output.JSON:
         typer.echo(json.dumps(_as_json(found)))
     elif found.parts:
@@ -131,16 +130,6 @@ def _table(status: StackStatus) -> Table:
     for part in status.parts:
         table.add_row(part.name, f"[{colours[part.state]}]{part.state}[/]", part.address, str(part.pid or ""))
     return table
-
-
-@contextmanager
-def _reported() -> Generator[None]:
-    """One line instead of a traceback for what is raised on purpose."""
-    try:
-        yield
-    except TidewheelError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 @contextmanager

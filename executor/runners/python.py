@@ -103,9 +103,10 @@ def read_payload(attempt: Attempt, handler: Handler) -> object:
     """
     if attempt.payload_content_type != "application/json":
         return attempt.payload
+    written = attempt.payload or b"null"  # empty JSON is how a job without a payload says so
     if handler.payload is not None:
-        return handler.payload.validate_json(attempt.payload)
-    return json.loads(attempt.payload)
+        return handler.payload.validate_json(written)
+    return json.loads(written)
 
 
 def record(returned: object) -> Outcome:

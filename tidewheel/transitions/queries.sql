@@ -80,7 +80,7 @@ SELECT o.run_id
     ON allowed.target = wanted.state AND allowed.source = o.state
 
 -- name: finish_job_runs
--- Writes the outcome of ended runs.
+-- Writes the outcome of ended runs. The ids are named twice, so that the plan holds the partitions of these runs alone.
 -- Index: the partition's primary key. Lock: the rows, which only the closer of the open run writes.
 UPDATE job_runs AS r
    SET state = ended.state,
@@ -94,6 +94,7 @@ UPDATE job_runs AS r
         %(finished_at)s::timestamptz[], %(reasons)s::text[], %(error_types)s::text[]
        ) AS ended (run_id, state, attempt, started_at, finished_at, reason, error_type)
  WHERE r.run_id = ended.run_id
+   AND r.run_id = ANY (%(run_ids)s)
 
 -- name: give_up_turns
 -- Frees the turns that ended runs held.

@@ -1,0 +1,47 @@
+"""`python -m bench [fire relay pipeline costs idle] [--rounds 3] [--json FILE]`: measure, and print figures with floors."""
+
+import argparse
+import json
+import platform
+import statistics
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+from bench import costs, firing, idle, pipeline, relaying
+from bench.stage import Stage, stage
+
+SCENARIOS: dict[str, Callable[[Stage], dict[str, float]]] = {
+    "fire": firing.measure,
+    "relay": relaying.measure,
+    "pipeline": pipeline.measure,
+    "costs": costs.measure,
+    "idle": idle.measure,
+}
+
+
+def main() -> None:
+    """Run the scenarios asked for, each on a fresh stack, several times; print median and range."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []], default=list(SCENARIOS))
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each scenario (idle: one)")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    asked = parser.parse_args()
+    machine = f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB, {platform.machine()}"
+    print(f"{machine}; Python {platform.python_version()}, psycopg {version('psycopg')}; everything on this machine")
+    results: dict[str, dict[str, list[float]]] = {}
+    for name in asked.scenarios:
+        for _ in range(1 if name == "idle" else asked.rounds):
+            with stage() as prepared:
+                figures = SCENARIOS[name](prepared)
+            for figure, value in figures.items():
+                results.setdefault(name, {}).setdefault(figure, []).append(value)
+        for figure, values in results[name].items():
+            print(f"{name:<9} {figure:<34} {statistics.median(values):>12,.2f}  [{min(values):,.2f} – {max(values):,.2f}]")
+    if asked.json:
+        asked.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+
+
+main()

@@ -1,0 +1,82 @@
+"""Fires/s of the firing transaction, beside a plain binary COPY of the same rows with the same commit sizes."""
+
+from datetime import timedelta
+
+from bench.load import load_jobs
+from bench.stage import Stage
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn, Session
+from tidewheel.scheduler.firing import Round, fire
+
+JOBS = 200_000
+BATCH = 2000
+
+_ROWS = {
+    "job_runs": "run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at, parent_run_id, root_run_id",
+    "open_runs": "run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at, "
+    "publish_at, made_at",
+    "outbox": "slice, class, publish_at, topic, key, value, headers",
+}
+
+
+def measure(stage: Stage) -> dict[str, float]:
+    """Fire everything that is due once, then COPY what came out of it again."""
+    session = Session(stage.url, "tidewheel-bench")
+    with stage.connect() as connection:
+        now = connection.execute("SELECT tidewheel_now()").fetchone()
+        assert now is not None
+        load_jobs(connection, stage.installation, JOBS, due_at=now[0])  # type: ignore[arg-type]  # pyright: ignore
+    look = Round(
+        shards=range(stage.installation.shards),
+        now=now[0] + timedelta(seconds=1),  # type: ignore[operator]  # pyright: ignore
+        horizon=now[0] + timedelta(seconds=5),  # type: ignore[operator]  # pyright: ignore
+        misfire_after=timedelta(seconds=60),
+        batch=BATCH,
+    )
+    started, fired = monotonic_seconds(), 0
+    while moved := fire(session, stage.installation, look):
+        fired += moved
+    fire_seconds = monotonic_seconds() - started
+    assert fired == JOBS, fired
+    with stage.connect() as connection:
+        floor_seconds = _copy_again(connection)
+    return {
+        "fires_per_second": JOBS / fire_seconds,
+        "copy_rows_per_second": JOBS / floor_seconds,
+        "ratio": floor_seconds / fire_seconds,
+    }
+
+
+def _copy_again(connection: Conn) -> float:
+    """COPY the very rows that firing wrote, in batches of the same size, into the emptied tables."""
+    taken = {table: _take(connection, table, columns) for table, columns in _ROWS.items()}
+    connection.execute("TRUNCATE job_runs, open_runs, outbox, run_inputs")
+    connection.commit()
+    started = monotonic_seconds()
+    for batch in range(0, JOBS, BATCH):
+        for table, columns in _ROWS.items():
+            with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)") as copy:  # type: ignore[arg-type]  # pyright: ignore
+                header, rows, trailer = taken[table]
+                copy.write(header + b"".join(rows[batch : batch + BATCH]) + trailer)
+        connection.commit()
+    return monotonic_seconds() - started
+
+
+def _take(connection: Conn, table: str, columns: str) -> tuple[bytes, list[bytes], bytes]:
+    """The rows of a table as binary COPY has them: header, rows, trailer."""
+    rows: list[bytes] = []
+    with connection.cursor() as cursor, cursor.copy(f"COPY (SELECT {columns} FROM {table}) TO STDOUT (FORMAT BINARY)") as copy:  # type: ignore[arg-type]  # pyright: ignore
+        for data in copy:
+            rows.append(bytes(data))
+    # psycopg hands out one row at a time: the header comes first, or leads the first row.
+    text = b"".join(rows)
+    header, position = text[:19], 19
+    parts: list[bytes] = []
+    while (fields := int.from_bytes(text[position : position + 2], signed=True)) >= 0:
+        start = position
+        position += 2
+        for _ in range(fields):
+            length = int.from_bytes(text[position : position + 4], signed=True)
+            position += 4 + max(length, 0)
+        parts.append(text[start:position])
+    return header, parts, text[position:]

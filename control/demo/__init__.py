@@ -1,0 +1,1 @@
+"""`tidewheel demo`: the whole pipeline on real input, reckoned up against an independent count."""

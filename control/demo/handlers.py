@@ -1,0 +1,119 @@
+"""The demo's handlers: what a user's module looks like, except that their effects go to the demo's receiver.
+
+Executors import this by `--handlers tidewheel.control.demo.handlers`. A handler that must fail decides it by the number
+of its attempt, and tells the receiver so before it raises: each attempt is counted there.
+"""
+
+import asyncio
+import os
+import threading
+import urllib.request
+from functools import cache
+
+import httpx
+from pydantic import BaseModel
+
+from tidewheel.control.demo.receiver import HANDLERS_PATH
+from tidewheel.executor.context import Context
+from tidewheel.executor.handlers import handler
+
+RECEIVER_VARIABLE = "TIDEWHEEL_DEMO_RECEIVER"
+
+_TIMEOUT_SECONDS = 10.0
+
+
+class Errand(BaseModel):
+    """What a handler is to do.
+
+    Attributes:
+        subject: What it is about.
+        work_ms: How long it takes, in milliseconds.
+        fail: The attempts up to this one fail.
+    """
+
+    subject: str
+    work_ms: int = 0
+    fail: int = 0
+
+
+class DeclinedError(Exception):
+    """What the failing handlers raise."""
+
+
+@handler("demo.send-report")
+async def send_report(context: Context, errand: Errand) -> dict[str, object]:
+    """Take effect, then work on: a kill in between leaves an effect without an end."""
+    await _post(context, "send-report")
+    await asyncio.sleep(errand.work_ms / 1000)
+    return {"sent": errand.subject}
+
+
+@handler("demo.resize-image")
+def resize_image(context: Context, errand: Errand) -> dict[str, object]:
+    """Work on a thread, then take effect: a kill in between leaves no trace."""
+    threading.Event().wait(errand.work_ms / 1000)
+    _post_and_wait(context, "resize-image")
+    return {"resized": errand.subject}
+
+
+@handler("demo.charge-card")
+async def charge_card(context: Context, errand: Errand) -> dict[str, object]:
+    """Fail as often as told, then succeed; async."""
+    if context.attempt <= errand.fail:
+        await _post(context, "charge-card?outcome=failed")
+        raise DeclinedError(_declined(context, errand))
+    await _post(context, "charge-card")
+    return {"charged": errand.subject}
+
+
+@handler("demo.sync-ledger")
+def sync_ledger(context: Context, errand: Errand) -> dict[str, object]:
+    """Fail as often as told, then succeed; on a thread."""
+    if context.attempt <= errand.fail:
+        _post_and_wait(context, "sync-ledger?outcome=failed")
+        raise DeclinedError(_declined(context, errand))
+    _post_and_wait(context, "sync-ledger")
+    return {"booked": errand.subject}
+
+
+@cache
+def _client() -> httpx.AsyncClient:
+    # Whatever proxy the environment names, the receiver is on this machine.
+    return httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, trust_env=False)
+
+
+async def _post(context: Context, path: str) -> None:
+    response = await _client().post(_url(path), headers=_headers(context))
+    if "outcome=failed" not in path:
+        response.raise_for_status()
+
+
+def _post_and_wait(context: Context, path: str) -> None:
+    request = urllib.request.Request(_url(path), data=b"", headers=_headers(context), method="POST")  # noqa: S310 - the receiver
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), _AnyAnswer())
+    direct.open(request, timeout=_TIMEOUT_SECONDS).close()
+
+
+class _AnyAnswer(urllib.request.HTTPErrorProcessor):
+    """Takes a refusal for an answer: the handler that asked for it raises by itself."""
+
+    def http_response(self, request: urllib.request.Request, response: object) -> object:
+        return response
+
+
+def _url(path: str) -> str:
+    return f"{os.environ[RECEIVER_VARIABLE]}{HANDLERS_PATH}{path}"
+
+
+def _headers(context: Context) -> dict[str, str]:
+    return {
+        "idempotency-key": context.idempotency_key,
+        "tidewheel-run-id": str(context.run_id),
+        "tidewheel-attempt": str(context.attempt),
+        "tidewheel-job-key": context.job_key,
+        "tidewheel-scheduled-at": context.scheduled_at.isoformat(),
+    }
+
+
+def _declined(context: Context, errand: Errand) -> str:
+    return f"{errand.subject}: declined on attempt {context.attempt}"

@@ -1,0 +1,83 @@
+"""The handlers of the fault tests: each effect is one line in a file, which is what happened outside Tidewheel.
+
+A line is written by one `write` to a file opened for appending, so that lines of several processes do not mix and a
+process that is killed leaves a whole line or none.
+"""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import tidewheel
+from tidewheel.executor.context import Context
+
+EFFECTS_VARIABLE = "TIDEWHEEL_TEST_EFFECTS"
+_LOOK_SECONDS = 0.02  # between two looks at a gate
+
+
+@tidewheel.handler("note")
+async def note(context: Context, payload: object) -> None:
+    """An effect, at once."""
+    _effect(context)
+
+
+@tidewheel.handler("note-sync")
+def note_sync(context: Context, payload: object) -> None:
+    """An effect, at once, on a thread."""
+    _effect(context)
+
+
+@tidewheel.handler("shaky")
+async def shaky(context: Context, payload: object) -> None:
+    """An effect; the first attempt fails after it."""
+    _effect(context)
+    if context.attempt == 1:
+        message = "as the first attempt always does"
+        raise ValueError(message)
+
+
+@tidewheel.handler("lost-cause")
+async def lost_cause(context: Context, payload: object) -> None:
+    """An effect, and a failure every time."""
+    _effect(context)
+    message = "as it always does"
+    raise ValueError(message)
+
+
+@tidewheel.handler("gated")
+async def gated(context: Context, payload: object) -> int:
+    """An effect, then waiting until the file that the payload names exists."""
+    _effect(context)
+    gate = Path(str(payload))
+    while not gate.exists():
+        await asyncio.sleep(_LOOK_SECONDS)
+    return context.attempt
+
+
+@tidewheel.handler("gated-sync")
+def gated_sync(context: Context, payload: object) -> int:
+    """The same on a thread."""
+    _effect(context)
+    gate, never = Path(str(payload)), threading.Event()
+    while not gate.exists() and not context.cancelled:
+        never.wait(_LOOK_SECONDS)
+    return context.attempt
+
+
+def _effect(context: Context) -> None:
+    line = {
+        "run_id": str(context.run_id),
+        "attempt": context.attempt,
+        "job_key": context.job_key,
+        "scheduled_at": context.scheduled_at.isoformat(),
+        "at": time.time(),
+        "pid": os.getpid(),
+    }
+    written = os.open(os.environ[EFFECTS_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(written, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(written)

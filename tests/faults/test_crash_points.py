@@ -1,0 +1,68 @@
+"""A process is killed at every named point, before and after each commit and acknowledgement, and another takes over.
+
+Whatever the point, the runs are those that were asked for, no attempt took effect twice, and what came twice on a topic
+came with the same id and the same bytes.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.workload import DOOMED, Workload, now
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import ROLES, Fleet, Role
+from tidewheel.failpoint import POINTS
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who is killed where, and at which visit: late enough for something to be under way."""
+
+    role: Role
+    visit: int = 1
+
+
+CASES = {
+    "intake.received": Case("intake"),
+    "intake.before_commit": Case("intake"),
+    "intake.after_commit": Case("intake"),
+    "firing.locked": Case("scheduler", 2),
+    "firing.before_commit": Case("scheduler", 2),
+    "firing.after_commit": Case("scheduler", 2),
+    "relay.read": Case("relay", 3),
+    "relay.produced": Case("relay", 3),
+    "relay.acknowledged": Case("relay", 3),
+    "relay.deleted": Case("relay", 3),
+    "claim.received": Case("executor"),
+    "claim.before_commit": Case("executor", 2),
+    "claim.after_commit": Case("executor", 2),
+    "claim.offsets_committed": Case("executor"),
+    "attempt.before_effect": Case("executor", 3),
+    "attempt.after_effect": Case("executor", 3),
+    "completion.before_commit": Case("executor", 2),
+    "completion.after_commit": Case("executor", 2),
+    "retry.before_commit": Case("executor"),
+    "retry.after_commit": Case("executor"),
+}
+REAPING = {"reap.before_commit", "reap.after_commit"}
+
+
+def test_every_point_has_its_case() -> None:
+    assert set(CASES) | REAPING == POINTS
+
+
+@pytest.mark.parametrize("point", CASES)
+def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fleet, oracle: Oracle) -> None:
+    case = CASES[point]
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all(*(role for role in ROLES if role != case.role))
+    doomed = fleet.start(case.role, failpoint=f"{point}:exit:{case.visit}")
+    doomed.wait_killed()
+    fleet.start(case.role)
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)

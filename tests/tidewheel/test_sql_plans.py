@@ -1,0 +1,267 @@
+"""Every hot statement takes the index that its comment promises, with 50,000 rows behind it.
+
+The parameters are those of a busy moment: some dozens of ids, or the shards, slices and lanes of one process.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database, Template
+from tests.tidewheel.test_sql import INDEX_LINE, INDEX_NAME
+from tidewheel.clock import SystemClock
+from tidewheel.db import Conn
+from tidewheel.runs import Move, RunState, sources
+from tidewheel.sql import Statements
+
+ROWS = 50_000
+FEWER = 20_000  # where the plan does not turn on how many there are
+BATCH = 60
+PARTITION = re.compile(r"^(job_runs|run_inputs|attempts|attempt_outputs)_\d{8}")
+
+_LOAD: tuple[LiteralString, ...] = (
+    """
+    INSERT INTO jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, created_at, updated_at)
+    SELECT md5('job' || n)::uuid, 'default', 'job-' || n, n %% 4096, n %% 64, 1, 'interval', now(), now()
+      FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
+    INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, catch_up, on_resume, handler, queue,
+                              lane, overlap, definition)
+    SELECT job_id, 1, tenant, now(), '{}', 'a schedule of about the usual length, which is not short', 'fire_once',
+           'skip', 'send-email', 'default', 'standard', 'skip', decode(repeat('ab', 300), 'hex')
+      FROM jobs
+    """,
+    """
+    INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)
+    SELECT job_id, tenant, shard, now() + bucket * interval '10 s' - interval '1 min',
+           now() + bucket * interval '10 s' - interval '1 min', 1
+      FROM jobs
+    """,
+    """
+    INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at)
+    SELECT (%(prefix)s || substr(md5('run' || n), 13))::uuid, md5('job' || n)::uuid, 'default', 1, n %% 64, 'timer',
+           'default', 'standard', now(), now()
+      FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
+    INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
+                           scheduled_at, publish_at, made_at)
+    SELECT run_id, job_id, tenant, shard, queue, lane, 'send-email', cause, 'skip', 'queued', 1, scheduled_at,
+           now() + shard * interval '10 s' - interval '1 min', made_at
+      FROM job_runs
+    """,
+    "INSERT INTO turns (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM open_runs",
+    """
+    INSERT INTO run_inputs (run_id, tenant, payload)
+    SELECT run_id, tenant, decode(repeat('cd', 100), 'hex') FROM job_runs LIMIT %(fewer)s
+    """,
+    """
+    INSERT INTO attempts (run_id, attempt, tenant, finished_at, outcome)
+    SELECT run_id, 1, tenant, now(), 'failed' FROM job_runs LIMIT %(fewer)s
+    """,
+    """
+    INSERT INTO outbox (slice, class, publish_at, topic, key, value)
+    SELECT shard / 8, (ARRAY['critical', 'standard', 'batch', 'events'])[1 + shard %% 4],
+           now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k', decode(repeat('ef', 300), 'hex')
+      FROM jobs
+    """,
+    """
+    INSERT INTO requests (tenant, request_id, body_hash, reply, made_at)
+    SELECT 'default', 'r-' || n, 'h', 'r', now() FROM generate_series(1, %(fewer)s) AS n
+    """,
+    """
+    INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, made_at)
+    SELECT run_id, 1, 'cancel', tenant, md5('executor' || shard)::uuid, now() FROM open_runs LIMIT %(fewer)s
+    """,
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(template: Template) -> Iterator[Database]:
+    """A database with many rows in every table that grows, analyzed."""
+    made = Database(template.copy(), template.installation)
+    midnight = SystemClock().now().replace(hour=12, minute=0, second=0, microsecond=0)
+    stamp = f"{int(midnight.timestamp() * 1000):012x}"
+    with made.transaction() as connection:
+        for statement in _LOAD:
+            connection.execute(statement, {"rows": ROWS, "fewer": FEWER, "prefix": stamp})
+    made.execute("VACUUM ANALYZE")
+    yield made
+    made.close()
+    template.drop(made.url)
+
+
+def some(database: Database, query: LiteralString) -> list[Any]:
+    return [row[0] for row in database.rows(query, [BATCH])]
+
+
+@pytest.fixture(scope="module")
+def facts(loaded: Database) -> dict[str, Any]:
+    """Values of every parameter of the hot statements, by the parameter's name."""
+    now: datetime = loaded.now()
+    runs: list[UUID] = some(loaded, "SELECT run_id FROM open_runs ORDER BY md5(run_id::text) LIMIT %s")
+    jobs: list[UUID] = some(loaded, "SELECT job_id FROM jobs ORDER BY md5(job_id::text) LIMIT %s")
+    many: dict[str, Any] = {
+        "run_ids": runs,
+        "job_ids": jobs,
+        "attempts": [1] * BATCH,
+        "versions": [1] * BATCH,
+        "tenants": ["default"] * BATCH,
+        "came_by": ["t/0/0@0"] * BATCH,
+        "states": [RunState.SUCCEEDED] * BATCH,
+        "reasons": [None] * BATCH,
+        "error_types": [None] * BATCH,
+        "started_at": [now] * BATCH,
+        "finished_at": [now] * BATCH,
+        "scheduled_at": [now] * BATCH,
+        "delays": [timedelta(0)] * BATCH,
+        "charges": [1] * BATCH,
+        "losses": [0] * BATCH,
+        "request_ids": [f"r-{number}" for number in range(BATCH)],
+        "places": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
+        "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),
+    }
+    pairs = [(number, name) for name in ("critical", "standard", "events", "batch") for number in range(8)]
+    one: dict[str, Any] = {
+        "sources": sources(Move.CLAIM),
+        "target": RunState.RUNNING,
+        "executor_id": UUID(int=1),
+        "now": now,
+        "run_id": runs[0],
+        "job_id": jobs[0],
+        "tenant": "default",
+        "parked": [],
+        "marks": [datetime(1970, 1, 1, tzinfo=UTC)] * len(pairs),
+        "slices": [number for number, _ in pairs],
+        "classes": [name for _, name in pairs],
+        "limits": [BATCH] * len(pairs),
+        "shards": list(range(64)),
+        "horizon": now,
+        "per_shard": 4,
+    }
+    return many | one
+
+
+# What is asked besides, or otherwise than `facts` has it.
+SPECIAL: Mapping[str, Mapping[str, object]] = {
+    "close_runs": {"ends": ["succeeded"], "sources": ["running"]},
+    "find_unclosed": {"ends": ["succeeded"], "sources": ["running"]},
+    "find_due_runs": {
+        "queues": ["default"] * 3,
+        "lanes": ["critical", "standard", "batch"],
+        "limits": [100] * 3,
+        "due_for": timedelta(seconds=1),
+        "handlers": ["send-email"],
+    },
+    "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED]},
+}
+HOT = (
+    *(
+        ("tidewheel.transitions", name)
+        for name in (
+            "lock_claims", "take_turns", "take_over_turns", "start_attempts", "read_claims", "close_runs", "find_unclosed",
+            "finish_job_runs", "give_up_turns", "drop_signals", "requeue_runs", "find_unmoved", "read_attempts",
+            "read_definitions", "read_inputs", "take_back_runs", "forget_job_runs", "move_timers", "drop_timers",
+            "finish_jobs", "ask_to_cancel",
+        )
+    ),
+    *(
+        ("tidewheel.intake", name)
+        for name in ("find_answers", "lock_timers", "lock_jobs", "share_jobs", "lock_unbegun", "lock_run", "read_run",
+                     "read_timers", "remove_timers", "resume_jobs")
+    ),
+    *(("tidewheel.scheduler", name) for name in ("probe_timers", "lock_due_timers", "lock_timer", "lock_job_without_timer")),
+    *(("tidewheel.relay", name) for name in ("read_outbox", "probe_outbox", "delete_outbox")),
+    *(("tidewheel.executor", name) for name in ("find_due_runs", "read_signals")),
+    ("tidewheel.control", "read_run"),
+)  # fmt: skip
+
+
+def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield plan
+    children: Sequence[Mapping[str, Any]] = plan.get("Plans", ())
+    for child in children:
+        yield from nodes(child)
+
+
+def plan_of(connection: Conn, statement: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    explained = connection.execute(f"EXPLAIN (FORMAT JSON) {statement}".encode(), values).fetchone()
+    connection.rollback()
+    assert explained is not None
+    document: Any = explained[0]
+    found = document if isinstance(document, list) else json.loads(str(document))
+    return list(nodes(found[0]["Plan"]))
+
+
+def indexes_of(plan: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The indexes a plan takes; a partition's by the name of its parent's."""
+    taken = {str(node["Index Name"]) for node in plan if "Index Name" in node}
+    taken |= {str(name) for node in plan for name in node.get("Conflict Arbiter Indexes", ())}
+    return {PARTITION.sub(r"\1", name) for name in taken}
+
+
+def promised(statement: str) -> set[str]:
+    """The indexes that a statement's comment promises, as `indexes_of` would name them."""
+    line = " ".join(INDEX_LINE.findall(statement))
+    return set(INDEX_NAME.findall(line.partition(" Lock:")[0].partition("; ")[0]))
+
+
+def big(database: Database) -> set[str]:
+    """Tables that are too large to be read whole, partitions among them."""
+    return {name for (name,) in database.rows("SELECT relname FROM pg_class WHERE relkind = 'r' AND reltuples > 10000")}
+
+
+@pytest.mark.parametrize(("package", "name"), HOT)
+def test_a_hot_statement_takes_the_index_that_its_comment_promises(
+    loaded: Database, facts: Mapping[str, object], package: str, name: str
+) -> None:
+    statement = Statements(package)[name]
+    with loaded.transaction() as connection:
+        plan = plan_of(connection, statement, {**facts, **SPECIAL.get(name, {})})
+    read_whole = {str(node["Relation Name"]) for node in plan if node["Node Type"] == "Seq Scan"}
+    assert not read_whole & big(loaded)
+    taken = indexes_of(plan)
+    assert promised(statement) <= taken, plan
+    if "primary key" in " ".join(INDEX_LINE.findall(statement)):
+        assert {index for index in taken if index.endswith("_pkey")}
+    if "by tid" in " ".join(INDEX_LINE.findall(statement)):
+        assert any(node["Node Type"] == "Tid Scan" for node in plan)
+        assert not taken
+
+
+BY_RUN = ("finish_job_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run")
+
+
+@pytest.mark.parametrize(("package", "name"), [pair for pair in HOT if pair[1] in BY_RUN])
+def test_what_concerns_some_runs_plans_their_partitions_alone(
+    loaded: Database, facts: Mapping[str, object], package: str, name: str
+) -> None:
+    """Ninety days of partitions would be ninety probes a run, or be read whole: the planner must see which it is."""
+    with loaded.transaction() as connection:
+        plan = plan_of(connection, Statements(package)[name], facts)
+    read = {str(node["Relation Name"]) for node in plan if PARTITION.match(str(node.get("Relation Name")))}
+    assert read
+    assert {table[-8:] for table in read} == {f"{SystemClock().now():%Y%m%d}"}
+
+
+def test_the_walk_of_the_outbox_begins_at_the_mark(loaded: Database, facts: Mapping[str, object]) -> None:
+    """Rows behind the low-water mark are not even looked at: the mark is a condition of the index, not a filter."""
+    with loaded.transaction() as connection:
+        plan = plan_of(connection, Statements("tidewheel.relay")["read_outbox"], facts)
+    [scan] = [node for node in plan if node.get("Index Name") == "outbox_due"]
+    assert "publish_at >= " in scan["Index Cond"]
+    assert "publish_at <= " in scan["Index Cond"]
+
+
+def test_the_sweep_reads_only_what_is_due(loaded: Database, facts: Mapping[str, object]) -> None:
+    with loaded.transaction() as connection:
+        statement = Statements("tidewheel.executor")["find_due_runs"]
+        plan = plan_of(connection, statement, {**facts, **SPECIAL["find_due_runs"]})
+    [scan] = [node for node in plan if node.get("Index Name") == "open_runs_due"]
+    assert all(column in scan["Index Cond"] for column in ("queue", "lane", "publish_at"))
