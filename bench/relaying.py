@@ -28,14 +28,15 @@ def measure(stage: Stage) -> dict[str, float]:
         Stop(),
     )
     relay.enter()
-    relay.step()  # warms the producer, whose first delivery waits for its id
+    relay.step()
+    relay.step()  # proves the first batch: the producer has its id now, for which its first delivery waits
     with stage.connect() as connection:
         left = _count(connection)
         started = monotonic_seconds()
-        while _count(connection):
-            for _ in range(10):
-                relay.step()
+        while relay.step() == 0.0:
+            pass
         relay_seconds = monotonic_seconds() - started
+        assert _count(connection) == 0
     relay.leave()
     floor_seconds = _produce(stage, topic, left)
     return {

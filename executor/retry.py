@@ -39,7 +39,7 @@ def delay_before_next(retry: Retry, failure: Failure, charged: int, *, spread: f
 
     >>> from tidewheel.schemas.records import Backoff, Retry
     >>> policy = Retry(max_attempts=4, backoff=Backoff.EXPONENTIAL, initial_ms=2000, factor=2.0, max_ms=3_600_000,
-    ...                jitter=0.1, intervals_ms=[], non_retryable=[])
+    ...                jitter=0.1, intervals_ms=(), non_retryable=())
     >>> [delay_before_next(policy, Failure("ValueError"), n, spread=0.0) for n in (1, 2, 3, 4)]
     [datetime.timedelta(seconds=2), datetime.timedelta(seconds=4), datetime.timedelta(seconds=8), None]
     """

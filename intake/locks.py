@@ -24,7 +24,9 @@ from tidewheel.transitions.timers import LockedTimer, advance_timers, take_back
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_TIMERS = _SQL["lock_timers"]
+_READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _LOCK_JOBS = _SQL["lock_jobs"]
+_READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
 _READ_NOW = _SQL["read_now"]
 
 # The scheduler's own default; an edit settles what is overdue as firing would have.
@@ -72,10 +74,12 @@ class Locked:
 def lock_jobs(connection: Conn, batch: Sequence[Incoming]) -> Locked:
     """Lock the jobs that these requests concern, in the caller's transaction."""
     ids = sorted({job_id_of(incoming) for incoming in batch})
+    connection.execute(_LOCK_TIMERS, {"job_ids": ids})
+    connection.execute(_LOCK_JOBS, {"job_ids": ids})
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        timers = {timer.job_id: timer for timer in cursor.execute(_LOCK_TIMERS, {"job_ids": ids})}
+        timers = {timer.job_id: timer for timer in cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": ids})}
     with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
-        jobs = {job.job_id: job for job in cursor.execute(_LOCK_JOBS, {"job_ids": ids})}
+        jobs = {job.job_id: job for job in cursor.execute(_READ_LOCKED_JOBS, {"job_ids": ids})}
     return Locked(read_now(connection), jobs, timers)
 
 

@@ -45,36 +45,46 @@ SELECT job_id, tenant, key, bucket, shard, 0, tidewheel_now(), tidewheel_now()
     ON CONFLICT (job_id) DO NOTHING
 
 -- name: lock_timers
--- The timers of these jobs: the locks on which edits and firing meet. Before the jobs' own rows, as firing does.
--- Index: timers_pkey, job_versions_pkey. Lock: each timer, in job_id order, waiting for a firing under way.
+-- The timers of these jobs: the locks on which edits and firing meet. Before the jobs' own rows, as firing does. Alone,
+-- without their versions: what the lock waited for may have brought a version that this statement cannot see.
+-- Index: timers_pkey. Lock: each timer, in job_id order, waiting for a firing or an edit under way.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
+
+-- name: read_locked_timers
+-- The timers just locked, with what firing needs of their versions.
+-- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
        v.definition
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
- ORDER BY t.job_id
-   FOR UPDATE OF t
 
 -- name: lock_jobs
--- The jobs' rows, with the schedule in force.
--- Index: jobs_pkey, job_versions_pkey. Lock: each job, in job_id order, after its timer.
+-- The jobs' rows, alone for the same reason as their timers.
+-- Index: jobs_pkey. Lock: each job, in job_id order, after its timer.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
+
+-- name: read_locked_jobs
+-- The jobs just locked, with the schedule in force.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.every_us, j.paused, j.finished_at,
        j.deleted_at, v.schedule
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
- ORDER BY j.job_id
-   FOR UPDATE OF j
 
 -- name: share_jobs
--- What triggered runs need of their jobs, held against deletion until they are written.
--- Index: jobs_pkey, job_versions_pkey. Lock: each job's key, shared, so that triggers and firing do not wait for each other.
+-- Holds jobs against deletion until their triggered runs are written; alone for the same reason as lock_timers.
+-- Index: jobs_pkey. Lock: each job's key, shared, so that triggers and firing do not wait for each other.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
+
+-- name: read_shared_jobs
+-- What triggered runs need of the jobs just held.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
- ORDER BY j.job_id
-   FOR KEY SHARE OF j
 
 -- name: update_jobs
 -- The jobs' rows after a submit.

@@ -24,7 +24,9 @@ from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.write import NewRun, RunInputs, write_runs
 
-_SHARE_JOBS = Statements("tidewheel.intake")["share_jobs"]
+_SQL = Statements("tidewheel.intake")
+_SHARE_JOBS = _SQL["share_jobs"]
+_READ_SHARED_JOBS = _SQL["read_shared_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,10 @@ class _Job:
 def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Trigger jobs, in the caller's transaction; an answer for each request, in their order."""
     ids = sorted({job_id_of(incoming) for incoming in batch})
+    connection.execute(_SHARE_JOBS, {"job_ids": ids})
     with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
-        jobs = {job.job_id: job for job in cursor.execute(_SHARE_JOBS, {"job_ids": ids}) if job.deleted_at is None}
+        found = cursor.execute(_READ_SHARED_JOBS, {"job_ids": ids})
+        jobs = {job.job_id: job for job in found if job.deleted_at is None}
     now = read_now(connection)
     runs: list[NewRun] = []
     replies: list[Reply] = []

@@ -32,13 +32,14 @@ class CommitUnknown(Unavailable):
     """The connection broke while COMMIT was under way: what was written may stand or not."""
 
 
-def connect(url: str, name: str, *, autocommit: bool = False) -> Conn:
+def connect(url: str, name: str, *, autocommit: bool = False, options: str = "") -> Conn:
     """Open one connection.
 
     Args:
         url: A libpq connection string; empty takes the `PG*` variables.
         name: What pg_stat_activity shows, such as `tidewheel-relay`.
         autocommit: For LISTEN, advisory locks and single statements.
+        options: Further server settings of this session, as `-c name=value`.
 
     Raises:
         Unavailable: The server cannot be reached, or refuses.
@@ -54,7 +55,7 @@ def connect(url: str, name: str, *, autocommit: bool = False) -> Conn:
             keepalives_interval=5,
             keepalives_count=3,
             tcp_user_timeout=20000,
-            options=f"{_PLAN_EACH_TIME} {_LET_GO} {_UTC} {_DURABLE}",
+            options=f"{_PLAN_EACH_TIME} {_LET_GO} {_UTC} {_DURABLE} {options}",
         )
     except psycopg.Error as error:
         raise Unavailable(_first_line(error)) from error
@@ -63,8 +64,8 @@ def connect(url: str, name: str, *, autocommit: bool = False) -> Conn:
 class Session:
     """One connection for one thread; opened when first needed and again after it broke."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self._url, self._name = url, name
+    def __init__(self, url: str, name: str, *, options: str = "") -> None:
+        self._url, self._name, self._options = url, name, options
         self._connection: Conn | None = None
 
     def connection(self) -> Conn:
@@ -74,7 +75,7 @@ class Session:
             Unavailable: It cannot be opened now.
         """
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._url, self._name)
+            self._connection = connect(self._url, self._name, options=self._options)
         return self._connection
 
     @contextmanager

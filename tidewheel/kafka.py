@@ -18,6 +18,7 @@ _LOG = logging.getLogger("tidewheel.kafka")
 
 _QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protocol notices a dead member sooner
 _ADMIN_SECONDS = 10.0
+_RECONNECT_MS = 1000  # a broker that is back is used within a second, not within the client's ten
 
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
@@ -68,6 +69,7 @@ def producer(
     return Producer(
         {
             "queue.buffering.max.messages": 200_000,
+            "reconnect.backoff.max.ms": _RECONNECT_MS,
             "queue.buffering.max.kbytes": 262_144,
             "log_level": 4,
             **config,
@@ -105,6 +107,7 @@ def consumer(
     return Consumer(
         {
             "log_level": 4,
+            "reconnect.backoff.max.ms": _RECONNECT_MS,
             **config,
             **grouping,
             "client.id": f"tidewheel-{role}",

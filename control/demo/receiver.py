@@ -2,7 +2,7 @@
 
 It knows nothing of Tidewheel but the headers that come with a call. How it answers stands in the URL, so that the file
 of requests says it: `?fail=2` refuses the first two attempts, `?hold=1500ms` keeps the answer back for that long, and
-`?outcome=failed` notes an attempt whose handler is about to raise.
+`?outcome=failed` is a handler's word that this attempt is about to fail.
 """
 
 import threading
@@ -116,12 +116,15 @@ class _Exchange(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("content-length", "0")))
         if self._pid is None:
             self._pid = receiver.process_at(int(self.client_address[1]))
-        call, hold_seconds = self._read(arrived)
+        told = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        attempt = int(self.headers.get("tidewheel-attempt", "0"))
+        refused = attempt <= int(told.get("fail", "0"))
+        call = self._call(attempt, arrived, effective=not refused and told.get("outcome") != "failed")
         receiver.begin(call)
         answered = False
         try:
-            _NOTHING.wait(hold_seconds)
-            self._answer(HTTPStatus.OK if call.effective else HTTPStatus.SERVICE_UNAVAILABLE)
+            _NOTHING.wait(float(told.get("hold", "0ms").removesuffix("ms")) / 1000)
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE if refused else HTTPStatus.OK)
             answered = True
         finally:
             receiver.end(call, answered=answered)
@@ -129,22 +132,18 @@ class _Exchange(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
         """Keep the terminal free."""
 
-    def _read(self, arrived: datetime) -> tuple[Call, float]:
-        parts = urlsplit(self.path)
-        told = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        attempt = int(self.headers.get("tidewheel-attempt", "0"))
-        call = Call(
+    def _call(self, attempt: int, arrived: datetime, *, effective: bool) -> Call:
+        return Call(
             run_id=self.headers.get("tidewheel-run-id", ""),
             attempt=attempt,
             idempotency_key=self.headers.get("idempotency-key", ""),
             job_key=self.headers.get("tidewheel-job-key", ""),
-            by_handler=parts.path.startswith(HANDLERS_PATH),
+            by_handler=self.path.startswith(HANDLERS_PATH),
             scheduled_at=datetime.fromisoformat(self.headers.get("tidewheel-scheduled-at", "")),
             arrived_at=arrived,
-            effective=attempt > int(told.get("fail", "0")) and told.get("outcome") != "failed",
+            effective=effective,
             pid=self._pid,
         )
-        return call, float(told.get("hold", "0ms").removesuffix("ms")) / 1000
 
     def _answer(self, status: HTTPStatus) -> None:
         body = f"{status.phrase}\n".encode()

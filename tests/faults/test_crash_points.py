@@ -62,6 +62,7 @@ def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fle
     doomed = fleet.start(case.role, failpoint=f"{point}:exit:{case.visit}")
     doomed.wait_killed()
     fleet.start(case.role)
+    fleet.wait_started()
     work.wait_recovered(now())
     work.finish()
     fleet.stop()

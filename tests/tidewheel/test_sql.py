@@ -14,12 +14,22 @@ from tests.fixtures.database import Database
 from tests.strict_types import LINKED, ROOT
 from tidewheel.sql import Statements
 
-PACKAGES = sorted(
-    "tidewheel" if path.parent.name == "tidewheel" else f"tidewheel.{path.parent.name}"
-    for folder in ("tidewheel", *LINKED)
-    for path in (ROOT / folder).rglob("queries.sql")
-    if not any(parent.is_symlink() for parent in path.parents)
-)
+FOLDERS = ("tidewheel", *LINKED)
+
+
+def real_files(folder: str, pattern: str) -> list[Path]:
+    """The files of a real folder: links lead to other real folders."""
+    found = (ROOT / folder).rglob(pattern)
+    return [path for path in found if not any(parent.is_symlink() for parent in path.parents)]
+
+
+def package_of(folder: Path) -> str:
+    """What a real folder is imported as."""
+    parts = folder.relative_to(ROOT).parts
+    return ".".join(parts if parts[0] == "tidewheel" else ("tidewheel", *parts))
+
+
+PACKAGES = sorted(package_of(path.parent) for folder in FOLDERS for path in real_files(folder, "queries.sql"))
 STATEMENTS = [(package, name) for package in PACKAGES for name in Statements(package).names()]
 PARAMETER = re.compile(r"%\((\w+)\)s")
 INDEX_LINE = re.compile(r"^-- (?:Index|No index)\b.*", re.MULTILINE)
@@ -71,7 +81,7 @@ def test_a_statement_is_understood_by_the_migrated_schema(
 
 
 def test_every_statement_is_bound_by_a_module_and_every_bound_one_exists() -> None:
-    files = [path for folder in ("tidewheel", *LINKED) for path in (ROOT / folder).rglob("*.py")]
+    files = [path for folder in FOLDERS for path in real_files(folder, "*.py")]
     bound = set[tuple[str, str]]().union(*map(bound_names, files))
     assert bound == set(STATEMENTS)
 

@@ -94,7 +94,6 @@ def loaded(template: Template) -> Iterator[Database]:
     made.execute("VACUUM ANALYZE")
     yield made
     made.close()
-    template.drop(made.url)
 
 
 def some(database: Database, query: LiteralString) -> list[Any]:
@@ -137,6 +136,7 @@ def facts(loaded: Database) -> dict[str, Any]:
         "job_id": jobs[0],
         "tenant": "default",
         "parked": [],
+        "under_way": [],
         "marks": [datetime(1970, 1, 1, tzinfo=UTC)] * len(pairs),
         "slices": [number for number, _ in pairs],
         "classes": [name for _, name in pairs],

@@ -4,6 +4,7 @@
 once per process and version.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,11 +71,15 @@ class _Inputs:
 
 
 class Definitions:
-    """Decoded definitions by their bytes, the least recently used dropped: most messages are of a job seen before."""
+    """Decoded definitions by their bytes, the least recently used dropped: most messages are of a job seen before.
+
+    Safe from every thread.
+    """
 
     def __init__(self, size: int = _CACHED_DEFINITIONS) -> None:
         self._size = size
         self._decoded: OrderedDict[bytes, records.JobDefinition] = OrderedDict()
+        self._lock = threading.Lock()
 
     def of(self, definition: bytes) -> records.JobDefinition:
         """The decoded definition.
@@ -82,14 +87,15 @@ class Definitions:
         Raises:
             UndecodableMessage: The bytes are none.
         """
-        found = self._decoded.get(definition)
-        if found is None:
+        with self._lock:
+            found = self._decoded.get(definition)
+            if found is not None:
+                self._decoded.move_to_end(definition)
+                return found
             found = self._decoded[definition] = decode(definition, records.JobDefinition)
             if len(self._decoded) > self._size:
                 self._decoded.popitem(last=False)
-        else:
-            self._decoded.move_to_end(definition)
-        return found
+            return found
 
 
 def read_definitions(connection: Conn, versions: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], bytes]:

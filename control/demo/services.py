@@ -1,0 +1,155 @@
+"""The services of a demo, each a process of its own with the settings it is given and no others of the user's."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidewheel.control.demo.handlers import RECEIVER_VARIABLE
+from tidewheel.control.demo.place import Place
+from tidewheel.errors import StackError
+
+EXECUTORS = ("executor 1", "executor 2")
+LEASE_SECONDS = 5  # a third of the default, so that what the kill leaves behind comes back within the demo's minute
+HEARTBEAT_SECONDS = 1
+
+_COMMAND = "from tidewheel.control.cli.main import main; main()"
+_KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
+_STOP_SECONDS = 10.0
+_TAIL_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process.
+
+    Args:
+        name: What the demo calls it.
+        process: The process.
+        log: Where it writes.
+    """
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+
+class Services:
+    """Intake, scheduler, relay and two executors."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._services: dict[str, Service] = {}
+        self._killed: set[str] = set()
+
+    def start(self, receiver: str) -> None:
+        """Start all of them; returns before they are ready."""
+        for name in ("intake", "scheduler", "relay"):
+            self._start(name, [name], {})
+        handlers = ["executor", "--handlers", "tidewheel.control.demo.handlers"]
+        settings = {
+            "TIDEWHEEL_HTTP_ALLOW_PRIVATE": "true",
+            "TIDEWHEEL_LEASE": f"PT{LEASE_SECONDS}S",
+            "TIDEWHEEL_HEARTBEAT": f"PT{HEARTBEAT_SECONDS}S",
+            RECEIVER_VARIABLE: receiver,
+        }
+        for name in EXECUTORS:
+            self._start(name, handlers, settings)
+
+    def stop(self) -> None:
+        """Ask all of them to end, and end those that do not."""
+        for service in self._services.values():
+            _send(service, signal.SIGCONT)
+            _send(service, signal.SIGTERM)
+        deadline = _STOP_SECONDS
+        for service in self._services.values():
+            try:
+                service.process.wait(timeout=deadline)
+            except subprocess.TimeoutExpired:
+                deadline = 0.1
+                service.process.kill()
+                service.process.wait()
+
+    def check(self) -> None:
+        """See that all run that ought to.
+
+        Raises:
+            StackError: One has ended by itself; the message holds the last lines of its log.
+        """
+        for service in self._services.values():
+            if service.name not in self._killed and service.process.poll() is not None:
+                lines = service.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+                message = f"the {service.name} ended by itself ({service.process.returncode}): " + "\n".join(lines)
+                raise StackError(message)
+
+    def pid(self, name: str) -> int:
+        """The process of a service."""
+        return self._services[name].process.pid
+
+    def executor_pids(self) -> Sequence[int]:
+        """The processes of the executors that were not killed."""
+        return [self.pid(name) for name in EXECUTORS if name in self._services and name not in self._killed]
+
+    def freeze(self, name: str) -> None:
+        """Let a process stand still where it is."""
+        self._services[name].process.send_signal(signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let it go on."""
+        self._services[name].process.send_signal(signal.SIGCONT)
+
+    def kill(self, name: str) -> None:
+        """End a process at once; it gets no chance to say or write anything."""
+        self._killed.add(name)
+        self._services[name].process.kill()
+        self._services[name].process.wait()
+
+    def states(self) -> Mapping[str, tuple[int, str]]:
+        """Pid and state of each, for the display."""
+        return {
+            name: (service.process.pid, self._state(service)) for name, service in self._services.items()
+        }
+
+    def _state(self, service: Service) -> str:
+        if service.name in self._killed:
+            return "killed"
+        return "running" if service.process.poll() is None else "ended"
+
+    def _start(self, name: str, arguments: Sequence[str], settings: Mapping[str, str]) -> None:
+        log = self._place.logs / f"{name.replace(' ', '-')}.log"
+        # -P: a file of the folder the demo was started in must not stand in for a module of ours.
+        command = [sys.executable, "-P", "-c", _COMMAND, *arguments]
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                command,
+                env=_environment(self._place, settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C goes to the demo alone, which then stops them in order
+            )
+        self._services[name] = Service(name, process, log)
+
+
+def _environment(place: Place, settings: Mapping[str, str]) -> dict[str, str]:
+    """The user's own, without the settings of the user's own services: the figures must mean the same everywhere."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TIDEWHEEL_") or name.startswith(_KAFKA_PREFIX)
+    }
+    return {
+        **inherited,
+        "TIDEWHEEL_DATABASE_URL": place.database_url,
+        "TIDEWHEEL_KAFKA_BOOTSTRAP": place.bootstrap,
+        "TIDEWHEEL_TOPIC_PREFIX": place.topics.prefix,
+        **settings,
+    }
+
+
+def _send(service: Service, number: signal.Signals) -> None:
+    if service.process.poll() is None:
+        service.process.send_signal(number)

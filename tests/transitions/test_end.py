@@ -1,0 +1,239 @@
+"""`end_runs`: outcome, attempt, event, dead letter and turn in one transaction; what is locked comes again, a zombie changes nothing."""
+
+from dataclasses import replace
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    HANDLER,
+    ask,
+    attempts,
+    begin,
+    begun,
+    completions,
+    dead_letters,
+    end,
+    final_state,
+    open_run,
+    open_runs,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+)
+from tidewheel.ids import event_id
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.schemas.codec import encode
+from tidewheel.transitions.dispatch import build_requests
+from tidewheel.transitions.end import RunEnd, end_runs
+
+
+def test_success_writes_outcome_attempt_result_and_event(database: Database) -> None:
+    job = submit(database, labels={"team": "billing"})
+    started = begun(database)
+    done = end(database, RunEnd(started.run_id, 1, RunState.SUCCEEDED, result=b'{"sent":2}', output=b"hello\n"))
+    assert done.states == {started.run_id: RunState.SUCCEEDED}
+    assert (done.busy, done.superseded) == (set(), set())
+    assert open_runs(database) == []
+    [row] = database.rows("SELECT state, attempt, started_at, reason, error_type, finished_at FROM job_runs")
+    assert row[:5] == ("succeeded", 1, started.started_at, None, None)
+    assert attempts(database, started.run_id) == [(1, "succeeded")]
+    assert database.rows("SELECT result, trace, output FROM attempt_outputs") == [(b'{"sent":2}', None, b"hello\n")]
+    [event] = completions(database)
+    assert (event.run_id, event.job_id, event.job_key) == (str(started.run_id), job.job_id, "job")
+    assert (event.status, event.result, event.attempt, event.max_attempts) == ("succeeded", b'{"sent":2}', 1, 4)
+    assert (event.executor_id, event.started_at) == (str(EXECUTOR), started.started_at)
+    assert (event.finished_at, event.labels) == (row[5], {"team": "billing"})
+    assert dead_letters(database) == []
+
+
+def test_an_attempt_row_tells_who_when_and_by_which_message(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    succeed(database, started)
+    [row] = database.rows("SELECT executor_id, started_at, came_by, finished_at >= started_at FROM attempts")
+    assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
+
+
+def test_nothing_is_kept_of_an_attempt_that_left_nothing(database: Database) -> None:
+    submit(database)
+    succeed(database, begun(database))
+    assert database.count("attempt_outputs") == 0
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
+def test_a_run_given_up_makes_a_dead_letter_in_table_and_topic(database: Database, state: RunState) -> None:
+    submit(database, retry={"max_attempts": 2}, payload={"to": "a@example.org"})
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED)
+    last = begin(database, started.run_id)
+    told = RunEnd(last.run_id, 2, state, "why", "ValueError", "no such address", "Traceback: …", output=b"out")
+    end(database, told)
+    assert database.rows("SELECT kind, run_id, reason FROM dead_letters") == [("run", last.run_id, "no such address")]
+    [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message FROM failed_runs")
+    assert kept == (last.run_id, state, 2, "ValueError", "no such address")
+    [letter] = dead_letters(database)
+    assert (letter.run_id, letter.status, letter.attempt) == (str(last.run_id), state, 2)
+    assert (letter.payload, letter.payload_content_type) == (b'{"to":"a@example.org"}', "application/json")
+    assert letter.error is not None
+    assert (letter.error.type, letter.error.message) == ("ValueError", "no such address")
+    first, second = letter.attempts
+    assert (first.attempt, first.outcome, first.error_message, first.trace) == (1, "failed", None, None)
+    assert (second.attempt, second.outcome, second.trace, second.output) == (2, state, "Traceback: …", b"out")
+    [event] = completions(database)
+    assert event.error == letter.error
+    assert final_state(database, last.run_id) == (state, "why")
+
+
+def test_a_dead_letter_is_told_to_be_one_of_a_run(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    end(database, RunEnd(started.run_id, 1, RunState.FAILED, error_type="ValueError"))
+    topic = database.installation.topics.dead_letters
+    [(headers, key)] = database.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
+    assert headers == [b"tidewheel-dlq-kind", b"run", b"content-type", b"application/avro"]
+    assert key == completions(database)[0].job_id.encode()
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED])
+def test_what_was_not_given_up_makes_no_dead_letter(database: Database, state: RunState) -> None:
+    submit(database)
+    run_id = trigger(database)
+    attempt = begin(database, run_id).attempt if state is RunState.SUCCEEDED else 0
+    end(database, RunEnd(run_id, attempt, state))
+    assert (database.count("dead_letters"), database.count("failed_runs"), dead_letters(database)) == (0, 0, [])
+
+
+def test_a_row_that_somebody_holds_is_busy_and_ends_when_it_is_tried_again(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    wanted = RunEnd(started.run_id, 1, RunState.SUCCEEDED)
+    holding = database.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    refused = end(database, wanted)
+    assert (refused.states, refused.busy, refused.superseded) == ({}, {started.run_id}, set())
+    assert completions(database) == []
+    holding.rollback()
+    assert end(database, wanted).states == {started.run_id: RunState.SUCCEEDED}
+
+
+def test_a_zombies_report_is_superseded_and_changes_nothing(database: Database) -> None:
+    submit(database)
+    zombie = begun(database)
+    requeue(database, zombie, AttemptOutcome.LOST)
+    current = begin(database, zombie.run_id)
+    refused = end(database, RunEnd(zombie.run_id, zombie.attempt, RunState.SUCCEEDED, result=b"1"))
+    assert (refused.states, refused.busy, refused.superseded) == ({}, set(), {zombie.run_id})
+    assert open_run(database, zombie.run_id).attempt == current.attempt == 2
+    assert completions(database) == []
+    assert attempts(database, zombie.run_id) == [(1, "lost")]
+
+
+def test_a_second_report_of_the_same_end_is_superseded(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    succeed(database, started)
+    again = succeed(database, started)
+    assert (again.states, again.superseded) == ({}, {started.run_id})
+    assert len(completions(database)) == 1
+
+
+def test_a_batch_ends_what_it_can_and_tells_the_rest_apart(database: Database) -> None:
+    submit(database)
+    good, locked, gone = begun(database), begun(database), begun(database)
+    succeed(database, gone)
+    holding = database.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
+    done = end(database, *(RunEnd(one.run_id, 1, RunState.SUCCEEDED) for one in (good, locked, gone)))
+    holding.rollback()
+    assert done.states == {good.run_id: RunState.SUCCEEDED}
+    assert (done.busy, done.superseded) == ({locked.run_id}, {gone.run_id})
+
+
+@pytest.mark.parametrize("wanted", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED])
+def test_a_cancelling_run_can_only_become_cancelled(database: Database, wanted: RunState) -> None:
+    submit(database, overlap="skip")
+    started = begun(database)
+    ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
+    assert open_run(database, started.run_id).state == "cancelling"
+    assert database.count("signals") == 1
+    done = end(database, RunEnd(started.run_id, 1, wanted, result=b"1"))
+    assert done.states == {started.run_id: RunState.CANCELLED}
+    assert attempts(database, started.run_id) == [(1, "cancelled")]
+    [event] = completions(database)
+    assert (event.status, event.result, event.error) == ("cancelled", None, None)
+    assert (database.count("signals"), database.count("turns"), dead_letters(database)) == (0, 0, [])
+
+
+def test_an_end_between_attempts_writes_no_attempt(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    end(database, RunEnd(started.run_id, 1, RunState.CANCELLED, reason="asked"))
+    assert attempts(database, started.run_id) == [(1, "failed")]
+    [event] = completions(database)
+    assert (event.attempt, event.sequence, event.started_at) == (1, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "state", "sequence"), [(0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4)]
+)
+def test_sequence_and_event_id_are_derived_from_the_run(
+    database: Database, attempt: int, state: RunState, sequence: int
+) -> None:
+    submit(database)
+    run_id = trigger(database)
+    for number in range(1, attempt + 1):
+        started = begin(database, run_id)
+        if number < attempt:
+            requeue(database, started, AttemptOutcome.LOST)
+    end(database, RunEnd(run_id, attempt, state, error_type="ValueError"))
+    [event] = completions(database)
+    assert event.sequence == sequence
+    assert event.event_id == str(event_id(run_id, state, sequence))
+
+
+def test_an_event_that_is_written_again_after_a_rollback_is_the_same_event(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    wanted = RunEnd(started.run_id, 1, RunState.SUCCEEDED)
+    lost = database.connection()
+    end_runs(lost, database.installation, [wanted])
+    ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [database.installation.topics.completions])
+    [(first,)] = ids.fetchall()
+    lost.rollback()
+    end(database, wanted)
+    [event] = completions(database)
+    assert isinstance(first, bytes)
+    assert event.event_id.encode() in first
+    assert encode(replace(event, finished_at=event.finished_at)) != b""
+
+
+def test_the_message_at_hand_saves_reading_it_again(database: Database) -> None:
+    """An executor still has the message it ran: what it hands over is what the event is made of."""
+    submit(database)
+    run_id = trigger(database, labels={"from": "table"})
+    started = begin(database, run_id)
+    with database.transaction() as connection:
+        request = build_requests(connection, [_dispatchable(database, run_id)])[run_id]
+    at_hand = replace(request, labels={"from": "hand"})
+    end(database, RunEnd(run_id, started.attempt, RunState.SUCCEEDED, request=at_hand))
+    assert completions(database)[0].labels == {"from": "hand"}
+
+
+def test_labels_of_a_run_come_over_those_of_its_job(database: Database) -> None:
+    submit(database, labels={"team": "billing", "tier": "1"})
+    succeed(database, begun(database, labels={"tier": "2"}))
+    assert completions(database)[0].labels == {"team": "billing", "tier": "2"}
+
+
+def test_an_end_of_nothing_is_nothing(database: Database) -> None:
+    done = end(database)
+    assert (done.states, done.busy, done.superseded) == ({}, set(), set())
+    unknown = uuid4()
+    assert end(database, RunEnd(unknown, 1, RunState.FAILED)).superseded == {unknown}
+    assert HANDLER
