@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from tidewheel.executor.context import Flag
 from tidewheel.executor.outcome import Outcome
 from tidewheel.schemas.records import JobDefinition, RunRequest
 from tidewheel.transitions.start import Started
@@ -31,7 +32,7 @@ class Attempt:
     definition: JobDefinition
     on_report: Callable[["Attempt", Outcome], None]
     on_release: Callable[["Attempt"], None]
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: Flag = field(default_factory=Flag)
     cancel_cooperatively: Callable[[], object] | None = None
     restart_clock: Callable[[], None] | None = None
     on_thread: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import typer
 
-from tidewheel.control.cli import dev, operate, services
+from tidewheel.control.cli import demo, dev, operate, services
 from tidewheel.errors import TidewheelError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     dev.up,
     dev.down,
     dev.status,
+    demo.demo,
     services.intake,
     services.scheduler,
     services.relay,

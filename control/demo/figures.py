@@ -9,7 +9,9 @@ from tidewheel.control.demo.history import Call, History
 from tidewheel.control.demo.tally import Seen
 from tidewheel.schemas.records import Reply, ReplyStatus, RunStatus
 
-_BEFORE_KILL = timedelta(seconds=1)  # what is due later than this may have been waiting for the executor that was killed
+_BEFORE_KILL = timedelta(
+    seconds=1
+)  # what is due later than this may have been waiting for the executor that was killed
 
 
 @dataclass(frozen=True, slots=True)

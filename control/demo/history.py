@@ -60,10 +60,12 @@ class Answer:
     Args:
         number: The request's number among all that were sent, from 0.
         reply: What came.
+        read_at: When it was read, by the database's clock.
     """
 
     number: int
     reply: Reply
+    read_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

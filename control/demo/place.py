@@ -7,9 +7,9 @@ serves the user's jobs sees any of it.
 
 import shutil
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -43,9 +43,9 @@ class Place:
         kept: The stack's home if it stays up after the demo.
     """
 
-    database_url: str
+    database_url: str = field(repr=False)
     bootstrap: str
-    kafka: dict[str, str]
+    kafka: dict[str, str] = field(repr=False)
     topics: Topics
     logs: Path
     said: str
@@ -57,103 +57,109 @@ def make_place(*, keep: bool, progress: Progress) -> Generator[Place]:
     """Bring up what is needed; take down at the end what was brought up.
 
     Args:
-        keep: Leave the stack up, with the demo's data in it.
+        keep: Leave the stack up if the demo came to its end and the stack is all its own.
         progress: Told of each step.
 
     Raises:
         StackError: The stack cannot be started, or the demo may not make a database of its own.
         Unavailable: A database or broker that was named does not answer.
     """
+    settings = Connections.load()
     with ExitStack() as undo:
         home = Path(mkdtemp(prefix="tidewheel-demo-"))
-        undo.callback(_remove, home, keep=keep)
-        settings = Connections.load()
-        found = _found(settings)
-        if found is None:
-            place = _fresh(home, settings, undo, progress, keep=keep)
-        else:
-            place = _guest(home, *found, keep=keep, undo=undo, progress=progress)
+        undo.callback(shutil.rmtree, home, ignore_errors=True)
+        found = _found(settings) or _brought_up(home, settings, progress, undo)
+        database_url, topics, said = found.database_url, Topics(), found.said
+        if not found.is_ours:
+            name = f"tidewheel_demo_{uuid.uuid4().hex[:8]}"
+            topics = Topics(name.replace("_", "-"))
+            database_url = undo.enter_context(_own_database(database_url, name))
+            undo.callback(_delete_topics, found.bootstrap, topics, progress)
+            said = f"{said}, with a database {name} and topics {topics.prefix}.* apart"
+        place = Place(
+            database_url=database_url,
+            bootstrap=found.bootstrap,
+            kafka=Connections.load(kafka_bootstrap=found.bootstrap).kafka_config(),
+            topics=topics,
+            logs=home / "demo-logs",
+            said=said,
+            kept=home if keep and found.is_ours else None,
+        )
+        _furnish(place, progress)
         yield place
+        if place.kept:
+            undo.pop_all()
 
 
-def _found(settings: Connections) -> tuple[str, str, str] | None:
-    """Database, brokers and the stack's name, of what is there already; None where a part is missing."""
-    named = settings.database_url.get_secret_value() if settings.database_url else None
-    local = running_stack()
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A stack: where it is reached, what it is, and whether all of it is the demo's own."""
+
+    database_url: str
+    bootstrap: str
+    said: str
+    is_ours: bool
+
+
+def _found(settings: Connections) -> _Found | None:
+    """What is there already; None where a part is missing."""
+    named, local = _named_database(settings), running_stack()
     database = named or (local.database_url if local else None)
     brokers = settings.kafka_bootstrap or (local.bootstrap if local else None)
     if database is None or brokers is None:
         return None
-    who = "what the settings name" if named or settings.kafka_bootstrap or local is None else f"in {local.data_dir}"
-    return database, brokers, who
+    if local is None or named or settings.kafka_bootstrap:
+        return _Found(database, brokers, "what the settings name", is_ours=False)
+    return _Found(database, brokers, f"the one that runs already in {local.data_dir}", is_ours=False)
 
 
-def _fresh(home: Path, settings: Connections, undo: ExitStack, progress: Progress, *, keep: bool) -> Place:
-    """A stack of the demo's own; a part that is named takes the place of its own."""
-    named = settings.database_url.get_secret_value() if settings.database_url else None
+def _brought_up(home: Path, settings: Connections, progress: Progress, undo: ExitStack) -> _Found:
+    """A stack of the demo's own; what the settings name takes the place of its own part."""
+    named = _named_database(settings)
     stack = LocalStack(home, brokers=1, database_url=named, bootstrap=settings.kafka_bootstrap)
-    if not keep:
-        undo.callback(stack.down, erase=True, progress=progress)
+    undo.callback(stack.down, erase=True, progress=progress)
     info = stack.up(progress)
-    said = f"a PostgreSQL and a Kafka of its own in {home}"
-    if named is None and settings.kafka_bootstrap is None:
-        return _furnished(info.database_url, info.bootstrap, Topics(), home, said, progress, kept=home if keep else None)
-    return _guest(home, info.database_url, info.bootstrap, said, keep=keep, undo=undo, progress=progress)
+    is_ours = named is None and settings.kafka_bootstrap is None
+    return _Found(info.database_url, info.bootstrap, f"a PostgreSQL and a Kafka of its own in {home}", is_ours)
 
 
-def _guest(
-    home: Path, database_url: str, bootstrap: str, who: str, *, keep: bool, undo: ExitStack, progress: Progress
-) -> Place:
-    """A database and topics of the demo's own on a stack that is not."""
-    name = f"tidewheel_demo_{uuid.uuid4().hex[:8]}"
-    topics = Topics(name.replace("_", "-"))
-    _create_database(database_url, name)
-    if not keep:
-        undo.callback(_drop_database, database_url, name)
-        undo.callback(_delete_topics, bootstrap, topics)
-    said = f"the stack that runs already ({who}), with database {name} and topics {topics.prefix}.* of its own"
-    return _furnished(make_conninfo(database_url, dbname=name), bootstrap, topics, home, said, progress, kept=None)
+def _named_database(settings: Connections) -> str | None:
+    return settings.database_url.get_secret_value() if settings.database_url else None
 
 
-def _furnished(
-    database_url: str, bootstrap: str, topics: Topics, home: Path, said: str, progress: Progress, *, kept: Path | None
-) -> Place:
-    settings = Connections.load(database_url=database_url, kafka_bootstrap=bootstrap)
-    kafka = settings.kafka_config()
+def _furnish(place: Place, progress: Progress) -> None:
     progress(Step("making the schema and the topics"))
-    migrate(database_url)
-    apply_topics(kafka, topics, replication=settings.replication)
-    logs = home / "demo-logs"
-    logs.mkdir()
-    return Place(
-        database_url=database_url, bootstrap=bootstrap, kafka=kafka, topics=topics, logs=logs, said=said, kept=kept
-    )
+    migrate(place.database_url)
+    apply_topics(place.kafka, place.topics, replication=Connections.load().replication)
+    place.logs.mkdir()
 
 
-def _create_database(url: str, name: str) -> None:
+@contextmanager
+def _own_database(url: str, name: str) -> Generator[str]:
+    """A new database beside the one that is named; it goes at the end, whoever is still connected."""
     try:
-        with connect(url, "tidewheel-demo", autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        _execute(url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     except psycopg.errors.InsufficientPrivilege as error:
         message = (
             "the demo makes a database of its own, which this role may not: unset TIDEWHEEL_DATABASE_URL to let the "
             "demo bring its own PostgreSQL, or grant CREATEDB"
         )
         raise StackError(message) from error
+    try:
+        yield make_conninfo(url, dbname=name)
+    finally:
+        _execute(url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def _drop_database(url: str, name: str) -> None:
+def _execute(url: str, statement: sql.Composed) -> None:
     with connect(url, "tidewheel-demo", autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        connection.execute(statement)
 
 
-def _delete_topics(bootstrap: str, topics: Topics) -> None:
+def _delete_topics(bootstrap: str, topics: Topics, progress: Progress) -> None:
+    progress(Step("removing the demo's topics"))
     admin = AdminClient(Connections.load(kafka_bootstrap=bootstrap).kafka_config() | {"client.id": "tidewheel-demo"})
-    names: Sequence[str] = [topic.name for topic in topics.plan()]
-    for gone in admin.delete_topics(list(names), operation_timeout=_DELETE_SECONDS).values():
-        gone.exception()
-
-
-def _remove(home: Path, *, keep: bool) -> None:
-    if not keep or not (home / "stack.json").exists():
-        shutil.rmtree(home, ignore_errors=True)
+    for gone in admin.delete_topics(
+        [topic.name for topic in topics.plan()], operation_timeout=_DELETE_SECONDS
+    ).values():
+        gone.exception()  # one that was never made is gone too

@@ -109,9 +109,7 @@ class Services:
 
     def states(self) -> Mapping[str, tuple[int, str]]:
         """Pid and state of each, for the display."""
-        return {
-            name: (service.process.pid, self._state(service)) for name, service in self._services.items()
-        }
+        return {name: (service.process.pid, self._state(service)) for name, service in self._services.items()}
 
     def _state(self, service: Service) -> str:
         if service.name in self._killed:

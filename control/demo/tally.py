@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from itertools import pairwise
 
 from tidewheel.control.demo.due import Occurrence
 from tidewheel.control.demo.history import Call, History
-from tidewheel.schemas.records import ReplyStatus, RunCompleted, RunStatus
+from tidewheel.schemas.records import ReplyStatus, RequestType, RunCompleted, RunStatus
 
 # The longest attempt of the file (1.5 s) and the writing of its end, with room: an older attempt of the executor that
 # was killed had ended before, so the kill explains nothing about it.
@@ -189,6 +190,12 @@ def _wrong_dead_letters(seen: Seen) -> Iterable[str]:
             yield f"run {letter.run_id} has a dead letter and ended {run.status if run else 'nowhere'}"
 
 
+def _lost_triggers(seen: Seen) -> Iterable[str]:
+    for reply in (answer.reply for answer in seen.history.answers):
+        if reply.type is RequestType.JOB_TRIGGER and reply.run_id is not None and reply.run_id not in seen.runs:
+            yield f"the trigger {reply.request_id} of {reply.key} was to become run {reply.run_id}, which never ended"
+
+
 def _repeated_attempts(seen: Seen) -> Iterable[str]:
     made = Counter((call.run_id, call.attempt) for call in seen.history.calls)
     for (run_id, attempt), count in made.items():
@@ -214,7 +221,7 @@ def _wrong_effects(seen: Seen) -> Iterable[str]:
 
 def _unexplained_effects(seen: Seen) -> Iterable[str]:
     for run_id, calls in seen.effects.items():
-        for call, following in zip(calls, calls[1:], strict=False):
+        for call, following in pairwise(calls):
             if following.attempt <= call.attempt:
                 yield f"attempt {following.attempt} of run {run_id} took effect after attempt {call.attempt} had"
             if not seen.ended_by_kill(call):
@@ -270,6 +277,7 @@ _CHECKS: Sequence[tuple[str, Callable[[Seen], Iterable[str]]]] = (
     ("every run has ended", _unfinished),
     ("each occurrence due became exactly one run with a completion event, and nothing else ran", _wrong_occurrences),
     ("runs in PostgreSQL = occurrences due", _wrong_rows),
+    ("each trigger became the run that its reply names", _lost_triggers),
     ("a run's completion event is repeated only with the same id and contents", _changed_events),
     ("each end is explained: success, a turn taken, a deletion, the failure in the file", _unexplained_ends),
     ("dead letters = the jobs that never succeed", _wrong_dead_letters),

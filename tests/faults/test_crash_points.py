@@ -67,3 +67,25 @@ def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fle
     work.finish()
     fleet.stop()
     oracle.check(failures=DOOMED)
+
+
+@pytest.mark.parametrize("point", sorted(REAPING))
+def test_killed_while_reaping_the_runs_of_both_go_on(point: str, fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    held = work.hold()
+    fleet.start_all("intake", "scheduler", "relay")
+    first = fleet.start("executor")
+    held.wait_begun(1)
+    second = fleet.start("executor", failpoint=f"{point}:exit")
+    fleet.wait_started()
+    first.kill()
+    second.wait_killed()
+    fleet.start("executor")
+    held.wait_begun(2)
+    held.let_go()
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+    assert oracle.completed()[held.run_id].attempt == 2

@@ -1,7 +1,7 @@
 """The work that runs while something is killed: recurring jobs that may and may not overlap, tasks, retries, a failure."""
 
-from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet
@@ -52,6 +52,15 @@ class Workload:
             self._fleet.ask({"type": "job.trigger", "key": key})
         self._fleet.flush()
 
+    def hold(self, target: str = "gated") -> "Held":
+        """Trigger a run that goes on until it is let go."""
+        key, gate = f"{target}-{len(self._fleet.asked)}", self._fleet.folder / f"gate-{len(self._fleet.asked)}"
+        job = {"key": key, "schedule": "manual", "target": target, "payload": str(gate)}
+        self._fleet.ask({"type": "job.submit", "job": job})
+        request_id = self._fleet.ask({"type": "job.trigger", "key": key})
+        self._fleet.flush()
+        return Held(self._fleet, self._oracle, request_id, gate)
+
     def wait_recovered(self, since: datetime) -> None:
         """Wait until every trigger has completed, and each recurring job has completed an occurrence after `since`."""
         self._fleet.until(lambda: self._recovered(since), "all is well again")
@@ -73,11 +82,32 @@ class Workload:
         return triggered <= set(completed) and fired >= set(RECURRING)
 
 
+class Held:
+    """A run whose handler waits for a file."""
+
+    def __init__(self, fleet: Fleet, oracle: Oracle, request_id: str, gate: Path) -> None:
+        self._fleet, self._oracle, self._request_id, self._gate = fleet, oracle, request_id, gate
+
+    @property
+    def run_id(self) -> str:
+        """The run, once its trigger is answered."""
+        self._oracle.look()
+        reply = self._oracle.replies().get(self._request_id)
+        return (reply.run_id or "") if reply else ""
+
+    def begun(self) -> list[int]:
+        """The attempts that have taken effect so far."""
+        return [effect.attempt for effect in self._oracle.effects() if effect.run_id == self.run_id]
+
+    def wait_begun(self, attempt: int) -> None:
+        """Wait until an attempt is under way."""
+        self._fleet.until(lambda: attempt in self.begun(), f"attempt {attempt} of the held run has begun")
+
+    def let_go(self) -> None:
+        """Let every attempt that waits end."""
+        self._gate.touch()
+
+
 def now() -> datetime:
     """The oracle's clock, which on one machine is the database's."""
     return SystemClock().now()
-
-
-def keys_of(effects: Iterable[str]) -> set[str]:
-    """Distinct keys."""
-    return set(effects)

@@ -48,7 +48,9 @@ def bound_names(path: Path) -> set[tuple[str, str]]:
     packages: dict[str, str] = {}
     for node in ast.walk(tree):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="Statements"), args=[argument])):
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="Statements"), args=[argument])
+            ):
                 packages[name] = ast.literal_eval(argument)
             case _:
                 pass
@@ -72,9 +74,7 @@ def test_all_files_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("package", "name"), STATEMENTS)
-def test_a_statement_is_understood_by_the_migrated_schema(
-    shared_database: Database, package: str, name: str
-) -> None:
+def test_a_statement_is_understood_by_the_migrated_schema(shared_database: Database, package: str, name: str) -> None:
     with shared_database.transaction() as connection:
         answer = connection.pgconn.prepare(b"", numbered(Statements(package)[name]).encode())
     assert answer.status == ExecStatus.COMMAND_OK, answer.error_message.decode()

@@ -116,9 +116,7 @@ def succeed(database: Database, started: Started) -> Ended:
     return end(database, RunEnd(started.run_id, started.attempt, RunState.SUCCEEDED))
 
 
-def requeue(
-    database: Database, started: Started, outcome: AttemptOutcome, delay: timedelta = timedelta(0)
-) -> Requeued:
+def requeue(database: Database, started: Started, outcome: AttemptOutcome, delay: timedelta = timedelta(0)) -> Requeued:
     """End an attempt whose run goes on."""
     with database.transaction() as connection:
         wanted = Requeue(started.run_id, started.attempt, outcome, delay, error_type="ValueError")

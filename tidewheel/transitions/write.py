@@ -120,6 +120,8 @@ def write_runs(
         return set()
     ensure_days(connection, {day_of(run_instant(run.run_id)) for run in runs})
     if repeats:
+        # One row per id: what was asked for twice in one batch is one run.
+        runs = list({run.run_id: run for run in runs}.values())
         written = _add_job_runs(connection, runs, now)
         runs = [run for run in runs if run.run_id in written]
         if not runs:
@@ -147,21 +149,19 @@ def _copy_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> N
 
 
 def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> set[UUID]:
-    # One row per id: two triggers with one request_id in a batch are one run.
-    unique = {run.run_id: run for run in runs}.values()
     columns: dict[str, list[object]] = {
-        "run_ids": [run.run_id for run in unique],
-        "job_ids": [run.job_id for run in unique],
-        "tenants": [run.tenant for run in unique],
-        "versions": [run.job_version for run in unique],
-        "shards": [run.shard for run in unique],
-        "causes": [run.cause for run in unique],
-        "queues": [run.queue for run in unique],
-        "lanes": [run.lane for run in unique],
-        "scheduled_at": [run.scheduled_at for run in unique],
-        "made_at": [now] * len(unique),
-        "parents": [run.parent_run_id for run in unique],
-        "roots": [run.root_run_id for run in unique],
+        "run_ids": [run.run_id for run in runs],
+        "job_ids": [run.job_id for run in runs],
+        "tenants": [run.tenant for run in runs],
+        "versions": [run.job_version for run in runs],
+        "shards": [run.shard for run in runs],
+        "causes": [run.cause for run in runs],
+        "queues": [run.queue for run in runs],
+        "lanes": [run.lane for run in runs],
+        "scheduled_at": [run.scheduled_at for run in runs],
+        "made_at": [now] * len(runs),
+        "parents": [run.parent_run_id for run in runs],
+        "roots": [run.root_run_id for run in runs],
     }
     return {row[0] for row in connection.execute(_ADD_JOB_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
 

@@ -1,0 +1,214 @@
+"""`job.submit` upserts: an identical spec changes nothing, any other is the next version, also after a deletion."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import HANDLER, about, ask, lifecycle, open_runs, submission, submit
+from tidewheel.ids import bucket_of, job_id, shard_of
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.incoming import Incoming
+from tidewheel.jobs.requests import parse_request
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.records import JobDefinition, Reply, ReplyStatus, RequestOrigin, RequestType
+
+SECOND = timedelta(seconds=1)
+
+
+def kinds(database: Database) -> list[str]:
+    return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in lifecycle(database)]
+
+
+def test_a_new_job_is_version_1_and_says_when_it_runs_next(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    [reply] = ask(clocked, submission(schedule="@every 10s") | {"request_id": "r-1"})
+    assert reply == Reply(
+        request_id="r-1",
+        type=RequestType.JOB_SUBMIT,
+        tenant="default",
+        key="job",
+        status=ReplyStatus.ACCEPTED,
+        job_id=str(job_id("default", "job")),
+        job_version=1,
+        next_run_at=now + timedelta(seconds=10),
+        unchanged=False,
+        errors=(),
+    )
+    bucket = bucket_of(job_id("default", "job"))
+    [row] = clocked.rows("SELECT bucket, shard, version, anchor, created_at, finished_at FROM jobs")
+    assert row == (bucket, shard_of(bucket, 64), 1, now, now, None)
+    assert kinds(clocked) == ["job.created"]
+
+
+def test_an_identical_spec_changes_nothing_and_reports_the_current_version(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    first = submit(clocked, schedule="@every 60s", retry={"initial": "2s"})
+    clocked.advance(timedelta(seconds=30))
+    again = submit(clocked, schedule={"interval": "1m"}, retry={"initial": 2})
+    assert (again.job_version, again.unchanged, again.next_run_at) == (1, True, first.next_run_at)
+    assert clocked.count("job_versions") == 1
+    assert kinds(clocked) == ["job.created"]
+
+
+def test_another_spec_is_the_next_version_and_the_earlier_one_stays_as_it_was(database: Database) -> None:
+    submit(database, payload={"to": "ann"})
+    edited = submit(database, payload={"to": "bob"})
+    assert (edited.job_version, edited.unchanged) == (2, False)
+    stored = database.rows("SELECT definition FROM job_versions ORDER BY version")
+    definitions = [decode(definition, JobDefinition) for (definition,) in stored]
+    assert [(d.job_version, d.payload) for d in definitions] == [(1, b'{"to":"ann"}'), (2, b'{"to":"bob"}')]
+    assert kinds(database) == ["job.created", "job.updated"]
+
+
+def test_a_default_that_is_written_out_is_another_spec(database: Database) -> None:
+    """A later release may change a default: who wrote the value meant the value."""
+    submit(database)
+    assert submit(database, lane="standard").job_version == 2
+
+
+def test_going_back_to_an_earlier_spec_is_a_new_version(database: Database) -> None:
+    assert [submit(database, payload=n).job_version for n in (1, 2, 1)] == [1, 2, 3]
+
+
+def test_a_deploy_can_neither_pause_nor_resume(database: Database) -> None:
+    submit(database, schedule="@every 1h")
+    assert submit(database, schedule="@every 1h", paused=True).unchanged
+    assert database.value("SELECT paused FROM jobs") is False
+    ask(database, about("job.pause"))
+    assert submit(database, schedule="@every 1h", paused=False).unchanged
+    edited = submit(database, schedule="@every 2h", paused=False)
+    assert (edited.job_version, edited.next_run_at) == (2, None)
+    assert database.value("SELECT paused FROM jobs") is True
+    assert database.value("SELECT due_at = 'infinity' FROM timers") is True
+
+
+def test_a_job_that_is_created_paused_fires_nothing(clocked: ClockedDatabase) -> None:
+    assert submit(clocked, schedule="@every 1s", paused=True).next_run_at is None
+    clocked.advance(timedelta(seconds=10))
+    assert fire_due(clocked) == 0
+
+
+def test_re_creation_after_a_deletion_continues_the_versions(database: Database) -> None:
+    submit(database, payload=1)
+    submit(database, payload=2)
+    ask(database, about("job.delete"))
+    again = submit(database, payload=2)
+    assert (again.job_version, again.unchanged) == (3, False)
+    assert database.rows("SELECT version, deleted_at FROM jobs") == [(3, None)]
+    assert kinds(database) == ["job.created", "job.updated", "job.deleted", "job.created"]
+
+
+def test_a_job_without_a_key_is_named_by_its_request_or_by_where_it_lay(database: Database) -> None:
+    document = {"type": "job.submit", "job": {"schedule": "manual", "target": HANDLER}}
+    named = Incoming(parse_request(document | {"request_id": "r-9"}))
+    placed = Incoming(parse_request(document), RequestOrigin("tidewheel.requests", 3, 17))
+    with database.transaction() as connection:
+        replies = apply_requests(connection, database.installation, [named, placed])
+    assert [reply.key for reply in replies] == ["r-9", "tidewheel.requests/3/17"]
+    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"r-9", "tidewheel.requests/3/17"}
+
+
+def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database: Database) -> None:
+    replies = ask(database, submission(payload=1), submission("other"), submission(payload=2))
+    assert [reply.job_version for reply in replies] == [1, 1, 2]
+    assert kinds(database) == ["job.created", "job.created", "job.updated"]
+
+
+def test_the_payload_lies_in_the_definition_and_nowhere_else(database: Database) -> None:
+    submit(database, payload={"secret": "of the customer"})
+    assert b"of the customer" in database.value("SELECT definition FROM job_versions")
+    assert "customer" not in str(database.value("SELECT spec FROM job_versions"))
+
+
+@pytest.mark.parametrize(
+    ("job", "path", "problem"),
+    [
+        ({"schedule": "0 0 30 2 *"}, "job.schedule.cron", "no date fits"),
+        ({"schedule": ["* * * * *"]}, "job.schedule", "was read"),
+        ({"schedule": {"cron": "0 0 * * *", "timezone": "Europe/Berlinn"}}, "job.schedule.timezone", "Europe/Berlinn"),
+        ({"schedule": "61 0 * * *"}, "job.schedule.cron", "61"),
+        ({"schedule": "@every 1h", "end_at": "2020-01-01T00:00:00Z"}, "job.end_at", "has passed"),
+    ],
+)
+def test_what_can_never_fire_is_refused_with_path_and_remedy(
+    database: Database, job: dict[str, object], path: str, problem: str
+) -> None:
+    try:
+        [reply] = ask(database, submission(**job))
+        errors = [(error.path, error.problem, error.remedy) for error in reply.errors]
+        assert (reply.status, reply.code, reply.job_version) == (ReplyStatus.REJECTED, "invalid", None)
+    except Exception as refused:  # noqa: BLE001 - some are refused before they are applied
+        errors = [(error.path, error.problem, error.remedy) for error in getattr(refused, "errors", ())]
+    [(found, text, remedy)] = errors
+    assert found == path
+    assert problem in text
+    assert remedy
+    assert database.count("jobs") == 0
+
+
+def test_one_refused_submit_leaves_its_neighbours_alone(database: Database) -> None:
+    replies = ask(database, submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
+    assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
+    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"a", "c"}
+
+
+def test_a_job_that_becomes_manual_loses_its_timer_and_is_not_finished(database: Database) -> None:
+    submit(database, schedule="@every 1h")
+    assert submit(database, schedule="manual").next_run_at is None
+    assert database.count("timers") == 0
+    assert database.value("SELECT finished_at FROM jobs") is None
+
+
+def test_an_interval_keeps_its_anchor_across_edits_that_leave_it_alone(clocked: ClockedDatabase) -> None:
+    accepted_at = clocked.stop_clock()
+    submit(clocked, schedule="@every 1h")
+    clocked.advance(timedelta(minutes=100))
+    edited = submit(clocked, schedule="@every 1h", payload=1)
+    assert edited.next_run_at == accepted_at + timedelta(hours=2)
+    moved_at = clocked.now()
+    assert submit(clocked, schedule="@every 2h").next_run_at == moved_at + timedelta(hours=2)
+    assert submit(clocked, schedule="@every 1h").next_run_at == moved_at + timedelta(hours=1)
+
+
+def test_an_anchor_that_was_given_is_an_occurrence_itself(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    anchor = (now + timedelta(minutes=5)).isoformat()
+    reply = submit(clocked, schedule={"interval": "1h", "anchor": anchor})
+    assert reply.next_run_at == now + timedelta(minutes=5)
+
+
+def test_a_once_whose_time_has_passed_fires_at_once_and_only_once(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    past = (now - timedelta(days=3)).isoformat()
+    submit(clocked, schedule={"once": past})
+    fire_due(clocked)
+    [run] = open_runs(clocked)
+    assert (run.scheduled_at, run.publish_at) == (now - timedelta(days=3), now)
+    # An edit that leaves the instant alone does not fire it again; another instant is another occurrence.
+    assert submit(clocked, schedule={"once": past}, payload=1).next_run_at is None
+    fire_due(clocked)
+    assert len(open_runs(clocked)) == 1
+    later = (now + timedelta(days=1)).isoformat()
+    assert submit(clocked, schedule={"once": later}).next_run_at == now + timedelta(days=1)
+    assert clocked.value("SELECT finished_at FROM jobs") is None
+
+
+def test_an_edit_of_a_once_that_is_overdue_and_unfired_fires_it_once(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    due = (now + SECOND).isoformat()
+    submit(clocked, schedule={"once": due})
+    clocked.advance(5 * SECOND)
+    assert submit(clocked, schedule={"once": due}, payload=1).next_run_at is None
+    fire_due(clocked)
+    assert [(run.scheduled_at, run.job_version) for run in open_runs(clocked)] == [(now + SECOND, 1)]
+
+
+def test_the_same_key_in_two_tenants_is_two_jobs(database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    ours, theirs = submit(database), ask(database, submission() | {"tenant": "acme"})[0]
+    assert UUID(ours.job_id) != UUID(theirs.job_id)
+    assert [theirs.tenant, theirs.job_version] == ["acme", 1]
+    assert database.count("jobs") == 2

@@ -1,0 +1,135 @@
+"""`job.trigger` costs one run and no job row; now, later or at an instant, with a payload of its own."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import about, ask, claim, open_run, open_runs, requests, submission, submit, trigger
+from tidewheel.errors import InvalidInput
+from tidewheel.ids import job_id, run_id, run_instant
+from tidewheel.runs import Cause
+from tidewheel.schemas.records import ReplyStatus
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A manual job, and a clock that stands still."""
+    clocked.stop_clock()
+    submit(clocked, payload={"to": "everybody"})
+    return clocked
+
+
+def test_a_trigger_runs_now_and_says_as_what(still: ClockedDatabase) -> None:
+    [reply] = ask(still, about("job.trigger", request_id="r-1"))
+    now = still.now()
+    expected = run_id(job_id("default", "job"), now, Cause.TRIGGER, b"r-1")
+    assert (reply.status, reply.run_id, reply.next_run_at, reply.job_version) == ("accepted", str(expected), now, 1)
+    [run] = open_runs(still)
+    assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "trigger", now, now)
+    assert len(claim(still, run.run_id).started) == 1
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"delay": "90s"}, {"delay": 90}, {"run_at": lambda now: (now + timedelta(seconds=90)).isoformat()}]
+)
+def test_a_delayed_trigger_is_written_at_once_and_leaves_later(still: ClockedDatabase, wanted: dict[str, object]) -> None:
+    now = still.now()
+    fields = {name: value(now) if callable(value) else value for name, value in wanted.items()}
+    run = open_run(still, trigger(still, **fields))
+    assert run.scheduled_at == run.publish_at == now + timedelta(seconds=90)
+    [(leaves_at,)] = still.rows("SELECT publish_at FROM outbox WHERE topic LIKE '%.runs.%'")
+    assert leaves_at == run.publish_at
+    assert abs(run_instant(run.run_id) - run.scheduled_at) < timedelta(milliseconds=1)
+
+
+def test_an_instant_that_has_passed_is_now(still: ClockedDatabase) -> None:
+    """An id must not sort into a day whose partition has been dropped."""
+    past = (still.now() - timedelta(days=500)).isoformat()
+    assert open_run(still, trigger(still, run_at=past)).scheduled_at == still.now()
+
+
+def test_an_instant_too_far_ahead_is_refused_with_what_to_do_instead(still: ClockedDatabase) -> None:
+    limit = still.now() + timedelta(days=400)
+    assert trigger(still, run_at=limit.isoformat())
+    [reply] = ask(still, about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
+    assert reply.status is ReplyStatus.REJECTED
+    [error] = reply.errors
+    assert (error.path, error.remedy) == ("run_at", "submit a job with a `once` schedule instead")
+    assert "400 days" in error.problem
+    with pytest.raises(InvalidInput):
+        ask(still, about("job.trigger", delay="401d"))
+
+
+def test_a_payload_of_its_own_replaces_the_jobs(still: ClockedDatabase) -> None:
+    trigger(still)
+    still.advance(timedelta(seconds=1))
+    trigger(still, payload={"to": "ann"}, labels={"one": "1"})
+    plain, own = requests(still)
+    assert (plain.payload, plain.labels) == (None, None)
+    assert (own.payload, own.payload_content_type, own.labels) == (b'{"to":"ann"}', "application/json", {"one": "1"})
+    assert still.count("run_inputs") == 1
+
+
+def test_a_trigger_writes_no_job_row(still: ClockedDatabase) -> None:
+    before = still.rows("SELECT xmin, * FROM jobs")
+    trigger(still)
+    assert still.rows("SELECT xmin, * FROM jobs") == before
+
+
+def test_a_job_that_is_not_there_is_named_in_the_refusal(still: ClockedDatabase) -> None:
+    [reply] = ask(still, about("job.trigger", "jobb"))
+    assert (reply.status, reply.code, reply.run_id) == ("rejected", "unknown_job", None)
+    assert [(error.path, error.problem) for error in reply.errors] == [("key", "tenant 'default' has no job 'jobb'")]
+
+
+def test_a_deleted_job_is_not_there(still: ClockedDatabase) -> None:
+    ask(still, about("job.delete"))
+    [reply] = ask(still, about("job.trigger"))
+    assert (reply.status, reply.code) == ("rejected", "unknown_job")
+
+
+def test_an_unknown_tenant_is_refused_whatever_is_asked(still: ClockedDatabase) -> None:
+    documents = [
+        about("job.trigger", tenant="acme"),
+        submission() | {"tenant": "acme"},
+        about("job.pause", tenant="acme"),
+        {"type": "run.cancel", "run_id": str(UUID(int=1)), "tenant": "acme"},
+    ]
+    for reply in ask(still, *documents):
+        assert (reply.status, [error.path for error in reply.errors]) == ("rejected", ["tenant"])
+
+
+def test_a_batch_of_triggers_is_a_run_each_in_their_order(still: ClockedDatabase) -> None:
+    submit(still, "other")
+    keys = ["job", "other", "missing", "job"]
+    replies = ask(still, *(about("job.trigger", key) for key in keys))
+    assert [reply.key for reply in replies] == keys
+    assert [reply.status for reply in replies] == ["accepted", "accepted", "rejected", "accepted"]
+    assert {str(run.run_id) for run in open_runs(still)} == {reply.run_id for reply in replies if reply.run_id}
+    assert len(open_runs(still)) == 3
+
+
+def test_a_trigger_does_not_wait_for_a_firing_under_way(database: Database) -> None:
+    submit(database, schedule="@every 1h")
+    firing = database.connection()
+    firing.execute("SELECT FROM timers FOR UPDATE")
+    assert trigger(database)
+    firing.rollback()
+
+
+def test_a_trigger_waits_for_a_deletion_under_way_and_then_finds_no_job(database: Database) -> None:
+    from tests.transitions.acts import ask_within  # noqa: PLC0415
+    from tests.transitions.stepping import in_background, until_blocked  # noqa: PLC0415
+
+    submit(database)
+    deleting, triggering = database.connection(), database.connection()
+    ask_within(deleting, database, about("job.delete"))
+    waiting = in_background(lambda: ask_within(triggering, database, about("job.trigger")))
+    until_blocked(database, triggering)
+    deleting.commit()
+    [reply] = waiting.result(10)
+    triggering.commit()
+    assert (reply.status, reply.code) == ("rejected", "unknown_job")
+    assert open_runs(database) == []

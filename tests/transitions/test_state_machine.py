@@ -1,0 +1,129 @@
+"""Every move is tried from every state, on real rows: what the table allows happens, what it does not changes nothing.
+
+`buffer`, `release` and `wait` have no writer yet: no policy of this release buffers, no target waits. Whoever adds one
+finds it missing in `WRITERS`.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR, attempts, completions, submit, trigger
+from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.signal import ask_to_cancel
+from tidewheel.transitions.start import Claim, start_runs
+
+ENDS = {Move.SUCCEED, Move.FAIL, Move.TIME_OUT, Move.CANCEL, Move.SKIP}
+REQUEUES = {
+    Move.RETRY: AttemptOutcome.FAILED,
+    Move.HAND_BACK: AttemptOutcome.HANDED_BACK,
+    Move.SNOOZE: AttemptOutcome.SNOOZED,
+}
+WRITERS = ENDS | set(REQUEUES) | {Move.CLAIM, Move.ASK_TO_CANCEL}
+WITHOUT_WRITER = {Move.BUFFER, Move.RELEASE, Move.WAIT}
+ACTIVE = {RunState.RUNNING, RunState.CANCELLING}
+
+
+def test_every_move_has_a_writer_or_is_known_to_have_none() -> None:
+    assert set(Move) == WRITERS | WITHOUT_WRITER
+    assert not WRITERS & WITHOUT_WRITER
+
+
+def run_in(database: Database, state: RunState) -> UUID:
+    """A run in a state, with one attempt behind it or under way."""
+    run_id = trigger(database)
+    active = state in ACTIVE or state in FINAL - {RunState.SKIPPED, RunState.CANCELLED}
+    attempt = 0 if state in {RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED, RunState.SKIPPED} else 1
+    before_end = RunState.RUNNING if active else RunState.QUEUED
+    database.execute(
+        "UPDATE open_runs SET state = %s, attempt = %s, executor_id = %s, started_at = %s WHERE run_id = %s",
+        [state if state in OPEN else before_end, attempt, EXECUTOR if active else None,
+         database.now() if active else None, run_id],
+    )  # fmt: skip
+    if state in FINAL:
+        with database.transaction() as connection:
+            done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, state)])
+        assert done.states == {run_id: state}
+    return run_id
+
+
+def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
+    """Every row there is about a run."""
+    return {
+        "open": database.rows("SELECT * FROM open_runs WHERE run_id = %s", [run_id]),
+        "run": database.rows("SELECT * FROM job_runs WHERE run_id = %s", [run_id]),
+        "attempts": attempts(database, run_id),
+        "signals": database.rows("SELECT * FROM signals WHERE run_id = %s", [run_id]),
+        "events": [event for event in completions(database) if event.run_id == str(run_id)],
+        "messages": database.rows("SELECT value FROM outbox WHERE key = %s ORDER BY id", [str(run_id).encode()]),
+    }
+
+
+def state_of(database: Database, run_id: UUID) -> RunState:
+    [(now_open, final)] = database.rows(
+        "SELECT o.state, r.state FROM job_runs AS r LEFT JOIN open_runs AS o USING (run_id) WHERE r.run_id = %s",
+        [run_id],
+    )
+    return RunState(now_open or final)
+
+
+def attempt_of(database: Database, run_id: UUID) -> int:
+    [(attempt,)] = database.rows(
+        "SELECT coalesce(o.attempt, r.attempt) FROM job_runs AS r LEFT JOIN open_runs AS o USING (run_id)"
+        " WHERE r.run_id = %s",
+        [run_id],
+    )
+    return attempt
+
+
+def make(database: Database, move: Move, run_id: UUID) -> bool:
+    """Make a move by its writer; returns whether it says that it was made."""
+    attempt = attempt_of(database, run_id)
+    with database.transaction() as connection:
+        if move is Move.CLAIM:
+            wanted = Claim(run_id, attempt + 1, 1, "test/0/0@0")
+            return bool(start_runs(connection, database.installation, [wanted], executor_id=uuid4()).started)
+        if move is Move.ASK_TO_CANCEL:
+            return ask_to_cancel(connection, run_id, "default")
+        if move in REQUEUES:
+            moved = requeue_runs(connection, database.installation, [Requeue(run_id, attempt, REQUEUES[move])])
+            assert moved.busy == set()
+            return bool(moved.runs)
+        done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, target(move))])
+        assert done.busy == set()
+        return bool(done.states)
+
+
+@pytest.fixture(scope="module")
+def with_job(shared_database: Database) -> Database:
+    submit(shared_database)
+    return shared_database
+
+
+@pytest.mark.parametrize(("state", "move"), [*product(RunState, sorted(WRITERS))])
+def test_a_move_is_made_where_the_table_allows_it_and_changes_nothing_elsewhere(
+    with_job: Database, state: RunState, move: Move
+) -> None:
+    run_id = run_in(with_job, state)
+    before = rows_of(with_job, run_id)
+    # A run that is being cancelled becomes cancelled, however its attempt ended.
+    becomes = end_of(state, target(move)) if move in ENDS and state in OPEN else target(move)
+    allowed = state in MOVES[move].sources or (state is RunState.CANCELLING and move in ENDS)
+    assert make(with_job, move, run_id) is allowed
+    if allowed:
+        assert state_of(with_job, run_id) == becomes
+        assert rows_of(with_job, run_id) != before
+    else:
+        assert rows_of(with_job, run_id) == before
+
+
+@pytest.mark.parametrize("state", sorted(FINAL))
+def test_a_terminal_run_has_one_event_and_no_open_row(with_job: Database, state: RunState) -> None:
+    rows = rows_of(with_job, run_in(with_job, state))
+    assert (len(rows["open"]), len(rows["run"]), len(rows["events"])) == (0, 1, 1)

@@ -1,0 +1,90 @@
+"""Taking back what has not left: both rows go, so that the same instant can be written again, and claims lose."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import EXECUTOR, begin, claim, lifecycle, open_runs, submit, trigger, wish
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.ids import job_id
+from tidewheel.transitions.start import start_runs
+from tidewheel.transitions.timers import take_back
+
+JOB = job_id("default", "job")
+AHEAD = timedelta(seconds=5)
+
+
+@pytest.fixture
+def ahead(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each second, five of its runs written ahead of their time."""
+    clocked.stop_clock()
+    submit(clocked, schedule="@every 1s", overlap="allow_all")
+    fire_due(clocked, lookahead=AHEAD)
+    assert len(open_runs(clocked)) == 5
+    return clocked
+
+
+def taken_back(database: ClockedDatabase) -> dict[UUID, object]:
+    with database.transaction() as connection:
+        return dict(take_back(connection, [JOB], now=database.now()))
+
+
+def test_runs_whose_instant_is_ahead_are_taken_back_from_both_tables(ahead: ClockedDatabase) -> None:
+    first = open_runs(ahead)[0]
+    assert taken_back(ahead) == {JOB: first.scheduled_at}
+    assert open_runs(ahead) == []
+    assert ahead.count("job_runs") == 0
+
+
+def test_the_instant_that_has_come_stays(ahead: ClockedDatabase) -> None:
+    now = ahead.advance(timedelta(seconds=2))
+    assert taken_back(ahead) == {JOB: now + timedelta(seconds=1)}
+    assert [run.scheduled_at for run in open_runs(ahead)] == [now - timedelta(seconds=1), now]
+
+
+def test_triggers_and_runs_that_have_begun_stay(ahead: ClockedDatabase) -> None:
+    triggered = trigger(ahead, delay="1h")
+    begun = open_runs(ahead)[0]
+    ahead.advance(timedelta(seconds=1))
+    begin(ahead, begun.run_id)
+    ahead.advance(timedelta(seconds=-1))
+    taken_back(ahead)
+    assert {run.run_id for run in open_runs(ahead)} == {triggered, begun.run_id}
+
+
+def test_a_message_whose_run_was_taken_back_claims_nothing(ahead: ClockedDatabase) -> None:
+    wanted = wish(ahead, open_runs(ahead)[0].run_id)
+    taken_back(ahead)
+    ahead.advance(AHEAD)
+    with ahead.transaction() as connection:
+        assert start_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
+
+
+def test_taking_back_waits_for_a_claim_under_way_which_then_has_won(ahead: ClockedDatabase) -> None:
+    """The claim's row is locked: taking back waits for it and then finds a run that has begun."""
+    first = open_runs(ahead)[0]
+    wanted = wish(ahead, first.run_id)
+    before = ahead.now()
+    ahead.advance(timedelta(seconds=1))
+    claiming, taking = ahead.connection(), ahead.connection()
+    assert len(start_runs(claiming, ahead.installation, [wanted], executor_id=EXECUTOR).started) == 1
+    waiting = in_background(lambda: take_back(taking, [JOB], now=before))
+    until_blocked(ahead, taking)
+    claiming.commit()
+    assert first.scheduled_at not in waiting.result(10).values()
+    taking.commit()
+    assert [run.run_id for run in open_runs(ahead)] == [first.run_id]
+
+
+def test_a_schedule_that_has_come_to_its_end_finishes_its_job(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    submit(clocked, schedule={"once": (now + timedelta(seconds=1)).isoformat()})
+    clocked.advance(timedelta(seconds=2))
+    fire_due(clocked)
+    assert clocked.count("timers") == 0
+    assert clocked.value("SELECT finished_at FROM jobs") == clocked.now()
+    assert len(claim(clocked, *(run.run_id for run in open_runs(clocked))).started) == 1
+    assert [event.type for event in lifecycle(clocked)] == ["io.tidewheel.job.created.v1"]
