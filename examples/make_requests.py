@@ -22,7 +22,14 @@ Request = dict[str, object]
 
 def main() -> None:
     """Write both files beside this script."""
-    requests = [
+    lines = [json.dumps(request, separators=(",", ":"), ensure_ascii=False) for request in requests()]
+    (FOLDER / "requests.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (FOLDER / "expected.json").write_text(json.dumps(expected(), indent=2) + "\n", encoding="utf-8")
+
+
+def requests() -> list[Request]:
+    """All requests, in the order they are sent."""
+    return [
         *shops(),
         *cameras(),
         *offices(),
@@ -34,9 +41,6 @@ def main() -> None:
         never(),
         *malformed(),
     ]
-    lines = [json.dumps(request, separators=(",", ":"), ensure_ascii=False) for request in requests]
-    (FOLDER / "requests.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (FOLDER / "expected.json").write_text(json.dumps(expected(), indent=2) + "\n", encoding="utf-8")
 
 
 def shops() -> Iterator[Request]:

@@ -29,13 +29,10 @@ _LOCK_JOBS = _SQL["lock_jobs"]
 _READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
 _READ_NOW = _SQL["read_now"]
 
-# The scheduler's own default; an edit settles what is overdue as firing would have.
-MISFIRE_AFTER = timedelta(seconds=60)
-
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job's row, locked, with the schedule in force."""
+    """A job's row, locked, with the schedule in force; `set_aside` when its version could not be fired."""
 
     job_id: UUID
     tenant: str
@@ -49,6 +46,7 @@ class JobRow:
     finished_at: datetime | None
     deleted_at: datetime | None
     schedule: str | None
+    set_aside: bool
 
     @property
     def exists(self) -> bool:
@@ -88,6 +86,8 @@ def settle(
 ) -> dict[UUID, datetime]:
     """Fire what is overdue of these jobs by the version in force, and take back what is still ahead.
 
+    What was set aside could not be fired by that version and is not tried again: a new version goes on from now.
+
     Returns:
         The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
         fire next.
@@ -95,10 +95,15 @@ def settle(
     overdue = [
         locked.timers[job]
         for job in job_ids
-        if job in locked.timers and not locked.jobs[job].paused and locked.timers[job].scheduled_at <= locked.now
+        if job in locked.timers and _fires(locked.jobs[job]) and locked.timers[job].scheduled_at <= locked.now
     ]
     decisions = advance_timers(
-        connection, installation, overdue, lambda timer: _decide(timer, locked.now), now=locked.now, repeats=True
+        connection,
+        installation,
+        overdue,
+        lambda timer: _decide(timer, locked.now, installation.misfire_after),
+        now=locked.now,
+        repeats=True,
     )
     following = {job: locked.timers[job].scheduled_at for job in job_ids if job in locked.timers}
     for timer, decision in zip(overdue, decisions, strict=True):
@@ -123,13 +128,13 @@ def job_id_of(incoming: Incoming) -> UUID:
     return job_id(incoming.tenant, incoming.key or "")
 
 
-def _decide(timer: LockedTimer, now: datetime) -> Decision:
+def _fires(job: JobRow) -> bool:
+    return not job.paused and not job.set_aside
+
+
+def _decide(timer: LockedTimer, now: datetime, misfire_after: timedelta) -> Decision:
     schedule = schedule_from_text(timer.schedule, timer.job_id)
-    # More than firing takes at once: a change leaves nothing overdue behind it.
-    return decide(
-        schedule, timer.scheduled_at, now=now, horizon=now, misfire_after=MISFIRE_AFTER, most=_ALL_THAT_IS_YOUNG
-    )
-
-
-# Younger than misfire_after, at one a second at most: all of them.
-_ALL_THAT_IS_YOUNG = int(MISFIRE_AFTER.total_seconds()) + 2
+    # What is younger than misfire_after, at one a second at most, is more than firing takes at once: a change leaves
+    # nothing overdue behind it.
+    most = int(misfire_after.total_seconds()) + 2
+    return decide(schedule, timer.scheduled_at, now=now, horizon=now, misfire_after=misfire_after, most=most)

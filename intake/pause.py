@@ -10,7 +10,7 @@ from datetime import datetime
 from uuid import UUID
 
 from tidewheel.db import Conn
-from tidewheel.errors import UnknownJob
+from tidewheel.errors import ScheduleRefused, UnknownJob
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
 from tidewheel.intake.submit import put_timers
@@ -108,7 +108,11 @@ def tell(
 
 
 def _after_pause(timer: LockedTimer, now: datetime) -> Decision:
-    schedule = schedule_from_text(timer.schedule, timer.job_id)
+    try:
+        schedule = schedule_from_text(timer.schedule, timer.job_id)
+    except ScheduleRefused:
+        # Set aside before the pause: firing will find it so again, and say it again.
+        return Decision(next_at=timer.scheduled_at)
     if timer.scheduled_at > now or isinstance(schedule, Once):
         return Decision(next_at=timer.scheduled_at)
     skips = passed_over(schedule, timer.scheduled_at, now, reason="paused")

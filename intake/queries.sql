@@ -68,7 +68,8 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- The jobs just locked, with the schedule in force.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.every_us, j.paused, j.finished_at,
-       j.deleted_at, v.schedule
+       j.deleted_at, v.schedule,
+       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.due_at = 'infinity') AND NOT j.paused AS set_aside
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)

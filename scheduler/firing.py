@@ -15,6 +15,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from tidewheel.db import Conn, Session, is_data_fault
+from tidewheel.errors import UndecodableMessage
 from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision
@@ -76,7 +77,7 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
             failpoint("firing.locked")
             decisions = advance_timers(connection, installation, locked, _Decider(look), now=look.now)
             failpoint("firing.before_commit")
-    except (psycopg.Error, _ComputingFailed) as error:
+    except (psycopg.Error, UndecodableMessage, _ComputingFailed) as error:
         if isinstance(error, psycopg.Error) and not is_data_fault(error):
             raise
         _LOG.warning(
@@ -142,7 +143,7 @@ def _fire_alone(session: Session, installation: Installation, job_id: UUID, look
                 locked = cursor.execute(_LOCK_TIMER, {"job_id": job_id, "horizon": look.horizon}).fetchall()
             advance_timers(connection, installation, locked, _Decider(look), now=look.now, repeats=True)
         return len(locked)
-    except (psycopg.Error, _ComputingFailed) as error:
+    except (psycopg.Error, UndecodableMessage, _ComputingFailed) as error:
         if isinstance(error, psycopg.Error) and not is_data_fault(error):
             raise
         _set_aside(session, installation, job_id, error.__cause__ or error, look.now)

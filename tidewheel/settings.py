@@ -36,6 +36,12 @@ class Connections(BaseSettings):
         "avro", description="how completions, events and dead letters are written"
     )
     source: str = Field("tidewheel", description="`ce_source` of every event: the name of this installation")
+    misfire_after: timedelta = Field(
+        timedelta(seconds=60),
+        ge=timedelta(seconds=1),
+        le=timedelta(days=1),
+        description="later than this, an occurrence is missed; the same for every process, edits settle by it too",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="serve /metrics and /healthz on 127.0.0.1; 0 picks a free port, none is off"
     )
@@ -118,9 +124,6 @@ class SchedulerSettings(Connections):
 
     lookahead: timedelta = Field(
         timedelta(seconds=5), ge=timedelta(0), le=timedelta(seconds=60), description="how long ahead runs are written"
-    )
-    misfire_after: timedelta = Field(
-        timedelta(seconds=60), ge=timedelta(seconds=1), description="later than this, an occurrence is missed"
     )
     fire_batch: int = Field(2000, ge=1, le=20000, description="timers taken in one transaction, at most")
     scheduler_poll: timedelta = Field(

@@ -60,17 +60,18 @@ def due_instants(job: Mapping[str, object], window: Window) -> list[datetime]:
 
 
 def _instants(schedule: object, window: Window) -> Iterator[datetime]:
-    match schedule:
-        case "manual":
+    said = {"manual": True} if schedule == "manual" else as_object(schedule) or {}
+    match said:
+        case {"manual": True}:
             return iter(())
         case {"once": str(at)}:
             return iter([datetime.fromisoformat(at)])
-        case {"interval": str(every), **rest}:
-            return _every(_seconds(every), _bound(rest.get("anchor")), window)
+        case {"interval": str(every)}:
+            return _every(_seconds(every), _bound(said.get("anchor")), window)
         case {"cron": str(expression), "timezone": str(zone)}:
             return _cron(expression, ZoneInfo(zone), window)
         case _:
-            message = f"the demo does not know the schedule {as_object(schedule) or schedule!r}"
+            message = f"the demo does not know the schedule {schedule!r}"
             raise ValueError(message)
 
 

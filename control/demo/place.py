@@ -8,10 +8,12 @@ serves the user's jobs sees any of it.
 import shutil
 import uuid
 from collections.abc import Generator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import cast
 
 import psycopg
 from confluent_kafka.admin import AdminClient
@@ -40,7 +42,8 @@ class Place:
         topics: The names of the demo's own topics.
         logs: Where the services' logs go.
         said: Which stack it is, in words.
-        kept: The stack's home if it stays up after the demo.
+        kept: The stack's home if it stays up after the demo, with the demo's data.
+        is_guest: The stack is somebody else's, and runs on.
     """
 
     database_url: str = field(repr=False)
@@ -50,6 +53,7 @@ class Place:
     logs: Path
     said: str
     kept: Path | None
+    is_guest: bool
 
 
 @contextmanager
@@ -84,6 +88,7 @@ def make_place(*, keep: bool, progress: Progress) -> Generator[Place]:
             logs=home / "demo-logs",
             said=said,
             kept=home if keep and found.is_ours else None,
+            is_guest=not found.is_ours,
         )
         _furnish(place, progress)
         yield place
@@ -158,8 +163,9 @@ def _execute(url: str, statement: sql.Composed) -> None:
 
 def _delete_topics(bootstrap: str, topics: Topics, progress: Progress) -> None:
     progress(Step("removing the demo's topics"))
-    admin = AdminClient(Connections.load(kafka_bootstrap=bootstrap).kafka_config() | {"client.id": "tidewheel-demo"})
-    for gone in admin.delete_topics(
-        [topic.name for topic in topics.plan()], operation_timeout=_DELETE_SECONDS
-    ).values():
-        gone.exception()  # one that was never made is gone too
+    config = Connections.load(kafka_bootstrap=bootstrap).kafka_config()
+    admin = AdminClient({**config, "client.id": "tidewheel-demo", "log_level": 2})
+    names = [topic.name for topic in topics.plan()]
+    gone = admin.delete_topics(names, operation_timeout=_DELETE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - its stub leaves a Future bare
+    for future in cast("dict[str, Future[None]]", gone).values():
+        future.exception()  # one that was never made is gone too

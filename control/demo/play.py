@@ -6,10 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
+from psycopg.rows import class_row
+
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.demo.clock import DatabaseClock, database_clock
 from tidewheel.control.demo.history import Answer, History, Kill
 from tidewheel.control.demo.place import Place
+from tidewheel.control.demo.readiness import Readiness
 from tidewheel.control.demo.receiver import Receiver
 from tidewheel.control.demo.requests import Expected, Line, fill_in
 from tidewheel.control.demo.screen import Screen
@@ -19,15 +22,12 @@ from tidewheel.control.demo.snapshot import Snapshot, snapshot_of
 from tidewheel.control.demo.watch import Read, Watcher
 from tidewheel.control.demo.windows import reckon_due
 from tidewheel.db import Session
-from tidewheel.errors import StackError
 from tidewheel.sql import Statements
 
 LOAD_SECONDS = 32.0  # the latest instant in the file is a second earlier
 KILL_SECONDS = 14.0
 
-_SQL = Statements("tidewheel.control.demo")
-_COUNT_READY = _SQL["count_ready"]
-_COUNT_RUNS = _SQL["count_runs"]
+_COUNT_RUNS = Statements("tidewheel.control.demo")["count_runs"]
 
 _TICK_SECONDS = 0.2
 _COUNT_EVERY_SECONDS = 1.0
@@ -71,6 +71,7 @@ class Play:
         self._watcher = Watcher(place.kafka, place.topics, self._clock)
         self._sender = Sender(place.kafka, place.topics.requests, self._clock)
         self._session = Session(place.database_url, "tidewheel-demo")
+        self._readiness = Readiness(self._session, place.kafka, place.topics)
         self._kill: Kill | None = None
         self._began = 0.0
 
@@ -103,12 +104,7 @@ class Play:
             f"and their lease is {LEASE_SECONDS} s with a heartbeat every {HEARTBEAT_SECONDS} s, not 15 s and 5 s"
         )
         self._watcher.start()
-        [partitions] = [topic.partitions for topic in self._topics.plan() if topic.name == self._topics.requests]
-        self._until(lambda: self._are_ready(partitions), _READY_SECONDS, "starting the services")
-
-    def _are_ready(self, partitions: int) -> bool:
-        executors, members, taken = self._counted(_COUNT_READY)
-        return executors >= len(EXECUTORS) and members >= 2 and taken >= partitions
+        self._until(self._readiness.is_complete, _READY_SECONDS, "starting the services")
 
     def _load(self) -> None:
         """Send the file, then look on; kill an executor half-way."""
@@ -225,16 +221,13 @@ class Play:
         return monotonic_seconds() - self._began if self._began else 0.0
 
     def _counts(self) -> _Counts:
-        return _Counts(*self._counted(_COUNT_RUNS))
-
-    def _counted(self, statement: str) -> tuple[int, int, int]:
-        with self._session.transaction() as connection:
-            row = connection.execute(statement, binary=True).fetchone()
-        if row is None:
-            message = "PostgreSQL does not say what it holds"
-            raise StackError(message)
-        first, second, third = (int(str(number)) for number in row)
-        return first, second, third
+        with (
+            self._session.transaction() as connection,
+            connection.cursor(row_factory=class_row(_Counts), binary=True) as cursor,
+        ):
+            found = cursor.execute(_COUNT_RUNS).fetchone()
+        assert found is not None  # noqa: S101 - a SELECT without FROM
+        return found
 
 
 def _recurs(line: Line) -> bool:

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import socket
 from urllib.parse import parse_qs, urlsplit
 
 import psutil
@@ -104,8 +106,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256  # a hot second opens as many connections at once
 
     def __init__(self, receiver: Receiver) -> None:
-        self.receiver = receiver
-        super().__init__(("127.0.0.1", 0), _Exchange)
+        super().__init__(("127.0.0.1", 0), partial(_Exchange, receiver))
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: a caller that was killed leaves its connection broken."""
@@ -116,12 +117,15 @@ class _Exchange(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # an answer of two small writes would wait 40 ms for an acknowledgement
-    server: _Server
-    _pid: int | None = None
+
+    def __init__(self, receiver: Receiver, request: socket, client_address: tuple[str, int], server: _Server) -> None:
+        self._receiver = receiver
+        self._pid: int | None = None
+        super().__init__(request, client_address, server)  # which serves the whole connection
 
     def do_POST(self) -> None:
         """Take one call, and answer as its URL says."""
-        receiver = self.server.receiver
+        receiver = self._receiver
         arrived = receiver.arrived()
         self.rfile.read(int(self.headers.get("content-length", "0")))
         if self._pid is None:

@@ -1,38 +1,36 @@
 """The summary: the figures, the checks, and where to look next."""
 
-from rich.console import Console
+from collections.abc import Sequence
+
 from rich.table import Table
-from rich.text import Text
 
 from tidewheel.control.demo.figures import Figures, Lateness
 from tidewheel.control.demo.history import History
-from tidewheel.control.demo.snapshot import refusal
+from tidewheel.control.demo.screen import Screen
+from tidewheel.control.demo.snapshot import dead_letter, refusal
 from tidewheel.control.demo.tally import Check
 from tidewheel.schemas.records import RunStatus
 
 
-def print_summary(console: Console, history: History, figures: Figures, checks: list[Check]) -> None:
+def print_summary(screen: Screen, history: History, figures: Figures, checks: Sequence[Check]) -> None:
     """Print figures and checks; a check that does not hold says which run to look at."""
-    console.print()
-    console.print(_counts(figures))
-    console.print()
-    console.print(_lateness(figures))
-    console.print()
+    for table in (_counts(figures), _lateness(figures)):
+        screen.say("")
+        screen.console.print(table)
+    screen.say("")
     for reply in figures.rejections:
-        console.print(Text(refusal(reply)))
+        screen.say(refusal(reply))
     for letter in {letter.event_id: letter for letter in history.dead_letters}.values():
-        error = f"{letter.error.type}: {letter.error.message}" if letter.error else letter.reason
-        console.print(Text(f"dead letter {letter.job_key}: {letter.attempt} attempts, the last one {error}"))
-    console.print()
+        screen.say(dead_letter(letter))
+    screen.say("")
     for check in checks:
-        mark, style = ("✓", "green") if check.holds else ("✗", "bold red")
-        console.print(Text(f"{mark} {check}", style=style))
-    console.print()
+        screen.say(f"✓ {check}" if check.holds else f"✗ {check}", "green" if check.holds else "bold red")
     wrong = sum(not check.holds for check in checks)
+    screen.say("")
     if wrong:
-        console.print(Text(f"{wrong} of {len(checks)} checks do not add up", style="bold red"))
+        screen.say(f"{wrong} of {len(checks)} checks do not add up: see ✗ above", "bold red")
     else:
-        console.print(Text(f"all {len(checks)} checks hold", style="bold green"))
+        screen.say(f"all {len(checks)} checks hold", "bold green")
 
 
 def _counts(figures: Figures) -> Table:

@@ -7,9 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
-from rich.console import Console
-from rich.text import Text
-
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.demo.figures import figures_of
 from tidewheel.control.demo.history import History
@@ -40,10 +37,9 @@ def run_demo(*, keep: bool) -> bool:
     with _interruptible(), Screen() as screen, make_place(keep=keep, progress=screen.step) as place:
         screen.note(f"stack: {place.said}")
         history, checks = _played(place, screen)
-        kept = place.kept
-    print_summary(screen.console, history, figures_of(history), checks)
-    _say_next(screen.console, kept)
-    screen.console.print(Text(f"took {monotonic_seconds() - began:.0f} s"))
+    print_summary(screen, history, figures_of(history), checks)
+    _say_next(screen, place)
+    screen.say(f"\ntook {monotonic_seconds() - began:.0f} s")
     return all(check.holds for check in checks)
 
 
@@ -86,25 +82,31 @@ def _interruptible() -> Generator[None]:
             signal.signal(one, handler)
 
 
-def _say_next(console: Console, kept: Path | None) -> None:
-    lines = ["", "where to look next"]
-    if kept:
-        lines += [
-            f"  export TIDEWHEEL_HOME={kept}      the stack is still up, with all of this in it",
+def _say_next(screen: Screen, place: Place) -> None:
+    for line in ["", "where to look next", *_stack_lines(place), *_NEXT, f"  {examples_folder() / 'README.md'}"]:
+        screen.say(line)
+
+
+_NEXT = (
+    "  tidewheel --help                  every command; `intake`, `scheduler`, `relay` and `executor` are the services",
+    "  README.md                         how the pieces fit, and a request in five lines of any Kafka client",
+    "  tidewheel.requests                the topic to ask on; answers come on tidewheel.replies, ends on",
+    "                                    tidewheel.completions, what was given up on tidewheel.dead-letters",
+    "  the requests of this demo, line by line:",
+)
+
+
+def _stack_lines(place: Place) -> list[str]:
+    if place.kept:
+        return [
+            f"  export TIDEWHEEL_HOME={place.kept}",
+            "                                    the stack is still up, with all of this in it; the services are not",
             "  tidewheel status                  where PostgreSQL and Kafka listen",
             "  tidewheel down --erase            stop it and remove its data",
         ]
-    else:
-        lines += [
-            "  tidewheel demo --keep             the same, and the stack stays up to be looked at",
-            "  tidewheel up                      a stack of your own; then one each of",
-            "                                    tidewheel intake, scheduler, relay, executor",
-        ]
-    lines += [
-        f"  {examples_folder() / 'README.md'}",
-        "                                    the requests of this demo, line by line",
-        "  topics tidewheel.requests (in), tidewheel.replies, .completions, .events, .dead-letters (out)",
-        "  README.md                         how the pieces fit, and five lines of a Kafka client",
+    if place.is_guest:
+        return ["  tidewheel status                  your stack runs on; the demo's database and topics are gone"]
+    return [
+        "  tidewheel demo --keep             the same, and its stack stays up to be looked at",
+        "  tidewheel up                      a stack of your own",
     ]
-    for line in lines:
-        console.print(Text(line))

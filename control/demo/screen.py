@@ -14,7 +14,6 @@ from tidewheel.local.progress import Step
 
 _LINE_EVERY_SECONDS = 5.0
 _PLAIN_WIDTH = 110
-_COLOURS = {"running": "green", "killed": "red", "ended": "red"}
 
 
 class Screen:
@@ -105,10 +104,11 @@ def _line(phase: str, snapshot: Snapshot) -> str:
 
 
 def _services(snapshot: Snapshot) -> Text:
-    text = Text(f"{snapshot.elapsed_seconds:4.0f} s  ")
+    text = Text(f"{snapshot.elapsed_seconds:4.0f} s", overflow="ellipsis", no_wrap=True)
     for name, (pid, state) in snapshot.services.items():
-        text.append(f"{name} {pid} ", style="dim")
-        text.append(f"{state}  ", style=_COLOURS.get(state, ""))
+        text.append(f"  {name} {pid}", style="dim")
+        if state != "running":
+            text.append(f" {state}", style="bold red")
     return text
 
 

@@ -24,7 +24,7 @@ class Sender:
 
     def __init__(self, config: Mapping[str, str], topic: str, clock: Clock) -> None:
         self._topic, self._clock = topic, clock
-        self._producer = Producer({**config, "client.id": "tidewheel-demo", "enable.idempotence": True, "log_level": 3})
+        self._producer = Producer({**config, "client.id": "tidewheel-demo", "enable.idempotence": True, "log_level": 2})
         self._numbers: dict[tuple[int, int], int] = {}
         self._failed: list[str] = []
         self.lines: list[Line] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tidewheel.control.demo.history import Call
 from tidewheel.control.demo.requests import Line
 from tidewheel.control.demo.watch import Read
-from tidewheel.schemas.records import Reply, ReplyStatus, RunStatus
+from tidewheel.schemas.records import DeadLetter, Reply, ReplyStatus, RunStatus
 
 _NAMED = 4  # error texts are cut to the first of them
 
@@ -98,10 +98,15 @@ def refusal(reply: Reply) -> str:
     )
 
 
+def dead_letter(letter: DeadLetter) -> str:
+    """A dead letter in one line."""
+    error = f"{letter.error.type}: {letter.error.message}" if letter.error else letter.reason
+    return f"dead letter {letter.job_key}: given up after {letter.attempt} attempts, the last one {error}"
+
+
 def _news(read: Read) -> Iterable[str]:
     for _, reply in read.replies:
         if reply.status is not ReplyStatus.ACCEPTED:
             yield refusal(reply)
     for letter in read.dead_letters:
-        error = f"{letter.error.type}: {letter.error.message}" if letter.error else letter.reason
-        yield f"dead letter: {letter.job_key} gave up after {letter.attempt} attempts ({error})"
+        yield dead_letter(letter)

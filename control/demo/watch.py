@@ -55,7 +55,7 @@ class Watcher:
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "fetch.wait.max.ms": 50,
-                "log_level": 3,
+                "log_level": 2,
             }
         )
         self._read = Read()

@@ -1,7 +1,9 @@
 """The work that runs while something is killed: recurring jobs that may and may not overlap, tasks, retries, a failure."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import LiteralString
 
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet
@@ -10,6 +12,7 @@ from tidewheel.schemas.records import Cause
 
 RECURRING = ("tick", "tock")
 DOOMED = ("lost-cause",)
+ATTEMPTS = {"shaky": 2, "lost-cause": 2}  # where nobody is killed
 
 _JOBS: tuple[dict[str, object], ...] = (
     {"key": "tick", "schedule": {"interval": "1s"}, "target": "note"},
@@ -28,6 +31,9 @@ _JOBS: tuple[dict[str, object], ...] = (
         "retry": {"max_attempts": 2, "backoff": "fixed", "initial": "50ms", "jitter": "0%"},
     },
 )
+
+
+_ATTEMPTS: LiteralString = "SELECT attempt, outcome FROM attempts WHERE run_id = %s ORDER BY attempt"
 
 
 class Workload:
@@ -52,18 +58,22 @@ class Workload:
             self._fleet.ask({"type": "job.trigger", "key": key})
         self._fleet.flush()
 
-    def hold(self, target: str = "gated") -> "Held":
+    def hold(self, target: str = "gated", overlap: str = "allow_all") -> "Held":
         """Trigger a run that goes on until it is let go."""
         key, gate = f"{target}-{len(self._fleet.asked)}", self._fleet.folder / f"gate-{len(self._fleet.asked)}"
-        job = {"key": key, "schedule": "manual", "target": target, "payload": str(gate)}
+        job = {"key": key, "schedule": "manual", "target": target, "payload": str(gate), "overlap": overlap}
         self._fleet.ask({"type": "job.submit", "job": job})
         request_id = self._fleet.ask({"type": "job.trigger", "key": key})
         self._fleet.flush()
-        return Held(self._fleet, self._oracle, request_id, gate)
+        return Held(self._fleet, self._oracle, key, request_id, gate)
 
     def wait_recovered(self, since: datetime) -> None:
         """Wait until every trigger has completed, and each recurring job has completed an occurrence after `since`."""
-        self._fleet.until(lambda: self._recovered(since), "all is well again")
+        self.wait_recovered_but([], since)
+
+    def wait_recovered_but(self, held: Sequence["Held"], since: datetime) -> None:
+        """The same, leaving out runs that are held."""
+        self._fleet.until(lambda: self._recovered(held, since), "all is well again")
 
     def finish(self) -> None:
         """Pause what recurs and wait until nothing is left to be done."""
@@ -73,27 +83,32 @@ class Workload:
         self._oracle.wait_answered()
         self._oracle.wait_settled()
 
-    def _recovered(self, since: datetime) -> bool:
+    def _recovered(self, held: Sequence["Held"], since: datetime) -> bool:
         if not self._oracle.answered():
             return False
         completed, replies = self._oracle.completed(), self._oracle.replies()
         triggered = {reply.run_id for reply in replies.values() if reply.run_id is not None}
         fired = {c.job_key for c in completed.values() if c.cause is Cause.TIMER and c.scheduled_at > since}
+        triggered -= {run.run_id for run in held}
         return triggered <= set(completed) and fired >= set(RECURRING)
 
 
 class Held:
     """A run whose handler waits for a file."""
 
-    def __init__(self, fleet: Fleet, oracle: Oracle, request_id: str, gate: Path) -> None:
+    def __init__(self, fleet: Fleet, oracle: Oracle, key: str, request_id: str, gate: Path) -> None:
+        self.key = key
         self._fleet, self._oracle, self._request_id, self._gate = fleet, oracle, request_id, gate
+        self._run_id = ""
 
     @property
     def run_id(self) -> str:
         """The run, once its trigger is answered."""
-        self._oracle.look()
-        reply = self._oracle.replies().get(self._request_id)
-        return (reply.run_id or "") if reply else ""
+        if not self._run_id:
+            self._oracle.look()
+            reply = self._oracle.replies().get(self._request_id)
+            self._run_id = (reply.run_id or "") if reply else ""
+        return self._run_id
 
     def begun(self) -> list[int]:
         """The attempts that have taken effect so far."""
@@ -102,6 +117,19 @@ class Held:
     def wait_begun(self, attempt: int) -> None:
         """Wait until an attempt is under way."""
         self._fleet.until(lambda: attempt in self.begun(), f"attempt {attempt} of the held run has begun")
+
+    def wait_completed(self) -> None:
+        """Wait until its completion is on Kafka."""
+        self._fleet.until(self._completed, "the held run has completed")
+
+    def attempts(self) -> list[tuple[int, str]]:
+        """Number and outcome of its attempts, as Tidewheel has kept them."""
+        rows = self._fleet.database.rows(_ATTEMPTS, [self.run_id])
+        return [(int(attempt), str(outcome)) for attempt, outcome in rows]
+
+    def _completed(self) -> bool:
+        self._oracle.look()
+        return self.run_id in self._oracle.completed()
 
     def let_go(self) -> None:
         """Let every attempt that waits end."""

@@ -104,7 +104,7 @@ def test_re_creation_after_a_deletion_continues_the_versions(database: Database)
 def test_a_job_without_a_key_is_named_by_its_request_or_by_where_it_lay(database: Database) -> None:
     document = {"type": "job.submit", "job": {"schedule": "manual", "target": HANDLER}}
     named = Incoming(parse_request(document | {"request_id": "r-9"}))
-    placed = Incoming(parse_request(document), RequestOrigin("tidewheel.requests", 3, 17))
+    placed = Incoming(parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17))
     with database.transaction() as connection:
         replies = apply_requests(connection, database.installation, [named, placed])
     assert [reply.key for reply in replies] == ["r-9", "tidewheel.requests/3/17"]

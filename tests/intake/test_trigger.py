@@ -6,7 +6,19 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import about, ask, claim, open_run, open_runs, requests, submission, submit, trigger
+from tests.transitions.acts import (
+    about,
+    ask,
+    ask_within,
+    claim,
+    open_run,
+    open_runs,
+    requests,
+    submission,
+    submit,
+    trigger,
+)
+from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import InvalidInput
 from tidewheel.ids import job_id, run_id, run_instant
 from tidewheel.runs import Cause
@@ -120,9 +132,6 @@ def test_a_trigger_does_not_wait_for_a_firing_under_way(database: Database) -> N
 
 
 def test_a_trigger_waits_for_a_deletion_under_way_and_then_finds_no_job(database: Database) -> None:
-    from tests.transitions.acts import ask_within  # noqa: PLC0415
-    from tests.transitions.stepping import in_background, until_blocked  # noqa: PLC0415
-
     submit(database)
     deleting, triggering = database.connection(), database.connection()
     ask_within(deleting, database, about("job.delete"))

@@ -173,7 +173,8 @@ HOT = (
     ),
     *(
         ("tidewheel.intake", name)
-        for name in ("find_answers", "lock_timers", "lock_jobs", "share_jobs", "lock_unbegun", "lock_run", "read_run",
+        for name in ("find_answers", "lock_timers", "read_locked_timers", "lock_jobs", "read_locked_jobs", "share_jobs",
+                     "read_shared_jobs", "lock_unbegun", "lock_run", "read_run",
                      "read_timers", "remove_timers", "resume_jobs")
     ),
     *(("tidewheel.scheduler", name) for name in ("probe_timers", "lock_due_timers", "lock_timer", "lock_job_without_timer")),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import cast
 
 from tidewheel.db import Conn
@@ -27,6 +28,7 @@ class Installation:
         source: `ce_source` of every event.
         content_type: What `encode_event` writes, as a MIME type.
         encode_event: The encoding of completions, events and dead letters.
+        misfire_after: How late an occurrence may be before it is missed.
     """
 
     shards: int
@@ -34,6 +36,7 @@ class Installation:
     source: str
     content_type: ContentType
     encode_event: Callable[[Event], bytes]
+    misfire_after: timedelta
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:
@@ -47,4 +50,5 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         source=settings.source,
         content_type="application/json" if json_wanted else "application/avro",
         encode_event=encode_json if json_wanted else encode,
+        misfire_after=settings.misfire_after,
     )

@@ -1,0 +1,153 @@
+"""Writes docs/settings.md and docs/metrics.md: `python -m tests.docs.reference`. A test compares them with the code."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+from pydantic import SecretStr, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from tidewheel.metrics import METRICS, Kind
+from tidewheel.settings import Connections, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+_SERVICES: dict[str, type[Connections]] = {
+    "intake": IntakeSettings,
+    "scheduler": SchedulerSettings,
+    "relay": RelaySettings,
+    "executor": ExecutorSettings,
+}
+_SETTINGS_HEAD = """\
+# Settings
+
+Generated from `tidewheel/settings.py` by `python -m tests.docs.reference`; a test compares the two. Edit the models.
+
+A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a setting
+has its name in lower case without the prefix: `lease = "PT20S"`. A name that no model knows is ignored.
+
+A **duration** is ISO 8601 (`PT5S`, `PT0.5S`, `P8D`) or `HH:MM:SS`; in the TOML file a number of seconds will do. The short
+forms of requests (`10s`, `5m`) are not read here. A value that does not fit ends the process with exit code 1 and one
+line that names the variable.
+"""
+_SETTINGS_FOOT = """\
+## Outside the models
+
+| Variable | Read by | Meaning |
+| --- | --- | --- |
+| `TIDEWHEEL_CONFIG` | every command | path of the TOML file |
+| `TIDEWHEEL_KAFKA_CONFIG_<KEY>` | every Kafka client | passed through: `TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME` is `sasl.username`. Refused, \
+because a promise rests on them: `acks`, `enable.idempotence`, `enable.auto.commit`, `enable.auto.offset.store`, \
+`auto.offset.reset`, `partitioner` |
+| `PGHOST`, `PGHOSTADDR`, `PGSERVICE`, `PGDATABASE` | every command | where one of them is set and `TIDEWHEEL_DATABASE_URL` is \
+not, libpq's own variables name the database |
+| `TIDEWHEEL_HOME`, `TIDEWHEEL_CACHE_DIR`, `TIDEWHEEL_MAVEN_REPOSITORY` | `up`, `down`, `status`, and every command that looks \
+for the local stack | see [tidewheel/local](../tidewheel/local/README.md) |
+| `TIDEWHEEL_FAILPOINT` | tests | ends the process by SIGKILL at a named point (`tidewheel/failpoint.py`) |
+"""
+_METRICS_HEAD = """\
+# Metrics
+
+Generated from `METRICS` in `tidewheel/metrics.py` by `python -m tests.docs.reference`; a test compares the two. Edit the table.
+
+A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or `TIDEWHEEL_METRICS_PORT`;
+`0` takes a free port and logs it. Every service registers every metric; one that is not its business stays at 0 or has
+no sample. A histogram has `_bucket`, `_sum` and `_count`. What to alert on: [operations](operations.md#what-to-alert-on).
+
+| Metric | Kind | Unit | Labels | Meaning |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def main() -> None:
+    """Write the pages that differ."""
+    for path, text in pages().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"wrote {path.name}\n")
+
+
+def pages() -> dict[Path, str]:
+    """The text of each generated page."""
+    return {DOCS / "settings.md": settings_page(), DOCS / "metrics.md": metrics_page()}
+
+
+def settings_page() -> str:
+    """Every setting: name, default, what it takes, meaning."""
+    parts = [_SETTINGS_HEAD, _section("Every service", Connections.model_fields)]
+    for service, model in _SERVICES.items():
+        own = {name: field for name, field in model.model_fields.items() if name not in Connections.model_fields}
+        parts.append(_section(f"`tidewheel {service}`", own))
+    return "\n".join([*parts, _SETTINGS_FOOT])
+
+
+def metrics_page() -> str:
+    """Every metric as Prometheus sees it."""
+    rows: list[str] = []
+    for metric in METRICS:
+        suffix = "_total" if metric.kind is Kind.COUNTER else ""
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
+        cells = (f"`tidewheel_{metric.name}{suffix}`", metric.kind.value, metric.unit, labels, metric.meaning)
+        rows.append(_row(cells))
+    return _METRICS_HEAD + "\n".join(rows) + "\n"
+
+
+def _section(title: str, fields: dict[str, FieldInfo]) -> str:
+    rows = [
+        _row((f"`TIDEWHEEL_{name.upper()}`", _default(field), _takes(field), field.description or ""))
+        for name, field in fields.items()
+    ]
+    return "\n".join([f"## {title}", "", "| Variable | Default | Takes | Meaning |", "| --- | --- | --- | --- |", *rows, ""])
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    return "none" if field.default is None else f"`{_written(field.default)}`"
+
+
+def _written(value: object) -> str:
+    """A value as the environment takes it."""
+    match value:
+        case timedelta():
+            return str(TypeAdapter(timedelta).dump_python(value, mode="json"))
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)
+
+
+def _takes(field: FieldInfo) -> str:
+    kind = _kind(field.annotation)
+    low = next((f"{_written(m.ge)} or more" for m in field.metadata if isinstance(m, Ge)), "")
+    above = next((f"more than {_written(m.gt)}" for m in field.metadata if isinstance(m, Gt)), "")
+    high = next((f"{_written(m.le)} at most" for m in field.metadata if isinstance(m, Le)), "")
+    pattern = next((f"matching `{m.pattern}`" for m in field.metadata if getattr(m, "pattern", None)), "")
+    return ", ".join(filter(None, (kind, low or above, high, pattern)))
+
+
+def _kind(annotation: object) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kind(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return next(_kind(part) for part in get_args(annotation) if part is not type(None))
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+    names: dict[object, str] = {
+        timedelta: "a duration",
+        int: "a whole number",
+        bool: "`true` or `false`",
+        str: "text",
+        SecretStr: "text, never shown",
+    }
+    return names[annotation]
+
+
+if __name__ == "__main__":
+    main()

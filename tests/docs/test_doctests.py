@@ -1,0 +1,43 @@
+"""The examples in docstrings run, each module under the name it is imported by.
+
+Those of `tidewheel.scheduler.recurrence` run in their own tests.
+"""
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.strict_types import LINKED, ROOT
+
+_ELSEWHERE = "tidewheel.scheduler.recurrence."
+
+
+def _modules() -> list[str]:
+    found: list[str] = []
+    for folder in ("tidewheel", *LINKED):
+        for path in (ROOT / folder).rglob("*.py"):
+            linked = any(up.is_symlink() for up in path.parents)
+            if not linked and path.name != "__main__.py" and ">>> " in path.read_text(encoding="utf-8"):
+                found.append(_name(path))
+    return sorted(name for name in found if not name.startswith(_ELSEWHERE))
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "tidewheel" else ("tidewheel", *parts)).removesuffix(".__init__")
+
+
+MODULES = [*_modules(), "tests.docs.pages"]
+
+
+def test_modules_with_examples_are_found() -> None:
+    assert {"tidewheel.ids", "tidewheel.jobs.durations", "tidewheel.executor.retry"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    result = doctest.testmod(import_module(name))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,41 @@
+"""What README and quickstart tell a reader to do, done: every marked block runs, and prints what is shown."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import Shell, blocks, fits
+from tests.strict_types import ROOT
+from tidewheel.local.stack import LocalStack
+
+PAGES = ("README.md", "docs/quickstart.md")
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("page", PAGES)
+def test_a_reader_gets_what_the_page_shows(page: str, stack: LocalStack, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
+        "TIDEWHEEL_HOME": str(stack.home),
+    }
+    shell, printed = Shell(tmp_path, environment), ""
+    try:
+        for block in blocks(ROOT / page):
+            if block.what == "file":
+                shell.write(block)
+            elif block.what == "run":
+                printed = shell.run(block)
+            else:
+                assert fits(block.text, printed), f"{page}:{block.line} shows\n{block.text}\nand got\n{printed}"
+    finally:
+        shell.close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_has_blocks_that_run(page: str) -> None:
+    found = [block.what for block in blocks(ROOT / page)]
+    assert found.count("run") >= 5
+    assert found.count("output") >= 2

@@ -1,0 +1,178 @@
+"""PostgreSQL crashes and comes back while everything is under way: it costs time, and nothing else.
+
+No attempt is repeated or lost, no request is refused, nothing is set aside, and nothing is left behind. These tests have
+a server of their own, for everything else would feel the restart too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import LiteralString
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
+from tests.fixtures.database import Database
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import HANDLERS, Fleet, make_fleet
+from tidewheel.db import connect
+from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.migrations.runner import migrate
+from tidewheel.settings import Connections
+from tidewheel.transitions.installation import read_installation
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+# As in production: the heartbeat's pauses grow to 5 s while the server is away, and nobody is to be lost here.
+LEASE = "PT15S"
+CLAIMERS = {"tidewheel-executor-standard", "tidewheel-executor-sweep"}
+
+WAITING: LiteralString = """
+SELECT DISTINCT application_name FROM pg_stat_activity
+ WHERE datname = current_database() AND (wait_event_type = 'Lock' OR wait_event = 'SyncRep')
+"""
+STATES: LiteralString = """
+SELECT DISTINCT state || CASE WHEN publish_at > tidewheel_now() THEN ', later' ELSE '' END FROM open_runs
+"""
+
+
+@pytest.fixture(scope="module")
+def server(info: StackInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """A PostgreSQL of these tests' own."""
+    local = LocalStack(tmp_path_factory.mktemp("server"), bootstrap=info.bootstrap)
+    local.up()
+    yield local
+    local.down(erase=True)
+
+
+@pytest.fixture
+def fleet(server: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
+    """Services on that server."""
+    at = server.up()
+    name = f"test_{uuid4().hex[:16]}"
+    with psycopg.connect(at.database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    url = make_conninfo(at.database_url, dbname=name)
+    migrate(url)
+    with connect(url, "test") as connection:
+        database = Database(url, read_installation(connection, Connections()))
+    made = make_fleet(database, at.bootstrap, tmp_path)
+    try:
+        yield made
+    finally:
+        database.close()  # first, for a lock that a test still holds would keep the services from ending
+        made.close()
+
+
+def restart(server: LocalStack) -> None:
+    """As a crash: nobody is told, nothing is flushed."""
+    server.postgres.stop("immediate")
+    server.postgres.start()
+
+
+def waiting(fleet: Fleet) -> set[str]:
+    """Whose statement or COMMIT the server holds up."""
+    return {str(name) for (name,) in fleet.database.rows(WAITING)}
+
+
+def test_runs_in_every_state_go_on_in_the_attempt_they_were_in(
+    server: LocalStack, fleet: Fleet, oracle: Oracle
+) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    held, held_sync = work.hold(), work.hold("gated-sync")
+    slow_retry = {"max_attempts": 2, "backoff": "fixed", "initial": "4s", "jitter": "0%"}
+    for job in (
+        {"key": "shaky-slow", "schedule": "manual", "target": "shaky", "retry": slow_retry},
+        {"key": "late", "schedule": "manual", "target": "late"},
+    ):
+        fleet.ask({"type": "job.submit", "job": job})
+        fleet.ask({"type": "job.trigger", "key": job["key"]})
+    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "6s"})
+    fleet.start_all(SLOTS="6", LEASE=LEASE)
+    held.wait_begun(1)
+    held_sync.wait_begun(1)
+    states = {"running", "retrying, later", "queued", "queued, later"}
+    fleet.until(lambda: {str(s) for (s,) in fleet.database.rows(STATES)} >= states, f"there are runs {states}")
+    restart(server)
+    held.let_go()
+    held_sync.let_go()
+    fleet.start("executor", HANDLERS=f"{HANDLERS},tests.faults.late_handlers", LEASE=LEASE)
+    work.trigger("errand", 20)  # more than there are slots: none of them was lost either
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, attempts={**ATTEMPTS, "shaky-slow": 2})
+    assert fleet.database.count("executors") == fleet.database.count("members") == 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step held up in the middle of its transaction: by which table, and whose it is."""
+
+    table: str
+    applications: frozenset[str]
+
+
+STEPS = {
+    "intake": Step("requests", frozenset({"tidewheel-intake"})),
+    "firing": Step("timers", frozenset({"tidewheel-scheduler"})),
+    "relay": Step("outbox", frozenset({"tidewheel-relay"})),
+    "claim": Step("open_runs", frozenset(CLAIMERS)),
+    "completion": Step("attempts", frozenset({"tidewheel-executor-finish"})),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_was_cut_short_is_done_again_once(
+    step: str, server: LocalStack, fleet: Fleet, oracle: Oracle
+) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all(LEASE=LEASE)
+    work.wait_recovered(now())
+    # Something that leaves and is claimed when nothing new can be written.
+    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1500ms"})
+    fleet.flush()
+    oracle.wait_answered()
+    # Written to by nobody until the crash lets go of the lock; what only reads goes on.
+    lock = sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.Identifier(STEPS[step].table))
+    fleet.database.connection().execute(lock)
+    work.trigger("errand", 3)
+    fleet.until(lambda: waiting(fleet) & STEPS[step].applications, f"{step} is held up in its transaction")
+    restart(server)
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, attempts=ATTEMPTS)
+
+
+def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
+    server: LocalStack, fleet: Fleet, oracle: Oracle
+) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    held = work.hold()
+    fleet.start_all(LEASE=LEASE)
+    held.wait_begun(1)
+    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "2s"})
+    fleet.flush()
+    oracle.wait_answered()
+    # With a standby that never answers, a COMMIT is carried out and durable, and its answer does not come.
+    fleet.database.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    fleet.database.execute("SELECT pg_reload_conf()")
+    work.trigger("errand", 3)
+    held.let_go()
+    others = {"tidewheel-intake", "tidewheel-scheduler", "tidewheel-relay", "tidewheel-executor-finish"}
+    fleet.until(lambda: waiting(fleet) >= others and waiting(fleet) & CLAIMERS, "every COMMIT hangs")
+    restart(server)
+    fleet.database.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    fleet.database.execute("SELECT pg_reload_conf()")
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, attempts=ATTEMPTS)

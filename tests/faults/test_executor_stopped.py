@@ -1,0 +1,120 @@
+"""Executors that stop: in their tracks, past their lease, and as they are asked to."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.faults.workload import DOOMED, Held, Workload, now
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import Fleet, Service
+from tidewheel.runs import AttemptOutcome
+from tidewheel.schemas.records import RunStatus
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+LONG_LEASE = "PT60S"  # what happens within seconds did not wait for it
+AT_ONCE = timedelta(seconds=5)  # on a machine that has other things to do
+
+
+def pid_of(oracle: Oracle, held: Held, attempt: int) -> int:
+    """The process in which an attempt took effect."""
+    [pid] = [e.pid for e in oracle.effects() if e.run_id == held.run_id and e.attempt == attempt]
+    return pid
+
+
+def entered(fleet: Fleet, executor: Service) -> bool:
+    """Whether an executor is entered in the table."""
+    rows = fleet.database.rows("SELECT name FROM executors")
+    return any(str(name).endswith(f":{executor.process.pid}") for (name,) in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["gated", "gated-sync"])
+def test_one_that_comes_back_after_its_lease_changes_nothing_and_works_on(
+    target: str, fleet: Fleet, oracle: Oracle
+) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    held = work.hold(target)
+    fleet.start_all("intake", "scheduler", "relay")
+    sleeper = fleet.start("executor")
+    held.wait_begun(1)
+    fleet.wait_started()
+    other = fleet.start("executor")
+    fleet.wait_started()
+    sleeper.pause()
+    held.wait_begun(2)
+    assert not entered(fleet, sleeper)
+    held.let_go()
+    held.wait_completed()
+    sleeper.resume()
+    fleet.until(lambda: entered(fleet, sleeper), "the executor has entered again")
+    other.terminate()
+    work.trigger("errand", 5)
+    since = now()
+    work.wait_recovered(since)
+    assert {e.pid for e in oracle.effects() if e.at > since} == {sleeper.process.pid}
+    work.finish()
+    fleet.stop()  # which waits until the late report, too, has been looked at
+    oracle.check(failures=DOOMED)
+    assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
+    assert oracle.completed()[held.run_id].attempt == 2
+
+
+@pytest.mark.slow
+def test_one_that_is_asked_to_stop_hands_back_at_once_and_uncharged(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    turned = [work.hold("gated", overlap="skip"), work.hold("gated-sync", overlap="skip")]
+    fleet.start_all("intake", "scheduler", "relay")
+    first = fleet.start("executor", DRAIN_TIMEOUT="PT0S", LEASE=LONG_LEASE)
+    for held in turned:
+        held.wait_begun(1)
+    fleet.start("executor", LEASE=LONG_LEASE)
+    fleet.wait_started()
+    asked_at = now()
+    assert first.terminate() < AT_ONCE.total_seconds()
+    for held in turned:
+        held.wait_begun(2)
+        assert pid_of(oracle, held, 2) != pid_of(oracle, held, 1)
+        begun = [e.at for e in oracle.effects() if e.run_id == held.run_id and e.attempt == 2]
+        assert begun[0] - asked_at < AT_ONCE
+    counted = fleet.database.rows("SELECT run_id, charged, lost FROM open_runs WHERE handler LIKE 'gated%'")
+    assert sorted(counted) == sorted((row[0], 0, 0) for row in counted)
+    assert len(counted) == len(turned)
+    # The turn went along: another run of the job is skipped, as it would have been before.
+    for held in turned:
+        work.trigger(held.key, 1)
+    work.wait_recovered_but(turned, now())
+    for held in turned:
+        held.let_go()
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+    for held in turned:
+        assert held.attempts() == [(1, AttemptOutcome.HANDED_BACK), (2, AttemptOutcome.SUCCEEDED)]
+        runs = [c for c in oracle.completed().values() if c.job_key == held.key]
+        assert sorted(c.status for c in runs) == [RunStatus.SKIPPED, RunStatus.SUCCEEDED]
+
+
+def test_one_that_is_asked_to_stop_lets_attempts_end_and_claims_no_more(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    held = work.hold()
+    fleet.start_all("intake", "scheduler", "relay")
+    first = fleet.start("executor", DRAIN_TIMEOUT="PT30S")
+    held.wait_begun(1)
+    second = fleet.start("executor")
+    fleet.wait_started()
+    first.ask_to_stop()
+    fleet.until(lambda: fleet.database.value("SELECT count(*) FROM executors WHERE stopping") == 1, "it is stopping")
+    since = now()
+    work.trigger("errand", 5)
+    work.wait_recovered_but([held], since)
+    assert {e.pid for e in oracle.effects() if e.scheduled_at > since} == {second.process.pid}
+    held.let_go()
+    first.wait_stopped()
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+    assert held.attempts() == [(1, AttemptOutcome.SUCCEEDED)]

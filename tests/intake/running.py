@@ -1,0 +1,117 @@
+"""An intake on a thread, with a requests topic of its own."""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+from uuid import uuid4
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.stepping import in_background
+from tidewheel.intake.consume import Intake
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.json_form import from_json
+from tidewheel.schemas.records import Reply
+from tidewheel.service import Stop
+from tidewheel.settings import IntakeSettings
+from tidewheel.topics import Topics
+from tidewheel.transitions.installation import Installation
+
+_SECONDS = 30.0
+
+
+@dataclass
+class Requests:
+    """A requests topic with what intakes make of it in one database."""
+
+    database: Database
+    bootstrap: str
+    partitions: int = 1
+    topics: Topics = field(default_factory=lambda: Topics(f"t{uuid4().hex[:10]}"))
+
+    def __post_init__(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        topic = NewTopic(self.topics.requests, num_partitions=self.partitions, replication_factor=1)
+        group = ConfigResource(
+            ResourceType.GROUP,
+            f"{self.topics.requests}.intake",
+            incremental_configs=[
+                ConfigEntry("consumer.heartbeat.interval.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+            ],
+        )
+        made = [*admin.create_topics([topic], operation_timeout=_SECONDS).values()]
+        made += [*cast("dict[Any, Any]", admin.incremental_alter_configs([group])).values()]
+        for future in made:
+            future.result(_SECONDS)
+        self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+
+    @property
+    def installation(self) -> Installation:
+        """The database's, under this topic's prefix."""
+        return replace(self.database.installation, topics=self.topics)
+
+    def start(self, stop: Stop) -> Future[None]:
+        """An intake on a thread of its own, until it is asked to stop; the future holds what it raised."""
+        kafka = {"bootstrap.servers": self.bootstrap}
+        intake = Intake(IntakeSettings.load(), self.database.url, kafka, self.installation, stop)
+        return in_background(intake.run)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """An intake that runs as long as the block."""
+        stop = Stop()
+        ended = self.start(stop)
+        try:
+            yield
+        finally:
+            stop.ask()
+            ended.result(_SECONDS)
+
+    def send(self, *values: bytes | Mapping[str, object], key: bytes | None = None, partition: int = 0) -> list[int]:
+        """Produce messages; returns their offsets."""
+        offsets: list[int] = []
+        for value in values:
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
+            self._producer.produce(
+                self.topics.requests,
+                value=data,
+                key=key,
+                partition=partition,
+                on_delivery=lambda _, message: offsets.append(message.offset() or 0),
+            )
+        assert self._producer.flush(_SECONDS) == 0
+        return offsets
+
+    def until_read(self, offset: int, partition: int = 0) -> None:
+        """Wait until everything up to an offset, inclusive, has been applied."""
+        until(lambda: self.next_offset(partition) > offset, f"offset {offset} is applied")
+
+    def next_offset(self, partition: int = 0) -> int:
+        """Where the intake stands, by the only record that counts."""
+        found = self.database.rows(
+            "SELECT next_offset FROM intake_offsets WHERE topic = %s AND partition = %s",
+            [self.topics.requests, partition],
+        )
+        return int(found[0][0]) if found else 0
+
+    def replies(self, key: bytes | None = None) -> list[Reply]:
+        """The answers on their way, under one key, in the order of the requests they answer."""
+        found = self.database.rows(
+            "SELECT value FROM outbox WHERE topic = %s AND key IS NOT DISTINCT FROM %s ORDER BY id",
+            [self.topics.replies, key],
+        )
+        replies = [from_json(value, Reply) if value[:1] == b"{" else decode(value, Reply) for (value,) in found]
+        return sorted(replies, key=lambda reply: reply.origin.offset if reply.origin else -1)

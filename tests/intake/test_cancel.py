@@ -1,0 +1,146 @@
+"""`run.cancel` works in every state, is idempotent, and answers with the state it found."""
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    ask,
+    ask_within,
+    begin,
+    begun,
+    claim,
+    completions,
+    final_state,
+    open_run,
+    open_runs,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+    wish,
+)
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.schemas.records import Reply
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.start import start_runs
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database)
+    return database
+
+
+def asking(run_id: UUID, **fields: object) -> dict[str, object]:
+    return {"type": "run.cancel", "run_id": str(run_id)} | fields
+
+
+def cancel(database: Database, run_id: UUID, **fields: object) -> Reply:
+    return ask(database, asking(run_id, **fields))[0]
+
+
+def test_what_never_began_ends_at_once_and_its_claim_is_refused(with_job: Database) -> None:
+    wanted = wish(with_job, trigger(with_job, delay="1h"))
+    reply = cancel(with_job, wanted.run_id, reason="no longer wanted")
+    assert (reply.status, reply.run_status, reply.run_id) == ("accepted", "queued", str(wanted.run_id))
+    assert final_state(with_job, wanted.run_id) == ("cancelled", "no longer wanted")
+    [event] = completions(with_job)
+    assert (event.status, event.reason, event.attempt) == ("cancelled", "no longer wanted", 0)
+
+
+def test_what_waits_for_a_retry_ends_at_once(with_job: Database) -> None:
+    started = begun(with_job)
+    requeue(with_job, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    assert cancel(with_job, started.run_id).run_status == "retrying"
+    assert final_state(with_job, started.run_id) == ("cancelled", "asked")
+
+
+def test_what_runs_is_told_to_stop_and_its_executor_finds_the_signal(with_job: Database) -> None:
+    started = begun(with_job)
+    assert cancel(with_job, started.run_id).run_status == "running"
+    assert open_run(with_job, started.run_id).state == "cancelling"
+    [signal] = with_job.rows("SELECT run_id, attempt, kind, executor_id FROM signals")
+    assert signal == (started.run_id, 1, "cancel", EXECUTOR)
+    assert completions(with_job) == []
+
+
+def test_asking_again_changes_nothing_and_says_what_stands(with_job: Database) -> None:
+    started = begun(with_job)
+    assert [cancel(with_job, started.run_id).run_status for _ in range(3)] == ["running", "cancelling", "cancelling"]
+    assert with_job.count("signals") == 1
+    succeed(with_job, started)
+    assert cancel(with_job, started.run_id).run_status == "cancelled"
+    assert len(completions(with_job)) == 1
+
+
+def test_what_is_over_stays_as_it_ended(with_job: Database) -> None:
+    started = begun(with_job)
+    succeed(with_job, started)
+    reply = cancel(with_job, started.run_id)
+    assert (reply.status, reply.run_status) == ("accepted", "succeeded")
+    assert final_state(with_job, started.run_id) == ("succeeded", None)
+
+
+def test_a_run_that_is_not_there_or_another_tenants_is_unknown(with_job: Database) -> None:
+    with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    mine = trigger(with_job)
+    for reply in ask(with_job, asking(uuid4()), asking(mine, tenant="acme")):
+        assert (reply.status, reply.code, [error.path for error in reply.errors]) == (
+            "rejected",
+            "unknown_run",
+            ["run_id"],
+        )
+    assert open_run(with_job, mine).state == "queued"
+
+
+def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_job: Database) -> None:
+    wanted = wish(with_job, trigger(with_job))
+    claiming, cancelling = with_job.connection(), with_job.connection()
+    assert len(start_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
+    waiting = in_background(lambda: ask_within(cancelling, with_job, asking(wanted.run_id)))
+    until_blocked(with_job, cancelling)
+    claiming.commit()
+    assert [reply.run_status for reply in waiting.result(10)] == ["running"]
+    cancelling.commit()
+    assert open_run(with_job, wanted.run_id).state == "cancelling"
+
+
+def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Database) -> None:
+    wanted = wish(with_job, trigger(with_job))
+    cancelling, claiming = with_job.connection(), with_job.connection()
+    ask_within(cancelling, with_job, asking(wanted.run_id))
+    assert start_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
+    cancelling.commit()
+    assert start_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
+    assert open_runs(with_job) == []
+
+
+def test_a_cancel_waits_for_an_end_under_way_and_reports_how_it_ended(with_job: Database) -> None:
+    started = begun(with_job)
+    ending, cancelling = with_job.connection(), with_job.connection()
+    end_runs(ending, with_job.installation, [RunEnd(started.run_id, 1, RunState.SUCCEEDED)])
+    waiting = in_background(lambda: ask_within(cancelling, with_job, asking(started.run_id)))
+    until_blocked(with_job, cancelling)
+    ending.commit()
+    assert [reply.run_status for reply in waiting.result(10)] == ["succeeded"]
+    cancelling.commit()
+
+
+def test_cancelling_the_holder_gives_its_turn_to_the_next(database: Database) -> None:
+    submit(database, overlap="skip")
+    first = begun(database)
+    requeue(database, first, AttemptOutcome.FAILED, timedelta(hours=1))
+    cancel(database, first.run_id)
+    assert len(claim(database, trigger(database)).started) == 1
+
+
+def test_two_cancels_of_one_run_in_one_batch_are_answered_in_their_order(with_job: Database) -> None:
+    run_id = trigger(with_job)
+    begin(with_job, run_id)
+    replies = ask(with_job, asking(run_id), asking(run_id))
+    assert [reply.run_status for reply in replies] == ["running", "cancelling"]

@@ -1,0 +1,142 @@
+"""Requests are applied exactly once, whoever owns the partition: the batch and its offsets are one transaction."""
+
+import logging
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.intake.running import Requests
+from tests.transitions.acts import about, open_runs, submission
+from tidewheel.errors import Unusable
+from tidewheel.local.stack import StackInfo
+from tidewheel.service import Stop
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def requests(database: Database, info: StackInfo) -> Requests:
+    return Requests(database, info.bootstrap)
+
+
+def test_a_zombie_that_was_fenced_off_writes_nothing(requests: Requests) -> None:
+    """Somebody takes the partition over while this intake's batch is under way, and has applied the message itself."""
+    database = requests.database
+    with requests.running():
+        [first] = requests.send(submission("before"))
+        requests.until_read(first)
+        taking = database.connection()
+        taking.execute("UPDATE intake_offsets SET epoch = epoch + 1, next_offset = next_offset + 1")
+        [theirs] = requests.send(submission("theirs"))
+        until(lambda: database.value(WAITING), "the zombie's batch waits for the row")
+        taking.commit()
+        # It joins anew and goes on where the new owner stood.
+        [after] = requests.send(submission("after"))
+        requests.until_read(after)
+    assert after == theirs + 1
+    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"before", "after"}
+
+
+WAITING = """
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-intake' AND wait_event_type = 'Lock'
+                  AND datname = current_database())
+"""
+
+
+def test_every_assignment_raises_the_epoch_and_goes_on_where_the_last_one_stood(requests: Requests) -> None:
+    offsets: list[int] = []
+    for number in range(2):
+        with requests.running():
+            offsets += requests.send(about("job.trigger", f"nobody-{number}"))
+            requests.until_read(offsets[-1])
+    assert requests.database.rows("SELECT epoch, next_offset FROM intake_offsets") == [(2, offsets[-1] + 1)]
+    assert requests.database.count("outbox") == 2
+
+
+def test_a_batch_that_fails_on_its_data_is_repeated_request_by_request(
+    fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What only the database can tell does not fit is rejected alone; the constraint stands in for a fault of ours."""
+    fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key <> 'poison')")
+    requests = Requests(fresh_database, info.bootstrap)
+    documents = [submission(key) | {"request_id": key} for key in ("a", "poison", "b", "c")]
+    offsets = requests.send(*documents, key=b"k")
+    with caplog.at_level(logging.WARNING, "tidewheel.intake"), requests.running():
+        requests.until_read(offsets[-1])
+    assert {key for (key,) in fresh_database.rows("SELECT key FROM jobs")} == {"a", "b", "c"}
+    replies = requests.replies(b"k")
+    assert [(reply.request_id, reply.status) for reply in replies] == [
+        ("a", "accepted"),
+        ("poison", "rejected"),
+        ("b", "accepted"),
+        ("c", "accepted"),
+    ]
+    [error] = replies[1].errors
+    assert error.problem.startswith("it could not be applied: new row for relation")
+    assert "a batch of 4 requests failed" in caplog.text
+
+
+def test_an_error_that_is_not_the_datas_rejects_nobody_and_is_tried_again(
+    fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = Requests(fresh_database, info.bootstrap)
+    fresh_database.execute("ALTER TABLE jobs RENAME TO jobs_elsewhere")
+    offsets = requests.send(submission("a"), submission("b"), key=b"k")
+    with caplog.at_level(logging.WARNING, "tidewheel.service"), requests.running():
+        until(lambda: "applying requests" in caplog.text, "it fails")
+        assert (requests.next_offset(), requests.replies(b"k")) == (0, [])
+        fresh_database.execute("ALTER TABLE jobs_elsewhere RENAME TO jobs")
+        requests.until_read(offsets[-1])
+    assert [reply.status for reply in requests.replies(b"k")] == ["accepted", "accepted"]
+
+
+def test_two_intakes_that_share_and_hand_over_partitions_apply_each_message_once(
+    database: Database, info: StackInfo
+) -> None:
+    """The second joins in the middle, so partitions change hands: a trigger without an id, read twice, would be two runs."""
+    requests = Requests(database, info.bootstrap, partitions=4)
+    sent: dict[int, int] = {}
+
+    def send(count: int) -> None:
+        for partition in range(requests.partitions):
+            batch = [about("job.trigger") for _ in range(count)]
+            sent[partition] = requests.send(*batch, partition=partition)[-1]
+
+    with requests.running():
+        [made] = requests.send(submission())
+        requests.until_read(made)
+        send(20)
+        with requests.running():
+            send(20)
+            until(lambda: owners(database) == 2, "the partitions are shared")
+            send(20)
+            for partition, offset in sent.items():
+                requests.until_read(offset, partition)
+    assert len(open_runs(database)) == database.count("job_runs") == 240
+
+
+def test_a_topic_that_was_deleted_and_made_again_stops_the_intake_with_what_to_do(requests: Requests) -> None:
+    with requests.running():
+        requests.until_read(requests.send(submission())[0])
+    requests.database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
+    stop = Stop()
+    with pytest.raises(Unusable, match="deleted and made again"):
+        requests.start(stop).result(30)
+
+
+def test_an_offset_that_is_not_in_the_topic_is_told_and_nothing_is_skipped(
+    requests: Requests, caplog: pytest.LogCaptureFixture
+) -> None:
+    with requests.running():
+        requests.until_read(requests.send(submission())[0])
+    requests.database.execute("UPDATE intake_offsets SET next_offset = 1000")
+    requests.send(submission("unread"))
+    with caplog.at_level(logging.ERROR, "tidewheel.intake"), requests.running():
+        until(lambda: "the stored offset is not in the topic" in caplog.text, "it says so")
+    assert requests.database.rows("SELECT next_offset FROM intake_offsets") == [(1000,)]
+    assert requests.database.rows("SELECT key FROM jobs") == [("job",)]
+
+
+def owners(database: Database) -> int:
+    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets")

@@ -1,0 +1,125 @@
+"""A request_id seen before gets the first answer; with another body it is rejected; in one batch, too."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import about, ask, ask_within, open_runs, submission, submit
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.errors import Unavailable
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.incoming import Incoming
+from tidewheel.jobs.requests import parse_request
+from tidewheel.schemas.records import ReplyStatus, RequestOrigin
+from tidewheel.sql import Statements
+
+TRIGGER: dict[str, Any] = about("job.trigger", request_id="r-1")
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database)
+    return database
+
+
+def test_a_repeated_trigger_is_one_run_and_gets_the_first_answer(with_job: Database) -> None:
+    [first], [again] = ask(with_job, TRIGGER), ask(with_job, TRIGGER)
+    assert again == first
+    assert len(open_runs(with_job)) == 1
+
+
+def test_a_repeat_in_the_same_batch_is_one_run_too(with_job: Database) -> None:
+    first, again, other = ask(with_job, TRIGGER, TRIGGER, TRIGGER | {"request_id": "r-2"})
+    assert again == first
+    assert other.run_id != first.run_id
+    assert len(open_runs(with_job)) == 2
+
+
+@pytest.mark.parametrize(
+    "other", [{"payload": 1}, {"delay": "1s"}, {"key": "other"}, {"type": "job.pause"}, {"labels": {"a": "b"}}]
+)
+def test_another_body_under_a_known_request_id_is_rejected(with_job: Database, other: dict[str, object]) -> None:
+    submit(with_job, "other")
+    ask(with_job, TRIGGER)
+    [reply] = ask(with_job, TRIGGER | other)
+    assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "request_conflict")
+    assert [error.path for error in reply.errors] == ["request_id"]
+    assert len(open_runs(with_job)) == 1
+
+
+def test_another_body_under_the_same_request_id_in_one_batch_is_rejected(with_job: Database) -> None:
+    first, again = ask(with_job, TRIGGER, TRIGGER | {"payload": 1})
+    assert (first.status, again.status, again.code) == ("accepted", "rejected", "request_conflict")
+    assert len(open_runs(with_job)) == 1
+
+
+def test_a_rejection_is_remembered_as_any_answer(with_job: Database) -> None:
+    """Who asks again gets what was said first, also when it would be accepted by now."""
+    asked = about("job.trigger", "later", request_id="r-1")
+    [first] = ask(with_job, asked)
+    assert first.code == "unknown_job"
+    submit(with_job, "later")
+    assert ask(with_job, asked) == [first]
+
+
+def test_request_ids_of_two_tenants_are_strangers(with_job: Database) -> None:
+    with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    ask(with_job, submission() | {"tenant": "acme"})
+    ours, theirs = ask(with_job, TRIGGER, TRIGGER | {"tenant": "acme"})
+    assert (ours.status, theirs.status) == ("accepted", "accepted")
+    assert len(open_runs(with_job)) == 2
+
+
+def test_an_answer_is_forgotten_after_its_time(with_job: Database) -> None:
+    ask(with_job, TRIGGER)
+    with_job.execute("UPDATE requests SET made_at = made_at - interval '8 days 1 s'")
+    ask(with_job, TRIGGER | {"request_id": "r-2"})
+    with_job.execute(Statements("tidewheel.intake")["forget_answers"], {"kept": timedelta(days=8)})
+    assert with_job.rows("SELECT request_id FROM requests") == [("r-2",)]
+
+
+def test_of_two_intakes_with_one_request_the_later_tries_again_and_gets_the_first_answer(with_job: Database) -> None:
+    first, second = with_job.connection(), with_job.connection()
+    [answer] = ask_within(first, with_job, TRIGGER)
+    waiting = in_background(lambda: ask_within(second, with_job, TRIGGER))
+    until_blocked(with_job, second)
+    first.commit()
+    with pytest.raises(Unavailable, match="answered by somebody else"):
+        waiting.result(10)
+    second.rollback()
+    assert ask_within(second, with_job, TRIGGER) == [answer]
+    assert len(open_runs(with_job)) == 1
+
+
+def test_without_a_request_id_a_message_read_twice_is_still_one_run(with_job: Database) -> None:
+    """Its coordinates name it: what was read again after a crash derives the same run."""
+    place = RequestOrigin(topic="tidewheel.requests", partition=0, offset=7)
+    trigger = about("job.trigger", run_at=(with_job.now() + timedelta(hours=1)).isoformat())
+    runs: set[str | None] = set()
+    for _ in range(2):
+        with with_job.transaction() as connection:
+            [reply] = apply_requests(connection, with_job.installation, [Incoming(parse_request(trigger), place)])
+        runs.add(reply.run_id)
+    assert len(runs) == len(open_runs(with_job)) == 1
+
+
+def test_a_batch_is_applied_in_its_order_across_kinds(database: Database) -> None:
+    """Submit, trigger, delete, trigger, submit, pause, trigger: each sees what came before it."""
+    kinds = ["job.trigger", "job.delete", "job.trigger"]
+    documents = [submission(), *map(about, kinds), submission(), about("job.pause"), about("job.trigger")]
+    replies = ask(database, *documents)
+    assert [reply.status for reply in replies] == ["accepted"] * 3 + ["rejected"] + ["accepted"] * 3
+    assert [reply.job_version for reply in replies] == [1, 1, 1, None, 2, 2, 2]
+    assert [run.job_version for run in open_runs(database)] == [2]
+    assert database.rows("SELECT paused FROM jobs") == [(True,)]
+
+
+def test_the_same_id_for_a_submit_leaves_the_job_as_the_first_made_it(database: Database) -> None:
+    first = submission(payload=1) | {"request_id": "r-1"}
+    ask(database, first)
+    submit(database, payload=2)
+    [again] = ask(database, first)
+    assert (again.job_version, again.unchanged) == (1, False)
+    assert database.value("SELECT version FROM jobs") == 2

@@ -1,0 +1,129 @@
+"""An edit near a fire can neither double it nor lose it: what is overdue is the old version's, what is ahead the new one's."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import EXECUTOR, about, ask, begin, claim, lifecycle, open_runs, submit, wish
+from tidewheel.transitions.start import start_runs
+
+SECOND = timedelta(seconds=1)
+AHEAD = 5 * SECOND
+EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
+
+
+@pytest.fixture
+def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each second and may overlap, on a clock that stands still."""
+    clocked.stop_clock()
+    submit(clocked, **EACH_SECOND)
+    return clocked
+
+
+def made(database: ClockedDatabase) -> list[tuple[float, int]]:
+    """The runs there are: instant in seconds from the first acceptance, and version."""
+    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
+    found = database.rows("SELECT scheduled_at, job_version FROM job_runs ORDER BY scheduled_at")
+    return [((at - accepted_at).total_seconds(), version) for at, version in found]
+
+
+def test_an_edit_inside_the_lookahead_that_leaves_the_next_instant_alone_makes_each_run_once(
+    ticking: ClockedDatabase,
+) -> None:
+    fire_due(ticking, lookahead=AHEAD)
+    before = {run.run_id for run in open_runs(ticking)}
+    edited = submit(ticking, **EACH_SECOND, payload=1)
+    assert edited.next_run_at == ticking.now() + SECOND
+    fire_due(ticking, lookahead=AHEAD)
+    assert made(ticking) == [(n, 2) for n in (1, 2, 3, 4, 5)]
+    assert {run.run_id for run in open_runs(ticking)} == before
+
+
+def test_a_stale_message_after_such_an_edit_claims_nothing(ticking: ClockedDatabase) -> None:
+    """The run has its old id and a new version: the message of the old version finds nothing that fits."""
+    fire_due(ticking, lookahead=AHEAD)
+    stale = wish(ticking, open_runs(ticking)[0].run_id)
+    submit(ticking, **EACH_SECOND, payload=1)
+    fire_due(ticking, lookahead=AHEAD)
+    ticking.advance(SECOND)
+    with ticking.transaction() as connection:
+        assert start_runs(connection, ticking.installation, [stale], executor_id=EXECUTOR).started == []
+    assert len(claim(ticking, stale.run_id).started) == 1
+
+
+def test_an_edit_inside_the_lookahead_that_moves_the_next_instant_takes_the_old_ones_back(
+    ticking: ClockedDatabase,
+) -> None:
+    fire_due(ticking, lookahead=AHEAD)
+    ticking.advance(timedelta(seconds=1.5))
+    submit(ticking, schedule="@every 3s", overlap="allow_all")
+    assert made(ticking) == [(1, 1)]
+    fire_due(ticking, lookahead=AHEAD)
+    assert made(ticking) == [(1, 1), (4.5, 2)]
+
+
+def test_an_edit_while_instants_are_overdue_settles_them_by_the_version_in_force(ticking: ClockedDatabase) -> None:
+    ticking.advance(timedelta(seconds=3.5))
+    submit(ticking, **EACH_SECOND, payload=1)
+    assert made(ticking) == [(1, 1), (2, 1), (3, 1)]
+    fire_due(ticking, lookahead=2 * SECOND)
+    assert made(ticking) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+
+
+def test_an_edit_after_a_long_outage_catches_up_once_and_says_what_it_passed_over(ticking: ClockedDatabase) -> None:
+    ticking.advance(600 * SECOND)
+    submit(ticking, schedule="@every 1h", overlap="allow_all")
+    assert [version for _, version in made(ticking)] == [1] * 61
+    assert ticking.rows("SELECT reason, occurrences, exact, job_version FROM skips") == [("misfire", 539, True, 1)]
+    [event] = [event for event in lifecycle(ticking) if event.type.startswith("io.tidewheel.occurrence")]
+    assert event.job_version == 1
+
+
+def test_an_edit_leaves_alone_what_has_begun(ticking: ClockedDatabase) -> None:
+    fire_due(ticking, lookahead=AHEAD)
+    ticking.advance(SECOND)
+    first = open_runs(ticking)[0]
+    begin(ticking, first.run_id)
+    submit(ticking, schedule="@every 1h")
+    assert [(run.run_id, run.state, run.job_version) for run in open_runs(ticking)] == [(first.run_id, "running", 1)]
+
+
+def test_an_identical_submit_inside_the_lookahead_takes_nothing_back(ticking: ClockedDatabase) -> None:
+    fire_due(ticking, lookahead=AHEAD)
+    before = open_runs(ticking)
+    again = submit(ticking, **EACH_SECOND)
+    assert (again.unchanged, again.next_run_at) == (True, ticking.now() + 6 * SECOND)
+    assert open_runs(ticking) == before
+
+
+def test_deleting_takes_back_what_is_ahead_and_cancels_what_never_began(ticking: ClockedDatabase) -> None:
+    fire_due(ticking, lookahead=AHEAD)
+    ticking.advance(2 * SECOND)
+    first, second = open_runs(ticking)[:2]
+    begin(ticking, first.run_id)
+    [reply] = ask(ticking, about("job.delete", reason="gone"))
+    assert (reply.status, reply.job_version) == ("accepted", 1)
+    assert [run.run_id for run in open_runs(ticking)] == [first.run_id]
+    rows = ticking.rows("SELECT run_id, state, reason FROM job_runs ORDER BY scheduled_at")
+    assert rows == [(first.run_id, "queued", None), (second.run_id, "cancelled", "job_deleted")]
+    assert ticking.count("timers") == 0
+    assert (lifecycle(ticking)[-1].type, lifecycle(ticking)[-1].reason) == ("io.tidewheel.job.deleted.v1", "gone")
+
+
+def test_deleting_twice_finds_no_job_the_second_time(ticking: ClockedDatabase) -> None:
+    replies = ask(ticking, about("job.delete"), about("job.delete"))
+    assert [(reply.status, reply.code) for reply in replies] == [("accepted", None), ("rejected", "unknown_job")]
+
+
+def test_a_job_deleted_and_made_again_inside_the_lookahead_fires_each_instant_once(ticking: ClockedDatabase) -> None:
+    """The instants are those of the new anchor; none of the old job's may be left beside them."""
+    fire_due(ticking, lookahead=AHEAD)
+    ask(ticking, about("job.delete"))
+    again = submit(ticking, **EACH_SECOND)
+    assert again.job_version == 2
+    fire_due(ticking, lookahead=AHEAD)
+    assert made(ticking) == [(n, 2) for n in (1, 2, 3, 4, 5)]
+    assert len({UUID(int=run.run_id.int) for run in open_runs(ticking)}) == 5

@@ -1,0 +1,165 @@
+"""Pause, edit and delete racing with a firing in flight, stepped statement by statement: they meet on the timer's lock."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import look_at
+from tests.transitions.acts import about, ask_within, open_runs, submission, submit
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.db import Conn, Session
+from tidewheel.scheduler.firing import fire
+from tidewheel.scheduler.recurrence.due import decide
+from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.sql import Statements
+from tidewheel.transitions.timers import LockedTimer, advance_timers
+
+SECOND = timedelta(seconds=1)
+AHEAD = 5 * SECOND
+EDIT = submission(schedule="@every 2s", overlap="allow_all")
+
+
+@pytest.fixture
+def due(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each second: one instant has come, the others lie within the lookahead."""
+    clocked.stop_clock()
+    submit(clocked, schedule="@every 1s", overlap="allow_all")
+    clocked.advance(1.5 * SECOND)
+    return clocked
+
+
+def lock_due(database: ClockedDatabase, connection: Conn) -> list[LockedTimer]:
+    """The first half of a firing transaction: the timers are locked, nothing is written."""
+    look = look_at(database, lookahead=AHEAD)
+    columns = {"shards": list(look.shards), "horizon": look.horizon, "per_shard": 100}
+    rows = connection.execute(Statements("tidewheel.scheduler")["lock_due_timers"], columns, binary=True).fetchall()
+    return [LockedTimer(*row) for row in rows]  # type: ignore[arg-type]
+
+
+def write_fired(database: ClockedDatabase, connection: Conn, locked: list[LockedTimer]) -> None:
+    """The second half: runs are written and the timers moved."""
+    look = look_at(database, lookahead=AHEAD)
+
+    def decided(timer: LockedTimer) -> object:
+        schedule = schedule_from_text(timer.schedule, timer.job_id)
+        return decide(
+            schedule, timer.scheduled_at, now=look.now, horizon=look.horizon, misfire_after=look.misfire_after
+        )
+
+    advance_timers(connection, database.installation, locked, decided, now=look.now)  # type: ignore[arg-type]
+
+
+def made(database: ClockedDatabase) -> list[tuple[float, int]]:
+    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
+    found = database.rows("SELECT scheduled_at, job_version FROM job_runs ORDER BY scheduled_at")
+    return [((at - accepted_at).total_seconds(), version) for at, version in found]
+
+
+CHANGES = [
+    pytest.param(about("job.pause"), id="pause"),
+    pytest.param(EDIT, id="edit"),
+    pytest.param(about("job.delete"), id="delete"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_waits_for_a_firing_in_flight_and_takes_back_what_it_wrote_ahead(
+    due: ClockedDatabase, change: dict[str, object]
+) -> None:
+    firing, changing = due.connection(), due.connection()
+    locked = lock_due(due, firing)
+    assert len(locked) == 1
+    waiting = in_background(lambda: ask_within(changing, due, change))
+    until_blocked(due, changing)
+    write_fired(due, firing, locked)
+    firing.commit()
+    assert [reply.status for reply in waiting.result(10)] == ["accepted"]
+    changing.commit()
+    # The instant that had come was fired; those ahead are gone, and with them their rows.
+    assert made(due) == [(1, 1)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_firing_passes_over_a_timer_that_a_change_holds(due: ClockedDatabase, change: dict[str, object]) -> None:
+    changing = due.connection()
+    ask_within(changing, due, change)
+    session = due.session()
+    assert fire(session, due.installation, look_at(due, lookahead=AHEAD)) == 0
+    changing.commit()
+    # The change settled what had come, by the version in force before it.
+    assert made(due) == [(1, 1)]
+
+
+def test_after_the_edit_the_next_firing_fires_the_new_version(due: ClockedDatabase) -> None:
+    changing = due.connection()
+    ask_within(changing, due, EDIT)
+    changing.commit()
+    fire(due.session(), due.installation, look_at(due, lookahead=AHEAD))
+    assert made(due) == [(1, 1), (3.5, 2), (5.5, 2)]
+
+
+def test_a_firing_that_rolls_back_leaves_the_instant_to_the_edit(due: ClockedDatabase) -> None:
+    firing, changing = due.connection(), due.connection()
+    locked = lock_due(due, firing)
+    waiting = in_background(lambda: ask_within(changing, due, EDIT))
+    until_blocked(due, changing)
+    write_fired(due, firing, locked)
+    firing.rollback()
+    waiting.result(10)
+    changing.commit()
+    assert made(due) == [(1, 1)]
+
+
+@pytest.mark.parametrize("first", ["pause", "edit"])
+def test_two_changes_of_one_job_are_applied_one_after_the_other(due: ClockedDatabase, first: str) -> None:
+    changes = [about("job.pause"), EDIT] if first == "pause" else [EDIT, about("job.pause")]
+    one, two = due.connection(), due.connection()
+    ask_within(one, due, changes[0])
+    waiting = in_background(lambda: ask_within(two, due, changes[1]))
+    until_blocked(due, two)
+    one.commit()
+    assert [reply.status for reply in waiting.result(10)] == ["accepted"]
+    two.commit()
+    assert due.rows("SELECT paused, version FROM jobs") == [(True, 2)]
+    assert due.rows("SELECT version, due_at = 'infinity' FROM timers") == [(2, True)]
+    assert made(due) == [(1, 1)]
+
+
+def test_two_intakes_that_create_one_job_make_one(clocked: ClockedDatabase) -> None:
+    one, two = clocked.connection(), clocked.connection()
+    ask_within(one, clocked, submission(payload=1))
+    waiting = in_background(lambda: ask_within(two, clocked, submission(payload=2)))
+    until_blocked(clocked, two)
+    one.commit()
+    assert [reply.job_version for reply in waiting.result(10)] == [2]
+    two.commit()
+    assert clocked.rows("SELECT version FROM jobs") == [(2,)]
+
+
+def run_both(first: Callable[[], object], second: Callable[[], object]) -> None:
+    for done in (in_background(first), in_background(second)):
+        done.result(30)
+
+
+def test_fifty_firings_and_edits_at_once_leave_every_instant_with_one_run(due: ClockedDatabase) -> None:
+    """No stepping: the two sides run as they come, and each instant has one run, of a version that was in force."""
+    session = due.session()
+    editing: Session = due.session()
+
+    def fires() -> None:
+        for _ in range(25):
+            due.advance(SECOND / 2)
+            fire(session, due.installation, look_at(due, lookahead=AHEAD))
+
+    def edits() -> None:
+        for number in range(25):
+            with editing.transaction() as connection:
+                ask_within(connection, due, submission(schedule="@every 1s", overlap="allow_all", payload=number))
+
+    run_both(fires, edits)
+    fire(session, due.installation, look_at(due, lookahead=AHEAD))
+    instants = [at for at, _ in made(due)]
+    assert instants == [float(n) for n in range(1, len(instants) + 1)]
+    assert len(open_runs(due)) == len(instants)

@@ -1,0 +1,222 @@
+"""Exactly one run per occurrence: ahead of its time, late, after an outage, with the clock moved about, by two at once."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due, look_at
+from tests.transitions.acts import ask, lifecycle, open_runs, requests, submission, submit
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unavailable
+from tidewheel.scheduler.firing import fire
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.service import Stop
+from tidewheel.settings import SchedulerSettings
+
+SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
+
+
+@contextmanager
+def scheduler_of(database: ClockedDatabase, **settings: object) -> Iterator[Scheduler]:
+    """A scheduler to be stepped: it has not entered, so it takes itself for the only one, and every shard for its own."""
+    stop = Stop()
+    made = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
+    try:
+        yield made
+    finally:
+        stop.ask()
+        made.run()  # enters, sees that it is to end, and closes what it holds
+
+
+def instants(database: ClockedDatabase) -> list[float]:
+    [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
+    found = database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")
+    return [(at - accepted_at).total_seconds() for (at,) in found]
+
+
+def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]]:
+    [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
+    found = database.rows("SELECT reason, first_at, last_at, occurrences, exact FROM skips ORDER BY skip_id")
+    return [
+        (reason, (first - accepted_at).total_seconds(), (last - accepted_at).total_seconds(), count, exact)
+        for reason, first, last, count, exact in found
+    ]
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def test_runs_are_written_ahead_and_leave_at_their_instant(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 1
+    assert instants(still) == [1, 2, 3]
+    for run, message in zip(open_runs(still), requests(still), strict=True):
+        assert run.publish_at == run.scheduled_at == message.publish_at == message.scheduled_at
+    leaving = still.rows("SELECT publish_at FROM outbox WHERE topic LIKE '%.runs.%' ORDER BY 1")
+    assert [at for (at,) in leaving] == [run.scheduled_at for run in open_runs(still)]
+    assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 0
+
+
+def test_nothing_is_written_before_the_lookahead(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    assert fire_due(still, lookahead=SECOND - timedelta(microseconds=1)) == 0
+    assert fire_due(still, lookahead=SECOND) == 1
+
+
+def test_what_is_late_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    now = still.advance(timedelta(seconds=1.5))
+    fire_due(still)
+    [run] = open_runs(still)
+    assert (run.scheduled_at, run.publish_at) == (now - SECOND / 2, now)
+
+
+def test_young_overdue_instants_all_fire(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    still.advance(45 * SECOND)
+    fire_due(still)
+    assert instants(still) == list(range(1, 46))
+    assert skips(still) == []
+
+
+def test_of_what_was_missed_the_latest_fires_and_the_rest_is_one_exact_span(still: ClockedDatabase) -> None:
+    submit(still, schedule="@every 1h")
+    still.advance(5.5 * HOUR)
+    fire_due(still)
+    assert instants(still) == [5 * 3600]
+    assert skips(still) == [("misfire", 3600, 4 * 3600, 4, True)]
+    [event] = [event for event in lifecycle(still) if event.type == "io.tidewheel.occurrence.skipped.v1"]
+    assert (event.reason, event.detail["occurrences"], event.job_version) == ("misfire", "4", 1)
+    still.advance(HOUR)
+    fire_due(still)
+    assert instants(still) == [5 * 3600, 6 * 3600]
+
+
+def test_the_latest_missed_and_everything_younger_fire(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    still.advance(600 * SECOND)
+    fire_due(still)
+    assert skips(still) == [("misfire", 1, 539, 539, True)]
+    assert instants(still) == list(range(540, 601))
+
+
+def test_exactly_misfire_after_is_missed_and_a_microsecond_less_is_not(still: ClockedDatabase) -> None:
+    submit(still, schedule="@every 1h")
+    still.advance(2 * HOUR + timedelta(seconds=60) - timedelta(microseconds=1))
+    fire_due(still)
+    # The first hour was missed and is the latest that was; the second is young and fires by itself.
+    assert (instants(still), skips(still)) == ([3600, 7200], [])
+    still.advance(2 * HOUR + timedelta(microseconds=1))
+    fire_due(still)
+    assert (instants(still)[2:], skips(still)) == ([4 * 3600], [("misfire", 3 * 3600, 3 * 3600, 1, True)])
+
+
+def test_a_span_too_long_to_count_says_so(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    still.advance(timedelta(days=3))
+    fire_due(still)
+    [(reason, first, last, counted, exact)] = skips(still)
+    assert (reason, first, last, counted, exact) == ("misfire", 1, 3 * 86400 - 61, 100_000, False)
+    assert len(instants(still)) == 61
+
+
+def test_one_jobs_past_does_not_hold_up_the_others(still: ClockedDatabase) -> None:
+    """At most 100 occurrences of a job in one transaction; its timer stays due for the rest."""
+    submit(still, **EACH_SECOND)
+    still.advance(59 * SECOND)
+    fire_due(still, lookahead=60 * SECOND)
+    assert instants(still) == list(range(1, 101))
+    fire_due(still, lookahead=60 * SECOND)
+    assert instants(still) == list(range(1, 120))
+
+
+def test_a_clock_that_goes_back_makes_nothing_twice(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    still.advance(5 * SECOND)
+    fire_due(still, lookahead=2 * SECOND)
+    still.advance(-HOUR)
+    assert fire_due(still, lookahead=2 * SECOND) == 0
+    still.advance(HOUR + 2 * SECOND)
+    fire_due(still, lookahead=2 * SECOND)
+    assert instants(still) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert skips(still) == []
+
+
+def test_jobs_that_share_a_schedule_each_get_their_own_run(still: ClockedDatabase) -> None:
+    at = still.now().replace(microsecond=0) + SECOND
+    ask(still, *(submission(f"job-{n}", schedule="* * * * * *") for n in range(50)))
+    still.stop_clock(at)
+    assert fire_due(still) == 50
+    assert {run.scheduled_at for run in open_runs(still)} == {at}
+    assert len({run.run_id for run in open_runs(still)}) == 50
+
+
+def test_a_backlog_of_one_shard_is_not_in_front_of_anothers(still: ClockedDatabase) -> None:
+    ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(300)))
+    still.advance(SECOND)
+    fire_due(still, batch=128)
+    fired = {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM job_runs")}
+    assert fired == {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM jobs")}
+
+
+def test_two_schedulers_on_the_same_shards_make_one_run_per_occurrence(
+    still: ClockedDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(60)))
+    over = threading.Event()
+
+    def work(scheduler: Scheduler) -> None:
+        while not over.is_set():
+            scheduler.step()
+
+    with (
+        caplog.at_level(logging.WARNING),
+        scheduler_of(still, fire_batch=100) as one,
+        scheduler_of(still, fire_batch=100) as two,
+    ):
+        both = [in_background(lambda each=each: work(each)) for each in (one, two)]
+        for _ in range(20):
+            still.advance(SECOND / 2)
+        deadline: datetime = still.now()
+        while still.value("SELECT EXISTS (SELECT FROM timers WHERE due_at <= %s)", [deadline]):
+            assert not any(done.done() for done in both)
+        over.set()
+        for done in both:
+            done.result(30)
+    made = still.rows("SELECT job_id, count(*), count(DISTINCT scheduled_at), min(shard) FROM job_runs GROUP BY job_id")
+    assert len(made) == 60
+    assert {(count, distinct) for _, count, distinct, _ in made} == {(15, 15)}  # ten seconds, and five ahead
+    assert still.count("job_runs") == len(open_runs(still)) == len(requests(still))
+    assert "firing job by job" not in caplog.text
+
+
+def test_a_timer_that_somebody_holds_does_not_stop_the_others(still: ClockedDatabase) -> None:
+    ask(still, submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
+    still.advance(SECOND)
+    holding = still.connection()
+    holding.execute("SELECT FROM timers AS t JOIN jobs AS j USING (job_id) WHERE key = 'held' FOR UPDATE OF t")
+    assert fire_due(still) == 1
+    holding.rollback()
+    assert fire_due(still) == 1
+    assert instants(still) == [1, 1]
+
+
+def test_a_session_that_was_lost_is_told_and_the_next_look_fires(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    still.advance(SECOND)
+    session = still.session()
+    still.execute("SELECT pg_terminate_backend(%s)", [session.connection().info.backend_pid])
+    with pytest.raises(Unavailable):
+        fire(session, still.installation, look_at(still))
+    assert fire(session, still.installation, look_at(still)) == 1
+    assert instants(still) == [1]

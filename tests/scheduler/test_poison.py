@@ -1,0 +1,105 @@
+"""A job that cannot be fired is set aside with its error; all others fire, and an edit brings it back."""
+
+import logging
+from datetime import timedelta
+from typing import LiteralString
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, lifecycle, open_runs, submission, submit
+from tidewheel.ids import job_id
+from tidewheel.schemas.records import ReplyStatus
+
+SECOND = timedelta(seconds=1)
+EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
+POISON = job_id("default", "poison")
+
+POISONS: list[tuple[str, LiteralString]] = [
+    ("no JSON", "schedule = '{'"),
+    ("no kind of schedule", """schedule = '{"kind": "nonsense"}'"""),
+    ("a zone that is gone", """schedule = '{"kind": "cron", "expressions": ["* * * * *"], "timezone": "Mars/Olympus"}'"""),
+    ("a lane that is none", "lane = 'nonsense'"),
+    ("a definition that is none", "definition = 'garbage'"),
+]
+
+
+@pytest.fixture
+def due(clocked: ClockedDatabase) -> ClockedDatabase:
+    """Three jobs that fire each second, one of which will be poisoned, and a clock that stands still."""
+    clocked.stop_clock()
+    ask(clocked, *(submission(key, **EACH_SECOND) for key in ("before", "poison", "zzz")))
+    return clocked
+
+
+def poison(database: ClockedDatabase, change: LiteralString) -> None:
+    database.execute(f"UPDATE job_versions SET {change} WHERE job_id = %s", [POISON])  # noqa: S608
+
+
+def keys_fired(database: ClockedDatabase) -> set[str]:
+    return {key for (key,) in database.rows("SELECT DISTINCT key FROM job_runs JOIN jobs USING (job_id)")}
+
+
+@pytest.mark.parametrize(("name", "change"), POISONS)
+def test_a_poisoned_job_is_set_aside_and_the_others_fire(due: ClockedDatabase, name: str, change: LiteralString) -> None:
+    poison(due, change)
+    due.advance(timedelta(hours=1))
+    fire_due(due)
+    assert keys_fired(due) == {"before", "zzz"}
+    [(kind, tenant, job, error)] = due.rows("SELECT kind, tenant, job_id, error FROM set_aside")
+    assert (kind, tenant, job) == ("job", "default", POISON)
+    assert error
+    [event] = [event for event in lifecycle(due) if event.type == "io.tidewheel.job.set_aside.v1"]
+    assert (event.job_key, event.job_version, event.reason) == ("poison", 1, error)
+    # It is out of the way: the next look finds the others alone.
+    due.advance(SECOND)
+    assert fire_due(due) == 2
+    assert due.count("set_aside") == 1
+    assert name
+
+
+@pytest.mark.parametrize(("name", "change"), POISONS)
+def test_an_edit_brings_a_job_that_was_set_aside_back(due: ClockedDatabase, name: str, change: LiteralString) -> None:
+    poison(due, change)
+    due.advance(timedelta(hours=1))
+    fire_due(due)
+    [reply] = ask(due, submission("poison", **EACH_SECOND, payload=1))
+    assert (reply.status, reply.job_version) == (ReplyStatus.ACCEPTED, 2), reply.errors
+    due.advance(SECOND)
+    fire_due(due)
+    assert "poison" in keys_fired(due)
+    assert {run.job_version for run in open_runs(due) if run.job_id == POISON} == {2}
+    assert name
+
+
+def test_pausing_and_deleting_a_job_that_was_set_aside_works(due: ClockedDatabase) -> None:
+    poison(due, "schedule = '{'")
+    due.advance(SECOND)
+    fire_due(due)
+    replies = ask(due, *(about(kind, "poison") for kind in ("job.pause", "job.resume", "job.delete")))
+    assert [reply.status for reply in replies] == ["accepted"] * 3
+
+
+def test_a_good_batch_says_nothing_and_a_poisoned_one_says_which(
+    due: ClockedDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tidewheel.scheduler"):
+        due.advance(SECOND)
+        fire_due(due)
+        assert caplog.text == ""
+        poison(due, "lane = 'nonsense'")
+        due.advance(SECOND)
+        fire_due(due)
+    assert f"job {POISON} is set aside: CheckViolation" in caplog.text
+
+
+def test_a_poisoned_job_that_is_due_once_does_not_cost_the_runs_that_were_written(due: ClockedDatabase) -> None:
+    """The batch is rolled back as a whole before it is fired job by job: nothing is there twice, nothing is missing."""
+    poison(due, "lane = 'nonsense'")
+    due.advance(5 * SECOND)
+    fire_due(due)
+    made = due.rows("SELECT key, count(*) FROM job_runs JOIN jobs USING (job_id) GROUP BY key ORDER BY key")
+    assert made == [("before", 5), ("zzz", 5)]
+    assert len(open_runs(due)) == 10
+    submit(due, "before", schedule="manual")
