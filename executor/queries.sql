@@ -21,10 +21,20 @@ DELETE FROM executors WHERE executor_id = %(executor_id)s
 -- No index: a handful of rows. No lock.
 SELECT executor_id, counter, pg_postmaster_start_time() FROM executors
 
+-- name: lock_lease
+-- An executor whose counter still stands where it was seen; not while a claim of its own is under way, or stands still.
+-- Index: executors_pkey. Lock: the row, passed over when somebody has it.
+SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND counter = %(counter)s FOR UPDATE SKIP LOCKED
+
+-- name: is_silent
+-- Whether an executor's counter still stands where it was seen, whoever has its row.
+-- Index: executors_pkey. No lock.
+SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND counter = %(counter)s
+
 -- name: end_lease
--- Ends the lease of an executor whose counter still stands where it was seen.
--- Index: executors_pkey. Lock: the row, waiting for a claim under way.
-DELETE FROM executors WHERE executor_id = %(executor_id)s AND counter = %(counter)s RETURNING executor_id
+-- Ends the lease of an executor that has no attempts left.
+-- Index: executors_pkey. Lock: the row, which lock_lease has locked already.
+DELETE FROM executors WHERE executor_id = %(executor_id)s
 
 -- name: find_leased_runs
 -- The attempts that an executor had when its lease ended. A later statement than end_lease, to see what that waited for.

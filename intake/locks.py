@@ -13,6 +13,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.db import Conn
+from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.intake.incoming import Incoming
 from tidewheel.occurrences import Decision
@@ -133,7 +134,11 @@ def _fires(job: JobRow) -> bool:
 
 
 def _decide(timer: LockedTimer, now: datetime, misfire_after: timedelta) -> Decision:
-    schedule = schedule_from_text(timer.schedule, timer.job_id)
+    try:
+        schedule = schedule_from_text(timer.schedule, timer.job_id)
+    except ScheduleRefused:
+        # Nothing can be said about it: firing will set it aside, or the change makes an end of it.
+        return Decision(next_at=timer.scheduled_at)
     # What is younger than misfire_after, at one a second at most, is more than firing takes at once: a change leaves
     # nothing overdue behind it.
     most = int(misfire_after.total_seconds()) + 2

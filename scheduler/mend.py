@@ -11,7 +11,9 @@ from uuid import UUID
 
 from tidewheel.db import Session
 from tidewheel.metrics import metrics
+from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.scheduler.recurrence.once import Once
 from tidewheel.sql import Statements
 
 _LOG = logging.getLogger("tidewheel.scheduler")
@@ -48,9 +50,16 @@ def _mend(session: Session, job_id: UUID) -> bool:
         tenant, shard, version, schedule, last_at, updated_at, _ = row
         # From the last run that was made, so that what was due since then is decided as any other downtime is.
         known_until = max(cast("datetime", last_at or updated_at), cast("datetime", updated_at))
-        following = schedule_from_text(str(schedule), job_id).after(known_until)
+        following = _following(schedule_from_text(str(schedule), job_id), cast("datetime | None", last_at), known_until)
         if following is None:
             return False
         columns = {"job_id": job_id, "tenant": tenant, "shard": shard, "scheduled_at": following, "version": version}
         connection.execute(_MEND_TIMER, columns)
     return True
+
+
+def _following(schedule: Schedule, last_at: datetime | None, known_until: datetime) -> datetime | None:
+    if isinstance(schedule, Once):
+        # It always fires, also when its instant had passed before it was submitted.
+        return schedule.at if last_at is None or last_at < schedule.at else None
+    return schedule.after(known_until)

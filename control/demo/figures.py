@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tidewheel.control.demo.history import Call, History
-from tidewheel.control.demo.tally import Seen
+from tidewheel.control.demo.seen import Seen
 from tidewheel.schemas.records import Reply, ReplyStatus, RunStatus
 
 _BEFORE_KILL = timedelta(

@@ -102,7 +102,7 @@ def _stack_lines(place: Place) -> list[str]:
             f"  export TIDEWHEEL_HOME={place.kept}",
             "                                    the stack is still up, with all of this in it; the services are not",
             "  tidewheel status                  where PostgreSQL and Kafka listen",
-            "  tidewheel down --erase            stop it and remove its data",
+            f"  tidewheel down --erase            stop it and remove its data; then rm -r {place.kept}",
         ]
     if place.is_guest:
         return ["  tidewheel status                  your stack runs on; the demo's database and topics are gone"]

@@ -8,16 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from itertools import pairwise
 
 from tidewheel.control.demo.due import Occurrence
 from tidewheel.control.demo.history import Call, History
+from tidewheel.control.demo.seen import Seen
 from tidewheel.schemas.records import ReplyStatus, RequestType, RunCompleted, RunStatus
 
-# The longest attempt of the file (1.5 s) and the writing of its end, with room: an older attempt of the executor that
-# was killed had ended before, so the kill explains nothing about it.
-KILL_REACH = timedelta(seconds=4)
 # A turn is looked at and an end is written by clocks read a little earlier than their transactions commit.
 _SLACK = timedelta(seconds=1)
 _SHOWN = 3  # examples in a message
@@ -51,48 +48,6 @@ def check_all(history: History) -> list[Check]:
     """Every check, in the order of a run's life."""
     seen = Seen(history)
     return [Check(promise, tuple(find(seen))) for promise, find in _CHECKS]
-
-
-class Seen:
-    """A history, put in order for looking things up."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-
-    @cached_property
-    def runs(self) -> dict[str, RunCompleted]:
-        """The first completion event of each run."""
-        found: dict[str, RunCompleted] = {}
-        for event in self.history.completions:
-            found.setdefault(event.run_id, event)
-        return found
-
-    @cached_property
-    def runs_of(self) -> dict[str, list[RunCompleted]]:
-        """The runs of each job."""
-        found: defaultdict[str, list[RunCompleted]] = defaultdict(list)
-        for run in self.runs.values():
-            found[run.job_key].append(run)
-        return found
-
-    @cached_property
-    def calls(self) -> dict[str, list[Call]]:
-        """The calls of each run, in the order they arrived."""
-        found: defaultdict[str, list[Call]] = defaultdict(list)
-        for call in sorted(self.history.calls, key=lambda call: call.arrived_at):
-            found[call.run_id].append(call)
-        return dict(found)
-
-    @cached_property
-    def effects(self) -> dict[str, list[Call]]:
-        """The calls of each run that took effect; runs without one are left out."""
-        found = {run: [call for call in calls if call.effective] for run, calls in self.calls.items()}
-        return {run: calls for run, calls in found.items() if calls}
-
-    def ended_by_kill(self, call: Call) -> bool:
-        """Whether a call came from the executor that was killed, so shortly before that its end may be unwritten."""
-        kill = self.history.kill
-        return kill is not None and call.pid == kill.pid and kill.at - KILL_REACH <= call.arrived_at <= kill.at
 
 
 def _unanswered(seen: Seen) -> Iterable[str]:

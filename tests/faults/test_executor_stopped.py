@@ -56,7 +56,7 @@ def test_one_that_comes_back_after_its_lease_changes_nothing_and_works_on(
     assert {e.pid for e in oracle.effects() if e.at > since} == {sleeper.process.pid}
     work.finish()
     fleet.stop()  # which waits until the late report, too, has been looked at
-    oracle.check(failures=DOOMED)
+    oracle.check(failures=DOOMED, stopped=[sleeper])
     assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
     assert oracle.completed()[held.run_id].attempt == 2
 

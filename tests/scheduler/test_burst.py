@@ -1,0 +1,150 @@
+"""A burst after idling: a statement that polled an empty table is planned anew for the load it meets.
+
+PostgreSQL keeps the plan of a prepared statement when it looks as good as a fresh one; made for an empty table it reads
+the full one whole, once for each row it looks for. Nothing here is timed: the server's own counters tell what was read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.scheduler.firing import look_at
+from tests.transitions.acts import EXECUTOR, submit
+from tidewheel.db import Session
+from tidewheel.runs import RunState
+from tidewheel.scheduler.firing import fire
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.start import Claim, start_runs
+
+BURST = 10_000
+BATCH = 2_000
+POLLS = 20  # psycopg prepares at the sixth execution, the server would keep a plan at the sixth of those
+
+# Reading all 10,000 rows of a table once is what a plan may cost; once for each of 2,000 rows is what it must not.
+MOST_READ = 20 * BURST
+
+
+def rows_read(database: Database, *tables: str) -> int:
+    """Rows that scans of these tables have read so far, by the server's count."""
+    [(read,)] = database.rows(
+        "SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::bigint FROM pg_stat_user_tables"
+        " WHERE relname = ANY (%s) OR relname ~ '^(job_runs|attempts|run_inputs)_'",
+        [list(tables)],
+    )
+    return int(read)
+
+
+def flush(session: Session) -> None:
+    """Make the counts of this session visible; the server does so by itself once a second."""
+    with session.transaction() as connection:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+    with session.transaction() as connection:
+        connection.execute("SELECT 1")
+
+
+def generic_plans(session: Session) -> int:
+    """How often this session took a plan that was made for no values in particular."""
+    with session.transaction() as connection:
+        row = connection.execute("SELECT coalesce(sum(generic_plans), 0)::bigint FROM pg_prepared_statements").fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def prepared(session: Session) -> int:
+    with session.transaction() as connection:
+        row = connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+@pytest.fixture
+def idle(fresh_database: Database) -> Iterator[Database]:
+    """A database whose tables were analyzed while they were empty."""
+    fresh_database.execute("VACUUM ANALYZE")
+    return fresh_database
+
+
+def load_due_jobs(database: Database) -> None:
+    """10,000 jobs that are due, made from one that was submitted; no statistics are gathered."""
+    submit(database, schedule="@every 1h")
+    with database.transaction() as connection:
+        connection.execute("DELETE FROM timers")
+        connection.execute(
+            "INSERT INTO jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, created_at, updated_at)"
+            " SELECT md5('burst' || n)::uuid, tenant, 'burst-' || n, n %% 4096, n %% 64, 1, schedule_kind, created_at,"
+            " updated_at FROM jobs, generate_series(1, %s) AS n",
+            [BURST],
+        )
+        connection.execute(
+            "INSERT INTO job_versions SELECT j.job_id, v.version, v.tenant, v.effective_at, v.spec, v.schedule, v.catch_up,"
+            " v.on_resume, v.handler, v.queue, v.lane, v.overlap, v.definition"
+            " FROM job_versions AS v, jobs AS j WHERE j.key LIKE 'burst-%%'",
+            [],
+        )
+        connection.execute(
+            "INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)"
+            " SELECT job_id, tenant, shard, now(), now(), 1 FROM jobs WHERE key LIKE 'burst-%%'",
+            [],
+        )
+
+
+def test_firing_after_idling_reads_what_it_fires(idle: Database) -> None:
+    session = idle.session()
+    for _ in range(POLLS):
+        assert fire(session, idle.installation, look_at(idle, batch=BATCH)) == 0
+    assert prepared(session) > 0
+    load_due_jobs(idle)
+    before = rows_read(idle, "timers", "job_versions", "jobs")
+    look = look_at(idle, batch=BATCH)
+    while fire(session, idle.installation, look):
+        look = replace(look, now=idle.now())
+    flush(session)
+    assert idle.count("job_runs") == BURST
+    assert rows_read(idle, "timers", "job_versions", "jobs") - before < MOST_READ
+    assert generic_plans(session) == 0
+
+
+def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -> None:
+    session = idle.session()
+    nobody = UUID(int=0)
+    for _ in range(POLLS):
+        with session.transaction() as connection:
+            start_runs(connection, idle.installation, [Claim(nobody, 1, 1, "t")], executor_id=EXECUTOR)
+            end_runs(connection, idle.installation, [RunEnd(nobody, 1, RunState.SUCCEEDED)])
+    assert prepared(session) > 0
+    load_due_jobs(idle)
+    firing = idle.session()
+    while fire(firing, idle.installation, look_at(idle, batch=BATCH)):
+        pass
+    runs = [run_id for (run_id,) in idle.rows("SELECT run_id FROM open_runs ORDER BY random()")]
+    before = rows_read(idle, "open_runs", "turns")
+    for start in range(0, BURST, BATCH):
+        chosen = runs[start : start + BATCH]
+        with session.transaction() as connection:
+            claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
+            assert len(start_runs(connection, idle.installation, claims, executor_id=EXECUTOR).started) == BATCH
+        with session.transaction() as connection:
+            ends = [RunEnd(run_id, 1, RunState.SUCCEEDED) for run_id in chosen]
+            assert len(end_runs(connection, idle.installation, ends).states) == BATCH
+    flush(session)
+    assert idle.count("open_runs") == 0
+    assert rows_read(idle, "open_runs", "turns") - before < 2 * MOST_READ
+    assert generic_plans(session) == 0
+
+
+def test_the_look_for_due_timers_costs_the_same_however_many_are_not_due(idle: Database) -> None:
+    """Idle cost does not depend on the number of jobs: one descent of the index a shard."""
+    load_due_jobs(idle)
+    idle.execute("UPDATE timers SET due_at = now() + interval '1 day'")
+    idle.execute("VACUUM ANALYZE timers")
+    session = idle.session()
+    flush(session)
+    before = rows_read(idle, "timers")
+    for _ in range(POLLS):
+        assert fire(session, idle.installation, look_at(idle, lookahead=timedelta(seconds=5))) == 0
+    flush(session)
+    assert rows_read(idle, "timers") - before == 0
