@@ -4,20 +4,21 @@ Requests are applied by the same code that intake uses, in one transaction each,
 """
 
 import asyncio
+import logging
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.enqueue import raise_if_rejected, trigger_document
-from tidewheel.db import Session
+from tidewheel.db import CommitUnknown, Session
 from tidewheel.errors import Unavailable, UnknownRun
 from tidewheel.ids import JobId, RunId
 from tidewheel.intake.accept import apply_requests
@@ -33,9 +34,14 @@ from tidewheel.wakeup import Channel, Notifier
 
 _READ_RUN = Statements("tidewheel.control")["read_run"]
 
+_LOG = logging.getLogger("tidewheel.client")
+
 _FIRST_LOOK_SECONDS = 0.02
 _LONGEST_LOOK_SECONDS = 0.5
 _TRIES = 5
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +229,15 @@ class Client:
         return reply
 
     def _apply(self, incoming: Incoming) -> Reply:
-        # Without a request_id a lost COMMIT of a trigger may stand: trying again could make a second run.
-        once = incoming.request.request_id is None and incoming.request.type == "job.trigger"
-        for _ in range(0 if once else _TRIES - 1):
-            with suppress(Unavailable):
+        for _ in range(_TRIES - 1):
+            try:
                 return self._apply_once(incoming)
+            except CommitUnknown:
+                # It may stand; a trigger that nothing names could make a second run.
+                if incoming.request.request_id is None and incoming.request.type == "job.trigger":
+                    raise
+            except Unavailable as error:
+                _LOG.info("trying again: %s", error)
         return self._apply_once(incoming)
 
     def _apply_once(self, incoming: Incoming) -> Reply:
@@ -236,11 +246,15 @@ class Client:
 
 
 class AsyncClient:
-    """`Client` for coroutines: the same calls, awaited; each runs on a thread, one at a time."""
+    """`Client` for coroutines: submit, trigger, run, cancel and wait, awaited; all on one thread, one after another.
+
+    A call that is cancelled ends on its thread all the same, before the next one begins: half a transaction is never left
+    for the next call to commit.
+    """
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
         self._client = Client(database_url, tenant=tenant)
-        self._one = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidewheel-client")
 
     async def __aenter__(self) -> Self:
         return self
@@ -248,12 +262,12 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self._client.close)
+        await self._on_thread(self._client.close)
+        self._thread.shutdown(wait=False)
 
     async def submit(self, job: Mapping[str, object] | JobSpec, *, request_id: str | None = None) -> Job:
         """See `Client.submit`."""
-        async with self._one:
-            return await asyncio.to_thread(self._client.submit, job, request_id=request_id)
+        return await self._on_thread(lambda: self._client.submit(job, request_id=request_id))
 
     async def trigger(
         self,
@@ -266,26 +280,17 @@ class AsyncClient:
         request_id: str | None = None,
     ) -> RunId:
         """See `Client.trigger`."""
-        async with self._one:
-            return await asyncio.to_thread(
-                self._client.trigger,
-                key,
-                payload,
-                delay=delay,
-                run_at=run_at,
-                labels=labels,
-                request_id=request_id,
-            )
+        return await self._on_thread(
+            lambda: self._client.trigger(key, payload, delay=delay, run_at=run_at, labels=labels, request_id=request_id)
+        )
 
     async def run(self, run_id: UUID) -> Run:
         """See `Client.run`."""
-        async with self._one:
-            return await asyncio.to_thread(self._client.run, run_id)
+        return await self._on_thread(lambda: self._client.run(run_id))
 
     async def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
         """See `Client.cancel`."""
-        async with self._one:
-            return await asyncio.to_thread(self._client.cancel, run_id, reason=reason)
+        return await self._on_thread(lambda: self._client.cancel(run_id, reason=reason))
 
     async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Client.wait`."""
@@ -298,6 +303,9 @@ class AsyncClient:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
         return run
+
+    async def _on_thread(self, call: Callable[[], Answer]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
 def _job(reply: Reply) -> Job:

@@ -5,13 +5,15 @@ pending one would make every commit of the caller's wait for an instance-wide lo
 """
 
 from base64 import b64encode
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
 from uuid import UUID
 
 from psycopg import Connection
+from psycopg.rows import tuple_row
 
-from tidewheel.errors import FieldError, Refused
+from tidewheel.errors import FieldError, Refused, Unavailable
 from tidewheel.ids import RunId
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
@@ -19,6 +21,8 @@ from tidewheel.jobs.requests import parse_request
 from tidewheel.schemas.records import Reply, ReplyStatus
 from tidewheel.settings import Connections
 from tidewheel.transitions.installation import Installation, read_installation
+
+_TRIES = 2  # the second sees the answer that somebody else gave at the same moment
 
 
 def enqueue(
@@ -53,9 +57,22 @@ def enqueue(
     document = trigger_document(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
     )
-    [reply] = apply_requests(connection, _installation(connection), [Incoming(parse_request(document))])
+    reply = _apply(connection, Incoming(parse_request(document)))
     raise_if_rejected(reply)
     return RunId(UUID(reply.run_id))
+
+
+def _apply(connection: Connection[tuple[object, ...]], incoming: Incoming) -> Reply:
+    """Apply a request as a whole or not at all, whatever the caller's connection is set to."""
+    factory, connection.row_factory = connection.row_factory, tuple_row
+    try:
+        for _ in range(_TRIES - 1):
+            with suppress(Unavailable), connection.transaction():
+                return apply_requests(connection, _installation(connection), [incoming])[0]
+        with connection.transaction():
+            return apply_requests(connection, _installation(connection), [incoming])[0]
+    finally:
+        connection.row_factory = factory
 
 
 def trigger_document(

@@ -16,7 +16,7 @@ from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.schemas.codec import install_lookup
-from tidewheel.service import Stop
+from tidewheel.service import Stop, end_process_with_threads
 from tidewheel.settings import (
     Connections,
     ExecutorSettings,
@@ -37,8 +37,7 @@ def run_intake(settings: IntakeSettings) -> None:
 
 def run_scheduler(settings: SchedulerSettings) -> None:
     """Fire what is due until asked to stop; needs no Kafka."""
-    stop = Stop()
-    stop.on_signals()
+    stop = _stop()
     url, installation = _prepare_database(settings)
     _announce("scheduler", settings)
     Scheduler(settings, url, installation, stop).run()
@@ -65,13 +64,19 @@ def run_executor(settings: ExecutorSettings) -> None:
 
 
 def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Installation, Stop]:
-    stop = Stop()
-    stop.on_signals()
+    stop = _stop()
     kafka = settings.kafka_config()
     url, installation = _prepare_database(settings)
     check_bootstrap(kafka)
     _announce(role, settings)
     return url, kafka, installation, stop
+
+
+def _stop() -> Stop:
+    stop = Stop()
+    stop.on_signals()
+    end_process_with_threads()
+    return stop
 
 
 def _prepare_database(settings: Connections) -> tuple[str, Installation]:

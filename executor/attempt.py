@@ -24,6 +24,7 @@ class Attempt:
         cancelled: Set when the attempt is asked to stop; handlers see it.
         cancel_cooperatively: Cancels its task.
         restart_clock: Gives it its whole time from now on; called on the loop.
+        stop_clock: Lets it wait for a thread without that being its time; called on the loop.
         on_thread: Whether a thread, and not the task, is what the slot waits for.
     """
 
@@ -35,6 +36,7 @@ class Attempt:
     cancelled: Flag = field(default_factory=Flag)
     cancel_cooperatively: Callable[[], object] | None = None
     restart_clock: Callable[[], None] | None = None
+    stop_clock: Callable[[], None] | None = None
     on_thread: bool = False
     _reported: bool = False
     _released: bool = False

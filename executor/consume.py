@@ -67,13 +67,16 @@ class LaneConsumer:
         self._begin, self._crowded, self._stop = begin, crowded, stop
         self._definitions = Definitions()
         self._held: list[Message] = []
+        self._owned: set[int] = set()
         self._paused = False
         self.last_message = 0.0
         self._thread = threading.Thread(target=self._run, name=f"consume-{lane}", daemon=True)
 
     def start(self) -> None:
         """Subscribe and begin."""
-        self._consumer.subscribe([self._topic], on_revoke=self._on_revoke, on_lost=self._on_lost)
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
         self._thread.start()
 
     def join(self) -> None:
@@ -89,46 +92,49 @@ class LaneConsumer:
                 # What was fetched and not claimed is kept and tried again; the sweep may be quicker.
                 patience.wait(error)
                 continue
+            except Exception as error:  # noqa: BLE001 - see below
+                # Whatever it is, a lane that goes deaf in silence is worse: it is told, and tried again.
+                _LOG.exception("consuming %s failed", self._topic)
+                patience.wait(error)
+                continue
             patience.over()
         self._consumer.close()
 
     def _round(self) -> None:
-        messages = self._held or self._poll(_POLL_SECONDS)
-        if not messages:
+        if not self._held:
+            self._held = self._poll(_POLL_SECONDS)
+        if not self._held or not self._wait_for_slots():
             return
-        self._held = messages
-        taken = self._take_slots()
-        if not taken:
-            return
+        # First fetched, then taken: slots held for messages that may not come are kept from the other lanes.
+        more = self._more(min(self._slots.free(self._lane), _MOST) - len(self._held))
+        self._held = self._held + more
+        taken = self._slots.take(self._lane, min(len(self._held), _MOST))
+        batch, self._held = self._held[:taken], self._held[taken:]
         started = 0
         try:
-            # Enough for the free slots; the rest of what is held waits for the next round.
-            messages += self._more(taken - len(messages))
-            self._held, batch = messages[taken:], messages[:taken]
-            try:
-                started = self._claim(batch)
-            except BaseException:
-                self._held = batch + self._held
-                raise
+            started = self._claim(batch) if batch else 0
+        except BaseException:
+            self._held = batch + self._held
+            raise
         finally:
             self._slots.give_back(taken - started)
 
-    def _take_slots(self) -> int:
-        """Slots for what is held; keeps polling while there are none, as the group protocol wants."""
+    def _wait_for_slots(self) -> bool:
+        """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
         since = monotonic_seconds()
         while not self._stop.asked():
-            if not self._crowded() and (taken := self._slots.take(self._lane, _MOST, wait_seconds=_FULL_SECONDS)):
+            if not self._crowded() and self._slots.wait_free(self._lane, _FULL_SECONDS):
                 self._resume()
-                if taken < self._slots.total // 4:
+                if self._slots.free(self._lane) < self._slots.total // 4:
                     # Nearly full: more will come free in a moment, and a claim costs as much for one as for a dozen.
                     self._stop.wait(_GATHER_SECONDS)
-                    taken += self._slots.take(self._lane, _MOST - taken, wait_seconds=0)
-                return taken
-            self._stop.wait(0.001)
+                return bool(self._held)
+            self._stop.wait(_GATHER_SECONDS)
             if monotonic_seconds() - since > _PAUSE_AFTER_SECONDS:
                 self._pause()
-                self._held += self._poll(0)
-        return 0
+                polled = self._poll(0)
+                self._held = self._held + polled
+        return False
 
     def _poll(self, seconds: float) -> list[Message]:
         message = self._consumer.poll(seconds)
@@ -179,12 +185,15 @@ class LaneConsumer:
         return Wanted(claim, request, definition)
 
     def _commit(self, messages: Sequence[Message]) -> None:
+        # Of the partitions that are still ours: their next owner must not be set back or forward.
         ends: dict[tuple[str, int], int] = {}
         for message in messages:
             topic, partition, offset = message.topic(), message.partition(), message.offset()
-            if topic is not None and partition is not None and offset is not None:
+            if topic is not None and partition in self._owned and offset is not None:
                 ends[topic, partition] = max(ends.get((topic, partition), 0), offset + 1)
         offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()]
+        if not offsets:
+            return
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
@@ -201,6 +210,12 @@ class LaneConsumer:
             self._consumer.resume(self._consumer.assignment())
             self._paused = False
 
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        if self._paused:
+            consumer.pause(partitions)
+        self._owned |= {partition.partition for partition in partitions}
+
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._drop(partitions)
 
@@ -209,6 +224,7 @@ class LaneConsumer:
 
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}
+        self._owned -= gone
         self._held = [message for message in self._held if message.partition() not in gone]
 
 

@@ -11,20 +11,18 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
-import psycopg
-
-from tidewheel.db import Conn, Session
+from tidewheel.db import Session
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.retry import Failure, delay_before_next
 from tidewheel.failpoint import failpoint
-from tidewheel.partitions import forget
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.service import Patience, Stop
 from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.signal import start_cancelling
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -38,8 +36,11 @@ Item = tuple[Attempt, Outcome]
 class Finisher:
     """The thread that writes outcomes."""
 
-    def __init__(self, session: Session, installation: Installation, poke: Callable[[], None]) -> None:
-        self._session, self._installation, self._poke = session, installation, poke
+    def __init__(
+        self, session: Session, installation: Installation, executor_id: UUID, poke: Callable[[], None]
+    ) -> None:
+        self._session, self._installation = session, installation
+        self._executor_id, self._poke = executor_id, poke
         self._items: deque[Item] = deque()
         self._wake = threading.Event()
         self._written = threading.Condition()
@@ -84,62 +85,74 @@ class Finisher:
                 self._write_patiently(batch, patience)
 
     def _write_patiently(self, batch: list[Item], patience: Patience) -> None:
+        batch = self._newest(batch)
         while batch and not self._stop.asked():
             try:
-                left = self._write(batch)
+                left = self._write(batch) if len(batch) > 1 else self._write_alone(batch[0])
             except Unavailable as error:
                 patience.wait(error)
                 continue
-            except psycopg.Error as error:
-                forget()
-                left = self._write_alone(batch, error)
+            except Exception as error:  # noqa: BLE001 - this thread must not end; one by one tells which item it is
+                _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
+                for item in batch:
+                    self._write_patiently([item], patience)
+                return
             patience.over()
-            with self._written:
-                self._unwritten -= len(batch) - len(left)
-                self._written.notify_all()
+            self._count_written(len(batch) - len(left))
             self._poke()
             batch = left
             if batch:
                 self._stop.wait(_BUSY_SECONDS)
 
+    def _newest(self, batch: Sequence[Item]) -> list[Item]:
+        """One outcome per run, of its newest attempt: what an older one still has to say is superseded."""
+        newest: dict[UUID, Item] = {}
+        for item in batch:
+            known = newest.get(item[0].run_id)
+            if known is None or known[0].started.attempt < item[0].started.attempt:
+                newest[item[0].run_id] = item
+        self._count_written(len(batch) - len(newest))
+        return list(newest.values())
+
+    def _count_written(self, count: int) -> None:
+        with self._written:
+            self._unwritten -= count
+            self._written.notify_all()
+
     def _write(self, batch: Sequence[Item]) -> list[Item]:
         """Write a batch in one transaction; returns what must be tried again."""
-        ends = [end for item in batch if (end := run_end(*item)) is not None]
+        ends = [end for item in batch if (end := run_end(*item, self._executor_id)) is not None]
         ended = {end.run_id for end in ends}
-        requeues = [requeue(*item) for item in batch if item[0].run_id not in ended]
-        retrying = bool(requeues)
+        requeues = [requeue(*item, self._executor_id) for item in batch if item[0].run_id not in ended]
+        cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
         with self._session.transaction() as connection:
-            busy = end_runs(connection, self._installation, ends).busy
-            busy |= self._requeue(connection, requeues)
+            if cancelled:
+                start_cancelling(connection, cancelled, self._executor_id)
+            done = end_runs(connection, self._installation, ends)
+            busy = done.busy | requeue_runs(connection, self._installation, requeues).busy
             failpoint("completion.before_commit")
-            if retrying:
+            if requeues:
                 failpoint("retry.before_commit")
         failpoint("completion.after_commit")
-        if retrying:
+        if requeues:
             failpoint("retry.after_commit")
+        for run_id in done.superseded:
+            _LOG.info("a late report changes nothing", extra={"run_id": str(run_id)})
         return [item for item in batch if item[0].run_id in busy]
 
-    def _requeue(self, connection: Conn, requeues: Sequence[Requeue]) -> set[UUID]:
-        done = requeue_runs(connection, self._installation, requeues)
-        # What did not go back and is not locked is over, superseded, or was asked to cancel: then it ends cancelled.
-        refused = [r for r in requeues if r.run_id not in done.runs and r.run_id not in done.busy]
-        ends = [RunEnd(run_id=r.run_id, attempt=r.attempt, state=RunState.CANCELLED) for r in refused]
-        return done.busy | end_runs(connection, self._installation, ends).busy
-
-    def _write_alone(self, batch: Sequence[Item], error: psycopg.Error) -> list[Item]:
-        """After a batch that failed on its data: one by one, so that only the one that fails is recorded otherwise."""
-        _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
-        left: list[Item] = []
-        for item in batch:
-            try:
-                left += self._write([item])
-            except psycopg.Error as own:
-                message = f"the outcome could not be stored: {str(own).splitlines()[0]}"
-                left.append((item[0], failed("UnrecordableOutcome", message, permanent=True)))
-        return left
+    def _write_alone(self, item: Item) -> list[Item]:
+        """Write one outcome; one that cannot be stored is recorded as a failure that says so."""
+        try:
+            return self._write([item])
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run must not stay open for it
+            _LOG.exception("an outcome cannot be stored", extra={"run_id": str(item[0].run_id)})
+            message = f"the outcome could not be stored: {type(error).__name__}"
+            return self._write([(item[0], failed("UnrecordableOutcome", message, permanent=True))])
 
 
-def run_end(attempt: Attempt, outcome: Outcome) -> RunEnd | None:
+def run_end(attempt: Attempt, outcome: Outcome, executor_id: UUID) -> RunEnd | None:
     """The end of the run that an outcome means; None where the run goes on."""
     states = {
         AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
@@ -154,6 +167,7 @@ def run_end(attempt: Attempt, outcome: Outcome) -> RunEnd | None:
         run_id=attempt.run_id,
         attempt=attempt.started.attempt,
         state=state,
+        executor_id=executor_id,
         reason=outcome.error_type if outcome.kind is AttemptOutcome.TIMED_OUT else None,
         error_type=outcome.error_type,
         error_message=outcome.error_message,
@@ -163,12 +177,13 @@ def run_end(attempt: Attempt, outcome: Outcome) -> RunEnd | None:
     )
 
 
-def requeue(attempt: Attempt, outcome: Outcome) -> Requeue:
+def requeue(attempt: Attempt, outcome: Outcome, executor_id: UUID) -> Requeue:
     """How a run goes on after an outcome that does not end it."""
     delay = next_delay(attempt, outcome)
     return Requeue(
         run_id=attempt.run_id,
         attempt=attempt.started.attempt,
+        executor_id=executor_id,
         outcome=outcome.kind,
         delay=outcome.snooze if delay is None else delay,
         error_type=outcome.error_type,

@@ -52,22 +52,23 @@ class Heartbeat:
             "slots": slots,
             "stopping": False,
         }
-        self._wake = threading.Event()
+        self.wake = threading.Event()
         self._stop = Stop()
-        self._stop.wakes(self._wake)
+        self._stop.wakes(self.wake)
         self._entered = threading.Event()
         self._next_beat = 0.0
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def start(self) -> None:
-        """Enter the executor; returns when it is entered."""
+    def start(self, stop: Stop) -> None:
+        """Enter the executor; returns when it is entered, or asked to stop before."""
         self._thread.start()
-        self._entered.wait()
+        while not self._entered.wait(_SIGNALS_SECONDS) and not stop.asked():
+            pass
 
     def beat_now(self) -> None:
         """Beat at once: the lease was lost and must be entered again."""
         self._next_beat = 0.0
-        self._wake.set()
+        self.wake.set()
 
     def stopping(self) -> None:
         """Say from now on that this executor is on its way out."""
@@ -95,8 +96,8 @@ class Heartbeat:
                 patience.wait(error)
                 continue
             patience.over()
-            self._wake.wait(_SIGNALS_SECONDS)
-            self._wake.clear()
+            self.wake.wait(_SIGNALS_SECONDS)
+            self.wake.clear()
 
     def _round(self) -> None:
         beat = monotonic_seconds() >= self._next_beat

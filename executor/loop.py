@@ -35,7 +35,7 @@ from tidewheel.settings import ExecutorSettings
 from tidewheel.topics import Topics
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.start import Started
-from tidewheel.wakeup import Channel, Notifier
+from tidewheel.wakeup import Channel, Listener, Notifier
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -65,7 +65,10 @@ class Executor:
         self._running: dict[tuple[UUID, int], Attempt] = {}
         self._notifier = Notifier(url, "tidewheel-executor-notify")
         self._finisher = Finisher(
-            Session(url, "tidewheel-executor-finish"), installation, lambda: self._notifier.poke(Channel.OUTBOX)
+            Session(url, "tidewheel-executor-finish"),
+            installation,
+            self.executor_id,
+            lambda: self._notifier.poke(Channel.OUTBOX),
         )
         self._heartbeat = Heartbeat(
             Session(url, "tidewheel-executor-heartbeat"),
@@ -97,7 +100,8 @@ class Executor:
     async def run(self) -> None:
         """Work until asked to stop, then drain and hand back."""
         self._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._heartbeat.start)
+        await asyncio.to_thread(self._heartbeat.start, self._stop)
+        listener = Listener(self._url, "tidewheel-executor-listen", (Channel.SIGNALS,), self._heartbeat.wake)
         _LOG.info("executor %s serves %s with %d slots", self.executor_id, self._queues, self._slots.total)
         for each in self._consumers:
             each.start()
@@ -106,6 +110,7 @@ class Executor:
         asked = asyncio.Event()
         threading.Thread(target=self._tell_when_asked, args=(asked,), daemon=True).start()
         await asked.wait()
+        listener.close()
         await self._drain()
 
     def _tell_when_asked(self, asked: asyncio.Event) -> None:
@@ -164,18 +169,24 @@ class Executor:
         attempt.cancel_cooperatively = task.cancel
         runner = self._runners.get(attempt.definition.target.kind)
         seconds = attempt.start_to_close_seconds
+        if attempt.cancelled.is_set():
+            attempt.report(CANCELLED)
+            attempt.release()
+            return
         failpoint("attempt.before_effect")
         try:
             async with asyncio.timeout(seconds) as limit:
-                # Queueing for a thread is not the attempt's time: the runner starts the clock anew when it has one.
+                # Queueing for a thread is not the attempt's time: the runner stops the clock until it has one.
+                attempt.stop_clock = lambda: limit.reschedule(None)
                 attempt.restart_clock = lambda: limit.reschedule(self._loop.time() + seconds)
                 outcome = await runner.run(attempt) if runner else _unsupported(attempt)
         except TimeoutError:
             attempt.cancelled.set()
             outcome = timed_out("start_to_close", seconds)
-        except asyncio.CancelledError:
-            outcome = CANCELLED
-        except Exception as error:  # noqa: BLE001 - a runner's fault is its attempt's outcome, never the executor's end
+        except asyncio.CancelledError as error:
+            # Asked for by us, or raised by the handler's own code, which is a failure like any other.
+            outcome = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
+        except BaseException as error:  # noqa: BLE001 - a runner's fault is its attempt's outcome, never the executor's end
             outcome = from_exception(error)
         failpoint("attempt.after_effect")
         attempt.report(outcome)

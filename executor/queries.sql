@@ -12,9 +12,11 @@ ON CONFLICT (executor_id) DO UPDATE
 SELECT 1 FROM executors WHERE executor_id = %(executor_id)s FOR KEY SHARE
 
 -- name: leave_executor
--- The executor has handed everything back and goes.
--- Index: executors_pkey. Lock: its own row.
-DELETE FROM executors WHERE executor_id = %(executor_id)s
+-- The executor has handed everything back and goes; with a run still in its hands the row stays for a reaper.
+-- Index: executors_pkey; reads open_runs once, at the end of a process. Lock: its own row.
+DELETE FROM executors
+ WHERE executor_id = %(executor_id)s
+   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.executor_id = %(executor_id)s)
 
 -- name: watch_executors
 -- Every executor's counter, and since when the server runs: the reaper compares both with what it saw before.
@@ -37,11 +39,20 @@ SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND counter = %(coun
 DELETE FROM executors WHERE executor_id = %(executor_id)s
 
 -- name: find_leased_runs
--- The attempts that an executor had when its lease ended. A later statement than end_lease, to see what that waited for.
+-- The attempts of an executor that fell silent. A later statement than lock_lease, to see every claim before it.
 -- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. No lock.
 SELECT run_id, attempt, lost, state FROM open_runs
  WHERE executor_id = %(executor_id)s AND state = ANY (%(states)s)
  ORDER BY run_id
+
+-- name: find_orphans
+-- Executors that have attempts in hand and no row: a safety net that should stay empty.
+-- Index: none; reads open_runs once a minute, by one reaper at a time. Lock: an advisory one, passed over when taken.
+SELECT DISTINCT o.executor_id
+  FROM open_runs AS o
+ WHERE (SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.orphans')))
+   AND o.state = ANY (%(states)s)
+   AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
 -- name: find_due_runs
 -- Open runs that have been due for a while and that this executor could run: what Kafka has not brought.

@@ -9,6 +9,7 @@ import logging
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
@@ -27,10 +28,16 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
 _WATCH_EXECUTORS = _SQL["watch_executors"]
+_LOCK_LEASE = _SQL["lock_lease"]
+_IS_SILENT = _SQL["is_silent"]
 _END_LEASE = _SQL["end_lease"]
 _FIND_LEASED_RUNS = _SQL["find_leased_runs"]
+_FIND_ORPHANS = _SQL["find_orphans"]
+
+_IN_HAND = [RunState.RUNNING, RunState.CANCELLING]
 
 _LOOK_SECONDS = 1.0
+_ORPHANS_SECONDS = 60.0
 _GAP_SECONDS = 3.0  # two looks further apart than this are no watching: this process itself was away
 
 
@@ -88,6 +95,8 @@ class Reaper:
     ) -> None:
         self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
         self._watch = Watch(lease)
+        self._orphans: set[UUID] = set()
+        self._next_orphans = monotonic_seconds() + _ORPHANS_SECONDS
         self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
 
     def start(self) -> None:
@@ -110,27 +119,50 @@ class Reaper:
         except Unavailable:
             self._watch.forget()
             raise
-        counters = {executor: counter for executor, counter, _ in rows if isinstance(executor, UUID)}
+        counters = {cast("UUID", executor): cast("int", counter) for executor, counter, _ in rows}
         server_start = rows[0][2] if rows else None
-        for executor_id, counter in self._watch.look(
-            {executor: int(str(counter)) for executor, counter in counters.items()}, server_start, monotonic_seconds()
-        ):
-            self._reap(executor_id, counter)
+        now = monotonic_seconds()
+        for executor_id, counter in self._watch.look(counters, server_start, now):
+            self._reap_or_wait(executor_id, counter)
+        if now >= self._next_orphans:
+            self._next_orphans = now + _ORPHANS_SECONDS
+            self._find_orphans()
         return _LOOK_SECONDS
 
-    def _reap(self, executor_id: UUID, counter: int) -> None:
-        with self._session.transaction() as connection:
-            columns = {"executor_id": executor_id, "counter": counter}
-            if connection.execute(_END_LEASE, columns).fetchone() is None:
-                return
-            lost = self._send_back(connection, executor_id)
-            failpoint("reap.before_commit")
+    def _reap_or_wait(self, executor_id: UUID, counter: int) -> None:
+        try:
+            with self._session.transaction() as connection:
+                columns = {"executor_id": executor_id, "counter": counter}
+                locked = connection.execute(_LOCK_LEASE, columns).fetchone() is not None
+                # One that was stopped inside a claim of its own has its row; its attempts go back all the same.
+                if not locked and connection.execute(_IS_SILENT, columns).fetchone() is None:
+                    return
+                lost, busy = self._send_back(connection, executor_id)
+                if locked and not busy:
+                    connection.execute(_END_LEASE, columns)
+                failpoint("reap.before_commit")
+        except Unavailable as error:
+            # Its rows are in somebody's hands: the others must not wait for that, and it comes again in a second.
+            _LOG.info("executor %s is not reaped yet: %s", executor_id, error)
+            return
         failpoint("reap.after_commit")
         metrics.count("leases_lost", lost)
-        _LOG.warning("executor %s fell silent; %d attempts end as lost", executor_id, lost)
+        if lost or locked:
+            _LOG.warning("executor %s fell silent; %d attempts end as lost", executor_id, lost)
 
-    def _send_back(self, connection: Conn, executor_id: UUID) -> int:
-        columns = {"executor_id": executor_id, "states": [RunState.RUNNING, RunState.CANCELLING]}
+    def _find_orphans(self) -> None:
+        """Attempts whose executor has no row: nothing of ours leaves them, so whoever finds one twice sends it back."""
+        with self._session.transaction() as connection:
+            rows = connection.execute(_FIND_ORPHANS, {"states": _IN_HAND}, binary=True).fetchall()
+            found = {cast("UUID", executor) for (executor,) in rows}
+            for executor_id in found & self._orphans:
+                _LOG.error("attempts of executor %s were found without its lease; sent back", executor_id)
+                self._send_back(connection, executor_id)
+        self._orphans = found - self._orphans
+
+    def _send_back(self, connection: Conn, executor_id: UUID) -> tuple[int, int]:
+        """End the attempts of an executor; returns how many ended, and how many are in somebody's hands."""
+        columns = {"executor_id": executor_id, "states": _IN_HAND}
         rows = connection.execute(_FIND_LEASED_RUNS, columns, binary=True).fetchall()
         ends: list[RunEnd] = []
         requeues: list[Requeue] = []
@@ -139,17 +171,13 @@ class Reaper:
             assert isinstance(attempt, int)  # noqa: S101 - the column's type
             assert isinstance(losses, int)  # noqa: S101 - the column's type
             if state == RunState.CANCELLING:
-                ends.append(RunEnd(run_id=run_id, attempt=attempt, state=RunState.CANCELLED, reason="lost"))
+                ends.append(RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason="lost"))
             elif losses + 1 >= self._max_lost:
                 message = f"the executor was lost {losses + 1} times while it ran this"
-                end = RunEnd(run_id, attempt, RunState.FAILED, "max_lost", error_type="Lost", error_message=message)
-                ends.append(end)
+                failed = RunEnd(run_id, attempt, RunState.FAILED, executor_id, "max_lost", "Lost", message)
+                ends.append(failed)
             else:
-                requeues.append(Requeue(run_id, attempt, AttemptOutcome.LOST, error_type="Lost"))
+                requeues.append(Requeue(run_id, attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
         busy = end_runs(connection, self._installation, ends).busy
         busy |= requeue_runs(connection, self._installation, requeues).busy
-        if busy:
-            # Somebody is recording one of them at this moment: let go, and come back with the lease still open.
-            message = f"{len(busy)} runs of executor {executor_id} are in somebody's hands"
-            raise Unavailable(message)
-        return len(rows)
+        return len(rows) - len(busy), len(busy)

@@ -6,7 +6,6 @@ critical run waiting for a slot.
 
 import threading
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.metrics import metrics
 from tidewheel.runs import Lane
 
@@ -22,20 +21,14 @@ class Slots:
         self._busy = 0
         self._changed = threading.Condition()
 
-    def take(self, lane: Lane, most: int, *, wait_seconds: float) -> int:
-        """Take up to `most` slots for a lane, waiting until there is at least one.
+    def take(self, lane: Lane, most: int) -> int:
+        """Take up to `most` slots for a lane, at once.
 
         Returns:
-            How many were taken; 0 when none came free in time.
+            How many were taken; 0 where none is free.
         """
-        deadline = monotonic_seconds() + wait_seconds
         with self._changed:
-            while (free := self._free(lane)) <= 0:
-                left = deadline - monotonic_seconds()
-                if left <= 0:
-                    return 0
-                self._changed.wait(left)
-            taken = min(free, most)
+            taken = max(min(self._free(lane), most), 0)
             self._busy += taken
             metrics.set("slots_busy", self._busy)
             return taken
@@ -54,10 +47,10 @@ class Slots:
         with self._changed:
             return max(self._free(lane), 0)
 
-    def wait_idle(self, seconds: float) -> bool:
-        """Wait until none is taken; returns whether that came about in time."""
+    def wait_free(self, lane: Lane, seconds: float) -> bool:
+        """Wait until a lane could take one; returns whether that came about in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._busy == 0, timeout=seconds)
+            return self._changed.wait_for(lambda: self._free(lane) > 0, timeout=seconds)
 
     def _free(self, lane: Lane) -> int:
         return self.total - self._busy - (0 if lane is Lane.CRITICAL else self._kept)

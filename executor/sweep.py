@@ -120,7 +120,7 @@ class Sweep:
             return cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
 
     def _claim(self, lane: Lane, runs: Sequence[DueRun]) -> int:
-        taken = self._slots.take(lane, len(runs), wait_seconds=0)
+        taken = self._slots.take(lane, len(runs))
         if not taken:
             return 0
         started = 0

@@ -29,7 +29,6 @@ from tidewheel.jobs.requests import RequestRefused, request_identity
 from tidewheel.kafka import consumer, group_protocol
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.partitions import forget
 from tidewheel.schemas.codec import is_avro
 from tidewheel.schemas.records import RequestOrigin
 from tidewheel.schemas.requests import read_document, read_request
@@ -53,6 +52,7 @@ _KEEP_HOUSE_SECONDS = 60.0
 # A batch that cannot be written for so long is let go with its partitions, well before the group would evict this
 # member for not polling (five minutes).
 _GIVE_UP_SECONDS = 60.0
+_FORGOTTEN_AT_ONCE = 5000  # the LIMIT of forget_answers: where it was reached, there is more
 
 
 class _Described(Protocol):
@@ -163,6 +163,10 @@ class Intake:
             return
 
     def _apply(self, messages: Sequence[Message]) -> None:
+        # Those that an earlier try has applied one by one are behind us.
+        messages = [m for m in messages if (m.offset() or 0) >= self._places[m.partition() or 0].next_offset]
+        if not messages:
+            return
         try:
             self._apply_at_once(messages)
         except (_Fenced, Unavailable):
@@ -170,7 +174,6 @@ class Intake:
         except Exception as error:
             if isinstance(error, psycopg.Error) and not is_data_fault(error):
                 raise Unavailable(str(error)) from error
-            forget()
             if len(messages) > 1:
                 _LOG.warning("a batch of %d requests failed (%s); applying them one by one", len(messages), error)
                 for message in messages:
@@ -190,6 +193,7 @@ class Intake:
             self._places[partition].next_offset = end
         self._notifier.poke(Channel.TIMERS)
         self._notifier.poke(Channel.OUTBOX)
+        self._notifier.poke(Channel.SIGNALS)
 
     def _fence(self, connection: Conn, ends: Mapping[int, int]) -> None:
         partitions = sorted(ends)
@@ -300,7 +304,9 @@ class Intake:
         if monotonic_seconds() >= self._next_house:
             self._next_house = monotonic_seconds() + _KEEP_HOUSE_SECONDS
             with self._session.transaction() as connection:
-                connection.execute(_FORGET_ANSWERS, {"kept": self._settings.requests_kept})
+                gone = connection.execute(_FORGET_ANSWERS, {"kept": self._settings.requests_kept}).rowcount
+            if gone == _FORGOTTEN_AT_ONCE:
+                self._next_house = 0.0
 
 
 def _origin(message: Message) -> RequestOrigin:
@@ -318,7 +324,9 @@ def _encoding(value: bytes | None) -> Encoding:
 def _failed_on_data(value: bytes | None, failure: Exception) -> RequestRefused:
     """The rejection of a request that can be read but not written."""
     document, _ = read_document(value or b"")
-    reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+    # PostgreSQL's own words in one line, without the row that it would quote beside them.
+    said = failure.diag.message_primary if isinstance(failure, psycopg.Error) else None
+    reason = said or type(failure).__name__
     error = FieldError(
         "", f"it could not be applied: {reason}", "correct the request, or report this with its request_id"
     )

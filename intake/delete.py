@@ -22,16 +22,22 @@ _SQL = Statements("tidewheel.intake")
 _DELETE_JOBS = _SQL["delete_jobs"]
 _REMOVE_TIMERS = _SQL["remove_timers"]
 _LOCK_UNBEGUN = _SQL["lock_unbegun"]
+_ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
+
+_AT_ONCE = 1000  # runs cancelled by the request itself; tens of milliseconds
 
 
 def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Delete jobs, in the caller's transaction; an answer for each request, in their order."""
-    locked = lock_jobs(connection, batch)
+    locked = lock_jobs(connection, batch, to_delete=True)
     jobs = existing(locked, batch)
     ids = [job.job_id for job in jobs]
     settle(connection, installation, locked, ids)
     connection.execute(_REMOVE_TIMERS, {"job_ids": ids})
-    columns = {"job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED]}
+    columns: dict[str, object] = {
+        "job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED], "most": _AT_ONCE,
+        "tenants": [job.tenant for job in jobs], "now": locked.now,
+    }  # fmt: skip
     unbegun = connection.execute(_LOCK_UNBEGUN, columns, binary=True).fetchall()
     ends = [
         RunEnd(run_id=run, attempt=attempt, state=RunState.CANCELLED, reason="job_deleted")
@@ -39,6 +45,9 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
         if isinstance(run, UUID) and isinstance(attempt, int)
     ]
     end_runs(connection, installation, ends)
+    if len(ends) == _AT_ONCE:
+        # A backlog of a million must not hold up the requests behind this one: claims refuse it, the scheduler ends it.
+        connection.execute(_ADD_JOB_CANCELLATION, columns)
     connection.execute(_DELETE_JOBS, {"job_ids": ids, "now": locked.now})
     reasons = {
         job_id_of(incoming): incoming.request.reason for incoming in batch if isinstance(incoming.request, JobDelete)

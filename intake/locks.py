@@ -27,6 +27,7 @@ _SQL = Statements("tidewheel.intake")
 _LOCK_TIMERS = _SQL["lock_timers"]
 _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _LOCK_JOBS = _SQL["lock_jobs"]
+_LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
 _READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
 _READ_NOW = _SQL["read_now"]
 
@@ -70,11 +71,19 @@ class Locked:
     timers: Mapping[UUID, LockedTimer]
 
 
-def lock_jobs(connection: Conn, batch: Sequence[Incoming]) -> Locked:
-    """Lock the jobs that these requests concern, in the caller's transaction."""
+def lock_jobs(connection: Conn, batch: Sequence[Incoming], *, to_delete: bool = False) -> Locked:
+    """Lock the jobs that these requests concern, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        batch: The requests.
+        to_delete: Also against triggers, which go on beside every other change.
+    """
     ids = sorted({job_id_of(incoming) for incoming in batch})
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
-    connection.execute(_LOCK_JOBS, {"job_ids": ids})
+    connection.execute(_LOCK_JOBS_TO_DELETE if to_delete else _LOCK_JOBS, {"job_ids": ids})
+    # Once more: what the jobs' locks waited for may have given a job its first timer.
+    connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = {timer.job_id: timer for timer in cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": ids})}
     with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:

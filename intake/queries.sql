@@ -61,7 +61,12 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
 
 -- name: lock_jobs
 -- The jobs' rows, alone for the same reason as their timers.
--- Index: jobs_pkey. Lock: each job, in job_id order, after its timer.
+-- Index: jobs_pkey. Lock: each job, in job_id order, after its timer; triggers, which share its key, go on.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
+
+-- name: lock_jobs_to_delete
+-- The same against triggers too: no run is made for a job while its open ones are being cancelled.
+-- Index: jobs_pkey. Lock: each job's row and key, in job_id order, after its timer.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
 
 -- name: read_locked_jobs
@@ -159,12 +164,20 @@ UPDATE jobs
  WHERE job_id = ANY (%(job_ids)s)
 
 -- name: lock_unbegun
--- Open runs of these jobs that no attempt has begun, in run_id order.
+-- Some open runs of these jobs that no attempt has begun, in run_id order.
 -- Index: open_runs_by_job. Lock: each row, waiting for a claim under way (which then has begun it).
 SELECT run_id, attempt FROM open_runs
  WHERE job_id = ANY (%(job_ids)s) AND attempt = 0 AND state = ANY (%(states)s)
  ORDER BY run_id
+ LIMIT %(most)s
    FOR UPDATE
+
+-- name: add_job_cancellation
+-- From its commit on no claim takes a run of these jobs that was made so far and never began; the scheduler ends them.
+-- No index, no lock.
+INSERT INTO cancellations (tenant, job_id, made_before, made_by)
+SELECT tenant, job_id, %(now)s, 'job_deleted'
+  FROM unnest(%(tenants)s::text[], %(job_ids)s::uuid[]) AS gone (tenant, job_id)
 
 -- name: lock_run
 -- One open run, to cancel it.

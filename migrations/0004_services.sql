@@ -31,7 +31,7 @@ CREATE TABLE requests (
     PRIMARY KEY (tenant, request_id)
 );
 COMMENT ON TABLE requests IS 'first answers, kept 8 days; only requests that name a request_id';
-CREATE INDEX requests_by_age ON requests USING brin (made_at);
+CREATE INDEX requests_by_age ON requests (made_at);
 
 -- The offsets that intake goes by. The epoch is the fence: a zombie's update hits no row.
 CREATE TABLE intake_offsets (

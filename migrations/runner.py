@@ -6,17 +6,21 @@ refused instead of being half there. All pending files go in one transaction eac
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 from typing import LiteralString, cast
 
+from tidewheel.clock import SystemClock
 from tidewheel.db import Conn, connect
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.stored_schemas import store_schemas
+from tidewheel.partitions import AHEAD_DAYS, day_of, ensure_days
 from tidewheel.sql import Statements, trusted
+
+_NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # a runner waits for another, and an index takes its time
 
 _FILE = re.compile(r"^(?P<number>\d{4})_[a-z0-9_]+\.sql$")
 
@@ -106,7 +110,7 @@ def migrate(url: str, *, dry_run: bool = False) -> list[str]:
         Unavailable: The database does not answer.
         MigrationError: An applied file was edited, or the database is newer than this release.
     """
-    with connect(url, "tidewheel-migrate") as connection:
+    with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection:
         # Session-wide, so that a second runner waits for all files and not only for one; gone with the connection.
         connection.execute(_LOCK)
         applied = _read_applied(connection)
@@ -122,6 +126,8 @@ def migrate(url: str, *, dry_run: bool = False) -> list[str]:
             connection.rollback()
         else:
             connection.commit()
+            today = day_of(SystemClock().now())
+            ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
     return [migration.name for migration in pending]
 
 

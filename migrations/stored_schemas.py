@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
 from tidewheel.schemas.codec import all_schemas
@@ -13,6 +14,9 @@ _SQL = Statements("tidewheel.migrations")
 _STORE_SCHEMA = _SQL["store_schema"]
 _FIND_SCHEMA = _SQL["find_schema"]
 
+_MISSING_SECONDS = 5.0  # an id that nobody knows costs one connection in so long, and a deploy is noticed after it
+_MISSING_KEPT = 1000
+
 
 def store_schemas(connection: Conn) -> None:
     """Store every schema of this release, in the caller's transaction."""
@@ -21,14 +25,24 @@ def store_schemas(connection: Conn) -> None:
 
 
 def lookup_in(url: str) -> Callable[[bytes], str | None]:
-    """A look-up for the codec: asks this database for schemas that this release does not know."""
+    """A look-up for the codec: asks this database for schemas that this release does not know.
+
+    The look-up raises Unavailable when the database does not answer: a good message must not be taken for a bad one.
+    """
+    missing: dict[bytes, float] = {}
 
     def lookup(fingerprint: bytes) -> str | None:
+        if missing.get(fingerprint, 0.0) > monotonic_seconds():
+            return None
         try:
             with connect(url, "tidewheel-schemas", autocommit=True) as connection:
                 row = connection.execute(_FIND_SCHEMA, {"fingerprint": fingerprint}).fetchone()
-        except (Unavailable, psycopg.Error):
-            return None
+        except psycopg.Error as error:
+            raise Unavailable(str(error)) from error
+        if row is None:
+            if len(missing) >= _MISSING_KEPT:
+                missing.clear()
+            missing[fingerprint] = monotonic_seconds() + _MISSING_SECONDS
         return str(row[0]) if row else None
 
     return lookup

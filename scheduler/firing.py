@@ -9,18 +9,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn, Session, is_data_fault
-from tidewheel.errors import UndecodableMessage
+from tidewheel.db import Conn, Session
+from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision
 from tidewheel.outbox import append
-from tidewheel.partitions import forget
 from tidewheel.scheduler.recurrence.due import decide
 from tidewheel.scheduler.recurrence.memo import schedule_from_text
 from tidewheel.sql import Statements
@@ -77,14 +75,13 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
             failpoint("firing.locked")
             decisions = advance_timers(connection, installation, locked, _Decider(look), now=look.now)
             failpoint("firing.before_commit")
-    except (psycopg.Error, UndecodableMessage, _ComputingFailed) as error:
-        if isinstance(error, psycopg.Error) and not is_data_fault(error):
-            raise
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns one job, and all the others must fire
         _LOG.warning(
             "a firing batch of %d timers failed (%s); firing job by job", len(locked), error.__cause__ or error
         )
-        forget()
-        return sum(_fire_alone(session, installation, timer.job_id, look) for timer in locked)
+        return sum(_fire_alone(session, installation, timer, look) for timer in locked)
     failpoint("firing.after_commit")
     for decision in decisions:
         _observe(decision, look.now)
@@ -136,28 +133,34 @@ class _Decider:
         return decision
 
 
-def _fire_alone(session: Session, installation: Installation, job_id: UUID, look: Round) -> int:
+def _fire_alone(session: Session, installation: Installation, timer: LockedTimer, look: Round) -> int:
     try:
         with session.transaction() as connection:
             with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-                locked = cursor.execute(_LOCK_TIMER, {"job_id": job_id, "horizon": look.horizon}).fetchall()
+                locked = cursor.execute(_LOCK_TIMER, {"job_id": timer.job_id, "horizon": look.horizon}).fetchall()
             advance_timers(connection, installation, locked, _Decider(look), now=look.now, repeats=True)
         return len(locked)
-    except (psycopg.Error, UndecodableMessage, _ComputingFailed) as error:
-        if isinstance(error, psycopg.Error) and not is_data_fault(error):
-            raise
-        _set_aside(session, installation, job_id, error.__cause__ or error, look.now)
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is this job's, and is kept with it
+        _set_aside(session, installation, timer, error.__cause__ or error, look.now)
         return 1
 
 
-def _set_aside(session: Session, installation: Installation, job_id: UUID, error: BaseException, now: datetime) -> None:
-    text = f"{type(error).__name__}: {error}"
+def _set_aside(
+    session: Session, installation: Installation, timer: LockedTimer, error: BaseException, now: datetime
+) -> None:
+    job_id = timer.job_id
+    # PostgreSQL's own words in one line, without the row that it would quote beside them.
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else str(error)
+    text = f"{type(error).__name__}: {said}"
     _LOG.error("job %s is set aside: %s", job_id, text, extra={"job_id": str(job_id)})
     with session.transaction() as connection:
-        parked = connection.execute(_PARK_TIMER, {"job_id": job_id}).fetchone()
+        place = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
+        parked = connection.execute(_PARK_TIMER, place).fetchone()
         if parked is None:
             return
-        tenant, shard, version, _ = parked
+        tenant, shard, version = parked
         key = connection.execute(_READ_KEY, {"job_id": job_id}).fetchone()
         connection.execute(_SET_JOB_ASIDE, {"tenant": tenant, "job_id": job_id, "error": text})
         event = lifecycle_row(

@@ -14,6 +14,7 @@ from tidewheel.db import Session
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.metrics import metrics
 from tidewheel.partitions import AHEAD_DAYS, day_of, ensure_days
+from tidewheel.scheduler.cancelling import cancel_some
 from tidewheel.scheduler.firing import Round, fire
 from tidewheel.scheduler.mend import mend_shard
 from tidewheel.service import Stop, repeat
@@ -69,6 +70,11 @@ class Scheduler:
             others = sorted(set(range(self._installation.shards)) - set(self._shards))
             rescued, _ = self._fire(others, -self._settings.overdue_after)
             moved += rescued
+            cancelled = cancel_some(self._session, self._installation)
+            if cancelled:
+                self._next_overdue = 0.0
+                self._notifier.poke(Channel.OUTBOX)
+            moved += cancelled
         return 0.0 if moved else pause
 
     def _fire(self, shards: list[int], ahead: timedelta) -> tuple[int, float]:
@@ -125,6 +131,7 @@ class Scheduler:
             self._next_partitions = now + _PARTITIONS_SECONDS
         if now >= self._next_mend:
             if self._shards:
-                mend_shard(self._session, self._shards[self._mending % len(self._shards)])
+                shard = self._shards[self._mending % len(self._shards)]
+                mend_shard(self._session, shard, self._installation.shards)
                 self._mending += 1
             self._next_mend = now + _MEND_SECONDS

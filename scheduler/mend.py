@@ -10,6 +10,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.db import Session
+from tidewheel.ids import job_range
 from tidewheel.metrics import metrics
 from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.memo import schedule_from_text
@@ -24,7 +25,7 @@ _LOCK_JOB_WITHOUT_TIMER = _SQL["lock_job_without_timer"]
 _MEND_TIMER = _SQL["mend_timer"]
 
 
-def mend_shard(session: Session, shard: int) -> int:
+def mend_shard(session: Session, shard: int, shards: int) -> int:
     """Mend the jobs of one shard.
 
     Returns:
@@ -33,8 +34,10 @@ def mend_shard(session: Session, shard: int) -> int:
     Raises:
         Unavailable: The database does not answer.
     """
+    first, last = job_range(shard, shards)
+    columns = {"shard": shard, "first": first, "last": last}
     with session.transaction() as connection:
-        jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_LOST_TIMERS, {"shard": shard}, binary=True)]
+        jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_LOST_TIMERS, columns, binary=True)]
     mended = sum(_mend(session, job) for job in jobs)
     if mended:
         metrics.count("timers_mended", mended)

@@ -34,9 +34,12 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
    FOR UPDATE OF t SKIP LOCKED
 
 -- name: park_timer
--- Takes the timer of a job that was set aside out of the way; an edit of the job brings it back.
+-- Takes the timer of a job that was set aside out of the way, unless an edit came first; an edit brings it back.
 -- Index: timers_pkey. Lock: the row.
-UPDATE timers SET due_at = 'infinity' WHERE job_id = %(job_id)s RETURNING tenant, shard, version, scheduled_at
+UPDATE timers
+   SET due_at = 'infinity'
+ WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < 'infinity'
+RETURNING tenant, shard, version
 
 -- name: set_job_aside
 -- Keeps the error of a job that could not be fired.
@@ -51,10 +54,11 @@ SELECT key FROM jobs WHERE job_id = %(job_id)s
 
 -- name: find_lost_timers
 -- Jobs of a shard that should have a timer and have none: something outside Tidewheel removed it.
--- Index: timers_pkey by anti-join over the shard's jobs; once a minute, one shard. No lock.
+-- Index: jobs_pkey (a shard is a range of job_id), timers_pkey; once a minute, one shard. No lock.
 SELECT j.job_id
   FROM jobs AS j
- WHERE j.shard = %(shard)s
+ WHERE j.job_id BETWEEN %(first)s AND %(last)s
+   AND j.shard = %(shard)s
    AND j.schedule_kind IN ('once', 'interval', 'cron')
    AND j.deleted_at IS NULL AND j.finished_at IS NULL AND NOT j.paused
    AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
@@ -79,3 +83,26 @@ SELECT j.tenant, j.shard, j.version, v.schedule,
 INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)
 VALUES (%(job_id)s, %(tenant)s, %(shard)s, %(scheduled_at)s, %(scheduled_at)s, %(version)s)
 ON CONFLICT (job_id) DO NOTHING
+
+-- name: open_cancellation
+-- The oldest cancellation by filter that is not finished.
+-- No index: a handful of rows. Lock: the row, passed over when another scheduler works on it.
+SELECT id, job_id, made_before, made_by FROM cancellations
+ WHERE finished_at IS NULL AND job_id IS NOT NULL
+ ORDER BY id
+ LIMIT 1
+   FOR UPDATE SKIP LOCKED
+
+-- name: lock_cancelled_runs
+-- Some of the runs it names. Claims refuse them, so nobody else is about to change them.
+-- Index: open_runs_by_job. Lock: each row, in run_id order.
+SELECT run_id FROM open_runs
+ WHERE job_id = %(job_id)s AND attempt = 0 AND state = ANY (%(states)s) AND made_at <= %(made_before)s
+ ORDER BY run_id
+ LIMIT 1000
+   FOR UPDATE
+
+-- name: finish_cancellation
+-- None is left.
+-- Index: cancellations_pkey. Lock: the row, locked already.
+UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s

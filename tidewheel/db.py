@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import psycopg
-from psycopg import Connection, errors
+from psycopg import Connection
 
 from tidewheel.errors import Unavailable
 
@@ -20,10 +20,20 @@ Conn: TypeAlias = Connection[tuple[object, ...]]
 # (shared measurement: 392 ms against 4.9 ms for one claim); so every statement is planned for what it meets.
 _PLAN_EACH_TIME = "-c plan_cache_mode=force_custom_plan"
 # A process that is stopped (SIGSTOP, a frozen machine) inside a transaction must not hold its row locks for ever.
-_LET_GO = "-c idle_in_transaction_session_timeout=60s"
+_LET_GO = "-c idle_in_transaction_session_timeout=15s"
 _UTC = "-c timezone=UTC"
 # Durability is part of the promise: an installation whose default is weaker gets the strong setting all the same.
 _DURABLE = "-c synchronous_commit=on"
+
+# A statement that waits for a lock, or runs, longer than this is in somebody's way, or somebody is in its: it lets go
+# of everything it holds, and is tried again.
+_PATIENCE = "-c lock_timeout=10s -c statement_timeout=30s"
+# A process that is stopped inside a COPY is not idle: only the limit on the whole transaction frees what it has locked.
+_WHOLE_TRANSACTION = "60s"
+_HAS_TRANSACTION_TIMEOUT = 170_000
+
+# Wrong SQL, or values that psycopg itself cannot send: repeating them is no use.
+_OURS = psycopg.ProgrammingError | psycopg.NotSupportedError | psycopg.DataError
 
 _DATA_CLASSES = frozenset({"22", "23", "54"})
 
@@ -55,7 +65,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "")
             keepalives_interval=5,
             keepalives_count=3,
             tcp_user_timeout=20000,
-            options=f"{_PLAN_EACH_TIME} {_LET_GO} {_UTC} {_DURABLE} {options}",
+            options=f"{_PLAN_EACH_TIME} {_LET_GO} {_UTC} {_DURABLE} {_PATIENCE} {options}",
         )
     except psycopg.Error as error:
         raise Unavailable(_first_line(error)) from error
@@ -76,6 +86,9 @@ class Session:
         """
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._url, self._name, options=self._options)
+            if self._connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+                self._connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
+                self._connection.commit()
         return self._connection
 
     @contextmanager
@@ -91,15 +104,16 @@ class Session:
             yield connection
         except psycopg.Error as error:
             self._abandon(connection)
-            if is_data_fault(error) or not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            if is_data_fault(error) or isinstance(error, _OURS):
                 raise
+            # Everything else is the server's state and not the rows': lost, read-only, out of space, our time limits.
             raise Unavailable(_first_line(error)) from error
         except BaseException:
             self._abandon(connection)
             raise
         try:
             connection.commit()
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        except psycopg.Error as error:
             self._abandon(connection)
             # The server said no before it committed (a deferred check, a conflict): that is known, not lost.
             if error.sqlstate and not error.sqlstate.startswith(("08", "57")):
@@ -126,11 +140,6 @@ def is_data_fault(error: BaseException) -> bool:
     """
     state = getattr(error, "sqlstate", None)
     return isinstance(state, str) and state[:2] in _DATA_CLASSES
-
-
-def is_missing_schema(error: BaseException) -> bool:
-    """Whether a statement met a database that was never migrated."""
-    return isinstance(error, errors.UndefinedTable | errors.UndefinedFunction | errors.UndefinedColumn)
 
 
 def _first_line(error: BaseException) -> str:

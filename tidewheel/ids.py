@@ -47,6 +47,17 @@ def shard_of(bucket: int, shards: int) -> int:
     return bucket * shards // BUCKETS
 
 
+def job_range(shard: int, shards: int) -> tuple[UUID, UUID]:
+    """The first and the last job_id there can be in a shard.
+
+    >>> [str(bound)[:4] for bound in job_range(63, 64)]
+    ['fc00', 'ffff']
+    """
+    first = -(-shard * BUCKETS // shards)
+    after = -(-(shard + 1) * BUCKETS // shards)
+    return UUID(int=first << 116), UUID(int=(after << 116) - 1)
+
+
 def micros(instant: datetime) -> int:
     """Whole microseconds since 1970, without the rounding of a float."""
     return (instant - _EPOCH) // _MICROSECOND

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
 
+import psycopg
 from psycopg import sql
 
 from tidewheel.db import Conn
@@ -34,42 +35,46 @@ def day_of(instant: datetime) -> date:
 
 
 def ensure_days(connection: Conn, days: Iterable[date]) -> None:
-    """Make the partitions of these days where they are missing, in the caller's transaction.
+    """Make the partitions of these days where they are missing.
 
-    What was seen to exist is remembered by database, so that the usual call costs nothing.
+    On a connection of its own, a transaction a day: a caller whose transaction stays open (a user's, in `enqueue`) must
+    not keep others from making theirs. What exists is remembered by database, so that the usual call costs nothing.
+
+    Raises:
+        psycopg.OperationalError: The connection cannot be made.
     """
     database = f"{connection.info.host}:{connection.info.port}/{connection.info.dbname}"
     wanted = sorted(day for day in set(days) if (database, day) not in _known)
-    if not wanted:
-        return
-    for day in wanted:
-        # Only what was found is remembered: what this transaction makes may yet be rolled back.
-        if _ensure_day(connection, day):
-            _known.add((database, day))
+    missing = [day for day in wanted if not _exists(connection, f"{[*TABLES][-1]}{_suffix(day)}")]
+    if missing:
+        parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
+        with psycopg.connect(**parameters, password=connection.info.password, autocommit=True) as own:  # type: ignore[arg-type]  # pyright: ignore
+            for day in missing:
+                with own.transaction():
+                    _make_day(own, day)
+    _known.update((database, day) for day in wanted)
 
 
-def forget() -> None:
-    """Forget which partitions exist: something that was remembered has been rolled back or dropped."""
-    _known.clear()
-
-
-def _ensure_day(connection: Conn, day: date) -> bool:
-    suffix = f"_{day:%Y%m%d}"
-    last = f"{[*TABLES][-1]}{suffix}"
-    if connection.execute("SELECT to_regclass(%s) IS NOT NULL", [last]).fetchone() == (True,):
-        return True
+def _make_day(connection: Conn, day: date) -> None:
     connection.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.partitions'))")
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     bounds = sql.SQL("FROM ({}) TO ({})").format(
         sql.Literal(str(first_run_id(start))), sql.Literal(str(first_run_id(start + timedelta(days=1))))
     )
     for table, parameters in TABLES.items():
-        _ensure_partition(connection, table, f"{table}{suffix}", parameters, bounds)
-    return False
+        _ensure_partition(connection, table, f"{table}{_suffix(day)}", parameters, bounds)
+
+
+def _suffix(day: date) -> str:
+    return f"_{day:%Y%m%d}"
+
+
+def _exists(connection: Conn, table: str) -> bool:
+    return connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone() == (True,)
 
 
 def _ensure_partition(connection: Conn, table: str, partition: str, parameters: str, bounds: sql.Composed) -> None:
-    if connection.execute("SELECT to_regclass(%s) IS NOT NULL", [partition]).fetchone() == (True,):
+    if _exists(connection, partition):
         return
     name, parent = sql.Identifier(partition), sql.Identifier(table)
     connection.execute(

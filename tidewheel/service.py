@@ -1,6 +1,7 @@
 """How a service lives: started, asked to stop by SIGTERM or SIGINT, patient while PostgreSQL or Kafka is away."""
 
 import logging
+import os
 import random
 import signal
 import threading
@@ -48,11 +49,26 @@ class Stop:
             if self._event.is_set():
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
-            _LOG.info("asked to stop by %s", signal.Signals(number).name)
-            self.ask()
+            # On a thread of its own: the main thread may be inside the very lock that setting an event takes.
+            threading.Thread(target=self._asked_by, args=(signal.Signals(number).name,), daemon=True).start()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handle)
+
+    def _asked_by(self, name: str) -> None:
+        _LOG.info("asked to stop by %s", name)
+        self.ask()
+
+
+def end_process_with_threads() -> None:
+    """Let the process end when one of its threads does by an error: half a service is worse than none."""
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        name = failure.thread.name if failure.thread else "?"
+        _LOG.critical("thread %s failed; the process ends", name, exc_info=failure.exc_value)
+        os._exit(1)
+
+    threading.excepthook = report
 
 
 class Patience:
@@ -94,6 +110,11 @@ def repeat(stop: Stop, what: str, step: Callable[[], float], *, wake: threading.
         try:
             seconds = step()
         except Unavailable as error:
+            patience.wait(error)
+            continue
+        except Exception as error:  # noqa: BLE001 - see below
+            # Whatever it is, a loop that ends in silence is worse: it is told, and tried again.
+            _LOG.exception("%s: failed", what)
             patience.wait(error)
             continue
         patience.over()

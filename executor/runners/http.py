@@ -26,7 +26,7 @@ _BODY_BYTES = 48 * 1024  # of the answer kept; as JSON text it stays below the 6
 _CONNECTIONS = 200
 _RETRIED_4XX = frozenset({408, 425, 429})
 
-_FORBIDDEN_V4_IN_V6 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002::/16"))
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -96,11 +96,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         """Connect to the first address of `host` that answers."""
         addresses = await _resolve(host, port)
         if not self._allow_private:
-            refused = [address for address in addresses if not is_public(ipaddress.ip_address(address))]
-            if refused:
-                message = (
-                    f"{host} is {refused[0]}, which targets must not reach; allow it with TIDEWHEEL_HTTP_ALLOW_PRIVATE"
-                )
+            # The address itself is not told: it may be what somebody wants to find out.
+            if not all(is_public(ipaddress.ip_address(address)) for address in addresses):
+                message = f"{host} is an address that targets must not reach; TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it"
                 raise AddressRefused(message)
         failure: httpcore.ConnectError | httpcore.ConnectTimeout = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
@@ -132,7 +130,7 @@ def is_public(address: Address) -> bool:
     """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in _FORBIDDEN_V4_IN_V6[0]:
+        if inner is None and address in _NAT64:
             inner = ipaddress.IPv4Address(address.packed[-4:])
         if address.teredo is not None:
             return False
@@ -185,7 +183,8 @@ def _judge(response: httpx.Response, body: bytes) -> Outcome:
             result = json.dumps({"status": response.status_code, "body": text[:8192], "cut": True}).encode()
         return succeeded(result)
     permanent = response.status_code < 500 and response.status_code not in _RETRIED_4XX
-    message = f"{response.request.url} answered {response.status_code} {response.reason_phrase}: {text[:1024]}"
+    url = response.request.url.copy_with(query=None, username=None, password=None)
+    message = f"{url} answered {response.status_code} {response.reason_phrase}: {text[:1024]}"
     after = _retry_after(response.headers.get("retry-after"))
     return failed(f"http_{response.status_code}", message, permanent=permanent, retry_after=after)
 

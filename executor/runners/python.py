@@ -40,6 +40,8 @@ class PythonRunner:
             returned = await cast("asyncio.Future[object]", handler.function(context, payload))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its attempt's outcome
             return from_exception(error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            return _would_not_end(error)
         return record(returned)
 
     async def _on_thread(self, attempt: Attempt, handler: Handler, context: Context, payload: object) -> Outcome:
@@ -52,6 +54,8 @@ class PythonRunner:
             return _call(handler, context, payload)
 
         attempt.on_thread = True
+        if attempt.stop_clock:
+            attempt.stop_clock()
         future = self._threads.submit(call)
         future.add_done_callback(lambda _: attempt.release())
         try:
@@ -73,7 +77,11 @@ def _call(handler: Handler, context: Context, payload: object) -> Outcome:
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is its attempt's outcome
         return from_exception(error)
     except (SystemExit, KeyboardInterrupt) as error:
-        return failed(type(error).__name__, f"the handler tried to end the process: {error}")
+        return _would_not_end(error)
+
+
+def _would_not_end(error: BaseException) -> Outcome:
+    return failed(type(error).__name__, f"the handler tried to end the process: {error}")
 
 
 def make_context(attempt: Attempt) -> Context:

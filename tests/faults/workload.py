@@ -1,4 +1,4 @@
-"""The work that runs while something is killed: recurring jobs that may and may not overlap, tasks, retries, a failure."""
+"""What runs while something is killed: recurring jobs that may and may not overlap, tasks, retries, a failure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,7 +10,7 @@ from tests.fixtures.services import Fleet
 from tidewheel.clock import SystemClock
 from tidewheel.schemas.records import Cause
 
-RECURRING = ("tick", "tock")
+RECURRING: tuple[str, ...] = ("tick", "tock")
 DOOMED = ("lost-cause",)
 ATTEMPTS = {"shaky": 2, "lost-cause": 2}  # where nobody is killed
 
@@ -41,6 +41,7 @@ class Workload:
 
     def __init__(self, fleet: Fleet, oracle: Oracle) -> None:
         self._fleet, self._oracle = fleet, oracle
+        self.recurring = RECURRING
 
     def submit(self) -> None:
         """Submit the jobs and trigger some of them."""
@@ -77,7 +78,7 @@ class Workload:
 
     def finish(self) -> None:
         """Pause what recurs and wait until nothing is left to be done."""
-        for key in RECURRING:
+        for key in self.recurring:
             self._fleet.ask({"type": "job.pause", "key": key})
         self._fleet.flush()
         self._oracle.wait_answered()
@@ -90,7 +91,7 @@ class Workload:
         triggered = {reply.run_id for reply in replies.values() if reply.run_id is not None}
         fired = {c.job_key for c in completed.values() if c.cause is Cause.TIMER and c.scheduled_at > since}
         triggered -= {run.run_id for run in held}
-        return triggered <= set(completed) and fired >= set(RECURRING)
+        return triggered <= set(completed) and fired >= set(self.recurring)
 
 
 class Held:

@@ -50,7 +50,6 @@ class DeadRequest:
 
 @dataclass(frozen=True, slots=True)
 class _PastAttempt:
-    run_id: UUID
     attempt: int
     executor_id: UUID | None
     started_at: datetime | None
@@ -72,8 +71,8 @@ def bury(
 ) -> OutboxRow:
     """Keep a run that is given up, with all its attempts; returns the message that says so.
 
-    The last attempt is told in full, the others by their outcome, so that the message stays below 900 KiB: payload
-    256 KiB, result and output 64 KiB each, and the bounds on everything else.
+    The last attempt is told in full, up to 99 before it by their outcome, so that the message stays below 900 KiB:
+    payload 256 KiB, trace 32 KiB, output 64 KiB, and the bounds on everything else.
     """
     reason = end.error_message or end.reason or end.error_type or state
     facts: dict[str, object] = {
@@ -86,7 +85,7 @@ def bury(
     dead = {"tenant": row.tenant, "run_id": row.run_id, "job_id": row.job_id, "reason": reason, "made_at": row.ended_at}
     connection.execute(_ADD_DEAD_RUN, dead)
     with connection.cursor(row_factory=class_row(_PastAttempt)) as cursor:
-        past = cursor.execute(_READ_ATTEMPTS, {"run_ids": [row.run_id]}).fetchall()
+        past = cursor.execute(_READ_ATTEMPTS, {"run_id": row.run_id}).fetchall()[::-1]
     payload = definition.payload if request.payload is None else request.payload
     content_type = request.payload_content_type or definition.payload_content_type
     letter = records.DeadLetter(

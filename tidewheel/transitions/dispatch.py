@@ -25,7 +25,7 @@ _SQL = Statements("tidewheel.transitions")
 _READ_DEFINITIONS = _SQL["read_definitions"]
 _READ_INPUTS = _SQL["read_inputs"]
 
-_CACHED_DEFINITIONS = 10_000  # a definition is about 1 KiB: at most 10 MiB or so in a process
+_CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
 
 
 class Dispatchable(Protocol):
@@ -76,8 +76,8 @@ class Definitions:
     Safe from every thread.
     """
 
-    def __init__(self, size: int = _CACHED_DEFINITIONS) -> None:
-        self._size = size
+    def __init__(self, most_bytes: int = _CACHED_BYTES) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
         self._decoded: OrderedDict[bytes, records.JobDefinition] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -93,8 +93,10 @@ class Definitions:
                 self._decoded.move_to_end(definition)
                 return found
             found = self._decoded[definition] = decode(definition, records.JobDefinition)
-            if len(self._decoded) > self._size:
-                self._decoded.popitem(last=False)
+            self._bytes += len(definition)
+            while self._bytes > self._most_bytes and len(self._decoded) > 1:
+                dropped, _ = self._decoded.popitem(last=False)
+                self._bytes -= len(dropped)
             return found
 
 

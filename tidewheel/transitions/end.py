@@ -46,6 +46,8 @@ class RunEnd:
     Args:
         run_id: The run.
         attempt: The attempt that reports, or the row's attempt where none runs: the fence.
+        executor_id: In whose hands the attempt is; None where none runs. Part of the fence, because a run that went
+            back keeps its attempt.
         state: The terminal state wanted; a run that is being cancelled becomes cancelled whatever is wanted.
         reason: Why skipped or cancelled, or which timeout struck.
         error_type: The error's type name.
@@ -59,6 +61,7 @@ class RunEnd:
     run_id: UUID
     attempt: int
     state: RunState
+    executor_id: UUID | None = None
     reason: str | None = None
     error_type: str | None = None
     error_message: str | None = None
@@ -173,6 +176,7 @@ def _columns(ends: Iterable[RunEnd]) -> dict[str, object]:
     return {
         "run_ids": [end.run_id for end in listed],
         "attempts": [end.attempt for end in listed],
+        "executor_ids": [end.executor_id for end in listed],
         "states": [end.state for end in listed],
         "ends": _ENDS,
         "sources": _SOURCES,

@@ -8,6 +8,10 @@ SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.attempt
    AND o.job_version = wanted.job_version
    AND o.state = ANY (%(sources)s)
    AND o.publish_at <= (SELECT tidewheel_now())
+   AND NOT EXISTS (
+        SELECT FROM cancellations AS c
+         WHERE c.finished_at IS NULL AND c.job_id = o.job_id AND o.made_at <= c.made_before AND o.attempt = 0
+       )
  ORDER BY o.run_id
    FOR UPDATE OF o SKIP LOCKED
 
@@ -44,24 +48,32 @@ UPDATE open_runs AS o
  WHERE o.run_id = wanted.run_id
 RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at
 
+-- name: wait_for_claims
+-- After a lost COMMIT of a claim: waits until the server is done with it, one way or the other.
+-- Index: open_runs_pkey. Lock: each row, shared, in run_id order.
+SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FOR SHARE
+
 -- name: read_claims
--- After a lost COMMIT of a claim: which of these attempts stand under this executor.
+-- After that: which of these attempts stand under this executor. A later statement, to see what was waited for.
 -- Index: open_runs_pkey. No lock.
 SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
   JOIN open_runs AS o USING (run_id, attempt)
- WHERE o.executor_id = %(executor_id)s AND o.state = %(target)s
+ WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: close_runs
--- Ends runs whose attempt is still the current one and whose state allows the end; the row goes.
+-- Ends runs whose attempt is still the current one and in the same hands, and whose state allows the end; the row goes.
+-- The executor belongs to the fence: a run that went back keeps its attempt, but is nobody's.
 -- Index: open_runs_pkey. Lock: each row in run_id order, rows locked by others are passed over and tried again.
 DELETE FROM open_runs AS gone
  USING (
     SELECT o.run_id
-      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(states)s::text[]) AS wanted (run_id, attempt, state)
+      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
+           AS wanted (run_id, attempt, executor_id, state)
       JOIN open_runs AS o USING (run_id, attempt)
       JOIN unnest(%(ends)s::text[], %(sources)s::text[]) AS allowed (target, source)
         ON allowed.target = wanted.state AND allowed.source = o.state
+     WHERE o.executor_id IS NOT DISTINCT FROM wanted.executor_id
      ORDER BY o.run_id
        FOR UPDATE OF o SKIP LOCKED
  ) AS chosen
@@ -74,10 +86,12 @@ RETURNING gone.run_id, gone.job_id, gone.tenant, gone.shard, gone.queue, gone.la
 -- Of the ends that close_runs did not take: those that were only locked by somebody and must be tried again.
 -- Index: open_runs_pkey. No lock.
 SELECT o.run_id
-  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(states)s::text[]) AS wanted (run_id, attempt, state)
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
+       AS wanted (run_id, attempt, executor_id, state)
   JOIN open_runs AS o USING (run_id, attempt)
   JOIN unnest(%(ends)s::text[], %(sources)s::text[]) AS allowed (target, source)
     ON allowed.target = wanted.state AND allowed.source = o.state
+ WHERE o.executor_id IS NOT DISTINCT FROM wanted.executor_id
 
 -- name: finish_job_runs
 -- Writes the outcome of ended runs. The ids are named twice, so that the plan holds the partitions of these runs alone.
@@ -121,12 +135,14 @@ INSERT INTO failed_runs (run_id, job_id, tenant, job_version, cause, queue, lane
                          state, attempt, error_type, error_message)
 VALUES (%(run_id)s, %(job_id)s, %(tenant)s, %(job_version)s, %(cause)s, %(queue)s, %(lane)s, %(scheduled_at)s,
         %(started_at)s, %(finished_at)s, %(state)s, %(attempt)s, %(error_type)s, %(error_message)s)
+ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_run
 -- A run given up, for the table view of dead letters.
 -- Index: dead_letters_run_id_key. No lock.
 INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, made_at)
 VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(made_at)s)
+ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_request
 -- A message that is no request, byte for byte; a repeat after a crash changes nothing.
@@ -136,12 +152,13 @@ VALUES (NULL, 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts
--- The attempts of runs that are given up, oldest first.
+-- The last hundred attempts of a run that is given up, newest first: losses and snoozes have no bound of their own.
 -- Index: the partition's primary key. No lock.
-SELECT a.run_id, a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error_type, a.error_message
+SELECT a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error_type, a.error_message
   FROM attempts AS a
- WHERE a.run_id = ANY (%(run_ids)s)
- ORDER BY a.run_id, a.attempt
+ WHERE a.run_id = %(run_id)s
+ ORDER BY a.attempt DESC
+ LIMIT 100
 
 -- name: requeue_runs
 -- Ends an attempt but not its run: a retry, a hand-back, a snooze. attempt stays raised, so the fence holds.
@@ -156,9 +173,10 @@ UPDATE open_runs AS o
   FROM (
     SELECT p.run_id, wanted.delay, wanted.charge, wanted.loss, p.started_at, p.executor_id, p.came_by
       FROM unnest(
-            %(run_ids)s::uuid[], %(attempts)s::integer[], %(delays)s::interval[], %(charges)s::integer[], %(losses)s::integer[]
-           ) AS wanted (run_id, attempt, delay, charge, loss)
-      JOIN open_runs AS p USING (run_id, attempt)
+            %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(delays)s::interval[],
+            %(charges)s::integer[], %(losses)s::integer[]
+           ) AS wanted (run_id, attempt, executor_id, delay, charge, loss)
+      JOIN open_runs AS p USING (run_id, attempt, executor_id)
      WHERE p.state = ANY (%(sources)s)
      ORDER BY p.run_id
        FOR UPDATE OF p SKIP LOCKED
@@ -238,6 +256,21 @@ UPDATE open_runs AS o
  WHERE o.run_id = %(run_id)s AND o.state = ANY (%(sources)s)
 RETURNING o.attempt, o.executor_id
 
+-- name: start_cancelling
+-- Attempts that end themselves as cancelled: the state machine has no other way there.
+-- Index: open_runs_pkey. Lock: each row in run_id order, rows locked by others are passed over.
+UPDATE open_runs AS o
+   SET state = %(target)s
+  FROM (
+    SELECT p.run_id
+      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
+      JOIN open_runs AS p USING (run_id, attempt)
+     WHERE p.executor_id = %(executor_id)s AND p.state = ANY (%(sources)s)
+     ORDER BY p.run_id
+       FOR UPDATE OF p SKIP LOCKED
+  ) AS chosen
+ WHERE o.run_id = chosen.run_id
+
 -- name: add_signal
 -- What an executor reads to learn that an attempt is to stop; a repeat changes nothing.
 -- Index: signals_pkey. No lock.
@@ -253,6 +286,7 @@ SELECT value FROM settings WHERE name = 'shards'
 -- Of the attempts that requeue_runs did not take: those that were only locked by somebody and must be tried again.
 -- Index: open_runs_pkey. No lock.
 SELECT o.run_id
-  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
-  JOIN open_runs AS o USING (run_id, attempt)
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[])
+       AS wanted (run_id, attempt, executor_id)
+  JOIN open_runs AS o USING (run_id, attempt, executor_id)
  WHERE o.state = ANY (%(sources)s)

@@ -13,10 +13,11 @@ from psycopg.rows import class_row
 
 from tidewheel.db import Conn
 from tidewheel.outbox import append
-from tidewheel.runs import AttemptOutcome, Move, sources, target
+from tidewheel.runs import AttemptOutcome, Move, RunState, sources, target
 from tidewheel.sql import Statements
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.dispatch import build_requests, request_rows
+from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
@@ -31,6 +32,7 @@ class Requeue:
     Args:
         run_id: The run.
         attempt: The attempt that ends: the fence.
+        executor_id: In whose hands it is: part of the fence.
         outcome: How it ended; decides whether the budget, the losses, or neither is charged.
         delay: How long the next attempt has to wait.
         error_type: The error's type name.
@@ -41,6 +43,7 @@ class Requeue:
 
     run_id: UUID
     attempt: int
+    executor_id: UUID
     outcome: AttemptOutcome
     delay: timedelta = timedelta(0)
     error_type: str | None = None
@@ -89,7 +92,7 @@ class RequeuedRun:
 
 @dataclass(slots=True)
 class Requeued:
-    """What became of the attempts; those in neither are over, being cancelled, or superseded by another attempt.
+    """What became of the attempts; those in neither are over, cancelled, or superseded by another attempt.
 
     Args:
         runs: The runs that went back.
@@ -103,6 +106,8 @@ class Requeued:
 def requeue_runs(connection: Conn, installation: Installation, requeues: Sequence[Requeue]) -> Requeued:
     """Send runs back for another attempt, in the caller's transaction.
 
+    A run that was asked to cancel meanwhile does not go back: it ends as cancelled.
+
     Args:
         connection: Inside a transaction.
         installation: Topic names.
@@ -114,6 +119,7 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
         if chosen:
             done.runs |= {row.run_id: row for row in _move(connection, move, chosen)}
             done.busy |= _unmoved(connection, move, [r for r in chosen if r.run_id not in done.runs])
+    done.busy |= _end_cancelled(connection, installation, requeues, done)
     if not done.runs:
         return done
     rows = list(done.runs.values())
@@ -122,10 +128,19 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
     return done
 
 
+def _end_cancelled(
+    connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued
+) -> set[UUID]:
+    refused = [r for r in requeues if r.run_id not in done.runs and r.run_id not in done.busy]
+    ends = [RunEnd(r.run_id, r.attempt, RunState.CANCELLED, r.executor_id) for r in refused]
+    return end_runs(connection, installation, ends).busy
+
+
 def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[RequeuedRun]:
     columns = {
         "run_ids": [requeue.run_id for requeue in requeues],
         "attempts": [requeue.attempt for requeue in requeues],
+        "executor_ids": [requeue.executor_id for requeue in requeues],
         "delays": [requeue.delay for requeue in requeues],
         "charges": [requeue.charge for requeue in requeues],
         "losses": [requeue.loss for requeue in requeues],
@@ -142,6 +157,7 @@ def _unmoved(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[U
     columns = {
         "run_ids": [requeue.run_id for requeue in requeues],
         "attempts": [requeue.attempt for requeue in requeues],
+        "executor_ids": [requeue.executor_id for requeue in requeues],
         "sources": sources(move),
     }
     rows = connection.execute(_FIND_UNMOVED, columns, binary=True).fetchall()

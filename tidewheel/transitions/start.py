@@ -26,6 +26,7 @@ _LOCK_CLAIMS = _SQL["lock_claims"]
 _TAKE_TURNS = _SQL["take_turns"]
 _TAKE_OVER_TURNS = _SQL["take_over_turns"]
 _START_ATTEMPTS = _SQL["start_attempts"]
+_WAIT_FOR_CLAIMS = _SQL["wait_for_claims"]
 _READ_CLAIMS = _SQL["read_claims"]
 
 _CLAIM_SOURCES = sources(Move.CLAIM)
@@ -125,8 +126,9 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
         "run_ids": [claim.run_id for claim in claims],
         "attempts": [claim.attempt for claim in claims],
         "executor_id": executor_id,
-        "target": _CLAIM_TARGET,
+        "states": [RunState.RUNNING, RunState.CANCELLING],
     }
+    connection.execute(_WAIT_FOR_CLAIMS, columns)
     with connection.cursor(row_factory=class_row(Started), binary=True) as cursor:
         return cursor.execute(_READ_CLAIMS, columns).fetchall()
 

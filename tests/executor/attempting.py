@@ -1,0 +1,54 @@
+"""Attempts for runners, without a database: what a claim and its message would have given them."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import Outcome
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.schemas.codec import encode
+from tidewheel.schemas.definitions import definition_record
+from tidewheel.schemas.records import Cause, RunRequest
+from tidewheel.transitions.start import Started
+
+RUN = UUID("019d3a1c-7f00-8123-8456-789abcdef012")
+NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
+
+
+class Reports(list[Outcome]):
+    """What an attempt reported, and how often it gave its slot back."""
+
+    released = 0
+
+
+def attempt_of(
+    job: dict[str, Any] | None = None, *, reports: Reports | None = None, number: int = 1, charged: int = 0, **run: object
+) -> Attempt:
+    """An attempt at a job; `run` is what the run carries itself, such as payload and labels."""
+    spec = JobSpec.model_validate({"key": "job", "schedule": "manual", "target": "a"} | (job or {}))
+    definition = definition_record(spec, tenant="default", job_id=str(UUID(int=7)), job_version=1)
+    request = RunRequest(
+        run_id=str(RUN),
+        job_id=str(UUID(int=7)),
+        job_version=1,
+        attempt=number,
+        cause=Cause.TRIGGER,
+        shard=0,
+        scheduled_at=NOON,
+        publish_at=NOON,
+        definition=encode(definition),
+    )
+    kept = Reports() if reports is None else reports
+
+    def released(_: Attempt) -> None:
+        kept.released += 1
+
+    return Attempt(
+        Started(RUN, number, charged, 0, NOON, NOON),
+        replace(request, **run),
+        definition,
+        on_report=lambda _, outcome: kept.append(outcome),
+        on_release=released,
+    )

@@ -1,0 +1,105 @@
+"""A real HTTP server on this machine whose answers a test writes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Answer:
+    """What the server says.
+
+    Args:
+        status: The status code.
+        body: Sent whole, with its length.
+        headers: Beside Content-Length.
+        chunks: How often the body is sent, one after another and without a length; endless when negative.
+        hold: Waited for before anything is sent.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    chunks: int = 1
+    hold: threading.Event | None = None
+
+
+@dataclass
+class Received:
+    """A request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class HttpTarget:
+    """The server, its answers in turn (the last one repeats), and what it received."""
+
+    port: int = 0
+    answers: list[Answer] = field(default_factory=lambda: [Answer()])
+    received: list[Received] = field(default_factory=list[Received])
+    sent_bytes: int = 0
+
+    def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
+        """Where it is reached."""
+        return f"http://{host}:{self.port}{path}"
+
+
+@contextmanager
+def serving(*answers: Answer) -> Iterator[HttpTarget]:
+    """A server as long as the block."""
+    target = HttpTarget(answers=list(answers) or [Answer()])
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            length = int(self.headers.get("content-length", 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            target.received.append(Received(self.command, self.path, headers, self.rfile.read(length)))
+            answer = target.answers.pop(0) if len(target.answers) > 1 else target.answers[0]
+            if answer.hold is not None:
+                answer.hold.wait(30)
+            try:
+                self.send(answer)
+            except OSError:
+                self.close_connection = True  # the caller has hung up
+
+        def send(self, answer: Answer) -> None:
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            if answer.chunks == 1:
+                self.send_header("content-length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(answer.body)
+                return
+            self.send_header("connection", "close")
+            self.end_headers()
+            sent = 0
+            while sent != answer.chunks:
+                self.wfile.write(answer.body)
+                target.sent_bytes += len(answer.body)
+                sent += 1
+            self.close_connection = True
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer  # noqa: N815 - http.server's names
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    target.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield target
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

@@ -1,0 +1,72 @@
+"""`@tidewheel.handler`: what is registered under which name, and what is refused with the reason."""
+
+import pytest
+from pydantic import BaseModel
+
+import tidewheel
+from tidewheel.errors import SettingsError
+from tidewheel.executor.handlers import import_handlers, registered
+
+
+class Mail(BaseModel):
+    to: str
+
+
+def test_a_function_is_registered_under_its_name_and_stays_itself() -> None:
+    @tidewheel.handler("registering.plain")
+    def plain(context: tidewheel.Context, payload: object) -> object:
+        del context
+        return payload
+
+    found = registered()["registering.plain"]
+    assert (found.function, found.is_async, found.payload) == (plain, False, None)
+
+
+def test_a_coroutine_function_runs_on_the_loop_and_a_model_reads_the_payload() -> None:
+    @tidewheel.handler("registering.model")
+    async def mail(context: tidewheel.Context, payload: Mail) -> None:
+        del context, payload
+
+    found = registered()["registering.model"]
+    assert (found.function, found.is_async) == (mail, True)
+    assert found.payload is not None
+    assert found.payload.validate_json(b'{"to": "ann"}') == Mail(to="ann")
+
+
+def test_a_name_cannot_be_taken_twice() -> None:
+    @tidewheel.handler("registering.taken")
+    def first(context: tidewheel.Context, payload: object) -> None:
+        del context, payload
+
+    def second(context: tidewheel.Context, payload: object) -> None:
+        del context, payload
+
+    with pytest.raises(ValueError, match=r"'registering\.taken' is .*first already"):
+        tidewheel.handler("registering.taken")(second)
+    assert registered()["registering.taken"].function is first
+
+
+def test_a_function_of_other_parameters_is_refused_with_what_it_must_take() -> None:
+    def wrong(payload: object) -> None:
+        del payload
+
+    with pytest.raises(ValueError, match=r"must take \(context, payload\), not \(payload\)"):
+        tidewheel.handler("registering.wrong")(wrong)
+
+
+@pytest.mark.parametrize("modules", ["no_such_module", "json, no.such.module"])
+def test_a_module_that_cannot_be_imported_is_named(modules: str) -> None:
+    with pytest.raises(SettingsError, match="TIDEWHEEL_HANDLERS: module 'no.*cannot be imported: ModuleNotFoundError"):
+        import_handlers(modules)
+
+
+@pytest.mark.parametrize("modules", [None, "", " , ", "json", "json, datetime"])
+def test_names_are_separated_by_commas(modules: str | None) -> None:
+    import_handlers(modules)
+
+
+def test_the_documented_names_are_there() -> None:
+    for name in tidewheel.__all__:
+        assert getattr(tidewheel, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = tidewheel.nothing  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,179 @@
+"""HTTP targets: what is sent, how answers are judged, and what never happens: redirects, inside addresses, endless bodies."""
+
+import asyncio
+import json
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.executor.attempting import NOON, RUN, attempt_of
+from tests.executor.http_target import Answer, serving
+from tidewheel.clock import SystemClock
+from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.runners.http import HttpRunner
+from tidewheel.runs import AttemptOutcome
+
+
+def call(url: str, *, allow_private: bool = True, job: dict[str, Any] | None = None, **target: object) -> Outcome:
+    """Run an attempt at a URL to its end."""
+    described = {"target": {"type": "http", "url": url} | target} | (job or {})
+
+    async def work() -> Outcome:
+        runner = HttpRunner(allow_private=allow_private)
+        try:
+            return await runner.run(attempt_of(described))
+        finally:
+            await runner.close()
+
+    return asyncio.run(work())
+
+
+def test_the_payload_is_sent_with_what_identifies_the_run() -> None:
+    with serving(Answer(201, b"made")) as target:
+        outcome = call(target.url("/a?b=c"), job={"payload": {"to": "ann"}}, headers={"X-Team": "billing"})
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert json.loads(outcome.result or b"") == {"status": 201, "body": "made"}
+    [request] = target.received
+    assert (request.method, request.path, request.body) == ("POST", "/a?b=c", b'{"to":"ann"}')
+    wanted = {
+        "content-type": "application/json",
+        "idempotency-key": str(RUN),
+        "tidewheel-run-id": str(RUN),
+        "tidewheel-attempt": "1",
+        "tidewheel-job-key": "job",
+        "tidewheel-scheduled-at": NOON.isoformat(),
+        "x-team": "billing",
+        "host": f"127.0.0.1:{target.port}",
+        "accept-encoding": "identity",
+    }
+    assert {name: request.headers.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD"])
+def test_the_method_is_the_jobs(method: str) -> None:
+    with serving() as target:
+        assert call(target.url(), method=method).kind is AttemptOutcome.SUCCEEDED
+    assert [request.method for request in target.received] == [method]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422, 451])
+def test_a_refusal_by_the_target_is_not_tried_again(status: int) -> None:
+    with serving(Answer(status, b"no")) as target:
+        outcome = call(target.url())
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, f"http_{status}", True)
+    assert f"answered {status}" in (outcome.error_message or "")
+    assert (outcome.error_message or "").endswith("no")
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_target_in_trouble_is_tried_again(status: int) -> None:
+    with serving(Answer(status)) as target:
+        outcome = call(target.url())
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, f"http_{status}", False)
+
+
+@pytest.mark.parametrize(("said", "waits"), [("7", 7.0), ("0", 0.0), ("-5", 0.0), ("999999", 86_400.0), ("1.5", 1.5)])
+def test_retry_after_in_seconds_is_honoured_within_a_day(said: str, waits: float) -> None:
+    with serving(Answer(503, headers={"Retry-After": said})) as target:
+        assert call(target.url()).retry_after == timedelta(seconds=waits)
+
+
+def test_retry_after_as_a_date_is_honoured() -> None:
+    later = SystemClock().now() + timedelta(minutes=10)
+    with serving(Answer(429, headers={"Retry-After": f"{later:%a, %d %b %Y %H:%M:%S GMT}"})) as target:
+        waits = call(target.url()).retry_after
+    assert waits is not None
+    assert timedelta(minutes=9) < waits <= timedelta(minutes=10)
+
+
+@pytest.mark.parametrize("said", ["soon", "", "Fri, 99 Foo 2026"])
+def test_a_retry_after_that_says_nothing_is_ignored(said: str) -> None:
+    with serving(Answer(503, headers={"Retry-After": said})) as target:
+        assert call(target.url()).retry_after is None
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_a_refusal_and_is_not_followed(status: int) -> None:
+    with serving() as elsewhere, serving(Answer(status, headers={"Location": elsewhere.url()})) as target:
+        outcome = call(target.url())
+    assert (outcome.kind, outcome.permanent) == (AttemptOutcome.FAILED, True)
+    assert elsewhere.received == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "2130706433"])
+def test_an_inside_address_is_refused_unless_it_is_allowed(host: str) -> None:
+    with serving() as target:
+        outcome = call(target.url(host=host), allow_private=False)
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "AddressRefused", True)
+    assert "TIDEWHEEL_HTTP_ALLOW_PRIVATE" in (outcome.error_message or "")
+    assert target.received == []
+
+
+def test_a_name_that_is_not_there_is_a_failure_that_is_tried_again() -> None:
+    outcome = call("http://nowhere.invalid/", allow_private=False)
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "http_connect", False)
+
+
+def test_a_port_where_nobody_listens_is_a_failure_that_is_tried_again() -> None:
+    with serving() as target:
+        port = target.port
+    outcome = call(f"http://127.0.0.1:{port}/")
+    assert (outcome.error_type, outcome.permanent) == ("http_connect", False)
+
+
+def test_of_a_huge_answer_the_beginning_is_kept_and_the_rest_not_read() -> None:
+    with serving(Answer(body=b"x" * 65_536, chunks=-1)) as target:
+        outcome = call(target.url())
+        body = json.loads(outcome.result or b"")["body"]
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert body == "x" * (48 * 1024)
+    assert target.sent_bytes < 64 * 1024 * 1024
+
+
+def test_an_answer_whose_escapes_would_burst_the_result_is_cut_again() -> None:
+    with serving(Answer(body=b"\x01" * 60_000)) as target:
+        outcome = call(target.url())
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert json.loads(outcome.result or b"") == {"status": 200, "body": "\x01" * 8192, "cut": True}
+
+
+def test_an_answer_that_is_no_text_is_kept_as_well_as_can_be() -> None:
+    with serving(Answer(body=b"\xff\xfe\x00")) as target:
+        outcome = call(target.url())
+    assert json.loads(outcome.result or b"")["body"] == "\ufffd\ufffd\x00"
+
+
+def test_a_target_that_never_answers_is_given_up_after_the_attempts_time() -> None:
+    hold = threading.Event()
+    with serving(Answer(hold=hold)) as target:
+        outcome = call(target.url(), job={"start_to_close": "200ms"})
+        hold.set()
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "http_timeout", False)
+
+
+def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as proxy, serving() as target:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url(""))
+        assert call(target.url()).kind is AttemptOutcome.SUCCEEDED
+    assert proxy.received == []
+    assert len(target.received) == 1
+
+
+def test_a_job_key_that_is_no_ascii_is_sent_escaped() -> None:
+    with serving() as target:
+        call(target.url(), job={"key": "Bücher\U0001f4da"})
+    assert target.received[0].headers["tidewheel-job-key"] == "B\\xfccher\\U0001f4da"
+
+
+def test_a_gzipped_answer_is_kept_as_it_came() -> None:
+    """An answer that unpacks to a gigabyte is not unpacked."""
+    import gzip  # noqa: PLC0415
+
+    packed = gzip.compress(b"x" * 10_000_000)
+    with serving(Answer(body=packed, headers={"Content-Encoding": "gzip"})) as target:
+        outcome = call(target.url())
+    assert len(outcome.result or b"") < 64 * 1024
+    assert json.loads(outcome.result or b"")["body"][:1] == packed.decode("utf-8", "replace")[:1]

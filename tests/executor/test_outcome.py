@@ -1,0 +1,55 @@
+"""Outcomes are bounded and storable, whatever a handler returns or raises."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
+from tidewheel.executor.outcome import CANCELLED, RESULT_BYTES, failed, from_exception, succeeded, timed_out
+from tidewheel.runs import AttemptOutcome
+
+
+def test_what_handlers_raise_says_how_the_attempt_ends() -> None:
+    snoozed = from_exception(Snooze(5))
+    assert (snoozed.kind, snoozed.snooze) == (AttemptOutcome.SNOOZED, timedelta(seconds=5))
+    assert from_exception(Cancel()) == CANCELLED
+    later = from_exception(RetryAfter(timedelta(minutes=1)))
+    assert (later.kind, later.retry_after, later.permanent) == (AttemptOutcome.FAILED, timedelta(minutes=1), False)
+    never = from_exception(Permanent("no such address"))
+    assert (never.kind, never.permanent, never.error_message) == (AttemptOutcome.FAILED, True, "no such address")
+
+
+def test_any_other_exception_is_a_failure_with_its_trace() -> None:
+    def breaks() -> None:
+        _ = {}["missing"]
+
+    with pytest.raises(KeyError) as caught:
+        breaks()
+    outcome = from_exception(caught.value)
+    assert (outcome.kind, outcome.error_type, outcome.error_message) == (AttemptOutcome.FAILED, "KeyError", "'missing'")
+    assert "in breaks" in (outcome.trace or "")
+
+
+def test_a_result_that_is_too_large_is_a_failure_that_a_retry_would_not_mend() -> None:
+    assert succeeded(b"x" * RESULT_BYTES).kind is AttemptOutcome.SUCCEEDED
+    outcome = succeeded(b"x" * (RESULT_BYTES + 1))
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ResultTooLarge", True)
+    assert "65537 bytes, more than 65536" in (outcome.error_message or "")
+
+
+@given(st.text(), st.text())
+def test_texts_can_be_stored_and_are_bounded(kind: str, message: str) -> None:
+    outcome = failed(kind, message + "\x00" + "\udcff", trace="t" * 100_000)
+    for text in (outcome.error_type or "", outcome.error_message or "", outcome.trace or ""):
+        assert "\x00" not in text
+        text.encode()
+    assert len(failed("x" * 1000, "y" * 10_000).error_type or "") == 255
+    assert len(failed("x", "y" * 10_000).error_message or "") == 4096
+    assert len(outcome.trace or "") == 32 * 1024
+
+
+def test_a_timeout_names_which_one_struck() -> None:
+    outcome = timed_out("start_to_close", 1.5)
+    assert (outcome.error_type, outcome.error_message) == ("timeout_start_to_close", "start_to_close of 1.5 s has passed")

@@ -1,0 +1,200 @@
+"""Handlers: asynchronous ones on the loop, plain ones on threads, payloads by their model, results as JSON."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+
+from tests.executor.attempting import NOON, RUN, Reports, attempt_of
+from tidewheel.errors import Permanent
+from tidewheel.executor.context import Context
+from tidewheel.executor.handlers import Handler
+from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.runners.python import PythonRunner
+from tidewheel.runs import AttemptOutcome
+
+
+class Mail(BaseModel):
+    """What the example handlers want."""
+
+    to: str
+    copies: int = 1
+
+
+Function = Callable[[Context, Any], object] | Callable[[Context, Any], Awaitable[object]]
+
+
+def run(
+    function: Function, job: dict[str, Any] | None = None, *, model: type[BaseModel] | None = None, **fields: object
+) -> Outcome:
+    """Run a handler's attempt to its end."""
+    adapter: TypeAdapter[object] | None = None if model is None else TypeAdapter(model)
+    handler = Handler("a", function, asyncio.iscoroutinefunction(function), adapter)
+    runner = PythonRunner({"a": handler}, threads=2)
+
+    async def work() -> Outcome:
+        try:
+            return await runner.run(attempt_of(job, **fields))
+        finally:
+            await runner.close()
+
+    return asyncio.run(work())
+
+
+async def echo(_: Context, payload: object) -> object:
+    return payload
+
+
+def echo_on_thread(_: Context, payload: object) -> object:
+    assert threading.current_thread() is not threading.main_thread()
+    return payload
+
+
+@pytest.mark.parametrize("function", [echo, echo_on_thread])
+def test_a_handler_gets_the_payload_and_its_return_value_is_kept_as_json(function: Function) -> None:
+    outcome = run(function, {"payload": {"to": "ann", "n": [1, None, 2.5]}})
+    assert (outcome.kind, outcome.result) == (AttemptOutcome.SUCCEEDED, b'{"to":"ann","n":[1,null,2.5]}')
+
+
+@pytest.mark.parametrize("function", [echo, echo_on_thread])
+def test_what_returns_nothing_has_no_result(function: Function) -> None:
+    del function
+
+    def nothing(_: Context, payload: object) -> None:
+        del payload
+
+    assert run(nothing) == Outcome(AttemptOutcome.SUCCEEDED)
+
+
+def test_a_model_reads_the_payload_and_a_model_may_be_returned() -> None:
+    async def mail(_: Context, payload: Mail) -> Mail:
+        return payload.model_copy(update={"copies": payload.copies + 1})
+
+    assert run(mail, {"payload": {"to": "ann"}}, model=Mail).result == b'{"to":"ann","copies":2}'
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"), [({"to": 5}, "to\n  Input should be a valid string"), ({}, "Field required"), ("ann", "Mail")]
+)
+def test_a_payload_that_does_not_fit_the_model_fails_for_good(payload: object, said: str) -> None:
+    """The same bytes fail on every attempt: no handler is called, no retry made."""
+
+    async def never(_: Context, payload: Mail) -> None:
+        raise AssertionError(payload)
+
+    outcome = run(never, {"payload": payload}, model=Mail)
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "InvalidPayload", True)
+    assert said in (outcome.error_message or "")
+
+
+def test_a_runs_own_payload_comes_before_its_jobs() -> None:
+    outcome = run(echo, {"payload": "job"}, payload=b'"run"', payload_content_type="application/json")
+    assert outcome.result == b'"run"'
+
+
+def test_bytes_are_handed_on_as_bytes() -> None:
+    def size(_: Context, payload: bytes) -> list[int]:
+        return list(payload)
+
+    assert run(size, {"payload_base64": "AAH/"}).result == b"[0,1,255]"
+
+
+def test_a_job_without_a_payload_hands_on_none() -> None:
+    def what(_: Context, payload: object) -> str:
+        return repr(payload)
+
+    assert run(what).result in (b'"None"', b"\"b''\"")
+
+
+@pytest.mark.parametrize(
+    ("value", "error_type"),
+    [(object(), "ResultNotSerializable"), ("x" * 65_536, "ResultTooLarge"), ({"a": {1, object()}}, "ResultNotSerializable")],
+)
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_a_result_that_cannot_be_kept_is_a_failure_for_good(value: object, error_type: str, on_thread: bool) -> None:  # noqa: FBT001
+    """Its effect is done: another attempt would repeat it for the sake of a return value."""
+
+    def returns(_: Context, payload: object) -> object:
+        del payload
+        return value
+
+    async def returns_later(_: Context, payload: object) -> object:
+        del payload
+        return value
+
+    outcome = run(returns if on_thread else returns_later)
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, error_type, True)
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_an_exception_is_the_attempts_outcome(on_thread: bool) -> None:  # noqa: FBT001
+    def breaks(_: Context, payload: object) -> None:
+        raise Permanent(str(payload))
+
+    async def breaks_later(_: Context, payload: object) -> None:
+        raise Permanent(str(payload))
+
+    outcome = run(breaks if on_thread else breaks_later, {"payload": "no such address"})
+    assert (outcome.error_type, outcome.error_message, outcome.permanent) == ("Permanent", "no such address", True)
+
+
+@pytest.mark.parametrize("way", [SystemExit, KeyboardInterrupt])
+def test_a_handler_on_a_thread_cannot_end_the_process(way: type[BaseException]) -> None:
+    def leaves(_: Context, payload: object) -> None:
+        raise way(payload)
+
+    outcome = run(leaves)
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, way.__name__, False)
+
+
+def test_the_context_tells_what_is_run() -> None:
+    seen: list[Context] = []
+
+    async def looks(context: Context, payload: object) -> None:
+        del payload
+        seen.append(context)
+
+    context_text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    run(looks, {"labels": {"a": "1", "b": "1"}, "start_to_close": "7s"}, labels={"b": "2"}, traceparent=context_text)
+    [context] = seen
+    assert (context.run_id, context.attempt, context.job_key, context.tenant) == (RUN, 1, "job", "default")
+    assert (context.scheduled_at, context.deadline_seconds, context.labels) == (NOON, 7.0, {"a": "1", "b": "2"})
+    assert (UUID(context.idempotency_key), context.traceparent, context.cancelled) == (RUN, context_text, False)
+    assert context.logger.extra == {"run_id": str(RUN), "attempt": 1, "job_key": "job"}
+
+
+def test_a_thread_that_is_given_up_keeps_its_slot_until_it_returns() -> None:
+    """Nobody can stop a thread from outside: it is told, and the slot is free when the function has really ended."""
+    told, may_end = threading.Event(), threading.Event()
+
+    def stubborn(context: Context, payload: object) -> None:
+        del payload
+        while not context.cancelled:
+            threading.Event().wait(0.005)
+        told.set()
+        assert may_end.wait(30)
+
+    reports = Reports()
+    runner = PythonRunner({"a": Handler("a", stubborn, is_async=False, payload=None)}, threads=1)
+
+    async def work() -> None:
+        task = asyncio.create_task(runner.run(attempt_of(reports=reports)))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(work())
+    assert told.wait(30)
+    assert reports.released == 0
+    may_end.set()
+    asyncio.run(runner.close())
+    for _ in range(1000):
+        if reports.released:
+            break
+        threading.Event().wait(0.01)
+    assert reports.released == 1

@@ -1,0 +1,113 @@
+"""Whether a failed attempt is followed by another, and when: every policy, every number of charges."""
+
+import doctest
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.executor import retry as module
+from tidewheel.executor.retry import Failure, delay_before_next
+from tidewheel.jobs.retry import MOST_ATTEMPTS, RetryPolicy
+from tidewheel.schemas.records import Backoff, Retry
+
+ERROR = Failure("ValueError")
+DAY_MS = 86_400_000
+
+
+def policy(**fields: object) -> Retry:
+    known: dict[str, object] = {
+        "max_attempts": 4,
+        "backoff": Backoff.EXPONENTIAL,
+        "initial_ms": 2000,
+        "factor": 2.0,
+        "max_ms": 3_600_000,
+        "jitter": 0.1,
+        "intervals_ms": (),
+        "non_retryable": (),
+    }
+    return Retry(**{**known, **fields})  # type: ignore[arg-type]
+
+
+POLICIES = st.builds(
+    policy,
+    max_attempts=st.integers(1, MOST_ATTEMPTS),
+    backoff=st.sampled_from([Backoff.EXPONENTIAL, Backoff.FIXED, Backoff.INTERVALS]),
+    initial_ms=st.integers(1, 30 * DAY_MS),
+    factor=st.floats(1, 1000),
+    max_ms=st.integers(1, 30 * DAY_MS),
+    jitter=st.floats(0, 1),
+    intervals_ms=st.lists(st.integers(1, 30 * DAY_MS), min_size=1, max_size=5).map(tuple),
+)
+SPREADS = st.floats(-1, 1)
+
+
+@given(POLICIES, st.integers(1, MOST_ATTEMPTS + 5))
+def test_the_budget_is_kept_to_the_attempt(retry: Retry, charged: int) -> None:
+    assert (delay_before_next(retry, ERROR, charged) is None) == (charged >= retry.max_attempts)
+
+
+@given(POLICIES, st.integers(1, MOST_ATTEMPTS), SPREADS)
+def test_a_delay_lies_within_its_bounds_and_the_jitter(retry: Retry, charged: int, spread: float) -> None:
+    delay = delay_before_next(retry, ERROR, charged, spread=spread)
+    if delay is None:
+        return
+    longest = max(retry.intervals_ms) if retry.backoff is Backoff.INTERVALS else retry.max_ms
+    assert timedelta(0) <= delay <= timedelta(milliseconds=longest * (1 + retry.jitter) + 1)
+    middle = delay_before_next(retry, ERROR, charged, spread=0.0)
+    assert middle is not None
+    assert abs(delay - middle) <= middle * retry.jitter + timedelta(microseconds=2)
+
+
+@given(POLICIES, st.integers(1, MOST_ATTEMPTS - 1))
+def test_delays_never_shrink_from_one_attempt_to_the_next(retry: Retry, charged: int) -> None:
+    if retry.backoff is Backoff.INTERVALS:
+        retry = policy(backoff=Backoff.INTERVALS, intervals_ms=tuple(sorted(retry.intervals_ms)), max_attempts=1000)
+    first, second = (delay_before_next(retry, ERROR, number, spread=0.0) for number in (charged, charged + 1))
+    if first is not None and second is not None:
+        assert first <= second
+
+
+@given(POLICIES, st.integers(1, MOST_ATTEMPTS), st.timedeltas(timedelta(0), timedelta(days=1)), SPREADS)
+def test_what_was_asked_for_is_waited_for(retry: Retry, charged: int, after: timedelta, spread: float) -> None:
+    plain = delay_before_next(retry, ERROR, charged, spread=spread)
+    asked = delay_before_next(retry, Failure("http_503", retry_after=after), charged, spread=spread)
+    assert asked == (None if plain is None else max(plain, after))
+
+
+@given(POLICIES, st.integers(1, MOST_ATTEMPTS))
+def test_what_is_permanent_or_named_is_not_tried_again(retry: Retry, charged: int) -> None:
+    assert delay_before_next(retry, Failure("ValueError", permanent=True), charged) is None
+    named = policy(non_retryable=("ValueError",), max_attempts=1000)
+    assert delay_before_next(named, ERROR, charged) is None
+    assert (delay_before_next(named, Failure("KeyError"), charged) is None) == (charged >= 1000)
+
+
+@pytest.mark.parametrize(
+    ("retry", "delays"),
+    [
+        (policy(max_attempts=6, max_ms=10_000), [2, 4, 8, 10, 10, None]),
+        (policy(max_attempts=4, backoff=Backoff.FIXED), [2, 2, 2, None]),
+        (policy(max_attempts=5, backoff=Backoff.INTERVALS, intervals_ms=(1000, 60_000)), [1, 60, 60, 60, None]),
+        (policy(max_attempts=1), [None]),
+    ],
+)
+def test_the_delays_of_each_kind(retry: Retry, delays: list[int | None]) -> None:
+    found = [delay_before_next(retry, ERROR, charged, spread=0.0) for charged in range(1, len(delays) + 1)]
+    assert found == [None if seconds is None else timedelta(seconds=seconds) for seconds in delays]
+
+
+def test_a_thousand_attempts_do_not_overflow() -> None:
+    steep = policy(max_attempts=1000, factor=1000.0, max_ms=DAY_MS)
+    assert delay_before_next(steep, ERROR, 999, spread=0.0) == timedelta(days=1)
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    default = RetryPolicy()
+    assert (default.attempts, default.kind, default.initial, default.factor) == (4, "exponential", timedelta(seconds=2), 2)
+    assert (default.max, default.jitter) == (timedelta(hours=1), 0.1)
+
+
+def test_the_examples_run() -> None:
+    assert doctest.testmod(module).failed == 0

@@ -1,0 +1,72 @@
+"""Of every ten slots one is kept for critical work; nobody ever holds more than there are."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transitions.stepping import in_background
+from tidewheel.executor.slots import Slots
+from tidewheel.runs import Lane
+
+ORDINARY = [Lane.STANDARD, Lane.BATCH]
+
+
+@pytest.mark.parametrize(("total", "kept"), [(1, 0), (9, 0), (10, 1), (19, 1), (20, 2), (100, 10)])
+@pytest.mark.parametrize("lane", ORDINARY)
+def test_one_slot_of_ten_is_kept_for_critical(total: int, kept: int, lane: Lane) -> None:
+    slots = Slots(total)
+    assert slots.take(lane, total) == total - kept
+    assert slots.take(lane, 1) == 0
+    assert slots.free(lane) == 0
+    assert slots.take(Lane.CRITICAL, total) == kept
+
+
+def test_critical_work_may_take_them_all() -> None:
+    slots = Slots(20)
+    assert slots.take(Lane.CRITICAL, 100) == 20
+    assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
+
+
+def test_who_waits_is_told_of_a_slot_that_comes_free() -> None:
+    slots = Slots(1)
+    slots.take(Lane.STANDARD, 1)
+    assert not slots.wait_free(Lane.STANDARD, 0)
+    waiting = in_background(lambda: slots.wait_free(Lane.STANDARD, 30))
+    slots.give_back(1)
+    assert waiting.result(10)
+
+
+def test_many_threads_never_hold_more_than_there_are() -> None:
+    slots, busy, most, lock = Slots(7), 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal busy, most
+        for _ in range(200):
+            assert slots.wait_free(Lane.STANDARD, 30)
+            taken = slots.take(Lane.STANDARD, 3)
+            with lock:
+                busy += taken
+                most = max(most, busy)
+            with lock:
+                busy -= taken
+            slots.give_back(taken)
+
+    for done in [in_background(work) for _ in range(6)]:
+        done.result(30)
+    assert 0 < most <= 7
+    assert slots.free(Lane.STANDARD) == 7
+
+
+@given(st.integers(1, 200), st.lists(st.tuples(st.sampled_from(list(Lane)), st.integers(1, 50)), max_size=20))
+def test_whatever_is_taken_there_is_room_for_it(total: int, wishes: list[tuple[Lane, int]]) -> None:
+    slots, taken = Slots(total), 0
+    for lane, most in wishes:
+        got = slots.take(lane, most)
+        taken += got
+        assert 0 <= got <= most
+        assert taken <= total
+        assert lane is Lane.CRITICAL or got == 0 or taken <= total - total // 10
+    slots.give_back(taken)
+    assert slots.free(Lane.CRITICAL) == total

@@ -1,0 +1,134 @@
+"""Two of a kind at once, one that is gone or stands still, a broker that is away: slower at most, never otherwise."""
+
+import re
+import urllib.request
+from datetime import timedelta
+from typing import LiteralString
+
+import pytest
+
+from tests.faults.workload import DOOMED, Workload, now
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import Fleet, Service
+from tidewheel.control.client import Client
+from tidewheel.local.stack import LocalStack
+from tidewheel.outbox import SLICES
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+# Each member that says it lives makes the others forgotten, so that each takes itself for the only one.
+ALONE: LiteralString = """
+CREATE FUNCTION alone() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN DELETE FROM members WHERE member_id <> NEW.member_id AND role = NEW.role; RETURN NEW; END $$;
+CREATE TRIGGER alone BEFORE INSERT OR UPDATE ON members FOR EACH ROW EXECUTE FUNCTION alone();
+"""
+BLOCKED: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-scheduler' AND wait_event_type = 'Lock'
+"""
+
+
+def slices_of(relay: Service) -> set[int]:
+    """The slices that a relay has last said it carries."""
+    said = [line["message"] for line in relay.log_lines() if "carrying slices" in str(line.get("message"))]
+    return {int(number) for number in re.findall(r"\d+", said[-1])} if said else set()
+
+
+def metric(service: Service, name: str) -> float:
+    """A metric as the service serves it."""
+    [port] = {m[1] for line in service.log_lines() if (m := re.search(r"on port (\d+)", str(line.get("message"))))}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        found = re.search(rf"^tidewheel_{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def submit_recurring(fleet: Fleet, work: Workload, count: int) -> None:
+    """More recurring jobs, so that every shard range has some."""
+    for number in range(count):
+        job = {"key": f"beat-{number}", "schedule": {"interval": "1s"}, "target": "note", "overlap": "allow_all"}
+        fleet.ask({"type": "job.submit", "job": job})
+    work.recurring += tuple(f"beat-{number}" for number in range(count))
+    fleet.flush()
+
+
+def test_a_relay_takes_over_what_a_killed_one_carried_and_keeps_the_order(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    submit_recurring(fleet, work, 16)
+    fleet.start_all("intake", "scheduler", "executor")
+    first, second = fleet.start("relay"), fleet.start("relay")
+    fleet.until(lambda: slices_of(first) | slices_of(second) == set(range(SLICES)), "all slices are carried")
+    fleet.until(lambda: slices_of(first) and slices_of(second), "both relays carry some")
+    assert not slices_of(first) & slices_of(second)
+    work.trigger("shaky", 20)
+    first.kill()
+    work.trigger("shaky", 20)
+    fleet.until(lambda: slices_of(second) == set(range(SLICES)), "the other carries all")
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+
+
+def test_two_schedulers_on_the_same_shards_make_one_run_of_each_instant(fleet: Fleet, oracle: Oracle) -> None:
+    fleet.database.execute(ALONE)
+    work = Workload(fleet, oracle)
+    work.submit()
+    submit_recurring(fleet, work, 24)
+    fleet.start_all("intake", "relay", "executor")
+    pair = [fleet.start("scheduler", METRICS_PORT="0"), fleet.start("scheduler", METRICS_PORT="0")]
+    fired = 'occurrences_total{outcome="fired"}'
+    fleet.wait_started()
+    fleet.until(lambda: all(metric(one, fired) >= 20 for one in pair), "both have fired")
+    assert [metric(one, "shards_owned") for one in pair] == [64, 64]
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+
+
+def test_a_scheduler_that_stood_still_while_it_fired_fires_once(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    submit_recurring(fleet, work, 8)
+    fleet.start_all("intake", "relay", "executor")
+    sleeper = fleet.start("scheduler")
+    work.wait_recovered(now())
+    # Held up in the middle of its transaction, its timers locked, then stopped: what it waits for comes, unseen.
+    lock = fleet.database.connection()
+    lock.execute("LOCK TABLE timers IN SHARE MODE")
+    fleet.until(lambda: fleet.database.value(BLOCKED) == 1, "the scheduler is held up in its transaction")
+    sleeper.pause()
+    lock.rollback()
+    other = fleet.start("scheduler")
+    fleet.wait_started()
+    since = now()
+    # As many seconds as make it a member that has been silent; the other fires all that is not locked.
+    fleet.until(lambda: now() - since > timedelta(seconds=3), "its membership is over")
+    sleeper.resume()
+    work.wait_recovered(now())
+    assert other.alive
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+
+
+def test_a_broker_that_is_away_holds_up_messages_and_no_runs(fleet: Fleet, oracle: Oracle, stack: LocalStack) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all()
+    work.wait_recovered(now())
+    stack.broker(1).kill()
+    try:
+        with Client(fleet.database.url) as client:
+            runs = [client.trigger("errand") for _ in range(5)] + [client.trigger("shaky") for _ in range(5)]
+            fleet.promised |= {str(run) for run in runs}
+            for run in runs:
+                assert client.wait(run).state == "succeeded"
+        assert fleet.database.count("outbox") >= 2 * len(runs)
+    finally:
+        stack.up()
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)

@@ -1,0 +1,133 @@
+"""Messages that come again, too late or too early find nothing to claim: Kafka may repeat whatever it likes."""
+
+from datetime import timedelta
+from typing import LiteralString, cast
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import PATIENCE_SECONDS, Fleet
+from tidewheel.runs import Lane
+from tidewheel.schemas.records import Cause
+from tidewheel.topics import DEFAULT_QUEUE
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+NEXT_MESSAGE: LiteralString = """
+SELECT o.topic, o.key, o.value FROM outbox AS o
+  JOIN open_runs AS r ON o.key = convert_to(r.run_id::text, 'UTF8') AND r.attempt = 1 AND r.state = 'retrying'
+"""
+
+
+def places(fleet: Fleet) -> dict[str, list[TopicPartition]]:
+    """The partitions that each executors' group reads."""
+    topics = [fleet.topics.runs(DEFAULT_QUEUE, lane) for lane in Lane]
+    known = fleet.admin().list_topics(timeout=PATIENCE_SECONDS).topics
+    return {f"{t}.executors": [TopicPartition(t, number) for number in known[t].partitions] for t in topics}
+
+
+def consumed(fleet: Fleet) -> bool:
+    """Whether the executors have gone past every message there is."""
+    admin = fleet.admin()
+    for group, partitions in places(fleet).items():
+        latest = admin.list_offsets({place: OffsetSpec.latest() for place in partitions})
+        ends = {place.partition: future.result().offset for place, future in latest.items()}
+        asked = [ConsumerGroupTopicPartitions(group, partitions)]
+        [future] = admin.list_consumer_group_offsets(asked).values()
+        found = cast("list[TopicPartition]", future.result().topic_partitions)
+        committed = {place.partition: max(place.offset, 0) for place in found}
+        if any(committed.get(number, 0) < end for number, end in ends.items()):
+            return False
+    return True
+
+
+def test_messages_that_are_delivered_again_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all()
+    work.wait_recovered(now())
+    for seen, request in oracle.run_requests():
+        if request.run_id in oracle.completed():
+            fleet.produce(seen.topic, seen.key, seen.value)
+            fleet.produce(seen.topic, seen.key, seen.value)
+    fleet.flush()
+    work.finish()
+    fleet.until(lambda: consumed(fleet), "every message has been consumed")
+    fleet.stop()
+    findings = oracle.check(failures=DOOMED, attempts=ATTEMPTS)
+    assert findings.repeated_messages >= 2 * len(oracle.run_requests()) / 4
+
+
+def test_terminal_runs_are_not_executed_again_when_offsets_are_lost(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    services = fleet.start_all()
+    work.wait_recovered(now())
+    work.finish()
+    services["executor"].terminate()
+    effects = oracle.effects()
+    for group, partitions in places(fleet).items():
+        from_the_start = [TopicPartition(place.topic, place.partition, 0) for place in partitions]
+        altered = fleet.admin().alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, from_the_start)])
+        for future in altered.values():
+            future.result(PATIENCE_SECONDS)
+    assert not consumed(fleet)
+    fleet.start("executor")
+    fleet.until(lambda: consumed(fleet), "every message has been consumed once more")
+    fleet.stop()
+    oracle.check(failures=DOOMED, attempts=ATTEMPTS)
+    assert oracle.effects() == effects
+
+
+def test_a_message_of_before_an_edit_finds_nothing_to_claim(fleet: Fleet, oracle: Oracle) -> None:
+    job = {"key": "edited", "schedule": {"interval": "1s"}, "target": "note", "overlap": "allow_all"}
+    work = Workload(fleet, oracle)
+    work.recurring = ("edited",)
+    fleet.ask({"type": "job.submit", "job": job})
+    fleet.flush()
+    fleet.start_all(LOOKAHEAD="PT2S")
+    work.wait_recovered(now())
+    edit = fleet.ask({"type": "job.submit", "job": {**job, "payload": "of the second version"}})
+    fleet.flush()
+    oracle.wait_answered()
+    told = now()
+    work.wait_recovered(told + timedelta(seconds=2))
+    work.finish()
+    fleet.until(lambda: consumed(fleet), "every message has been consumed")
+    fleet.stop()
+    oracle.check(attempts={})
+    assert oracle.replies()[edit].job_version == 2
+    versions: dict[str, set[int]] = {}
+    for _, request in oracle.run_requests():
+        versions.setdefault(request.run_id, set()).add(request.job_version)
+    twice = [run_id for run_id, found in versions.items() if found == {1, 2}]
+    assert twice, "no message of the first version was overtaken by the edit"
+    assert {oracle.completed()[run_id].job_version for run_id in twice} == {2}
+    after = [c.job_version for c in oracle.completed().values() if c.cause is Cause.TIMER and c.scheduled_at > told]
+    assert set(after) == {2}
+
+
+def test_a_message_that_comes_before_its_time_begins_nothing(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.recurring = ()
+    retry = {"max_attempts": 2, "backoff": "fixed", "initial": "2s", "jitter": "0%"}
+    job = {"key": "shaky", "schedule": "manual", "target": "shaky", "retry": retry}
+    fleet.ask({"type": "job.submit", "job": job})
+    work.trigger("shaky", 3)
+    fleet.start_all()
+    fleet.until(lambda: len(fleet.database.rows(NEXT_MESSAGE)) == 3, "three runs wait for their second attempt")
+    for topic, key, value in fleet.database.rows(NEXT_MESSAGE):
+        fleet.produce(topic, key, value)
+    fleet.flush()
+    fleet.until(lambda: consumed(fleet), "the early messages have been consumed")
+    assert [effect.attempt for effect in oracle.effects()] == [1, 1, 1]
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(attempts={"shaky": 2})
+    for run_id in oracle.completed():
+        first, second = [effect.at for effect in oracle.effects() if effect.run_id == run_id]
+        assert second - first >= timedelta(seconds=2)

@@ -1,0 +1,131 @@
+"""A running scheduler: woken by what is written, asleep until the next timer, and the rescuer of what others leave lying."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
+from tests.transitions.acts import ask, open_runs, submission, submit
+from tests.transitions.stepping import in_background
+from tidewheel.clock import SystemClock
+from tidewheel.membership import rendezvous
+from tidewheel.partitions import AHEAD_DAYS, TABLES, day_of
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.service import Stop
+from tidewheel.settings import SchedulerSettings
+from tidewheel.wakeup import Channel, Notifier
+
+SECOND = timedelta(seconds=1)
+EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
+
+
+@contextmanager
+def running(database: Database, **settings: object) -> Iterator[None]:
+    """A scheduler on a thread, as long as the block."""
+    stop = Stop()
+    scheduler = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
+    ended = in_background(scheduler.run)
+    try:
+        yield
+    finally:
+        stop.ask()
+        ended.result(30)
+
+
+def members(database: Database) -> int:
+    return database.value("SELECT count(*) FROM members WHERE role = 'scheduler'")
+
+
+def test_it_enters_fires_and_leaves(database: Database) -> None:
+    submit(database, **EACH_SECOND)
+    with running(database, lookahead=timedelta(seconds=5)):
+        until(lambda: len(open_runs(database)) >= 5, "five runs are written ahead")
+        assert members(database) == 1
+    assert members(database) == 0
+
+
+def test_it_is_woken_by_something_earlier(database: Database) -> None:
+    """With a poll of a day, nothing but the notification can be what woke it."""
+    with running(database, scheduler_poll=timedelta(days=1), lookahead=timedelta(0)):
+        until(lambda: members(database) == 1, "it has entered")
+        notifier = Notifier(database.url, "test")
+        submit(database, schedule={"once": database.now().isoformat()})
+
+        def fired() -> bool:
+            notifier.poke(Channel.TIMERS)
+            return bool(open_runs(database))
+
+        until(fired, "it fires")
+        notifier.close()
+
+
+def test_it_sleeps_until_the_next_timer_and_not_longer(database: Database) -> None:
+    """Without a lookahead and with a poll of a day, only the timer itself can end the sleep."""
+    at = database.now() + SECOND
+    submit(database, schedule={"once": at.isoformat()})
+    with running(database, scheduler_poll=timedelta(days=1), lookahead=timedelta(0)):
+        until(lambda: open_runs(database), "it fires")
+    [run] = open_runs(database)
+    assert run.publish_at >= run.scheduled_at == at
+
+
+def test_it_makes_the_partitions_of_the_coming_days(fresh_database: Database) -> None:
+    today = day_of(SystemClock().now())
+    wanted = {
+        f"{table}_{today + timedelta(days=days):%Y%m%d}" for table in TABLES for days in range(-1, AHEAD_DAYS + 1)
+    }
+
+    def there() -> bool:
+        return wanted <= {name for (name,) in fresh_database.rows("SELECT relname FROM pg_class WHERE relispartition")}
+
+    assert not there()
+    with running(fresh_database):
+        until(there, "the partitions are there")
+
+
+def test_what_its_owner_leaves_lying_is_taken_by_another(clocked: ClockedDatabase) -> None:
+    """A member that is alive and does not fire (stopped in its tracks) holds nobody's timers for longer than seconds."""
+    clocked.stop_clock()
+    ghost = uuid4()
+    clocked.execute(
+        "INSERT INTO members VALUES (%s, 'scheduler', 'ghost', 0, tidewheel_now() + '1 day', tidewheel_now())", [ghost]
+    )
+    ask(clocked, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
+    with running(clocked, lookahead=timedelta(0), overdue_after=3 * SECOND):
+        until(lambda: members(clocked) == 2, "it has entered")
+        [(me,)] = clocked.rows("SELECT member_id FROM members WHERE name <> 'ghost'")
+        mine = set(rendezvous(64, sorted([me, ghost]), me))
+        clocked.advance(SECOND)
+        shards = dict(clocked.rows("SELECT job_id, shard FROM jobs"))
+        own = {job for job, shard in shards.items() if shard in mine}
+        assert own < set(shards)
+        until(lambda: {run.job_id for run in open_runs(clocked)} == own, "its own fire, and nobody else's")
+        clocked.advance(3 * SECOND)
+        until(lambda: {run.job_id for run in open_runs(clocked)} == set(shards), "the others are rescued")
+
+
+def test_two_schedulers_share_the_work(database: Database) -> None:
+    with running(database), running(database):
+        until(lambda: members(database) == 2, "both have entered")
+        ask(database, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
+        until(lambda: database.count("job_runs") >= 40 * 5, "all fire")
+    made = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM job_runs")
+    assert made[0][0] == made[0][1]
+
+
+@pytest.mark.parametrize("settings", [{"scheduler_poll": timedelta(milliseconds=50)}])
+def test_it_survives_the_loss_of_its_connections(database: Database, settings: dict[str, object]) -> None:
+    with running(database, **settings):
+        until(lambda: members(database) == 1, "it has entered")
+        submit(database, **EACH_SECOND)
+        until(lambda: database.count("job_runs") > 0, "it fires")
+        database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid()"
+        )
+        before = database.count("job_runs")
+        until(lambda: database.count("job_runs") > before, "it fires again")
