@@ -248,8 +248,8 @@ class Client:
 class AsyncClient:
     """`Client` for coroutines: submit, trigger, run, cancel and wait, awaited; all on one thread, one after another.
 
-    A call that is cancelled ends on its thread all the same, before the next one begins: half a transaction is never left
-    for the next call to commit.
+    A call that is cancelled ends on its thread all the same, before the next one begins: half a transaction is never
+    left for the next call to commit.
     """
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:

@@ -131,19 +131,25 @@ class Intake:
                 if place is not None and (message.offset() or 0) >= place.next_offset:
                     good.append(message)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self._refuse_reset(message, error)
+                self._leave_out(client, message, error)
             elif error.code() != KafkaError._PARTITION_EOF:
                 text = f"{self._topic}: {error.str()}"
                 raise Unavailable(text)
         return good
 
-    def _refuse_reset(self, message: Message, error: KafkaError) -> None:
-        text = (
-            f"{self._topic}/{message.partition()}: the stored offset is not in the topic ({error.str()}); requests have"
-            " expired unread. Decide where to go on, and set next_offset in intake_offsets"
+    def _leave_out(self, client: Consumer, message: Message, error: KafkaError) -> None:
+        """One partition whose place is not in the topic is left alone; the others go on."""
+        partition = message.partition() or 0
+        self._places.pop(partition, None)
+        client.pause([TopicPartition(self._topic, partition)])
+        metrics.count("intake_partitions_left")
+        _LOG.error(
+            "%s/%d is left alone: its stored offset is not in the topic (%s), requests have expired unread. Decide"
+            " where to go on, set next_offset in intake_offsets, and restart intake",
+            self._topic,
+            partition,
+            error.str(),
         )
-        _LOG.error(text)
-        raise Unavailable(text)
 
     def _apply_patiently(self, messages: Sequence[Message]) -> None:
         failpoint("intake.received")

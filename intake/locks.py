@@ -17,8 +17,9 @@ from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.intake.incoming import Incoming
 from tidewheel.occurrences import Decision
-from tidewheel.scheduler.recurrence.due import decide
+from tidewheel.scheduler.recurrence.due import decide, passed_over
 from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.scheduler.recurrence.once import Once
 from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, take_back
@@ -102,11 +103,12 @@ def settle(
         The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
         fire next.
     """
-    overdue = [
-        locked.timers[job]
-        for job in job_ids
-        if job in locked.timers and _fires(locked.jobs[job]) and locked.timers[job].scheduled_at <= locked.now
-    ]
+    due = [locked.timers[job] for job in job_ids if job in locked.timers]
+    due = [timer for timer in due if timer.scheduled_at <= locked.now]
+    overdue = [timer for timer in due if _fires(locked.jobs[timer.job_id])]
+    # What a pause has passed over so far is written down before the version that says what it was is replaced.
+    paused = [timer for timer in due if locked.jobs[timer.job_id].paused and not locked.jobs[timer.job_id].set_aside]
+    advance_timers(connection, installation, paused, lambda timer: after_pause(timer, locked.now), now=locked.now)
     decisions = advance_timers(
         connection,
         installation,
@@ -124,6 +126,15 @@ def settle(
     for job, earliest in take_back(connection, job_ids, now=locked.now).items():
         following[job] = min(earliest, following.get(job, earliest))
     return following
+
+
+def after_pause(timer: LockedTimer, now: datetime) -> Decision:
+    """What becomes of a timer when its job's pause ends: the instants in it are passed over, but a `once` fires."""
+    schedule = schedule_from_text(timer.schedule, timer.job_id)
+    if timer.scheduled_at > now or isinstance(schedule, Once):
+        return Decision(next_at=timer.scheduled_at)
+    skips = passed_over(schedule, timer.scheduled_at, now, reason="paused")
+    return Decision(skips=skips, next_at=schedule.after(now))
 
 
 def read_now(connection: Conn) -> datetime:

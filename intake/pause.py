@@ -10,21 +10,17 @@ from datetime import datetime
 from uuid import UUID
 
 from tidewheel.db import Conn
-from tidewheel.errors import ScheduleRefused, UnknownJob
+from tidewheel.errors import UnknownJob
 from tidewheel.intake.incoming import Incoming, accepted, rejected
-from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
+from tidewheel.intake.locks import JobRow, Locked, after_pause, job_id_of, lock_jobs, settle
 from tidewheel.intake.submit import put_timers
 from tidewheel.jobs.requests import JobPause
-from tidewheel.occurrences import Decision
 from tidewheel.outbox import append
-from tidewheel.scheduler.recurrence.due import passed_over
-from tidewheel.scheduler.recurrence.memo import schedule_from_text
-from tidewheel.scheduler.recurrence.once import Once
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers
+from tidewheel.transitions.timers import advance_timers
 
 _SQL = Statements("tidewheel.intake")
 _PAUSE_JOBS = _SQL["pause_jobs"]
@@ -62,7 +58,7 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
     jobs = [job for job in existing(locked, batch) if job.paused]
     timers = [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers]
     decisions = advance_timers(
-        connection, installation, timers, lambda timer: _after_pause(timer, locked.now), now=locked.now
+        connection, installation, timers, lambda timer: after_pause(timer, locked.now), now=locked.now
     )
     following = {
         timer.job_id: decision.next_at
@@ -105,18 +101,6 @@ def tell(
         for job in jobs
     ]
     append(connection, events, shards=installation.shards)
-
-
-def _after_pause(timer: LockedTimer, now: datetime) -> Decision:
-    try:
-        schedule = schedule_from_text(timer.schedule, timer.job_id)
-    except ScheduleRefused:
-        # Set aside before the pause: firing will find it so again, and say it again.
-        return Decision(next_at=timer.scheduled_at)
-    if timer.scheduled_at > now or isinstance(schedule, Once):
-        return Decision(next_at=timer.scheduled_at)
-    skips = passed_over(schedule, timer.scheduled_at, now, reason="paused")
-    return Decision(skips=skips, next_at=schedule.after(now))
 
 
 def _answer(

@@ -8,7 +8,7 @@ twice. Rows written: jobs, job_versions, timers (with firing, which meets it on 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from uuid import UUID
 
@@ -40,6 +40,8 @@ _UPDATE_JOBS = _SQL["update_jobs"]
 _PUT_TIMERS = _SQL["put_timers"]
 _REMOVE_TIMERS = _SQL["remove_timers"]
 _READ_TIMERS = _SQL["read_timers"]
+
+OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older one would lie in a partition that is gone
 
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, catch_up, on_resume, handler, queue, "
@@ -106,6 +108,7 @@ def _submission(incoming: Incoming, now: datetime) -> _Submission:
     try:
         schedule = schedule_from_text(_schedule_text(request.job, now), job)
         ensure_can_fire(schedule, now)
+        _refuse_ancient(schedule, now)
     except ScheduleRefused as refused:
         raise _at_root(refused) from refused
     spec_hash = sha256(canonical_spec(request.job)).digest()
@@ -119,7 +122,12 @@ def _apply(connection: Conn, installation: Installation, submissions: dict[int, 
     changed = [s for s in chosen if not _unchanged(s, locked.jobs[s.job_id])]
     left = settle(connection, installation, locked, [s.job_id for s in changed if locked.jobs[s.job_id].version])
     settled = {job for job in locked.timers if job not in left}
-    versions = {s.job_id: _version(s, locked.jobs[s.job_id], locked.now, settled=s.job_id in settled) for s in changed}
+    versions = {
+        s.job_id: _version(
+            s, locked.jobs[s.job_id], locked.now, settled=s.job_id in settled, taken_back=s.job_id in left
+        )
+        for s in changed
+    }
     _write(connection, installation, list(versions.values()), locked.now)
     standing = _next_instants(connection, [s.job_id for s in chosen if s.job_id not in versions])
     replies: dict[int, Reply] = {}
@@ -153,7 +161,7 @@ def _unchanged(submission: _Submission, job: JobRow) -> bool:
     return job.exists and job.spec_hash == submission.spec_hash
 
 
-def _version(submission: _Submission, job: JobRow, now: datetime, *, settled: bool) -> _Version:
+def _version(submission: _Submission, job: JobRow, now: datetime, *, settled: bool, taken_back: bool) -> _Version:
     spec = submission.spec
     document = schedule_document(spec)
     every = document.get("every_us")
@@ -166,9 +174,9 @@ def _version(submission: _Submission, job: JobRow, now: datetime, *, settled: bo
     schedule = schedule_from_text(text, job.job_id)
     following = schedule.after(now)
     if isinstance(schedule, Once):
-        # One whose time has passed fires at once, unless this very instant has fired already.
-        fired = job.exists and job.schedule == text and (settled or job.finished_at is not None)
-        following = None if fired else schedule.at
+        # One whose time has passed fires at once, unless this very instant has fired already and was not taken back.
+        over = settled or (job.finished_at is not None and not taken_back)
+        following = None if job.exists and job.schedule == text and over else schedule.at
     paused = job.paused if job.exists else spec.paused
     return _Version(submission, job, job.version + 1, text, schedule, anchor, every_us, paused, following)
 
@@ -276,6 +284,12 @@ def _schedule_text(spec: JobSpec, anchor: datetime) -> str:
 
 def _kind(schedule_text: str) -> str:
     return str(json.loads(schedule_text)["kind"])
+
+
+def _refuse_ancient(schedule: Schedule, now: datetime) -> None:
+    if isinstance(schedule, Once) and schedule.at < now - OLDEST_ONCE:
+        problem = f"{schedule.at.isoformat()} is more than {OLDEST_ONCE.days} days ago, longer than runs are kept"
+        raise ScheduleRefused(problem, "trigger the job instead", "once")
 
 
 def _at_root(refused: ScheduleRefused) -> ScheduleRefused:

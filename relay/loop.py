@@ -6,11 +6,15 @@ No transaction is open while it waits for Kafka. A crash between proof and delet
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
+import psycopg
+
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session
+from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.membership import Membership
 from tidewheel.metrics import metrics
@@ -36,6 +40,7 @@ _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 # Rows of transactions that commit within a second of their clock reading lie behind this; later ones are found by the
 # walk from the very start.
 _LATE_COMMIT = timedelta(seconds=1)
+_MOST_BYTES = 32 * 1024 * 1024  # of messages in one batch; two are in memory at a time
 _WALK_SECONDS = 1.0
 _WALK_SHARE = 20  # the walk takes at most a twentieth of the time, however many dead rows it meets
 
@@ -52,7 +57,13 @@ class Relay:
         self._wake = threading.Event()
         self._listener = Listener(url, "tidewheel-relay-listen", (Channel.OUTBOX,), self._wake)
         timeout_ms = int(settings.delivery_timeout.total_seconds() * 1000)
-        self._publisher = Publisher(kafka, timeout_ms=timeout_ms, stop=stop)
+        self._publisher = Publisher(
+            kafka,
+            timeout_ms=timeout_ms,
+            runs_prefix=f"{settings.topic_prefix}.runs.",
+            stop=stop,
+            meanwhile=self._slices.keep,
+        )
         self._marks: dict[tuple[int, str], datetime] = {}
         self._under_way: list[DueRow] = []
         self._next_walk = 0.0
@@ -71,6 +82,9 @@ class Relay:
 
     def leave(self) -> None:
         """Let the others have the slices."""
+        if self._under_way:
+            with suppress(Unavailable, psycopg.Error):
+                self._finish(self._under_way, self._publisher.prove())
         self._publisher.close()
         self._slices.release()
         self._membership.leave()
@@ -85,10 +99,10 @@ class Relay:
         """
         poll = self._settings.relay_poll.total_seconds()
         held = self._slices.held()
-        under_way, self._under_way = self._under_way, []
-        rows = self._read(held, under_way) if held else []
+        rows = self._read(held, self._under_way) if held else []
         if rows:
             failpoint("relay.read")
+        under_way, self._under_way = self._under_way, []
         published = self._publisher.prove() if under_way else Published()
         # The next batch is on its way to the broker while this one is deleted.
         if rows:
@@ -118,6 +132,7 @@ class Relay:
             "limits": [max(1, int(self._settings.relay_batch * _WEIGHTS[name] / len(held))) for _, name in pairs],
             "parked": self._publisher.parked(),
             "under_way": [row.id for row in under_way],
+            "most_bytes": _MOST_BYTES,
         }
         with self._session.transaction() as connection:
             # Tuples straight into the row: this is the relay's hottest loop.

@@ -7,7 +7,7 @@ a repeat is always possible and receivers drop it by id.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -73,8 +73,12 @@ class Published:
 class Publisher:
     """One idempotent producer, created once and again only after a fatal error."""
 
-    def __init__(self, config: dict[str, str], *, timeout_ms: int, stop: Stop) -> None:
+    def __init__(
+        self, config: dict[str, str], *, timeout_ms: int, runs_prefix: str, stop: Stop, meanwhile: Callable[[], None]
+    ) -> None:
         self._config, self._timeout_ms, self._stop = config, timeout_ms, stop
+        self._runs_prefix, self._meanwhile = runs_prefix, meanwhile
+        self._dropped: list[DueRow] = []
         self._failed: list[tuple[KafkaError, str, bytes | None]] = []
         self._sent: list[DueRow] = []
         self._refused: list[tuple[DueRow, str]] = []
@@ -95,8 +99,7 @@ class Publisher:
         Raises:
             Unavailable: The broker does not take them now.
         """
-        self._sent = self._reachable(rows)
-        self._refused = self._produce(self._sent)
+        self._sent, self._refused = self._produce(self._reachable(rows))
         failpoint("relay.produced")
 
     def prove(self) -> Published:
@@ -107,6 +110,7 @@ class Publisher:
         """
         rows, self._sent = self._sent, []
         result = Published()
+        result.proven, self._dropped = self._dropped, []
         self._prove(rows, result)
         return result
 
@@ -119,16 +123,14 @@ class Publisher:
         self._await_delivery()
         self._replace_if_fatal()
         failed, self._failed = self._failed, []
-        for row, error in refused:
-            result.refused.append((row, error))
-        unsent = {row.id for row, _ in refused}
+        result.refused.extend(refused)
         if not failed:
-            result.proven.extend(row for row in rows if row.id not in unsent)
+            result.proven.extend(rows)
             return
         self._sort_failures(failed)
         touched = {(topic, key) for _, topic, key in failed}
-        doubtful = [row for row in rows if row.id not in unsent and (row.topic, row.key) in touched]
-        result.proven.extend(row for row in rows if row.id not in unsent and (row.topic, row.key) not in touched)
+        doubtful = [row for row in rows if (row.topic, row.key) in touched]
+        result.proven.extend(row for row in rows if (row.topic, row.key) not in touched)
         bad = {topic for error, topic, _ in failed if error.code() in _REFUSED_FOR_GOOD}
         self._bisect([row for row in doubtful if row.topic in bad], failed, result)
 
@@ -140,8 +142,8 @@ class Publisher:
         elif rows:
             middle = len(rows) // 2
             for half in (rows[:middle], rows[middle:]):
-                self._refused = self._produce(half)
-                self._prove(half, result)
+                sent, self._refused = self._produce(half)
+                self._prove(sent, result)
 
     def _sort_failures(self, failed: Sequence[tuple[KafkaError, str, bytes | None]]) -> None:
         until = monotonic_seconds() + _PARKED_SECONDS
@@ -157,27 +159,48 @@ class Publisher:
             _LOG.error("topic %s is parked: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
         self._parked[topic] = until
 
-    def _produce(self, rows: Sequence[DueRow]) -> list[tuple[DueRow, str]]:
+    def _produce(self, rows: Sequence[DueRow]) -> tuple[list[DueRow], list[tuple[DueRow, str]]]:
+        """Hand rows to the producer; returns those it took, and those it refuses for good. The others stay."""
+        sent: list[DueRow] = []
         refused: list[tuple[DueRow, str]] = []
         for row in rows:
-            headers = _headers(row.headers)
-            while True:
-                try:
-                    self._producer.produce(row.topic, value=row.value, key=row.key, headers=headers)
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
-                except KafkaException as error:
-                    if error.args[0].fatal():
-                        self._gave_up = error.args[0].str()
-                        self._replace_if_fatal()
-                    refused.append((row, error.args[0].str()))
-                    break
-        return refused
+            try:
+                self._produce_one(row)
+                sent.append(row)
+            except KafkaException as failure:
+                error = failure.args[0]
+                if error.fatal():
+                    self._gave_up = error.str()
+                    self._replace_if_fatal()
+                if error.code() in _TOPIC_TROUBLE:
+                    self._topics -= {row.topic}
+                    self._park(row.topic, monotonic_seconds() + _PARKED_SECONDS, error.str())
+                elif error.code() in _REFUSED_FOR_GOOD:
+                    refused.append((row, error.str()))
+                else:
+                    message = f"the producer did not take a message for {row.topic}: {error.str()}"
+                    raise Unavailable(message) from failure
+        return sent, refused
+
+    def _produce_one(self, row: DueRow) -> None:
+        headers = _headers(row.headers)
+        while True:
+            try:
+                self._producer.produce(row.topic, value=row.value, key=row.key, headers=headers)
+            except BufferError:
+                # Full: the broker is slow or away.
+                self._meanwhile()
+                self._producer.poll(0.1)
+                if self._stop.asked():
+                    message = "stopped before the broker had answered"
+                    raise Unavailable(message) from None
+                continue
+            return
 
     def _await_delivery(self) -> None:
         # Never produced again while they are still in the producer's queue: an outage would multiply them.
         while self._producer.flush(_FLUSH_SECONDS) > 0:
+            self._meanwhile()
             if self._stop.asked():
                 message = "stopped before the broker had answered"
                 raise Unavailable(message)
@@ -194,7 +217,12 @@ class Publisher:
             until = monotonic_seconds() + _PARKED_SECONDS
             for topic in wanted - self._topics:
                 self._park(topic, until, "there is no such topic")
-        return [row for row in rows if row.topic in self._topics]
+        reachable = [row for row in rows if row.topic in self._topics]
+        # A queue without topics is served by the sweep, which reads open_runs: its messages would lie here for ever.
+        self._dropped = [
+            row for row in rows if row.topic not in self._topics and row.topic.startswith(self._runs_prefix)
+        ]
+        return reachable
 
     def _replace_if_fatal(self) -> None:
         why, self._gave_up = self._gave_up, ""

@@ -1,7 +1,12 @@
 -- name: read_outbox
--- Due rows of the held slices, class by class, oldest first; parked topics and what is under way are passed over.
+-- Due rows of the held slices, class by class, oldest first, up to so many bytes; parked topics and what is under way
+-- are passed over.
 -- Index: outbox_due, from the low-water mark. No lock: the slice is this relay's by an advisory lock.
-SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.key, o.value, o.headers
+SELECT place, id, slice, class, publish_at, topic, key, value, headers
+  FROM (
+SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.key, o.value, o.headers,
+       sum(coalesce(octet_length(o.value), 0)) OVER running - coalesce(octet_length(o.value), 0) AS bytes_before,
+       row_number() OVER running AS number
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(limits)s::integer[])
        WITH ORDINALITY AS s (slice, class, mark, most, position)
  CROSS JOIN LATERAL (
@@ -16,7 +21,10 @@ SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.k
      ORDER BY r.publish_at, r.id
      LIMIT s.most
   ) AS o
- ORDER BY s.position, o.publish_at, o.id
+WINDOW running AS (ORDER BY s.position, o.publish_at, o.id ROWS UNBOUNDED PRECEDING)
+) AS batch
+ WHERE bytes_before < %(most_bytes)s
+ ORDER BY number
 
 -- name: probe_outbox
 -- The database's clock, and the earliest row of each held slice and class.

@@ -6,6 +6,7 @@ its tracks does not keep its slices for ever; what it publishes when it wakes is
 """
 
 import logging
+from contextlib import suppress
 
 import psycopg
 
@@ -52,6 +53,11 @@ class Slices:
                 raise Unavailable(message) from error
             self._next_look = monotonic_seconds() + _LOOK_SECONDS
         return self._held
+
+    def keep(self) -> None:
+        """Ping the session that holds them, while nothing else does; never raises."""
+        with suppress(Unavailable):
+            self.held()
 
     def release(self) -> None:
         """Let go of all of them; never raises."""

@@ -39,7 +39,7 @@ class Connections(BaseSettings):
     misfire_after: timedelta = Field(
         timedelta(seconds=60),
         ge=timedelta(seconds=1),
-        le=timedelta(days=1),
+        le=timedelta(hours=1),
         description="later than this, an occurrence is missed; the same for every process, edits settle by it too",
     )
     metrics_port: int | None = Field(

@@ -26,7 +26,10 @@ _BODY_BYTES = 48 * 1024  # of the answer kept; as JSON text it stays below the 6
 _CONNECTIONS = 200
 _RETRIED_4XX = frozenset({408, 425, 429})
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# IPv4 in the last four bytes: NAT64 (RFC 6052), IPv4-compatible (RFC 4291 section 2.5.5.1), IPv4-translated (RFC 2765).
+_V4_IN_V6 = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))
+# Python's `is_global` of 3.11 does not know them: local-use NAT64 (RFC 8215), site-local (RFC 3879).
+_INSIDE_V6 = tuple(ipaddress.ip_network(text) for text in ("64:ff9b:1::/48", "fec0::/10"))
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -95,11 +98,10 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Connect to the first address of `host` that answers."""
         addresses = await _resolve(host, port)
-        if not self._allow_private:
+        if not self._allow_private and not all(is_public(ipaddress.ip_address(address)) for address in addresses):
             # The address itself is not told: it may be what somebody wants to find out.
-            if not all(is_public(ipaddress.ip_address(address)) for address in addresses):
-                message = f"{host} is an address that targets must not reach; TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it"
-                raise AddressRefused(message)
+            message = f"{host} is an address that targets must not reach; TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it"
+            raise AddressRefused(message)
         failure: httpcore.ConnectError | httpcore.ConnectTimeout = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
             try:
@@ -130,9 +132,9 @@ def is_public(address: Address) -> bool:
     """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in _NAT64:
+        if inner is None and any(address in network for network in _V4_IN_V6):
             inner = ipaddress.IPv4Address(address.packed[-4:])
-        if address.teredo is not None:
+        if address.teredo is not None or any(address in network for network in _INSIDE_V6):
             return False
         if inner is not None:
             return is_public(inner)

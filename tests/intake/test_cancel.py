@@ -14,6 +14,7 @@ from tests.transitions.acts import (
     begun,
     claim,
     completions,
+    ending,
     final_state,
     open_run,
     open_runs,
@@ -26,7 +27,7 @@ from tests.transitions.acts import (
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.records import Reply
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.end import end_runs
 from tidewheel.transitions.start import start_runs
 
 
@@ -123,7 +124,7 @@ def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Dat
 def test_a_cancel_waits_for_an_end_under_way_and_reports_how_it_ended(with_job: Database) -> None:
     started = begun(with_job)
     ending, cancelling = with_job.connection(), with_job.connection()
-    end_runs(ending, with_job.installation, [RunEnd(started.run_id, 1, RunState.SUCCEEDED)])
+    end_runs(ending, with_job.installation, [ending(started, RunState.SUCCEEDED)])
     waiting = in_background(lambda: ask_within(cancelling, with_job, asking(started.run_id)))
     until_blocked(with_job, cancelling)
     ending.commit()

@@ -128,7 +128,7 @@ def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -
             claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
             assert len(start_runs(connection, idle.installation, claims, executor_id=EXECUTOR).started) == BATCH
         with session.transaction() as connection:
-            ends = [RunEnd(run_id, 1, RunState.SUCCEEDED) for run_id in chosen]
+            ends = [RunEnd(run_id, 1, RunState.SUCCEEDED, EXECUTOR) for run_id in chosen]
             assert len(end_runs(connection, idle.installation, ends).states) == BATCH
     flush(session)
     assert idle.count("open_runs") == 0

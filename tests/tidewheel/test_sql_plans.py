@@ -114,6 +114,7 @@ def facts(loaded: Database) -> dict[str, Any]:
         "tenants": ["default"] * BATCH,
         "came_by": ["t/0/0@0"] * BATCH,
         "states": [RunState.SUCCEEDED] * BATCH,
+        "executor_ids": [None] * BATCH,
         "reasons": [None] * BATCH,
         "error_types": [None] * BATCH,
         "started_at": [now] * BATCH,

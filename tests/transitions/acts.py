@@ -1,7 +1,7 @@
 """What tests do to a database and what they look at, in the words of the product."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import UUID, uuid4
@@ -111,15 +111,20 @@ def end(database: Database, *ends: RunEnd) -> Ended:
         return end_runs(connection, database.installation, ends)
 
 
+def ending(started: Started, state: RunState, *, executor_id: UUID = EXECUTOR, **fields: object) -> RunEnd:
+    """The end of an attempt's run, as its executor reports it."""
+    return replace(RunEnd(started.run_id, started.attempt, state, executor_id), **fields)
+
+
 def succeed(database: Database, started: Started) -> Ended:
     """End an attempt's run as succeeded."""
-    return end(database, RunEnd(started.run_id, started.attempt, RunState.SUCCEEDED))
+    return end(database, ending(started, RunState.SUCCEEDED))
 
 
 def requeue(database: Database, started: Started, outcome: AttemptOutcome, delay: timedelta = timedelta(0)) -> Requeued:
     """End an attempt whose run goes on."""
     with database.transaction() as connection:
-        wanted = Requeue(started.run_id, started.attempt, outcome, delay, error_type="ValueError")
+        wanted = Requeue(started.run_id, started.attempt, EXECUTOR, outcome, delay, error_type="ValueError")
         return requeue_runs(connection, database.installation, [wanted])
 
 

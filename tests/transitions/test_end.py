@@ -16,6 +16,7 @@ from tests.transitions.acts import (
     completions,
     dead_letters,
     end,
+    ending,
     final_state,
     open_run,
     open_runs,
@@ -35,7 +36,7 @@ from tidewheel.transitions.end import RunEnd, end_runs
 def test_success_writes_outcome_attempt_result_and_event(database: Database) -> None:
     job = submit(database, labels={"team": "billing"})
     started = begun(database)
-    done = end(database, RunEnd(started.run_id, 1, RunState.SUCCEEDED, result=b'{"sent":2}', output=b"hello\n"))
+    done = end(database, ending(started, RunState.SUCCEEDED, result=b'{"sent":2}', output=b"hello\n"))
     assert done.states == {started.run_id: RunState.SUCCEEDED}
     assert (done.busy, done.superseded) == (set(), set())
     assert open_runs(database) == []
@@ -71,8 +72,8 @@ def test_a_run_given_up_makes_a_dead_letter_in_table_and_topic(database: Databas
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED)
     last = begin(database, started.run_id)
-    told = RunEnd(last.run_id, 2, state, "why", "ValueError", "no such address", "Traceback: …", output=b"out")
-    end(database, told)
+    told = {"reason": "why", "error_type": "ValueError", "error_message": "no such address", "trace": "Traceback: …"}
+    end(database, ending(last, state, **told, output=b"out"))
     assert database.rows("SELECT kind, run_id, reason FROM dead_letters") == [("run", last.run_id, "no such address")]
     [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message FROM failed_runs")
     assert kept == (last.run_id, state, 2, "ValueError", "no such address")
@@ -92,7 +93,7 @@ def test_a_run_given_up_makes_a_dead_letter_in_table_and_topic(database: Databas
 def test_a_dead_letter_is_told_to_be_one_of_a_run(database: Database) -> None:
     submit(database)
     started = begun(database)
-    end(database, RunEnd(started.run_id, 1, RunState.FAILED, error_type="ValueError"))
+    end(database, ending(started, RunState.FAILED, error_type="ValueError"))
     topic = database.installation.topics.dead_letters
     [(headers, key)] = database.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
     assert headers == [b"tidewheel-dlq-kind", b"run", b"content-type", b"application/avro"]
@@ -104,14 +105,14 @@ def test_what_was_not_given_up_makes_no_dead_letter(database: Database, state: R
     submit(database)
     run_id = trigger(database)
     attempt = begin(database, run_id).attempt if state is RunState.SUCCEEDED else 0
-    end(database, RunEnd(run_id, attempt, state))
+    end(database, RunEnd(run_id, attempt, state, EXECUTOR if attempt else None))
     assert (database.count("dead_letters"), database.count("failed_runs"), dead_letters(database)) == (0, 0, [])
 
 
 def test_a_row_that_somebody_holds_is_busy_and_ends_when_it_is_tried_again(database: Database) -> None:
     submit(database)
     started = begun(database)
-    wanted = RunEnd(started.run_id, 1, RunState.SUCCEEDED)
+    wanted = ending(started, RunState.SUCCEEDED)
     holding = database.connection()
     holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
     refused = end(database, wanted)
@@ -126,11 +127,33 @@ def test_a_zombies_report_is_superseded_and_changes_nothing(database: Database) 
     zombie = begun(database)
     requeue(database, zombie, AttemptOutcome.LOST)
     current = begin(database, zombie.run_id)
-    refused = end(database, RunEnd(zombie.run_id, zombie.attempt, RunState.SUCCEEDED, result=b"1"))
+    refused = end(database, ending(zombie, RunState.SUCCEEDED, result=b"1"))
     assert (refused.states, refused.busy, refused.superseded) == ({}, set(), {zombie.run_id})
     assert open_run(database, zombie.run_id).attempt == current.attempt == 2
     assert completions(database) == []
     assert attempts(database, zombie.run_id) == [(1, "lost")]
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.HANDED_BACK, AttemptOutcome.SNOOZED])
+def test_a_run_that_went_back_keeps_its_attempt_and_is_nobodys_to_end(
+    database: Database, outcome: AttemptOutcome
+) -> None:
+    """The number alone is no fence here: the executor that had it wakes up before anybody has claimed it anew."""
+    submit(database)
+    zombie = begun(database)
+    requeue(database, zombie, outcome)
+    before = open_run(database, zombie.run_id)
+    assert end(database, ending(zombie, RunState.TIMED_OUT)).superseded == {zombie.run_id}
+    assert requeue(database, zombie, AttemptOutcome.FAILED).runs == {}
+    assert open_run(database, zombie.run_id) == before
+
+
+def test_an_attempt_in_other_hands_is_not_ended(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    assert end(database, ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
+    assert end(database, RunEnd(started.run_id, 1, RunState.SUCCEEDED)).superseded == {started.run_id}
+    assert open_run(database, started.run_id).state == "running"
 
 
 def test_a_second_report_of_the_same_end_is_superseded(database: Database) -> None:
@@ -148,7 +171,7 @@ def test_a_batch_ends_what_it_can_and_tells_the_rest_apart(database: Database) -
     succeed(database, gone)
     holding = database.connection()
     holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
-    done = end(database, *(RunEnd(one.run_id, 1, RunState.SUCCEEDED) for one in (good, locked, gone)))
+    done = end(database, *(ending(one, RunState.SUCCEEDED) for one in (good, locked, gone)))
     holding.rollback()
     assert done.states == {good.run_id: RunState.SUCCEEDED}
     assert (done.busy, done.superseded) == ({locked.run_id}, {gone.run_id})
@@ -161,7 +184,7 @@ def test_a_cancelling_run_can_only_become_cancelled(database: Database, wanted: 
     ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
     assert open_run(database, started.run_id).state == "cancelling"
     assert database.count("signals") == 1
-    done = end(database, RunEnd(started.run_id, 1, wanted, result=b"1"))
+    done = end(database, ending(started, wanted, result=b"1"))
     assert done.states == {started.run_id: RunState.CANCELLED}
     assert attempts(database, started.run_id) == [(1, "cancelled")]
     [event] = completions(database)
@@ -191,7 +214,8 @@ def test_sequence_and_event_id_are_derived_from_the_run(
         started = begin(database, run_id)
         if number < attempt:
             requeue(database, started, AttemptOutcome.LOST)
-    end(database, RunEnd(run_id, attempt, state, error_type="ValueError"))
+    hands = EXECUTOR if attempt else None
+    end(database, RunEnd(run_id, attempt, state, hands, error_type="ValueError"))
     [event] = completions(database)
     assert event.sequence == sequence
     assert event.event_id == str(event_id(run_id, state, sequence))
@@ -200,7 +224,7 @@ def test_sequence_and_event_id_are_derived_from_the_run(
 def test_an_event_that_is_written_again_after_a_rollback_is_the_same_event(database: Database) -> None:
     submit(database)
     started = begun(database)
-    wanted = RunEnd(started.run_id, 1, RunState.SUCCEEDED)
+    wanted = ending(started, RunState.SUCCEEDED)
     lost = database.connection()
     end_runs(lost, database.installation, [wanted])
     ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [database.installation.topics.completions])
@@ -218,7 +242,7 @@ def test_the_message_at_hand_saves_reading_it_again(database: Database) -> None:
     run_id = trigger(database, labels={"from": "table"})
     started = begin(database, run_id)
     at_hand = replace(requests(database)[0], labels={"from": "hand"})
-    end(database, RunEnd(run_id, started.attempt, RunState.SUCCEEDED, request=at_hand))
+    end(database, ending(started, RunState.SUCCEEDED, request=at_hand))
     assert completions(database)[0].labels == {"from": "hand"}
 
 

@@ -48,7 +48,7 @@ def run_in(database: Database, state: RunState) -> UUID:
     )  # fmt: skip
     if state in FINAL:
         with database.transaction() as connection:
-            done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, state)])
+            done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)])
         assert done.states == {run_id: state}
     return run_id
 
@@ -85,6 +85,8 @@ def attempt_of(database: Database, run_id: UUID) -> int:
 def make(database: Database, move: Move, run_id: UUID) -> bool:
     """Make a move by its writer; returns whether it says that it was made."""
     attempt = attempt_of(database, run_id)
+    found = database.rows("SELECT executor_id FROM open_runs WHERE run_id = %s", [run_id])
+    hands = found[0][0] if found else None
     with database.transaction() as connection:
         if move is Move.CLAIM:
             wanted = Claim(run_id, attempt + 1, 1, "test/0/0@0")
@@ -92,10 +94,10 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
         if move is Move.ASK_TO_CANCEL:
             return ask_to_cancel(connection, run_id, "default")
         if move in REQUEUES:
-            moved = requeue_runs(connection, database.installation, [Requeue(run_id, attempt, REQUEUES[move])])
+            moved = requeue_runs(connection, database.installation, [Requeue(run_id, attempt, hands or EXECUTOR, REQUEUES[move])])
             assert moved.busy == set()
             return bool(moved.runs)
-        done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, target(move))])
+        done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, target(move), hands)])
         assert done.busy == set()
         return bool(done.states)
 

@@ -14,6 +14,7 @@ from tests.transitions.acts import (
     claim,
     completions,
     end,
+    ending,
     final_state,
     open_run,
     requeue,
@@ -26,7 +27,7 @@ from tests.transitions.acts import (
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.end import end_runs
 from tidewheel.transitions.start import start_runs
 
 JOB = job_id("default", "job")
@@ -76,7 +77,7 @@ def test_runs_of_different_jobs_do_not_wait_for_each_other(skipping: Database) -
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT])
 def test_the_turn_is_free_again_when_its_holder_is_terminal(skipping: Database, state: RunState) -> None:
     first = begin(skipping, trigger(skipping))
-    end(skipping, RunEnd(first.run_id, first.attempt, state))
+    end(skipping, ending(first, state))
     assert turn_of(skipping, JOB) is None
     assert len(claim(skipping, trigger(skipping)).started) == 1
 
@@ -125,7 +126,7 @@ def test_a_claim_waits_for_an_end_under_way_and_then_takes_the_turn(skipping: Da
     first = begin(skipping, trigger(skipping))
     second = wish(skipping, trigger(skipping))
     ending, claiming = skipping.connection(), skipping.connection()
-    ended = end_runs(ending, skipping.installation, [RunEnd(first.run_id, first.attempt, RunState.SUCCEEDED)])
+    ended = end_runs(ending, skipping.installation, [ending(first, RunState.SUCCEEDED)])
     assert ended.states == {first.run_id: RunState.SUCCEEDED}
     waiting = in_background(lambda: start_runs(claiming, skipping.installation, [second], executor_id=EXECUTOR))
     until_blocked(skipping, claiming)
