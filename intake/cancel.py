@@ -4,6 +4,7 @@ What does not run ends at once; a running attempt is told to stop and can only b
 """
 
 from collections.abc import Sequence
+from typing import cast
 from uuid import UUID
 
 from tidewheel.db import Conn
@@ -40,12 +41,11 @@ def _cancel(connection: Conn, installation: Installation, incoming: Incoming) ->
     # The open row tells; without one the run is over, and job_runs has been told while we waited for the lock.
     state = RunState(str(found[0])) if found else RunState(str(final))
     if found:
-        attempt, executor_id = found[1], found[2]
-        assert isinstance(attempt, int)  # noqa: S101 - the column's type
-        if state in MOVES[Move.ASK_TO_CANCEL].sources and isinstance(executor_id, UUID):
+        attempt, executor_id = cast("tuple[int, UUID | None]", found[1:])
+        if state in MOVES[Move.ASK_TO_CANCEL].sources:
             ask_to_cancel(connection, run_id, incoming.tenant)
         elif state is not RunState.CANCELLING:
-            end = RunEnd(run_id=run_id, attempt=attempt, state=RunState.CANCELLED, reason=request.reason or "asked")
+            end = RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason=request.reason or "asked")
             end_runs(connection, installation, [end])
     else:
         again = connection.execute(_READ_RUN, columns, binary=True).fetchone()

@@ -1,7 +1,7 @@
 """What is due of one timer: pure, so that scheduler, intake and preview decide alike.
 
-An occurrence is missed when it is still unfired `misfire_after` past its time. Younger ones all fire, late. Of missed ones
-`fire_once` fires the latest and passes over the rest, as one span.
+An occurrence is missed when it is still unfired `misfire_after` past its time. Younger ones all fire, late. Of missed
+ones `fire_once` fires the latest and passes over the rest, as one span.
 """
 
 from datetime import datetime, timedelta
@@ -51,7 +51,7 @@ def decide(
 
 
 def passed_over(schedule: Schedule, first_at: datetime, until: datetime, *, reason: str) -> tuple[Skip, ...]:
-    """The span of occurrences from `first_at` (itself one) to `until`, inclusive, as one skip; empty where there is none."""
+    """The occurrences from `first_at` (itself one) to `until`, inclusive, as one skip; empty where there is none."""
     if first_at > until:
         return ()
     last_at = schedule.before(until + _TICK) or first_at

@@ -1,6 +1,7 @@
 """Writes docs/settings.md and docs/metrics.md: `python -m tests.docs.reference`. A test compares them with the code."""
 
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import UnionType
@@ -26,40 +27,46 @@ _SETTINGS_HEAD = """\
 
 Generated from `tidewheel/settings.py` by `python -m tests.docs.reference`; a test compares the two. Edit the models.
 
-A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a setting
-has its name in lower case without the prefix: `lease = "PT20S"`. A name that no model knows is ignored.
+A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a
+setting has its name in lower case without the prefix: `lease = "PT20S"`. A name that no model knows is ignored.
 
-A **duration** is ISO 8601 (`PT5S`, `PT0.5S`, `P8D`) or `HH:MM:SS`; in the TOML file a number of seconds will do. The short
-forms of requests (`10s`, `5m`) are not read here. A value that does not fit ends the process with exit code 1 and one
-line that names the variable.
+A **duration** is ISO 8601 (`PT5S`, `PT0.5S`, `P8D`) or `HH:MM:SS`; in the TOML file a number of seconds will do. The
+short forms of requests (`10s`, `5m`) are not read here. A value that does not fit ends the process with exit code 1
+and one line that names the variable.
 """
-_SETTINGS_FOOT = """\
-## Outside the models
-
-| Variable | Read by | Meaning |
-| --- | --- | --- |
-| `TIDEWHEEL_CONFIG` | every command | path of the TOML file |
-| `TIDEWHEEL_KAFKA_CONFIG_<KEY>` | every Kafka client | passed through: `TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME` is `sasl.username`. Refused, \
-because a promise rests on them: `acks`, `enable.idempotence`, `enable.auto.commit`, `enable.auto.offset.store`, \
-`auto.offset.reset`, `partitioner` |
-| `PGHOST`, `PGHOSTADDR`, `PGSERVICE`, `PGDATABASE` | every command | where one of them is set and `TIDEWHEEL_DATABASE_URL` is \
-not, libpq's own variables name the database |
-| `TIDEWHEEL_HOME`, `TIDEWHEEL_CACHE_DIR`, `TIDEWHEEL_MAVEN_REPOSITORY` | `up`, `down`, `status`, and every command that looks \
-for the local stack | see [tidewheel/local](../tidewheel/local/README.md) |
-| `TIDEWHEEL_FAILPOINT` | tests | ends the process by SIGKILL at a named point (`tidewheel/failpoint.py`) |
-"""
+_OUTSIDE: tuple[tuple[str, str, str], ...] = (
+    ("`TIDEWHEEL_CONFIG`", "every command", "path of the TOML file"),
+    (
+        "`TIDEWHEEL_KAFKA_CONFIG_<KEY>`",
+        "every Kafka client",
+        "passed through: `TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME` is `sasl.username`. Refused, because a promise rests on"
+        " them: `acks`, `enable.idempotence`, `enable.auto.commit`, `enable.auto.offset.store`, `auto.offset.reset`,"
+        " `partitioner`",
+    ),
+    (
+        "`PGHOST`, `PGHOSTADDR`, `PGSERVICE`, `PGDATABASE`",
+        "every command",
+        "where one of them is set and `TIDEWHEEL_DATABASE_URL` is not, libpq's own variables name the database",
+    ),
+    (
+        "`TIDEWHEEL_HOME`, `TIDEWHEEL_CACHE_DIR`, `TIDEWHEEL_MAVEN_REPOSITORY`",
+        "`up`, `down`, `status`, and every command that looks for the local stack",
+        "see [tidewheel/local](../tidewheel/local/README.md)",
+    ),
+    ("`TIDEWHEEL_FAILPOINT`", "tests", "ends the process by SIGKILL at a named point (`tidewheel/failpoint.py`)"),
+)
 _METRICS_HEAD = """\
 # Metrics
 
-Generated from `METRICS` in `tidewheel/metrics.py` by `python -m tests.docs.reference`; a test compares the two. Edit the table.
+Generated from `METRICS` in `tidewheel/metrics.py` by `python -m tests.docs.reference`; a test compares the two. Edit
+the table.
 
-A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or `TIDEWHEEL_METRICS_PORT`;
-`0` takes a free port and logs it. Every service registers every metric; one that is not its business stays at 0 or has
-no sample. A histogram has `_bucket`, `_sum` and `_count`. What to alert on: [operations](operations.md#what-to-alert-on).
-
-| Metric | Kind | Unit | Labels | Meaning |
-| --- | --- | --- | --- | --- |
+A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or
+`TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. Every service registers every metric; one that is not its
+business stays at 0 or has no sample. A histogram has `_bucket`, `_sum` and `_count`. What to alert on:
+[operations](operations.md#what-to-alert-on).
 """
+_NONE = "none"
 
 
 def main() -> None:
@@ -81,26 +88,32 @@ def settings_page() -> str:
     for service, model in _SERVICES.items():
         own = {name: field for name, field in model.model_fields.items() if name not in Connections.model_fields}
         parts.append(_section(f"`tidewheel {service}`", own))
-    return "\n".join([*parts, _SETTINGS_FOOT])
+    outside = _table(("Variable", "Read by", "Meaning"), _OUTSIDE)
+    return "\n".join([*parts, "## Outside the models", "", outside, ""])
 
 
 def metrics_page() -> str:
     """Every metric as Prometheus sees it."""
-    rows: list[str] = []
+    rows: list[tuple[str, ...]] = []
     for metric in METRICS:
         suffix = "_total" if metric.kind is Kind.COUNTER else ""
-        labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-        cells = (f"`tidewheel_{metric.name}{suffix}`", metric.kind.value, metric.unit, labels, metric.meaning)
-        rows.append(_row(cells))
-    return _METRICS_HEAD + "\n".join(rows) + "\n"
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or _NONE
+        rows.append((f"`tidewheel_{metric.name}{suffix}`", metric.kind.value, metric.unit, labels, metric.meaning))
+    table = _table(("Metric", "Kind", "Unit", "Labels", "Meaning"), rows)
+    return "\n".join([_METRICS_HEAD, table, ""])
 
 
 def _section(title: str, fields: dict[str, FieldInfo]) -> str:
     rows = [
-        _row((f"`TIDEWHEEL_{name.upper()}`", _default(field), _takes(field), field.description or ""))
+        (f"`TIDEWHEEL_{name.upper()}`", _default(field), _takes(field), field.description or "")
         for name, field in fields.items()
     ]
-    return "\n".join([f"## {title}", "", "| Variable | Default | Takes | Meaning |", "| --- | --- | --- | --- |", *rows, ""])
+    table = _table(("Variable", "Default", "Takes", "Meaning"), rows)
+    return "\n".join([f"## {title}", "", table, ""])
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join([_row(head), _row(("---",) * len(head)), *map(_row, rows)])
 
 
 def _row(cells: tuple[str, ...]) -> str:
@@ -108,7 +121,7 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return "none" if field.default is None else f"`{_written(field.default)}`"
+    return _NONE if field.default is None else f"`{_written(field.default)}`"
 
 
 def _written(value: object) -> str:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import LiteralString
 
 import pytest
+from confluent_kafka import KafkaException
 
 from tests.faults.workload import DOOMED, Workload, now
 from tests.fixtures.oracle import Oracle
@@ -40,6 +41,15 @@ def metric(service: Service, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         found = re.search(rf"^tidewheel_{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+def answers(fleet: Fleet) -> bool:
+    """Whether the broker has its partitions again."""
+    try:
+        topics = fleet.admin().list_topics(timeout=1).topics
+    except KafkaException:
+        return False
+    return fleet.topics.completions in topics
 
 
 def submit_recurring(fleet: Fleet, work: Workload, count: int) -> None:
@@ -113,11 +123,14 @@ def test_a_scheduler_that_stood_still_while_it_fired_fires_once(fleet: Fleet, or
     oracle.check(failures=DOOMED)
 
 
-def test_a_broker_that_is_away_holds_up_messages_and_no_runs(fleet: Fleet, oracle: Oracle, stack: LocalStack) -> None:
+def test_a_broker_that_is_away_holds_up_messages_and_no_runs(
+    fleet: Fleet, oracle: Oracle, stack: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all()
     work.wait_recovered(now())
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)  # for the client, which is in this process
     stack.broker(1).kill()
     try:
         with Client(fleet.database.url) as client:
@@ -127,7 +140,8 @@ def test_a_broker_that_is_away_holds_up_messages_and_no_runs(fleet: Fleet, oracl
                 assert client.wait(run).state == "succeeded"
         assert fleet.database.count("outbox") >= 2 * len(runs)
     finally:
-        stack.up()
+        stack.broker(1).launch()
+    fleet.until(lambda: answers(fleet), "the broker serves again")
     work.wait_recovered(now())
     work.finish()
     fleet.stop()

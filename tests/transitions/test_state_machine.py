@@ -94,7 +94,7 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
         if move is Move.ASK_TO_CANCEL:
             return ask_to_cancel(connection, run_id, "default")
         if move in REQUEUES:
-            moved = requeue_runs(connection, database.installation, [Requeue(run_id, attempt, hands or EXECUTOR, REQUEUES[move])])
+            moved = requeue_runs(connection, database.installation, [Requeue(run_id, attempt, hands, REQUEUES[move])])
             assert moved.busy == set()
             return bool(moved.runs)
         done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, target(move), hands)])
@@ -114,11 +114,14 @@ def test_a_move_is_made_where_the_table_allows_it_and_changes_nothing_elsewhere(
 ) -> None:
     run_id = run_in(with_job, state)
     before = rows_of(with_job, run_id)
-    # A run that is being cancelled becomes cancelled, however its attempt ended.
+    # A run that is being cancelled becomes cancelled, however its attempt ended, and does not go back.
     becomes = end_of(state, target(move)) if move in ENDS and state in OPEN else target(move)
+    goes_no_further = state is RunState.CANCELLING and move in REQUEUES
     allowed = state in MOVES[move].sources or (state is RunState.CANCELLING and move in ENDS)
     assert make(with_job, move, run_id) is allowed
-    if allowed:
+    if goes_no_further:
+        assert state_of(with_job, run_id) == RunState.CANCELLED
+    elif allowed:
         assert state_of(with_job, run_id) == becomes
         assert rows_of(with_job, run_id) != before
     else:

@@ -176,8 +176,8 @@ UPDATE open_runs AS o
             %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(delays)s::interval[],
             %(charges)s::integer[], %(losses)s::integer[]
            ) AS wanted (run_id, attempt, executor_id, delay, charge, loss)
-      JOIN open_runs AS p USING (run_id, attempt, executor_id)
-     WHERE p.state = ANY (%(sources)s)
+      JOIN open_runs AS p USING (run_id, attempt)
+     WHERE p.state = ANY (%(sources)s) AND p.executor_id IS NOT DISTINCT FROM wanted.executor_id
      ORDER BY p.run_id
        FOR UPDATE OF p SKIP LOCKED
   ) AS chosen
@@ -288,5 +288,5 @@ SELECT value FROM settings WHERE name = 'shards'
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[])
        AS wanted (run_id, attempt, executor_id)
-  JOIN open_runs AS o USING (run_id, attempt, executor_id)
- WHERE o.state = ANY (%(sources)s)
+  JOIN open_runs AS o USING (run_id, attempt)
+ WHERE o.state = ANY (%(sources)s) AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id

@@ -32,7 +32,7 @@ class Requeue:
     Args:
         run_id: The run.
         attempt: The attempt that ends: the fence.
-        executor_id: In whose hands it is: part of the fence.
+        executor_id: In whose hands it is, None where it waits for an answer from outside: part of the fence.
         outcome: How it ended; decides whether the budget, the losses, or neither is charged.
         delay: How long the next attempt has to wait.
         error_type: The error's type name.
@@ -43,7 +43,7 @@ class Requeue:
 
     run_id: UUID
     attempt: int
-    executor_id: UUID
+    executor_id: UUID | None
     outcome: AttemptOutcome
     delay: timedelta = timedelta(0)
     error_type: str | None = None
@@ -131,7 +131,8 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
 def _end_cancelled(
     connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued
 ) -> set[UUID]:
-    refused = [r for r in requeues if r.run_id not in done.runs and r.run_id not in done.busy]
+    # A run that is being cancelled is in somebody's hands; in nobody's it may have gone back before, and must stay.
+    refused = [r for r in requeues if r.executor_id and r.run_id not in done.runs and r.run_id not in done.busy]
     ends = [RunEnd(r.run_id, r.attempt, RunState.CANCELLED, r.executor_id) for r in refused]
     return end_runs(connection, installation, ends).busy
 
