@@ -69,7 +69,7 @@ class LaneConsumer:
         self._held: list[Message] = []
         self._owned: set[int] = set()
         self._paused = False
-        self.last_message = 0.0
+        self._nothing_came = True
         self._thread = threading.Thread(target=self._run, name=f"consume-{lane}", daemon=True)
 
     def start(self) -> None:
@@ -78,6 +78,11 @@ class LaneConsumer:
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
         self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is fetched: the last look brought nothing, and nothing waits for a slot."""
+        return self._nothing_came and not self._held
 
     def join(self) -> None:
         """Wait until it has left its group."""
@@ -138,6 +143,7 @@ class LaneConsumer:
 
     def _poll(self, seconds: float) -> list[Message]:
         message = self._consumer.poll(seconds)
+        self._nothing_came = message is None
         return [] if message is None else self._good([message])
 
     def _more(self, most: int) -> list[Message]:
@@ -152,8 +158,6 @@ class LaneConsumer:
             elif error.code() != KafkaError._PARTITION_EOF:
                 message_text = f"{self._topic}: {error.str()}"
                 raise Unavailable(message_text)
-        if good:
-            self.last_message = monotonic_seconds()
         return good
 
     def _claim(self, messages: Sequence[Message]) -> int:

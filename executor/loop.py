@@ -250,7 +250,7 @@ class Executor:
             queues=self._queues,
             handlers=self._names,
             begin=self._begin,
-            last_message=lambda: max(each.last_message for each in self._consumers),
+            idle=lambda: all(each.idle for each in self._consumers),
             every=self._settings.sweep,
             stop=self._stop,
         )

@@ -14,7 +14,6 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session
 from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer
@@ -31,7 +30,6 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _FIND_DUE_RUNS = Statements("tidewheel.executor")["find_due_runs"]
 
-_QUIET_SECONDS = 0.2  # no message for this long: nothing is fetched
 _ANYWAY = 5  # every so many rounds it looks although messages come: one that Kafka lost must not wait for a quiet hour
 _MOST = 500
 
@@ -64,13 +62,13 @@ class Sweep:
         queues: Sequence[str],
         handlers: frozenset[str],
         begin: Begin,
-        last_message: Callable[[], float],
+        idle: Callable[[], bool],
         every: timedelta,
         stop: Stop,
     ) -> None:
         self._session, self._claimer, self._slots = session, claimer, slots
         self._queues, self._handlers, self._begin = queues, sorted(handlers), begin
-        self._last_message, self._every, self._stop = last_message, every, stop
+        self._idle, self._every, self._stop = idle, every, stop
         self._definitions = Definitions()
         self._round = 0
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
@@ -90,10 +88,10 @@ class Sweep:
     def step(self) -> float:
         """One look; returns how long to wait for the next, in seconds."""
         self._round += 1
-        quiet = monotonic_seconds() - self._last_message() > _QUIET_SECONDS
-        if not quiet and self._round % _ANYWAY:
+        idle = self._idle()
+        if not idle and self._round % _ANYWAY:
             return self._every.total_seconds()
-        due = self._find(self._every if quiet else self._every * _ANYWAY)
+        due = self._find(self._every if idle else self._every * _ANYWAY)
         swept = sum(self._claim(lane, runs) for lane, runs in _by_lane(due).items())
         if swept:
             _LOG.info("swept %d runs", swept)

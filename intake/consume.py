@@ -294,7 +294,7 @@ class Intake:
             _LOG.info("offsets not told to Kafka (they are stored in the database): %s", error)
 
     def _read_topic_id(self) -> str:
-        admin = AdminClient({**self._kafka, "client.id": "tidewheel-intake-check"})
+        admin = AdminClient({**self._kafka, "client.id": "tidewheel-intake-check", "log_level": 2})
         try:
             asked = TopicCollection([self._topic])
             found = cast(

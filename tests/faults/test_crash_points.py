@@ -58,7 +58,8 @@ def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fle
     case = CASES[point]
     work = Workload(fleet, oracle)
     work.submit()
-    fleet.start_all(*(role for role in ROLES if role != case.role))
+    others: list[Role] = [role for role in ROLES if role != case.role]
+    fleet.start_all(*others)
     doomed = fleet.start(case.role, failpoint=f"{point}:exit:{case.visit}")
     doomed.wait_killed()
     fleet.start(case.role)

@@ -59,7 +59,7 @@ def fleet(server: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
     url = make_conninfo(at.database_url, dbname=name)
     migrate(url)
     with connect(url, "test") as connection:
-        database = Database(url, read_installation(connection, Connections()))
+        database = Database(url, read_installation(connection, Connections.load()))
     made = make_fleet(database, at.bootstrap, tmp_path)
     try:
         yield made

@@ -180,5 +180,5 @@ def test_every_doctored_history_is_flagged_and_the_real_one_is_not(fleet: Fleet,
     for doctor, said in DOCTORED.items():
         doctor(history)
         with pytest.raises(AssertionError, match=said):
-            oracle.check(failures=DOOMED, attempts=ATTEMPTS)
+            oracle.judge(failures=DOOMED, attempts=ATTEMPTS)
         history.restore()

@@ -123,11 +123,11 @@ def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Dat
 
 def test_a_cancel_waits_for_an_end_under_way_and_reports_how_it_ended(with_job: Database) -> None:
     started = begun(with_job)
-    ending, cancelling = with_job.connection(), with_job.connection()
-    end_runs(ending, with_job.installation, [ending(started, RunState.SUCCEEDED)])
+    closing, cancelling = with_job.connection(), with_job.connection()
+    end_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
     waiting = in_background(lambda: ask_within(cancelling, with_job, asking(started.run_id)))
     until_blocked(with_job, cancelling)
-    ending.commit()
+    closing.commit()
     assert [reply.run_status for reply in waiting.result(10)] == ["succeeded"]
     cancelling.commit()
 

@@ -125,12 +125,12 @@ def test_a_claim_waits_for_an_end_under_way_and_then_takes_the_turn(skipping: Da
     """An end that has given the turn up but not committed: the claim waits on the turn's row, and finds it free."""
     first = begin(skipping, trigger(skipping))
     second = wish(skipping, trigger(skipping))
-    ending, claiming = skipping.connection(), skipping.connection()
-    ended = end_runs(ending, skipping.installation, [ending(first, RunState.SUCCEEDED)])
+    closing, claiming = skipping.connection(), skipping.connection()
+    ended = end_runs(closing, skipping.installation, [ending(first, RunState.SUCCEEDED)])
     assert ended.states == {first.run_id: RunState.SUCCEEDED}
     waiting = in_background(lambda: start_runs(claiming, skipping.installation, [second], executor_id=EXECUTOR))
     until_blocked(skipping, claiming)
-    ending.commit()
+    closing.commit()
     assert len(waiting.result(10).started) == 1
     claiming.commit()
     assert turn_of(skipping, JOB) == second.run_id

@@ -135,7 +135,7 @@ class Broker:
     def _format(self) -> None:
         shutil.rmtree(self._data, ignore_errors=True)
         properties = str(self._folder / "server.properties")
-        tool = ["kafka.tools.StorageTool", "format", "--cluster-id", self._cluster_id, "--config", properties]
+        tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster_id}", "--config", properties]
         formatted = run_program([*self._java(), "-XX:TieredStopAtLevel=1", *tool], cwd=self._folder)
         if formatted.returncode != 0:
             message = f"Kafka's storage could not be formatted in {self._data}: {_tail(formatted.stdout)}"
