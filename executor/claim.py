@@ -69,6 +69,10 @@ class Claimer:
         metrics.count("claims", len(claims) - len(claimed.started), "lost", way)
         return claimed
 
+    def close(self) -> None:
+        """Close its session; called by the thread that claims, when it ends."""
+        self._session.close()
+
     def _hold_lease(self, connection: Conn) -> None:
         if connection.execute(_HOLD_LEASE, {"executor_id": self._executor_id}).fetchone() is None:
             message = "this executor's lease was ended while it was silent; entering again"

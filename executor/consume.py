@@ -104,6 +104,7 @@ class LaneConsumer:
                 continue
             patience.over()
         self._consumer.close()
+        self._claimer.close()
 
     def _round(self) -> None:
         if not self._held:

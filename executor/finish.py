@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from tidewheel.db import Session
+import psycopg
+
+from tidewheel.db import Session, is_data_fault
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, failed
@@ -93,6 +95,9 @@ class Finisher:
                 patience.wait(error)
                 continue
             except Exception as error:  # noqa: BLE001 - this thread must not end; one by one tells which item it is
+                if len(batch) == 1:
+                    patience.wait(error)
+                    continue
                 _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
                 for item in batch:
                     self._write_patiently([item], patience)
@@ -120,7 +125,21 @@ class Finisher:
             self._written.notify_all()
 
     def _write(self, batch: Sequence[Item]) -> list[Item]:
-        """Write a batch in one transaction; returns what must be tried again."""
+        """Write a batch in one transaction; returns what must be tried again.
+
+        Raises:
+            Unavailable: The database does not take it now, whatever it is.
+            psycopg.Error: An outcome's data does not fit.
+        """
+        try:
+            return self._write_once(batch)
+        except psycopg.Error as error:
+            if is_data_fault(error):
+                raise
+            # A database that is read-only, or half restored, is no fault of an outcome.
+            raise Unavailable(str(error)) from error
+
+    def _write_once(self, batch: Sequence[Item]) -> list[Item]:
         ends = [end for item in batch if (end := run_end(*item, self._executor_id)) is not None]
         ended = {end.run_id for end in ends}
         requeues = [requeue(*item, self._executor_id) for item in batch if item[0].run_id not in ended]
@@ -174,6 +193,7 @@ def run_end(attempt: Attempt, outcome: Outcome, executor_id: UUID) -> RunEnd | N
         trace=outcome.trace,
         result=outcome.result,
         request=attempt.request,
+        definition=attempt.definition,
     )
 
 

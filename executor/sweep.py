@@ -15,12 +15,12 @@ import psycopg
 from psycopg.rows import class_row
 
 from tidewheel.db import Session
-from tidewheel.errors import Unavailable
+from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.consume import Begin
 from tidewheel.executor.slots import Slots
 from tidewheel.runs import Lane, Move, sources
-from tidewheel.schemas.records import RunRequest
+from tidewheel.schemas.records import JobDefinition, RunRequest
 from tidewheel.service import Stop, repeat
 from tidewheel.sql import Statements
 from tidewheel.transitions.dispatch import Definitions, build_requests
@@ -81,6 +81,7 @@ class Sweep:
         """Wait until it has stopped."""
         self._thread.join(timeout=30)
         self._session.close()
+        self._claimer.close()
 
     def _run(self) -> None:
         repeat(self._stop, "sweep", self.step)
@@ -123,23 +124,29 @@ class Sweep:
             return 0
         started = 0
         try:
-            chosen = runs[:taken]
-            requests = self._requests(chosen)
+            # Read before they are claimed: what is claimed must be begun.
+            readable = self._readable(runs[:taken])
+            chosen = [run for run in runs[:taken] if run.run_id in readable]
             claims = [Claim(run.run_id, run.attempt + 1, run.job_version, "sweep") for run in chosen]
             claimed = self._claimer.claim(claims, way="sweep").started
             started = len(claimed)
-            self._begin(
-                [(one, requests[one.run_id], self._definitions.of(requests[one.run_id].definition)) for one in claimed]
-            )
+            self._begin([(one, *readable[one.run_id]) for one in claimed])
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
         finally:
             self._slots.give_back(taken - started)
         return started
 
-    def _requests(self, runs: Sequence[DueRun]) -> Mapping[UUID, RunRequest]:
+    def _readable(self, runs: Sequence[DueRun]) -> Mapping[UUID, tuple[RunRequest, JobDefinition]]:
         with self._session.transaction() as connection:
-            return build_requests(connection, runs)
+            requests = build_requests(connection, runs)
+        found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
+        for run_id, request in requests.items():
+            try:
+                found[run_id] = request, self._definitions.of(request.definition)
+            except UndecodableMessage as error:
+                _LOG.error("run %s cannot be read and stays open: %s", run_id, error, extra={"run_id": str(run_id)})
+        return found
 
 
 def _by_lane(runs: Sequence[DueRun]) -> dict[Lane, list[DueRun]]:

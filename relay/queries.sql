@@ -4,9 +4,8 @@
 -- Index: outbox_due, from the low-water mark. No lock: the slice is this relay's by an advisory lock.
 SELECT place, id, slice, class, publish_at, topic, key, value, headers
   FROM (
-SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.key, o.value, o.headers,
-       sum(coalesce(octet_length(o.value), 0)) OVER running - coalesce(octet_length(o.value), 0) AS bytes_before,
-       row_number() OVER running AS number
+SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.key, o.value, o.headers, s.position,
+       sum(coalesce(octet_length(o.value), 0)) OVER running - coalesce(octet_length(o.value), 0) AS bytes_before
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(limits)s::integer[])
        WITH ORDINALITY AS s (slice, class, mark, most, position)
  CROSS JOIN LATERAL (
@@ -24,7 +23,7 @@ SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.k
 WINDOW running AS (ORDER BY s.position, o.publish_at, o.id ROWS UNBOUNDED PRECEDING)
 ) AS batch
  WHERE bytes_before < %(most_bytes)s
- ORDER BY number
+ ORDER BY position, publish_at, id
 
 -- name: probe_outbox
 -- The database's clock, and the earliest row of each held slice and class.

@@ -19,9 +19,10 @@ _LOOK_SECONDS = 0.02  # between two looks at a gate
 
 
 @tidewheel.handler("note")
-async def note(context: Context, payload: object) -> None:
-    """An effect, at once."""
+async def note(context: Context, payload: object) -> object:
+    """An effect, at once; returns what it was given."""
     _effect(context)
+    return payload
 
 
 @tidewheel.handler("note-sync")
@@ -31,12 +32,13 @@ def note_sync(context: Context, payload: object) -> None:
 
 
 @tidewheel.handler("shaky")
-async def shaky(context: Context, payload: object) -> None:
-    """An effect; the first attempt fails after it."""
+async def shaky(context: Context, payload: object) -> object:
+    """An effect; the first attempt fails after it, a later one returns what it was given."""
     _effect(context)
     if context.attempt == 1:
         message = "as the first attempt always does"
         raise ValueError(message)
+    return payload
 
 
 @tidewheel.handler("lost-cause")

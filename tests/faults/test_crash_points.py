@@ -18,16 +18,23 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 @dataclass(frozen=True)
 class Case:
-    """Who is killed where, and at which visit: late enough for something to be under way."""
+    """Who is killed where, and at which visit: late enough for something to be under way.
+
+    Args:
+        role: Who is killed.
+        visit: At which visit.
+        waits: Whether the takeover waits for a lease or a group's session to end, which takes seconds.
+    """
 
     role: Role
     visit: int = 1
+    waits: bool = False
 
 
 CASES = {
-    "intake.received": Case("intake"),
-    "intake.before_commit": Case("intake"),
-    "intake.after_commit": Case("intake"),
+    "intake.received": Case("intake", waits=True),
+    "intake.before_commit": Case("intake", waits=True),
+    "intake.after_commit": Case("intake", waits=True),
     "firing.locked": Case("scheduler", 2),
     "firing.before_commit": Case("scheduler", 2),
     "firing.after_commit": Case("scheduler", 2),
@@ -36,24 +43,25 @@ CASES = {
     "relay.acknowledged": Case("relay", 3),
     "relay.deleted": Case("relay", 3),
     "claim.received": Case("executor"),
-    "claim.before_commit": Case("executor", 2),
-    "claim.after_commit": Case("executor", 2),
-    "claim.offsets_committed": Case("executor"),
-    "attempt.before_effect": Case("executor", 3),
-    "attempt.after_effect": Case("executor", 3),
-    "completion.before_commit": Case("executor", 2),
+    "claim.before_commit": Case("executor", 2, waits=True),
+    "claim.after_commit": Case("executor", 2, waits=True),
+    "claim.offsets_committed": Case("executor", waits=True),
+    "attempt.before_effect": Case("executor", 3, waits=True),
+    "attempt.after_effect": Case("executor", 3, waits=True),
+    "completion.before_commit": Case("executor", 2, waits=True),
     "completion.after_commit": Case("executor", 2),
-    "retry.before_commit": Case("executor"),
+    "retry.before_commit": Case("executor", waits=True),
     "retry.after_commit": Case("executor"),
 }
 REAPING = {"reap.before_commit", "reap.after_commit"}
+_MARKED = [pytest.param(name, marks=[pytest.mark.slow] if case.waits else []) for name, case in CASES.items()]
 
 
 def test_every_point_has_its_case() -> None:
     assert set(CASES) | REAPING == POINTS
 
 
-@pytest.mark.parametrize("point", CASES)
+@pytest.mark.parametrize("point", _MARKED)
 def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fleet, oracle: Oracle) -> None:
     case = CASES[point]
     work = Workload(fleet, oracle)
@@ -70,6 +78,7 @@ def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fle
     oracle.check(failures=DOOMED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", sorted(REAPING))
 def test_killed_while_reaping_the_runs_of_both_go_on(point: str, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
@@ -90,3 +99,24 @@ def test_killed_while_reaping_the_runs_of_both_go_on(point: str, fleet: Fleet, o
     fleet.stop()
     oracle.check(failures=DOOMED)
     assert oracle.completed()[held.run_id].attempt == 2
+
+
+@pytest.mark.slow
+def test_all_killed_at_once_all_go_on(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    held = work.hold()
+    services = fleet.start_all()
+    held.wait_begun(1)
+    work.trigger("shaky", 5)
+    for service in services.values():
+        service.kill()
+    work.trigger("shaky", 5)
+    fleet.start_all()
+    fleet.wait_started()
+    held.wait_begun(2)
+    held.let_go()
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)

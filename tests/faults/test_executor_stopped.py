@@ -1,6 +1,7 @@
 """Executors that stop: in their tracks, past their lease, and as they are asked to."""
 
 from datetime import timedelta
+from typing import LiteralString
 
 import pytest
 
@@ -14,6 +15,12 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 LONG_LEASE = "PT60S"  # what happens within seconds did not wait for it
 AT_ONCE = timedelta(seconds=5)  # on a machine that has other things to do
+ITS_TURN = timedelta(seconds=10)  # the lease, a look or two, and a busy machine; less than an idle session is granted
+CLAIMING: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock'
+   AND application_name IN ('tidewheel-executor-standard', 'tidewheel-executor-sweep')
+"""
 
 
 def pid_of(oracle: Oracle, held: Held, attempt: int) -> int:
@@ -49,16 +56,47 @@ def test_one_that_comes_back_after_its_lease_changes_nothing_and_works_on(
     held.wait_completed()
     sleeper.resume()
     fleet.until(lambda: entered(fleet, sleeper), "the executor has entered again")
+    fleet.until(lambda: sleeper.has_logged("a late report changes nothing"), "the late report has been looked at")
     other.terminate()
     work.trigger("errand", 5)
     since = now()
     work.wait_recovered(since)
     assert {e.pid for e in oracle.effects() if e.at > since} == {sleeper.process.pid}
     work.finish()
-    fleet.stop()  # which waits until the late report, too, has been looked at
+    fleet.stop()
     oracle.check(failures=DOOMED, stopped=[sleeper])
     assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
     assert oracle.completed()[held.run_id].attempt == 2
+
+
+@pytest.mark.slow
+def test_one_that_stands_still_inside_a_claim_holds_up_nothing_else(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit(recurring=False)
+    held = work.hold()
+    fleet.start_all("intake", "relay")
+    sleeper = fleet.start("executor")
+    held.wait_begun(1)
+    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1500ms"})
+    fleet.flush()
+    oracle.wait_answered()
+    # Held up in the middle of the claim, with locks on its own row and on a run's, and stopped there.
+    lock = fleet.database.connection()
+    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+    fleet.until(lambda: fleet.database.value(CLAIMING) > 0, "a claim is held up in its transaction")
+    sleeper.pause()
+    lock.rollback()
+    fleet.start("executor")
+    fleet.wait_started()
+    since = now()
+    held.wait_begun(2)
+    assert now() - since < ITS_TURN
+    sleeper.resume()
+    held.let_go()
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, stopped=[sleeper])
 
 
 @pytest.mark.slow

@@ -90,6 +90,12 @@ def a_run_failed(history: History) -> None:
     history.add(seen, encode(replace(event, status=RunStatus.FAILED)))
 
 
+def a_payload_was_another(history: History) -> None:
+    seen, event = history.completion("shaky")
+    history.drop(seen)
+    history.add(seen, encode(replace(event, result=b'{"number": -1}')))
+
+
 def an_attempt_took_effect_twice(history: History) -> None:
     history.write([*history.effects, history.effects[0]])
 
@@ -151,6 +157,7 @@ DOCTORED: dict[Callable[[History], None], str] = {
     an_event_comes_again_under_another_id: "2 different completions",
     an_event_comes_again_altered: "in 2 different forms",
     a_run_failed: "ended failed",
+    a_payload_was_another: "was given",
     an_attempt_took_effect_twice: "took effect twice",
     an_effect_is_missing: r"effects: \[\]",
     an_effect_is_nobodys: "which never completed",

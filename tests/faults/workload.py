@@ -43,10 +43,12 @@ class Workload:
         self._fleet, self._oracle = fleet, oracle
         self.recurring = RECURRING
 
-    def submit(self) -> None:
-        """Submit the jobs and trigger some of them."""
+    def submit(self, *, recurring: bool = True) -> None:
+        """Submit the jobs, with those that recur or without, and trigger some of them."""
+        self.recurring = RECURRING if recurring else ()
         for job in _JOBS:
-            self._fleet.ask({"type": "job.submit", "job": job})
+            if recurring or job["key"] not in RECURRING:
+                self._fleet.ask({"type": "job.submit", "job": job})
         self.trigger("errand", 5)
         self.trigger("shaky", 3)
         self.trigger("lost-cause", 1)
@@ -54,9 +56,9 @@ class Workload:
         self._fleet.flush()
 
     def trigger(self, key: str, count: int) -> None:
-        """Trigger a job several times."""
+        """Trigger a job several times, each with a payload of its own."""
         for _ in range(count):
-            self._fleet.ask({"type": "job.trigger", "key": key})
+            self._fleet.ask({"type": "job.trigger", "key": key, "payload": {"number": len(self._fleet.asked)}})
         self._fleet.flush()
 
     def hold(self, target: str = "gated", overlap: str = "allow_all") -> "Held":

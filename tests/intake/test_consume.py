@@ -125,17 +125,21 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_intake_with_what_to_d
         requests.start(stop).result(30)
 
 
-def test_an_offset_that_is_not_in_the_topic_is_told_and_nothing_is_skipped(
-    requests: Requests, caplog: pytest.LogCaptureFixture
+def test_a_place_that_is_not_in_the_topic_is_told_and_left_alone_and_the_other_partitions_go_on(
+    database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Requests that expired unread are somebody's decision: nothing is skipped in silence."""
+    requests = Requests(database, info.bootstrap, partitions=2)
     with requests.running():
-        requests.until_read(requests.send(submission())[0])
-    requests.database.execute("UPDATE intake_offsets SET next_offset = 1000")
+        for partition in (0, 1):
+            requests.until_read(requests.send(submission(), partition=partition)[0], partition)
+    database.execute("UPDATE intake_offsets SET next_offset = 1000 WHERE partition = 0")
     requests.send(submission("unread"))
     with caplog.at_level(logging.ERROR, "tidewheel.intake"), requests.running():
-        until(lambda: "the stored offset is not in the topic" in caplog.text, "it says so")
-    assert requests.database.rows("SELECT next_offset FROM intake_offsets") == [(1000,)]
-    assert requests.database.rows("SELECT key FROM jobs") == [("job",)]
+        until(lambda: "its stored offset is not in the topic" in caplog.text, "it says so")
+        requests.until_read(requests.send(submission("other"), partition=1)[0], 1)
+    assert requests.next_offset() == 1000
+    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"job", "other"}
 
 
 def owners(database: Database) -> int:

@@ -138,6 +138,7 @@ def facts(loaded: Database) -> dict[str, Any]:
         "tenant": "default",
         "parked": [],
         "under_way": [],
+        "most_bytes": 1 << 24,
         "marks": [datetime(1970, 1, 1, tzinfo=UTC)] * len(pairs),
         "slices": [number for number, _ in pairs],
         "classes": [name for _, name in pairs],
@@ -160,7 +161,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "due_for": timedelta(seconds=1),
         "handlers": ["send-email"],
     },
-    "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED]},
+    "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
 }
 HOT = (
     *(

@@ -1,5 +1,6 @@
 """The rows about attempts that are over: outcome in `attempts`, what may go sooner in `attempt_outputs`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,7 +57,8 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
                     e.error_type, e.error_message, e.came_by,
                 )
             )  # fmt: skip
-            metrics.count("attempts", 1, e.outcome)
+    for outcome, count in Counter(e.outcome for e in ends).items():
+        metrics.count("attempts", count, outcome)
     with_output = [e for e in ends if e.result is not None or e.trace or e.output]
     if with_output:
         with connection.cursor() as cursor, cursor.copy(_COPY_OUTPUTS) as copy:

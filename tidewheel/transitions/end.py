@@ -5,6 +5,7 @@ forgotten anywhere. No other SQL writes a terminal state. What an end finds lock
 again; what it finds gone or moved on is superseded: a zombie's report, which changes nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +13,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.arrays import instants, integers, uuids, words
 from tidewheel.db import Conn
 from tidewheel.ids import event_id
 from tidewheel.metrics import metrics
@@ -34,7 +36,7 @@ _DROP_SIGNALS = _SQL["drop_signals"]
 
 # The state machine as SQL wants it: which end is allowed from which state.
 _ALLOWED = sorted((end, state) for end in FINAL for state in OPEN if end_of(state, end) is not None)
-_ENDS, _SOURCES = [end for end, _ in _ALLOWED], [state for _, state in _ALLOWED]
+_ENDS, _SOURCES = words(end for end, _ in _ALLOWED), words(state for _, state in _ALLOWED)
 
 _DEFINITIONS = Definitions()
 
@@ -56,6 +58,7 @@ class RunEnd:
         result: What the handler returned, as JSON text, at most 64 KiB.
         output: The attempt's last output.
         request: The message it came by, where the caller still has it; saves reading it again.
+        definition: The definition in it, decoded, likewise.
     """
 
     run_id: UUID
@@ -69,6 +72,7 @@ class RunEnd:
     result: bytes | None = None
     output: bytes | None = None
     request: records.RunRequest | None = None
+    definition: records.JobDefinition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +155,9 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
     cancelled = [outcome.row.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
-    for outcome in outcomes:
-        result.states[outcome.row.run_id] = outcome.state
-        metrics.count("runs_ended", 1, outcome.state)
+    result.states = {outcome.row.run_id: outcome.state for outcome in outcomes}
+    for state, count in Counter(result.states.values()).items():
+        metrics.count("runs_ended", count, state)
     return result
 
 
@@ -174,10 +178,10 @@ def _sort_the_rest(connection: Conn, wanted: Mapping[UUID, RunEnd], rows: Sequen
 def _columns(ends: Iterable[RunEnd]) -> dict[str, object]:
     listed = list(ends)
     return {
-        "run_ids": [end.run_id for end in listed],
-        "attempts": [end.attempt for end in listed],
-        "executor_ids": [end.executor_id for end in listed],
-        "states": [end.state for end in listed],
+        "run_ids": uuids(end.run_id for end in listed),
+        "attempts": integers(end.attempt for end in listed),
+        "executor_ids": uuids(end.executor_id for end in listed),
+        "states": words(end.state for end in listed),
         "ends": _ENDS,
         "sources": _SOURCES,
     }
@@ -192,17 +196,18 @@ def _outcomes(connection: Conn, wanted: Mapping[UUID, RunEnd], rows: Sequence[Cl
         state = end_of(RunState(row.state), end.state)
         assert state is not None  # noqa: S101 - close_runs goes by the same table
         request = end.request or built[row.run_id]
-        outcomes.append(_Outcome(row, end, state, request, _DEFINITIONS.of(request.definition)))
+        definition = end.definition or _DEFINITIONS.of(request.definition)
+        outcomes.append(_Outcome(row, end, state, request, definition))
     return outcomes
 
 
 def _finish(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
-    columns: dict[str, list[object]] = {
-        "run_ids": [o.row.run_id for o in outcomes],
-        "states": [o.state for o in outcomes],
-        "attempts": [o.row.attempt for o in outcomes],
-        "started_at": [o.row.started_at for o in outcomes],
-        "finished_at": [o.row.ended_at for o in outcomes],
+    columns: dict[str, object] = {
+        "run_ids": uuids(o.row.run_id for o in outcomes),
+        "states": words(o.state for o in outcomes),
+        "attempts": integers(o.row.attempt for o in outcomes),
+        "started_at": instants(o.row.started_at for o in outcomes),
+        "finished_at": instants(o.row.ended_at for o in outcomes),
         "reasons": [o.end.reason for o in outcomes],
         "error_types": [o.end.error_type for o in outcomes],
     }
@@ -290,7 +295,7 @@ def _bury(connection: Conn, installation: Installation, outcome: _Outcome) -> Ou
 def _give_up_turns(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
     holders = [o.row for o in outcomes if o.row.overlap != Overlap.ALLOW_ALL and o.state is not RunState.SKIPPED]
     if holders:
-        columns = {"job_ids": [row.job_id for row in holders], "run_ids": [row.run_id for row in holders]}
+        columns = {"job_ids": uuids(row.job_id for row in holders), "run_ids": uuids(row.run_id for row in holders)}
         connection.execute(_GIVE_UP_TURNS, columns)
 
 

@@ -6,7 +6,7 @@ SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.attempt
   JOIN open_runs AS o USING (run_id)
  WHERE o.attempt = wanted.attempt - 1
    AND o.job_version = wanted.job_version
-   AND o.state = ANY (%(sources)s)
+   AND o.state = ANY (%(sources)s::text[])
    AND o.publish_at <= (SELECT tidewheel_now())
    AND NOT EXISTS (
         SELECT FROM cancellations AS c
@@ -108,7 +108,7 @@ UPDATE job_runs AS r
         %(finished_at)s::timestamptz[], %(reasons)s::text[], %(error_types)s::text[]
        ) AS ended (run_id, state, attempt, started_at, finished_at, reason, error_type)
  WHERE r.run_id = ended.run_id
-   AND r.run_id = ANY (%(run_ids)s)
+   AND r.run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: give_up_turns
 -- Frees the turns that ended runs held.

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.arrays import integers, uuids, words
 from tidewheel.db import Conn
 from tidewheel.runs import Move, Overlap, RunState, sources, target
 from tidewheel.sql import Statements
@@ -29,7 +30,7 @@ _START_ATTEMPTS = _SQL["start_attempts"]
 _WAIT_FOR_CLAIMS = _SQL["wait_for_claims"]
 _READ_CLAIMS = _SQL["read_claims"]
 
-_CLAIM_SOURCES = sources(Move.CLAIM)
+_CLAIM_SOURCES = words(sources(Move.CLAIM))
 _CLAIM_TARGET = target(Move.CLAIM)
 
 
@@ -135,9 +136,9 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
 
 def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[_Candidate]:
     columns = {
-        "run_ids": list(wanted),
-        "attempts": [claim.attempt for claim in wanted.values()],
-        "versions": [claim.job_version for claim in wanted.values()],
+        "run_ids": uuids(wanted),
+        "attempts": integers(claim.attempt for claim in wanted.values()),
+        "versions": integers(claim.job_version for claim in wanted.values()),
         "sources": _CLAIM_SOURCES,
     }
     with connection.cursor(row_factory=class_row(_Candidate), binary=True) as cursor:
@@ -168,9 +169,9 @@ def _without_turn(connection: Conn, candidates: Sequence[_Candidate]) -> dict[UU
 
 def _take_turns(connection: Conn, candidates: Sequence[_Candidate]) -> dict[UUID, UUID]:
     columns = {
-        "job_ids": [candidate.job_id for candidate in candidates],
+        "job_ids": uuids(candidate.job_id for candidate in candidates),
         "tenants": [candidate.tenant for candidate in candidates],
-        "run_ids": [candidate.run_id for candidate in candidates],
+        "run_ids": uuids(candidate.run_id for candidate in candidates),
     }
     return _pairs(connection, columns, _TAKE_TURNS)
 
@@ -192,7 +193,7 @@ def _start(connection: Conn, wanted: Mapping[UUID, Claim], winners: Sequence[UUI
     if not winners:
         return []
     columns = {
-        "run_ids": list(winners),
+        "run_ids": uuids(winners),
         "came_by": [wanted[run_id].came_by for run_id in winners],
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from tidewheel.arrays import instants, uuids
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
 from tidewheel.metrics import metrics
@@ -85,7 +86,7 @@ def advance_timers(
     _write_skips(connection, installation, pairs, now)
     moved = [(timer.job_id, decision.next_at) for timer, decision in pairs if decision.next_at is not None]
     if moved:
-        columns = {"job_ids": [job for job, _ in moved], "scheduled_at": [at for _, at in moved]}
+        columns = {"job_ids": uuids(job for job, _ in moved), "scheduled_at": instants(at for _, at in moved)}
         connection.execute(_MOVE_TIMERS, columns)
     over = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
     if over:

@@ -1,0 +1,1 @@
+"""The clients: requests, runs and waiting, from Python."""

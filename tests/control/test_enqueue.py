@@ -1,0 +1,1 @@
+"""A run enqueued in the caller's transaction: it stands or falls with the caller's rows."""

@@ -1,0 +1,124 @@
+"""Handlers that do what tests want of them."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+import tidewheel
+from tidewheel.executor.handlers import Handler, registered
+
+_TICK_SECONDS = 0.005
+
+
+@dataclass
+class Gate:
+    """Where handlers of this process wait, and what they tell."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    entered: list[str] = field(default_factory=list[str])
+    stopped: list[str] = field(default_factory=list[str])
+
+
+GATES: dict[str, Gate] = {}
+
+
+class Order(BaseModel):
+    """What `acts.order` wants."""
+
+    to: str
+    copies: int = 1
+
+
+@tidewheel.handler("acts.echo")
+async def echo(context: tidewheel.Context, payload: object) -> object:
+    """Return the payload."""
+    del context
+    return payload
+
+
+@tidewheel.handler("acts.echo-on-thread")
+def echo_on_thread(context: tidewheel.Context, payload: object) -> object:
+    """Return the payload, from a thread."""
+    del context
+    return payload
+
+
+@tidewheel.handler("acts.order")
+async def order(context: tidewheel.Context, payload: Order) -> int:
+    """Return how many copies were ordered."""
+    del context
+    return payload.copies
+
+
+@tidewheel.handler("acts.fail-until")
+async def fail_until(context: tidewheel.Context, payload: int) -> int:
+    """Fail on every attempt before the one that the payload names."""
+    if context.attempt < payload:
+        message = f"attempt {context.attempt} fails"
+        raise ValueError(message)
+    return context.attempt
+
+
+@tidewheel.handler("acts.raise")
+async def raise_it(context: tidewheel.Context, payload: str) -> int:
+    """On the first attempt raise what the payload names."""
+    if context.attempt > 1:
+        return context.attempt
+    signals: dict[str, BaseException] = {
+        "permanent": tidewheel.Permanent("no such address"),
+        "retry-after": tidewheel.RetryAfter(0.3),
+        "snooze": tidewheel.Snooze(0.05),
+        "cancel": tidewheel.Cancel(),
+        "cancelled-error": asyncio.CancelledError(),
+        "system-exit": SystemExit(3),
+    }
+    raise signals[payload]
+
+
+@tidewheel.handler("acts.return")
+async def return_it(context: tidewheel.Context, payload: str) -> object:
+    """Return what the payload names."""
+    del context
+    return {"object": object(), "huge": "x" * 70_000, "nothing": None}[payload]
+
+
+@tidewheel.handler("acts.wait")
+async def wait(context: tidewheel.Context, payload: str) -> str:
+    """Wait at a gate, until it is opened or this is cancelled."""
+    gate = GATES[payload]
+    gate.entered.append(str(context.run_id))
+    try:
+        while not gate.opened.is_set():
+            await asyncio.sleep(_TICK_SECONDS)
+    except asyncio.CancelledError:
+        gate.stopped.append(str(context.run_id))
+        raise
+    return payload
+
+
+@tidewheel.handler("acts.wait-on-thread")
+def wait_on_thread(context: tidewheel.Context, payload: str) -> str:
+    """Wait at a gate on a thread, until it is opened or this is asked to stop."""
+    gate = GATES[payload]
+    gate.entered.append(str(context.run_id))
+    while not gate.opened.wait(_TICK_SECONDS):
+        if context.cancelled:
+            gate.stopped.append(str(context.run_id))
+            raise tidewheel.Cancel
+    return payload
+
+
+@tidewheel.handler("acts.wait-deaf")
+def wait_deaf(context: tidewheel.Context, payload: str) -> str:
+    """Wait at a gate on a thread, whatever anybody asks."""
+    gate = GATES[payload]
+    gate.entered.append(str(context.run_id))
+    gate.opened.wait(60)
+    return payload
+
+
+def handlers() -> dict[str, Handler]:
+    """All of them, by name."""
+    return {name: found for name, found in registered().items() if name.startswith("acts.")}

@@ -1,0 +1,149 @@
+"""An executor on a thread, with topics of its own; what Kafka does not bring, its sweep does at once."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from tests.executor.handlers import handlers
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import submit, trigger
+from tests.transitions.stepping import in_background
+from tidewheel.executor.handlers import Handler
+from tidewheel.executor.loop import Executor
+from tidewheel.runs import FINAL, Lane, RunState
+from tidewheel.service import Stop
+from tidewheel.settings import ExecutorSettings
+from tidewheel.topics import Topics
+
+_SECONDS = 30.0
+QUICK = {
+    "sweep": timedelta(milliseconds=20),
+    "heartbeat": timedelta(milliseconds=200),
+    "lease": timedelta(seconds=15),
+    "drain_timeout": timedelta(seconds=10),
+    "cancel_grace": timedelta(milliseconds=300),
+    "executor_group": "classic",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    state: str
+    reason: str | None
+    attempt: int
+    error_type: str | None
+    error_message: str | None
+    result: bytes | None
+    came_by: str | None
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass
+class Executing:
+    """A database whose runs are executed."""
+
+    database: Database
+    bootstrap: str
+    topics: Topics = field(default_factory=lambda: Topics(f"t{uuid4().hex[:10]}"))
+    _jobs: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self.database.installation = replace(self.database.installation, topics=self.topics)
+
+    def make_topics(self) -> None:
+        """Make the topics of the default queue, one partition each."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        names = [self.topics.runs("default", lane) for lane in Lane]
+        entry = ConfigEntry("consumer.heartbeat.interval.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+        groups = [
+            ConfigResource(ResourceType.GROUP, f"{name}.executors", incremental_configs=[entry]) for name in names
+        ]
+        new = [NewTopic(name, num_partitions=1, replication_factor=1) for name in names]
+        made = [*admin.create_topics(new, operation_timeout=_SECONDS).values()]
+        made += [*cast("dict[Any, Any]", admin.incremental_alter_configs(groups)).values()]
+        for future in made:
+            future.result(_SECONDS)
+
+    def start(self, stop: Stop, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
+        """An executor on a thread of its own, until it is asked to stop."""
+        made = Executor(
+            ExecutorSettings.load(**(QUICK | settings)),
+            self.database.url,
+            {"bootstrap.servers": self.bootstrap},
+            installation=self.database.installation,
+            handlers=handlers() if known is None else known,
+            stop=stop,
+        )
+        return in_background(lambda: asyncio.run(made.run()))
+
+    @contextmanager
+    def running(self, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Iterator[None]:
+        """An executor as long as the block."""
+        stop = Stop()
+        ended = self.start(stop, known=known, **settings)
+        try:
+            yield
+        finally:
+            stop.ask()
+            ended.result(60)
+
+    def trigger(self, handler: str | Mapping[str, object], payload: object = None, **job: object) -> UUID:
+        """Trigger a run of a handler (or of any target), under a job that is submitted when it is new."""
+        key = f"{handler}-{sorted(job.items())}"[:255]
+        if key not in self._jobs:
+            submit(self.database, key, target=handler, **job)
+            self._jobs.add(key)
+        return trigger(self.database, key, **({} if payload is None else {"payload": payload}))
+
+    def state(self, run_id: UUID) -> RunState:
+        """Where a run stands."""
+        [(final, now_open)] = self.database.rows(
+            "SELECT r.state, o.state FROM job_runs AS r LEFT JOIN open_runs AS o USING (run_id) WHERE r.run_id = %s",
+            [run_id],
+        )
+        return RunState(now_open or final)
+
+    def ended(self, run_id: UUID) -> Ended:
+        """Wait until a run has ended, and tell how."""
+        until(lambda: self.state(run_id) in FINAL, f"run {run_id} ends")
+        [row] = self.database.rows(
+            "SELECT r.state, r.reason, r.attempt, r.error_type, a.error_message, x.result, a.came_by, r.started_at,"
+            " r.finished_at FROM job_runs AS r LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt"
+            " LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt WHERE r.run_id = %s",
+            [run_id],
+        )
+        return Ended(*row)
+
+    def run(self, handler: str | Mapping[str, object], payload: object = None, **job: object) -> Ended:
+        """Trigger a run and wait for its end."""
+        return self.ended(self.trigger(handler, payload, **job))
+
+    def publish(self, run_id: UUID) -> None:
+        """Do for one run what the relay does: its newest message goes to Kafka, its outbox row goes."""
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        key = str(run_id).encode()
+        [(topic, value)] = self.database.rows(
+            "SELECT topic, value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%' ORDER BY id DESC LIMIT 1", [key]
+        )
+        producer.produce(topic, key=key, value=value)
+        assert producer.flush(_SECONDS) == 0
+        self.database.execute("DELETE FROM outbox WHERE key = %s", [key])

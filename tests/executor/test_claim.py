@@ -1,0 +1,77 @@
+"""Claiming in one transaction, under a lease that nobody has ended; what is not known after a lost COMMIT is read back."""
+
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR, open_run, submit, trigger, wish
+from tidewheel.executor.claim import Claimer, LeaseLost
+from tidewheel.service import Stop
+from tidewheel.sql import Statements
+
+SQL = Statements("tidewheel.executor")
+
+ENTER = (
+    "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+    " VALUES (%s, 'mine', '{default}', '{}', 1, now(), now())"
+)
+KILL_FIRST_COMMIT = """
+CREATE SEQUENCE commits;
+CREATE FUNCTION die_once() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF nextval('commits') = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER die AFTER UPDATE ON open_runs DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION die_once();
+"""
+
+
+def claimer(database: Database, told: list[str] | None = None) -> Claimer:
+    heard = [] if told is None else told
+    return Claimer(database.session(), database.installation, EXECUTOR, Stop(), lambda: heard.append("lease lost"))
+
+
+@pytest.fixture
+def run_id(database: Database) -> UUID:
+    submit(database)
+    return trigger(database)
+
+
+def test_without_a_lease_nothing_is_claimed_and_the_heartbeat_is_told(database: Database, run_id: UUID) -> None:
+    told: list[str] = []
+    claiming = claimer(database, told)
+    with pytest.raises(LeaseLost):
+        claiming.claim([wish(database, run_id)], way="message")
+    assert told == ["lease lost"]
+    assert open_run(database, run_id).attempt == 0
+    database.execute(ENTER, [EXECUTOR])
+    assert len(claiming.claim([wish(database, run_id)], way="message").started) == 1
+
+
+def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait_for_it(database: Database) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    claiming = database.connection()
+    claiming.execute(SQL["hold_lease"], {"executor_id": EXECUTOR})
+    lease = {"executor_id": EXECUTOR, "counter": 0}
+    assert database.rows(SQL["lock_lease"], lease) == []
+    beat = {"name": "mine", "queues": [], "handlers": [], "slots": 1, "stopping": False}
+    assert database.execute(SQL["beat_executor"], {**beat, "executor_id": EXECUTOR}) == 1
+    claiming.rollback()
+    assert database.rows(SQL["lock_lease"], {**lease, "counter": 1}) == [(1,)]
+
+
+def test_a_commit_whose_answer_is_lost_is_read_back_and_what_does_not_stand_is_not_run(
+    fresh_database: Database,
+) -> None:
+    """The server dies on the first COMMIT: nothing stands, nothing is run, and the next claim is won as attempt 1."""
+    fresh_database.execute(KILL_FIRST_COMMIT)
+    submit(fresh_database)
+    wanted = wish(fresh_database, trigger(fresh_database))
+    fresh_database.execute(ENTER, [EXECUTOR])
+    claiming = claimer(fresh_database)
+    assert claiming.claim([wanted], way="message").started == []
+    assert open_run(fresh_database, wanted.run_id).attempt == 0
+    [started] = claiming.claim([wanted], way="message").started
+    assert started.attempt == 1

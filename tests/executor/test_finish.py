@@ -1,0 +1,150 @@
+"""Outcomes are written in batches, tried again until they are written or superseded, and one that cannot be is alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import (
+    EXECUTOR,
+    attempts,
+    begin,
+    begun,
+    completions,
+    final_state,
+    open_run,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    trigger,
+)
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.finish import Finisher
+from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, failed, succeeded, timed_out
+from tidewheel.runs import AttemptOutcome
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.records import JobDefinition
+from tidewheel.transitions.start import Started
+
+SLOW = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
+
+
+@contextmanager
+def finishing(database: Database) -> Iterator[Finisher]:
+    finisher = Finisher(database.session(), database.installation, EXECUTOR, lambda: None)
+    try:
+        yield finisher
+    finally:
+        finisher.close()
+
+
+def attempt_at(database: Database, started: Started) -> Attempt:
+    """The attempt that a claim is, as the executor has it."""
+    [request] = [r for r in requests(database) if r.run_id == str(started.run_id) and r.attempt == started.attempt]
+    definition = decode(request.definition, JobDefinition)
+    return Attempt(started, request, definition, on_report=lambda *_: None, on_release=lambda _: None)
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database, **SLOW)
+    return database
+
+
+def test_a_batch_of_different_outcomes_is_written_each_for_what_it_is(with_job: Database) -> None:
+    told: list[tuple[Any, str]] = [
+        (succeeded(b"1"), "succeeded"),
+        (failed("ValueError", "no"), "retrying"),
+        (failed("ValueError", "no", permanent=True), "failed"),
+        (timed_out("start_to_close", 1.0), "retrying"),
+        (HANDED_BACK, "queued"),
+        (CANCELLED, "cancelled"),
+    ]
+    items = [(attempt_at(with_job, begun(with_job)), outcome, state) for outcome, state in told]
+    with finishing(with_job) as finisher:
+        for attempt, outcome, _ in items:
+            finisher.add(attempt, outcome)
+        assert finisher.drain(30)
+        assert finisher.backlog() == 0
+    still_open = {run.run_id: run.state for run in open_runs(with_job)}
+    for attempt, _, state in items:
+        found = still_open.get(attempt.run_id) or final_state(with_job, attempt.run_id)[0]
+        assert found == state
+
+
+def test_the_last_charge_of_the_budget_is_the_end(with_job: Database) -> None:
+    started = begun(with_job)
+    requeue(with_job, started, AttemptOutcome.FAILED)
+    second = begin(with_job, started.run_id)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt_at(with_job, second), failed("ValueError", "again"))
+        assert finisher.drain(30)
+    assert final_state(with_job, started.run_id) == ("failed", None)
+
+
+def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> None:
+    run_id = trigger(with_job)
+    for outcome in (AttemptOutcome.LOST, AttemptOutcome.HANDED_BACK, AttemptOutcome.LOST):
+        requeue(with_job, begin(with_job, run_id), outcome)
+    fourth = begin(with_job, run_id)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
+        assert finisher.drain(30)
+    run = open_run(with_job, run_id)
+    assert (run.state, run.attempt, run.charged, run.lost) == ("retrying", 4, 1, 2)
+
+
+def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: Database) -> None:
+    started = begun(with_job)
+    holding = with_job.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    with finishing(with_job) as finisher:
+        finisher.add(attempt_at(with_job, started), succeeded(None))
+        assert not finisher.drain(0.3)
+        holding.rollback()
+        assert finisher.drain(30)
+    assert final_state(with_job, started.run_id) == ("succeeded", None)
+    assert len(completions(with_job)) == 1
+
+
+def test_a_superseded_outcome_is_let_go(with_job: Database) -> None:
+    zombie = begun(with_job)
+    attempt = attempt_at(with_job, zombie)
+    requeue(with_job, zombie, AttemptOutcome.LOST)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt, succeeded(None))
+        assert finisher.drain(30)
+    assert open_run(with_job, zombie.run_id).state == "retrying"
+    assert completions(with_job) == []
+
+
+def test_an_outcome_that_cannot_be_stored_is_recorded_as_that_and_costs_no_other(fresh_database: Database) -> None:
+    """The constraint stands in for whatever PostgreSQL may find wrong with a row."""
+    fresh_database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_message <> 'poison')")
+    submit(fresh_database)
+    good, bad, other = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))
+    with finishing(fresh_database) as finisher:
+        finisher.add(good, succeeded(b"1"))
+        finisher.add(bad, failed("ValueError", "poison", permanent=True))
+        finisher.add(other, succeeded(b"2"))
+        assert finisher.drain(30)
+    assert [final_state(fresh_database, one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
+    assert final_state(fresh_database, bad.run_id)[0] == "failed"
+    assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
+    assert fresh_database.value("SELECT error_type FROM attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
+
+
+def test_outcomes_wait_while_the_database_is_away(with_job: Database) -> None:
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    with finishing(with_job) as finisher:
+        with_job.execute("ALTER TABLE open_runs RENAME TO elsewhere")
+        finisher.add(attempt, succeeded(None))
+        assert not finisher.drain(0.3)
+        with_job.execute("ALTER TABLE elsewhere RENAME TO open_runs")
+        until(lambda: finisher.backlog() == 0, "it is written")
+    assert final_state(with_job, started.run_id) == ("succeeded", None)

@@ -1,0 +1,207 @@
+"""How runs come to an executor and leave it: by message, by sweep, to whoever has the handler, and back when it stops."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.executor.handlers import GATES, Gate, handlers
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import attempts, begin, open_run, some_executor
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import RunState
+from tidewheel.service import Stop
+
+pytestmark = pytest.mark.kafka
+
+NO_SWEEP = {"sweep": timedelta(days=1)}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def executors(database: Database) -> int:
+    return database.count("executors")
+
+
+def test_a_message_brings_a_run_and_its_coordinates_are_kept(executing: Executing) -> None:
+    with executing.running(**NO_SWEEP):
+        run_id = executing.trigger("acts.echo", 1)
+        executing.publish(run_id)
+        ended = executing.ended(run_id)
+    topic = executing.topics.runs("default", "standard")
+    assert (ended.state, ended.attempt) == ("succeeded", 1)
+    assert (ended.came_by or "").startswith(f"{topic}/0/0@")
+
+
+def test_a_redelivered_message_starts_no_second_attempt_and_blocks_nothing(executing: Executing) -> None:
+    with executing.running(**NO_SWEEP):
+        first, second = executing.trigger("acts.echo", 1), executing.trigger("acts.echo", 2)
+        executing.database.execute("CREATE TABLE kept AS SELECT * FROM outbox")
+        executing.publish(first)
+        executing.ended(first)
+        executing.database.execute("INSERT INTO outbox OVERRIDING SYSTEM VALUE TABLE kept")
+        executing.publish(first)
+        executing.publish(second)
+        assert executing.ended(second).state == "succeeded"
+    assert attempts(executing.database, first) == [(1, "succeeded")]
+    executing.database.execute("DROP TABLE kept")
+
+
+def test_a_message_that_cannot_be_read_blocks_nothing_behind_it(executing: Executing) -> None:
+    topic = executing.topics.runs("default", "standard")
+    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    for value in (b"garbage", b"", None, b"\xc3\x01" + b"\x00" * 8):
+        producer.produce(topic, value=value)
+    assert producer.flush(30) == 0
+    with executing.running(**NO_SWEEP):
+        run_id = executing.trigger("acts.echo", 1)
+        executing.publish(run_id)
+        assert executing.ended(run_id).state == "succeeded"
+
+
+def test_what_kafka_lost_is_swept_from_the_table(executing: Executing) -> None:
+    run_id = executing.trigger("acts.echo", {"own": "payload"})
+    executing.database.execute("TRUNCATE outbox")
+    with executing.running():
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.came_by, ended.result) == ("succeeded", "sweep", b'{"own":"payload"}')
+
+
+def test_what_is_not_due_is_not_swept(executing: Executing) -> None:
+    later = executing.trigger("acts.echo", 1)
+    executing.database.execute("UPDATE open_runs SET publish_at = publish_at + interval '1 hour'")
+    with executing.running():
+        other = executing.trigger("acts.echo", 2)
+        assert executing.ended(other).state == "succeeded"
+        assert open_run(executing.database, later).attempt == 0
+
+
+def test_a_run_that_cannot_be_read_does_not_stop_the_sweep(executing: Executing) -> None:
+    bad = executing.trigger("acts.echo", 1, description="bad")
+    executing.database.execute("UPDATE job_versions SET definition = 'garbage'")
+    good = executing.trigger("acts.echo", 2)
+    executing.database.execute("TRUNCATE outbox")
+    with executing.running():
+        assert executing.ended(good).state == "succeeded"
+        again = executing.trigger("acts.echo", 3)
+        assert executing.ended(again).state == "succeeded"
+    run = open_run(executing.database, bad)
+    assert (run.state, run.attempt) == ("queued", 0)
+
+
+def test_a_run_waits_uncharged_for_an_executor_that_has_its_handler(executing: Executing) -> None:
+    """As in a rolling deploy: the message is left, the run is not failed, whoever has the handler takes it."""
+    known = {name: found for name, found in handlers().items() if name == "acts.echo"}
+    with executing.running(known=known):
+        waiting = executing.trigger("acts.order", {"to": "ann"})
+        executing.publish(waiting)
+        assert executing.run("acts.echo", 1).state == "succeeded"
+        run = open_run(executing.database, waiting)
+        assert (run.state, run.attempt, run.charged) == ("queued", 0, 0)
+        with executing.running():
+            ended = executing.ended(waiting)
+    assert (ended.state, ended.attempt) == ("succeeded", 1)
+
+
+def test_a_queue_is_served_by_those_who_serve_it(executing: Executing) -> None:
+    with executing.running():
+        elsewhere = executing.trigger("acts.echo", 1, queue="reports")
+        assert executing.run("acts.echo", 2).state == "succeeded"
+        assert executing.state(elsewhere) is RunState.QUEUED
+    with executing.running(queues="reports"):
+        assert executing.ended(elsewhere).state == "succeeded"
+
+
+def test_a_full_executor_keeps_a_slot_for_critical_work(executing: Executing, gate: str) -> None:
+    with executing.running(slots=10):
+        held = [executing.trigger("acts.wait", gate) for _ in range(12)]
+        until(lambda: len(GATES[gate].entered) == 9, "nine run")
+        urgent = executing.trigger("acts.echo", 1, lane="critical")
+        assert executing.ended(urgent).state == "succeeded"
+        assert len(GATES[gate].entered) == 9
+        GATES[gate].opened.set()
+        assert {executing.ended(run_id).state for run_id in held} == {"succeeded"}
+
+
+def test_stopping_hands_back_what_does_not_end_in_time_and_charges_nothing(executing: Executing, gate: str) -> None:
+    with executing.running(drain_timeout=timedelta(0)):
+        run_id = executing.trigger("acts.wait", gate)
+        until(lambda: GATES[gate].entered, "it runs")
+    run = open_run(executing.database, run_id)
+    assert (run.state, run.attempt, run.charged, run.lost, run.executor_id) == ("queued", 1, 0, 0, None)
+    assert executors(executing.database) == 0
+    GATES[gate].opened.set()
+    with executing.running():
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.attempt) == ("succeeded", 2)
+    assert attempts(executing.database, run_id) == [(1, "handed_back"), (2, "succeeded")]
+
+
+def test_stopping_lets_attempts_end_within_the_drain_timeout(executing: Executing, gate: str) -> None:
+    stop = Stop()
+    stopping = executing.start(stop)
+    run_id = executing.trigger("acts.wait", gate)
+    until(lambda: GATES[gate].entered, "it runs")
+    stop.ask()
+    until(lambda: executing.database.value("SELECT stopping FROM executors"), "it says that it is on its way out")
+    GATES[gate].opened.set()
+    stopping.result(60)
+    assert attempts(executing.database, run_id) == [(1, "succeeded")]
+    assert executors(executing.database) == 0
+
+
+def test_the_attempts_of_an_executor_that_fell_silent_are_run_again(executing: Executing) -> None:
+    """It beats no more and holds a run: the others watch its counter stand still for the whole lease."""
+    ghost = some_executor()
+    executing.database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        " VALUES (%s, 'ghost', '{default}', '{}', 1, now(), now())",
+        [ghost],
+    )
+    run_id = executing.trigger("acts.echo", {"own": "payload"})
+    begin(executing.database, run_id, ghost)
+    with executing.running(lease=timedelta(seconds=1)):
+        ended = executing.ended(run_id)
+        until(lambda: executors(executing.database) == 1, "its lease is gone")
+    assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"own":"payload"}')
+    assert attempts(executing.database, run_id) == [(1, "lost"), (2, "succeeded")]
+
+
+def test_an_executor_whose_lease_was_ended_enters_again_and_goes_on(executing: Executing) -> None:
+    with executing.running():
+        until(lambda: executors(executing.database) == 1, "it has entered")
+        executing.database.execute("DELETE FROM executors")
+        assert executing.run("acts.echo", 1).state == "succeeded"
+        assert executors(executing.database) == 1
+
+
+def test_it_survives_the_loss_of_its_connections(executing: Executing, gate: str) -> None:
+    with executing.running():
+        held = executing.trigger("acts.wait", gate)
+        until(lambda: GATES[gate].entered, "it runs")
+        executing.database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid()"
+        )
+        GATES[gate].opened.set()
+        assert executing.ended(held).state == "succeeded"
+        assert executing.run("acts.echo", 1).state == "succeeded"
+    assert attempts(executing.database, held) == [(1, "succeeded")]

@@ -1,0 +1,196 @@
+"""An executor is lost only after its counter was watched standing still for the whole lease, and nobody's clock decides."""
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    ask,
+    attempts,
+    begin,
+    completions,
+    dead_letters,
+    final_state,
+    open_run,
+    requests,
+    submit,
+    succeed,
+    trigger,
+)
+from tidewheel.executor.reaper import Reaper, Watch
+from tidewheel.service import Stop
+
+LEASE = timedelta(seconds=15)
+A, B = UUID(int=1), UUID(int=2)
+
+
+def silent(*looks: tuple[float, dict[UUID, int]], start: object = "s") -> list[list[UUID]]:
+    """Whom a watcher finds silent at each look."""
+    watch = Watch(LEASE)
+    return [[executor for executor, _ in watch.look(counters, start, now)] for now, counters in looks]
+
+
+def each_second(seconds: int, counters: dict[UUID, int]) -> list[tuple[float, dict[UUID, int]]]:
+    return [(float(second), dict(counters)) for second in range(seconds)]
+
+
+def test_a_counter_that_stands_still_for_the_lease_is_silent_and_not_a_moment_sooner() -> None:
+    found = silent(*each_second(17, {A: 5}))
+    assert found[:15] == [[]] * 15
+    assert found[15:] == [[A], [A]]
+
+
+def test_a_counter_that_moves_starts_its_lease_anew() -> None:
+    looks = [(float(second), {A: second // 10, B: 0}) for second in range(30)]
+    found = silent(*looks)
+    assert not any(A in each for each in found)
+    assert [B in each for each in found] == [second >= 15 for second in range(30)]
+
+
+def test_a_restart_of_the_database_ends_nobodys_run() -> None:
+    watch = Watch(LEASE)
+    for now in range(15):
+        assert watch.look({A: 5}, "before", float(now)) == []
+    assert watch.look({A: 5}, "after", 15.0) == []
+    for now in range(16, 30):
+        assert watch.look({A: 5}, "after", float(now)) == []
+    assert watch.look({A: 5}, "after", 30.0) == [(A, 5)]
+
+
+def test_a_watcher_that_was_away_itself_has_watched_nothing() -> None:
+    found = silent(*each_second(14, {A: 5}), (20.0, {A: 5}), (21.0, {A: 5}))
+    assert found == [[]] * 16
+
+
+def test_a_database_that_did_not_answer_was_no_watching() -> None:
+    watch = Watch(LEASE)
+    for now in range(15):
+        watch.look({A: 5}, "s", float(now))
+    watch.forget()
+    assert watch.look({A: 5}, "s", 15.0) == []
+
+
+def test_who_comes_back_under_its_old_counter_begins_anew() -> None:
+    found = silent(*each_second(10, {A: 5}), *((float(n), {}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16)))
+    assert found == [[]] * 14
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 6.0), st.integers(0, 3), st.sampled_from(["s", "t"])), min_size=1, max_size=60)
+)
+def test_whoever_is_found_silent_was_watched_standing_still_all_the_while(looks: list[tuple[float, int, str]]) -> None:
+    watch, now = Watch(LEASE), 0.0
+    seen: list[tuple[float, int, str]] = []
+    for step, counter, start in looks:
+        now += step
+        seen.append((now, counter, start))
+        if watch.look({A: counter}, start, now):
+            unbroken = [seen[-1]]
+            for earlier in reversed(seen[:-1]):
+                if earlier[1:] != seen[-1][1:] or unbroken[-1][0] - earlier[0] > 3.0:
+                    break
+                unbroken.append(earlier)
+            assert now - unbroken[-1][0] >= LEASE.total_seconds()
+
+
+@pytest.fixture
+def ghost(database: Database) -> UUID:
+    """An executor that beats no more, and a job to run."""
+    executor_id = uuid4()
+    database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        " VALUES (%s, 'ghost', '{default}', '{}', 1, now(), now())",
+        [executor_id],
+    )
+    submit(database, payload="job")
+    return executor_id
+
+
+def reap(database: Database, *, max_lost: int = 10, looks: int = 1) -> None:
+    """Look as a reaper does, with a lease of no length, so that the first look decides."""
+    reaper = Reaper(
+        database.session(), database.installation, lease=timedelta(0), max_lost=max_lost, stop=Stop()
+    )
+    for _ in range(looks):
+        reaper.step()
+
+
+def test_lost_attempts_go_back_uncharged_with_their_own_payload(database: Database, ghost: UUID) -> None:
+    run_id = trigger(database, payload="own")
+    begin(database, run_id, ghost)
+    reap(database)
+    run = open_run(database, run_id)
+    assert (run.state, run.attempt, run.charged, run.lost, run.executor_id) == ("retrying", 1, 0, 1, None)
+    assert attempts(database, run_id) == [(1, "lost")]
+    assert [(request.attempt, request.payload) for request in requests(database)] == [(1, b'"own"'), (2, b'"own"')]
+    assert database.count("executors") == 0
+
+
+def test_a_lost_run_that_was_being_cancelled_ends_cancelled(database: Database, ghost: UUID) -> None:
+    run_id = trigger(database)
+    begin(database, run_id, ghost)
+    ask(database, {"type": "run.cancel", "run_id": str(run_id)})
+    reap(database)
+    assert final_state(database, run_id) == ("cancelled", "lost")
+    assert database.count("signals") == 0
+
+
+def test_a_run_that_loses_every_executor_is_given_up(database: Database, ghost: UUID) -> None:
+    run_id = trigger(database)
+    database.execute("UPDATE open_runs SET lost = 2")
+    begin(database, run_id, ghost)
+    reap(database, max_lost=3)
+    assert final_state(database, run_id) == ("failed", "max_lost")
+    [letter] = dead_letters(database)
+    assert letter.error is not None
+    assert (letter.error.type, letter.error.message) == ("Lost", "the executor was lost 3 times while it ran this")
+
+
+def test_an_executor_that_beat_again_since_is_left_alone(database: Database, ghost: UUID) -> None:
+    run_id = trigger(database)
+    begin(database, run_id, ghost)
+    reaper = Reaper(
+        database.session(), database.installation, lease=timedelta(seconds=15), max_lost=10, stop=Stop()
+    )
+    reaper.step()
+    database.execute("UPDATE executors SET counter = counter + 1")
+    reaper.step()
+    assert open_run(database, run_id).state == "running"
+    assert database.count("executors") == 1
+
+
+def test_what_the_lost_executor_reports_afterwards_changes_nothing(database: Database, ghost: UUID) -> None:
+    started = begin(database, trigger(database), ghost)
+    reap(database)
+    assert succeed(database, started).superseded == {started.run_id}
+    assert completions(database) == []
+
+
+def test_a_row_in_somebodys_hands_is_left_and_comes_again(database: Database, ghost: UUID) -> None:
+    """The others go back at once; the lease stays open until the last of its runs is off it."""
+    held, free = trigger(database), trigger(database)
+    for run_id in (held, free):
+        begin(database, run_id, ghost)
+    holding = database.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [held])
+    reap(database)
+    assert open_run(database, free).state == "retrying"
+    assert open_run(database, held).state == "running"
+    assert database.count("executors") == 1
+    holding.rollback()
+    reap(database)
+    assert open_run(database, held).state == "retrying"
+    assert database.count("executors") == 0
+
+
+def test_two_reapers_end_one_lease_once(database: Database, ghost: UUID) -> None:
+    run_id = trigger(database)
+    begin(database, run_id, ghost)
+    reap(database, looks=2)
+    reap(database)
+    assert attempts(database, run_id) == [(1, "lost")]
+    assert open_run(database, run_id).lost == 1

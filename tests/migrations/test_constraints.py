@@ -1,0 +1,1 @@
+"""What the database allows in a column is what the code's enums hold."""

@@ -1,0 +1,1 @@
+"""Every schema of a release is stored by its fingerprint, so that any reader finds it."""

@@ -1,0 +1,134 @@
+"""A relay and what arrives: topics of a test's own, rows for them in the outbox, and a reader without a group."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.stepping import in_background
+from tidewheel.clock import monotonic_seconds
+from tidewheel.outbox import OutboxClass, OutboxRow, append
+from tidewheel.relay.loop import Relay
+from tidewheel.service import Stop
+from tidewheel.settings import RelaySettings
+
+_SECONDS = 30.0
+
+
+@dataclass
+class Arrived:
+    """A message as it lies in Kafka."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    partition: int
+    offset: int
+
+
+@dataclass
+class Relaying:
+    """A database, some topics, and what a relay makes of them."""
+
+    database: Database
+    bootstrap: str
+    prefix: str = field(default_factory=lambda: f"t{uuid4().hex[:10]}")
+
+    @property
+    def config(self) -> dict[str, str]:
+        """What a client needs; topics that are not there are noticed quickly."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    def topic(self, name: str, *, partitions: int = 1, **settings: str) -> str:
+        """Make a topic; returns its full name."""
+        admin = AdminClient(self.config)
+        full = f"{self.prefix}.{name}"
+        new = NewTopic(full, num_partitions=partitions, replication_factor=1, config=settings)
+        for future in admin.create_topics([new], operation_timeout=_SECONDS).values():
+            future.result(_SECONDS)
+        return full
+
+    def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
+        """A row that is due, unless told otherwise."""
+        known: dict[str, Any] = {
+            "shard": 0, "outbox_class": OutboxClass.STANDARD, "publish_at": self.database.now(), "headers": (),
+        }  # fmt: skip
+        return OutboxRow(topic=topic, key=key, value=value, **{**known, **fields})
+
+    def write(self, *rows: OutboxRow) -> None:
+        """Append rows in one transaction."""
+        with self.database.transaction() as connection:
+            append(connection, rows, shards=64)
+
+    def make(self, stop: Stop, **settings: object) -> Relay:
+        """A relay to be stepped or run."""
+        quick = {"relay_poll": timedelta(milliseconds=50), "delivery_timeout": timedelta(seconds=10)}
+        return Relay(RelaySettings.load(**(quick | settings)), self.database.url, self.config, stop)
+
+    @contextmanager
+    def running(self, **settings: object) -> Iterator[Relay]:
+        """A relay on a thread, as long as the block."""
+        stop = Stop()
+        relay = self.make(stop, **settings)
+        ended = in_background(relay.run)
+        try:
+            yield relay
+        finally:
+            stop.ask()
+            ended.result(_SECONDS)
+
+    def left(self) -> int:
+        """How many rows are still in the outbox."""
+        return self.database.count("outbox")
+
+    def until_empty(self) -> None:
+        """Wait until every row has left."""
+        until(lambda: self.left() == 0, "the outbox is empty")
+
+    def arrived(self, topic: str) -> list[Arrived]:
+        """Everything that lies in a topic now, by partition and offset."""
+        reader = Consumer({**self.config, "group.id": f"{self.prefix}.nobody", "enable.partition.eof": True})
+        try:
+            partitions = [*reader.list_topics(topic, timeout=_SECONDS).topics[topic].partitions]
+            ends = {
+                number: reader.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
+                for number in partitions
+            }
+            wanted = sum(high - low for low, high in ends.values())
+            reader.assign([TopicPartition(topic, number, low) for number, (low, _) in ends.items()])
+            found: list[Arrived] = []
+            deadline = monotonic_seconds() + _SECONDS
+            while len(found) < wanted:
+                assert monotonic_seconds() < deadline, f"{len(found)} of {wanted} messages came"
+                message = reader.poll(0.2)
+                if message is None or message.error() is not None:
+                    continue
+                headers: Sequence[tuple[str, Any]] = message.headers() or ()
+                key, value = message.key(), message.value()
+                found.append(
+                    Arrived(
+                        key if isinstance(key, bytes) else None,
+                        value if isinstance(value, bytes) else None,
+                        [(name, content) for name, content in headers],
+                        message.partition() or 0,
+                        message.offset() or 0,
+                    )
+                )
+        finally:
+            reader.close()
+        return sorted(found, key=lambda one: (one.partition, one.offset))
+
+    def values(self, topic: str) -> list[bytes | None]:
+        """The values that lie in a topic now."""
+        return [one.value for one in self.arrived(topic)]
+
+    def due_at(self, later: timedelta) -> datetime:
+        """An instant of the database's clock."""
+        return self.database.now() + later

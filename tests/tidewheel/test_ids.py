@@ -1,0 +1,173 @@
+"""Ids: deterministic, in the order of time, and carrying the bucket that routes them."""
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewheel.ids import (
+    BUCKETS,
+    bucket_of,
+    event_id,
+    first_run_id,
+    hashed_id,
+    job_id,
+    job_range,
+    micros,
+    run_bucket,
+    run_id,
+    run_instant,
+    shard_of,
+)
+from tidewheel.outbox import SLICES
+from tidewheel.runs import Cause
+
+MICROSECOND = timedelta(microseconds=1)
+MILLISECOND = timedelta(milliseconds=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NOON = datetime(2027, 3, 28, 12, tzinfo=UTC)
+
+jobs = st.uuids()
+instants = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31), timezones=st.just(UTC))  # noqa: DTZ001 - see timezones
+causes = st.sampled_from(Cause)
+origins = st.binary(max_size=40)
+shard_counts = st.integers(SLICES, BUCKETS)
+many = settings(max_examples=200, deadline=None)
+
+
+def is_version_8(number: UUID) -> bool:
+    """Source: RFC 9562 section 5.8."""
+    return number.version == 8 and number.int >> 62 & 0b11 == 0b10
+
+
+@many
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_a_job_id_is_the_same_for_ever_and_tells_its_bucket(tenant: str, key: str) -> None:
+    job = job_id(tenant, key)
+    assert job == job_id(tenant, key)
+    assert job.version == 5
+    assert bucket_of(job) == int(job.hex[:3], 16)
+    assert 0 <= bucket_of(job) < BUCKETS
+
+
+def test_job_ids_and_run_ids_of_this_release_are_those_of_every_other() -> None:
+    """Written down, for a release that derives others would fire again what has been fired."""
+    job = job_id("default", "daily-report")
+    assert str(job) == "c94f9b9b-feb6-595d-b5b5-14c05ed61f98"
+    assert str(run_id(job, NOON, Cause.TIMER)) == "01a6248c-5e00-8c94-b2f6-f8f2b9f1f7f6"
+    assert str(event_id(run_id(job, NOON, Cause.TIMER), "run.completed", 2)) == "e45e8e92-c0e1-8f80-a3a1-49ce0a9b3b45"
+
+
+def test_tenant_and_key_do_not_run_into_each_other() -> None:
+    assert len({job_id("a", "bc"), job_id("ab", "c"), job_id("", "abc"), job_id("abc", "")}) == 4
+
+
+@many
+@given(jobs, instants, causes, origins)
+def test_a_run_id_is_derived_again_with_its_version_bucket_and_millisecond(
+    job: UUID, at: datetime, cause: Cause, origin: bytes
+) -> None:
+    run = run_id(job, at, cause, origin)
+    assert run == run_id(UUID(bytes=job.bytes), at, cause, bytes(origin))
+    assert is_version_8(run)
+    assert run_bucket(run) == bucket_of(job)
+    assert timedelta(0) <= at - run_instant(run) < MILLISECOND
+    assert first_run_id(at) <= run < first_run_id(at + MILLISECOND)
+
+
+@many
+@given(jobs, jobs, instants, instants, causes, origins)
+def test_run_ids_sort_by_time_whatever_their_jobs(
+    one: UUID, other: UUID, at: datetime, later: datetime, cause: Cause, origin: bytes
+) -> None:
+    ids = [run_id(one, at, cause, origin), run_id(other, later, cause)]
+    if (at - EPOCH) // MILLISECOND != (later - EPOCH) // MILLISECOND:
+        assert (ids[0] < ids[1]) == (at < later)
+
+
+@many
+@given(jobs, instants, causes, origins)
+def test_what_differs_in_cause_origin_or_a_microsecond_is_another_run(
+    job: UUID, at: datetime, cause: Cause, origin: bytes
+) -> None:
+    ids = [run_id(job, at, each, origin) for each in Cause]
+    ids += [run_id(job, at, cause, origin + b"."), run_id(job, at + MICROSECOND, cause, origin)]
+    assert len(set(ids)) == len(ids)
+
+
+@many
+@given(jobs, instants, instants)
+def test_an_id_may_lie_at_another_instant_than_its_nominal_one(job: UUID, nominal: datetime, at: datetime) -> None:
+    moved = run_id(job, nominal, Cause.BACKFILL, at=at)
+    assert timedelta(0) <= at - run_instant(moved) < MILLISECOND
+    assert moved == run_id(job, nominal, Cause.BACKFILL, at=at)
+    # Its low bits are still those of the nominal instant.
+    assert moved.int & (1 << 62) - 1 == run_id(job, nominal, Cause.BACKFILL).int & (1 << 62) - 1
+
+
+def test_an_instant_before_1970_is_held_at_the_first_there_is() -> None:
+    early = run_id(job_id("default", "old"), EPOCH - timedelta(days=1), Cause.BACKFILL)
+    assert run_instant(early) == EPOCH
+    assert early != run_id(job_id("default", "old"), EPOCH, Cause.BACKFILL)
+    assert is_version_8(early)
+
+
+def test_the_zone_an_instant_is_written_in_changes_no_id() -> None:
+    job, abroad = job_id("default", "zones"), NOON.astimezone(tz=None)
+    assert run_id(job, NOON, Cause.TIMER) == run_id(job, abroad, Cause.TIMER)
+    assert micros(NOON) == micros(abroad)
+
+
+@many
+@given(instants)
+def test_microseconds_are_exact(at: datetime) -> None:
+    assert EPOCH + micros(at) * MICROSECOND == at
+
+
+@settings(max_examples=60, deadline=None)
+@given(shard_counts)
+def test_shards_are_even_to_within_one_bucket_and_in_the_order_of_buckets(shards: int) -> None:
+    mapped = [shard_of(bucket, shards) for bucket in range(BUCKETS)]
+    assert mapped == sorted(mapped)
+    sizes = Counter(mapped)
+    assert set(sizes) == set(range(shards))
+    assert max(sizes.values()) - min(sizes.values()) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(shard_counts)
+def test_job_ranges_cover_each_shards_buckets_without_gap_or_overlap(shards: int) -> None:
+    ranges = [job_range(shard, shards) for shard in range(shards)]
+    assert ranges[0][0] == UUID(int=0)
+    assert ranges[-1][1] == UUID(int=(1 << 128) - 1)
+    assert all(after.int == last.int + 1 for (_, last), (after, _) in pairwise(ranges))
+    for shard, (first, last) in enumerate(ranges):
+        assert {shard_of(bucket_of(bound), shards) for bound in (first, last)} == {shard}
+
+
+@many
+@given(jobs, shard_counts)
+def test_a_job_lies_in_the_range_of_its_shard(job: UUID, shards: int) -> None:
+    first, last = job_range(shard_of(bucket_of(job), shards), shards)
+    assert first <= job <= last
+
+
+@many
+@given(jobs, st.sampled_from(["run.started", "run.completed"]), st.integers(0, 1000))
+def test_a_repeat_of_an_event_repeats_its_id(run: UUID, kind: str, sequence: int) -> None:
+    event = event_id(run, kind, sequence)
+    assert event == event_id(run, kind, sequence)
+    assert is_version_8(event)
+    others = {event_id(run, kind, sequence + 1), event_id(run, f"{kind}ed", sequence), event_id(event, kind, sequence)}
+    assert event not in others
+    assert len(others) == 3
+
+
+@pytest.mark.parametrize("told", [b"", b"a", b"a" * 1000])
+def test_a_hash_as_an_id_has_the_bits_of_one(told: bytes) -> None:
+    assert is_version_8(hashed_id(told))
+    assert hashed_id(told) != hashed_id(told + b"a")

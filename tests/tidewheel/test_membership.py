@@ -1,0 +1,151 @@
+"""Membership: everything has one owner, and only the share of whoever leaves moves."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import LiteralString
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
+from tidewheel.membership import Membership, rendezvous
+from tidewheel.outbox import SLICES
+
+TIMEOUT = timedelta(seconds=1)
+FOREVER = timedelta(minutes=30)  # for tests in which silence is not what is waited for
+
+ENTER: LiteralString = """
+INSERT INTO members (member_id, role, name, beat_at, started_at)
+VALUES (%s, 'relay', 'silent', tidewheel_now() - %s::interval, tidewheel_now())
+"""
+CUT: LiteralString = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-relay-membership'
+"""
+
+members = st.lists(st.uuids(), min_size=1, max_size=8, unique=True)
+Enter = Callable[..., Membership]
+
+
+@pytest.fixture
+def enter(database: Database) -> Iterator[Enter]:
+    """Enters members, which leave with the test."""
+    with ExitStack() as leaving:
+
+        def entered(role: str = "relay", timeout: timedelta = TIMEOUT) -> Membership:
+            member = Membership(database.url, role=role, name="test", timeout=timeout)
+            member.start()
+            leaving.callback(member.leave)
+            return member
+
+        yield entered
+
+
+def listed(database: Database) -> set[UUID]:
+    return {member for (member,) in database.rows("SELECT member_id FROM members")}
+
+
+def ids(*some: Membership) -> tuple[UUID, ...]:
+    return tuple(sorted(member.member_id for member in some))
+
+
+@settings(max_examples=100, deadline=None)
+@given(members, st.integers(0, 64))
+def test_every_thing_has_exactly_one_owner(members: list[UUID], things: int) -> None:
+    shares = [rendezvous(things, members, me) for me in members]
+    assert sorted(thing for share in shares for thing in share) == list(range(things))
+
+
+@settings(max_examples=100, deadline=None)
+@given(members, st.integers(0, 64), st.data())
+def test_only_the_leavers_share_moves(members: list[UUID], things: int, data: st.DataObject) -> None:
+    gone = data.draw(st.sampled_from(members))
+    staying = [member for member in members if member != gone]
+    for member in staying:
+        before, after = (set(rendezvous(things, among, member)) for among in (members, staying))
+        assert before <= after
+        assert after - before <= set(rendezvous(things, members, gone))
+
+
+@settings(max_examples=50, deadline=None)
+@given(members, st.data())
+def test_the_order_in_which_members_are_listed_changes_nothing(members: list[UUID], data: st.DataObject) -> None:
+    shuffled = data.draw(st.permutations(members))
+    for me in members:
+        assert rendezvous(SLICES, members, me) == rendezvous(SLICES, shuffled, me)
+
+
+def test_whoever_is_not_listed_owns_nothing() -> None:
+    assert rendezvous(64, [UUID(int=1), UUID(int=2)], UUID(int=3)) == []
+
+
+def test_shares_are_fair_in_the_long_run() -> None:
+    four = [UUID(int=number) for number in range(1, 5)]
+    sizes = Counter({me: len(rendezvous(4000, four, me)) for me in four})
+    assert all(800 < size < 1200 for size in sizes.values())  # 1000 each; 7 standard deviations either way
+
+
+def test_members_of_a_role_see_each_other_and_others_do_not(enter: Enter, database: Database) -> None:
+    first, scheduler = enter(), enter("scheduler")
+    assert first.live() == ids(first)
+    second = enter()
+    assert second.live() == ids(first, second)
+    until(lambda: first.live() == ids(first, second), "the first has seen the second")
+    assert scheduler.live() == ids(scheduler)
+    assert listed(database) == {first.member_id, second.member_id, scheduler.member_id}
+
+
+def test_whoever_leaves_is_gone_at_once(enter: Enter, database: Database) -> None:
+    first, second = enter(timeout=FOREVER), enter(timeout=FOREVER)
+    second.leave()
+    assert listed(database) == {first.member_id}
+    assert enter(timeout=FOREVER).live() != ids(first, second)
+
+
+def test_whoever_falls_silent_is_counted_until_its_time_is_up(enter: Enter, database: Database) -> None:
+    lately, long_ago = uuid4(), uuid4()
+    database.execute(ENTER, [lately, FOREVER - timedelta(minutes=1)])
+    database.execute(ENTER, [long_ago, FOREVER])
+    member = enter(timeout=FOREVER)
+    assert member.live() == tuple(sorted([lately, member.member_id]))
+    assert long_ago in listed(database)
+
+
+def test_whoever_was_silent_for_an_hour_is_forgotten(enter: Enter, database: Database) -> None:
+    gone, there = uuid4(), uuid4()
+    database.execute(ENTER, [gone, timedelta(hours=1)])
+    database.execute(ENTER, [there, timedelta(minutes=59)])
+    member = enter()
+    assert listed(database) == {there, member.member_id}
+
+
+def test_silence_is_measured_by_the_databases_clock(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    silent = uuid4()
+    clocked.execute(ENTER, [silent, timedelta(0)])
+    member = Membership(clocked.url, role="relay", name="test", timeout=TIMEOUT)
+    member.start()
+    try:
+        assert silent in member.live()
+        clocked.advance(TIMEOUT)
+        until(lambda: member.live() == (member.member_id,), "the silent one is no longer counted")
+    finally:
+        member.leave()
+
+
+def test_a_member_whose_connection_broke_enters_again(enter: Enter, database: Database) -> None:
+    member = enter()
+    database.execute("DELETE FROM members")
+    assert database.value(CUT) == 1
+    until(lambda: listed(database) == {member.member_id}, "it has entered again")
+    assert member.live() == ids(member)
+
+
+def test_before_its_first_list_a_member_counts_itself() -> None:
+    member = Membership("postgresql://127.0.0.1:1/none", role="relay", name="test", timeout=TIMEOUT)
+    assert member.live() == (member.member_id,)

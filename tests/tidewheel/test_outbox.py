@@ -1,0 +1,73 @@
+"""The outbox: one slice for everything that keeps its order, and rows in the caller's transaction."""
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.database import Database
+from tidewheel.ids import BUCKETS
+from tidewheel.outbox import SLICES, OutboxClass, OutboxRow, append, slice_of
+from tidewheel.runs import Lane
+
+AT = datetime(2027, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def row(shard: int = 0, **fields: object) -> OutboxRow:
+    known: dict[str, object] = {"outbox_class": "standard", "topic": "t", "key": b"k", "value": b"v", "publish_at": AT}
+    return OutboxRow(shard, **(known | fields))  # type: ignore[arg-type]  # names and types are this file's literals
+
+
+@given(st.integers(SLICES, BUCKETS))
+def test_slices_are_ranges_of_shards_even_to_within_one_shard(shards: int) -> None:
+    mapped = [slice_of(shard, shards) for shard in range(shards)]
+    assert mapped == sorted(mapped)
+    sizes = Counter(mapped)
+    assert set(sizes) == set(range(SLICES))
+    assert max(sizes.values()) - min(sizes.values()) <= 1
+
+
+def test_every_lane_is_a_class_of_its_own() -> None:
+    assert {OutboxClass(lane.value) for lane in Lane} == set(OutboxClass) - {OutboxClass.EVENTS}
+
+
+def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
+    everything = bytes(range(256))
+    rows = [
+        row(63, outbox_class="critical", topic="t.ä", key=everything, value=everything, headers=[("ce_id", b"1"), ("ü", b"")]),
+        row(0, outbox_class="events", key=None, value=None),
+        row(7, outbox_class="batch", key=b"", value=b""),
+    ]
+    with database.transaction() as connection:
+        append(connection, rows, shards=64)
+    found = database.rows("SELECT slice, class, publish_at, topic, key, value, headers FROM outbox ORDER BY id")
+    assert found == [
+        (7, "critical", AT, "t.ä", everything, everything, [b"ce_id", b"1", "ü".encode(), b""]),
+        (0, "events", AT, "t", None, None, None),
+        (0, "batch", AT, "t", b"", b"", None),
+    ]
+
+
+def test_rows_keep_the_order_in_which_they_were_appended(database: Database) -> None:
+    with database.transaction() as connection:
+        append(connection, (row(key=b"%d" % number) for number in range(1000)), shards=64)
+    found = database.rows("SELECT key FROM outbox ORDER BY slice, class, publish_at, id")
+    assert [int(key) for (key,) in found] == list(range(1000))
+
+
+def test_rows_stand_and_fall_with_the_callers_transaction(database: Database) -> None:
+    connection = database.connection()
+    append(connection, [row()], shards=64)
+    assert database.count("outbox") == 0
+    connection.rollback()
+    assert database.count("outbox") == 0
+    append(connection, [row()], shards=64)
+    connection.commit()
+    assert database.count("outbox") == 1
+
+
+def test_nothing_to_append_is_no_error(database: Database) -> None:
+    with database.transaction() as connection:
+        append(connection, [], shards=64)
+    assert database.count("outbox") == 0

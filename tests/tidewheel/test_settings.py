@@ -1,0 +1,193 @@
+"""Settings: flags before environment before file, and refusals that say what to do."""
+
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tidewheel.errors import SettingsError
+from tidewheel.local.stack import LocalStack, running_stack
+from tidewheel.local.state import HOME_VARIABLE
+from tidewheel.settings import Connections, ExecutorSettings, RelaySettings, SchedulerSettings, client_config
+
+SECRET = "hunter2hunter2"
+URL = f"postgresql://ann:{SECRET}@db.example:5432/jobs"
+NAMED = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """An environment that says nothing, and a home without a stack."""
+    for name in [name for name in os.environ if name.startswith("TIDEWHEEL_") or name in NAMED]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "no-stack"))
+    return monkeypatch
+
+
+@pytest.fixture
+def file(environment: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file that TIDEWHEEL_CONFIG names."""
+    path = tmp_path / "tidewheel.toml"
+    environment.setenv("TIDEWHEEL_CONFIG", str(path))
+    return path
+
+
+def refusal(settings: type[Connections] = Connections, **flags: object) -> str:
+    with pytest.raises(SettingsError) as caught:
+        settings.load(**flags)
+    return str(caught.value)
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(
+    environment: pytest.MonkeyPatch, file: Path
+) -> None:
+    file.write_text('topic_prefix = "file"\nsource = "file"\nreplication = 3\nmisfire_after = "PT30S"\n')
+    environment.setenv("TIDEWHEEL_TOPIC_PREFIX", "environment")
+    environment.setenv("TIDEWHEEL_SOURCE", "environment")
+    read = Connections.load(topic_prefix="flag", source=None)
+    assert (read.topic_prefix, read.source, read.replication) == ("flag", "environment", 3)
+    assert read.misfire_after == timedelta(seconds=30)
+    assert read.events_encoding == "avro"
+
+
+def test_a_file_serves_every_service_and_each_takes_what_is_its_own(file: Path) -> None:
+    file.write_text('slots = 7\nrelay_batch = 9\nlookahead = "PT1S"\n')
+    assert ExecutorSettings.load().slots == 7
+    assert RelaySettings.load().relay_batch == 9
+    assert SchedulerSettings.load().lookahead == timedelta(seconds=1)
+
+
+def test_nothing_else_is_read(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("TIDEWHEEL_SOURCE=dotenv\n")
+    environment.chdir(tmp_path)
+    environment.setenv("SOURCE", "without the prefix")
+    assert Connections.load().source == "tidewheel"
+
+
+def test_a_missing_file_is_refused_with_its_variable_and_a_remedy(file: Path) -> None:
+    assert refusal() == f"TIDEWHEEL_CONFIG names {file}, which is no file; correct the path or unset the variable"
+
+
+@pytest.mark.parametrize("content", [b"topic_prefix = \n", b"\xff\xfe", b"[unclosed"])
+def test_a_file_that_is_no_toml_is_refused_with_its_variable_and_place(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    message = refusal()
+    assert message.startswith(f"TIDEWHEEL_CONFIG names {file}, which is no TOML: ")
+    assert "correct it" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable", "value", "wanted"),
+    [
+        (Connections, "TOPIC_PREFIX", "a/b", "match pattern"),
+        (Connections, "REPLICATION", "0", "greater than or equal to 1"),
+        (Connections, "REPLICATION", "many", "valid integer"),
+        (Connections, "EVENTS_ENCODING", "xml", "'avro' or 'json'"),
+        (Connections, "METRICS_PORT", "65536", "less than or equal to 65535"),
+        (Connections, "MISFIRE_AFTER", "PT0.999S", "greater than or equal to 1 second"),
+        (Connections, "MISFIRE_AFTER", "PT1H0.001S", "less than or equal to 1 hour"),
+        (Connections, "MISFIRE_AFTER", "soon", "duration"),
+        (SchedulerSettings, "LOOKAHEAD", "PT61S", "less than or equal to 1 minute"),
+        (SchedulerSettings, "SCHEDULER_POLL", "PT0S", "greater than 0"),
+        (RelaySettings, "DELIVERY_TIMEOUT", "PT9S", "greater than or equal to 10 seconds"),
+        (ExecutorSettings, "SLOTS", "0", "greater than or equal to 1"),
+        (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "valid boolean"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_variable_with_what_it_must_be(
+    environment: pytest.MonkeyPatch, settings: type[Connections], variable: str, value: str, wanted: str
+) -> None:
+    environment.setenv(f"TIDEWHEEL_{variable}", value)
+    message = refusal(settings)
+    assert message.startswith(f"TIDEWHEEL_{variable}: ")
+    assert wanted in message
+    assert "(read " in message
+
+
+def test_everything_wrong_is_said_at_once(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("TIDEWHEEL_REPLICATION", "9")
+    environment.setenv("TIDEWHEEL_TOPIC_PREFIX", "")
+    assert re.findall(r"TIDEWHEEL_\w+", refusal()) == ["TIDEWHEEL_TOPIC_PREFIX", "TIDEWHEEL_REPLICATION"]
+
+
+@pytest.mark.parametrize("after", [timedelta(seconds=1), timedelta(hours=1)])
+def test_the_bounds_of_misfire_after_are_within(after: timedelta) -> None:
+    assert Connections.load(misfire_after=after).misfire_after == after
+
+
+def test_settings_do_not_change_while_a_service_lives() -> None:
+    read = Connections.load()
+    with pytest.raises(ValidationError, match="frozen"):
+        read.source = "another"  # pyright: ignore[reportAttributeAccessIssue]  # which is what is tested
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param(f"postgres//ann:{SECRET}@h/db", id="a colon is missing"),
+        pytest.param(f"postgresql://ann:{SECRET} @h/db", id="a space"),
+        pytest.param(f"postgresql://ann:%zz{SECRET}@h/db", id="a percent sign"),
+        pytest.param(f"postgresql://h/db?passwort={SECRET}", id="an unknown parameter"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_being_shown(environment: pytest.MonkeyPatch, url: str) -> None:
+    environment.setenv("TIDEWHEEL_DATABASE_URL", url)
+    message = refusal()
+    assert message.startswith("TIDEWHEEL_DATABASE_URL: ")
+    assert "postgresql://user:password@host:5432/name" in message
+    assert SECRET not in message
+
+
+def test_passwords_are_shown_nowhere(environment: pytest.MonkeyPatch, file: Path) -> None:
+    file.write_text(f'database_url = ["{URL}"]\n')
+    assert SECRET not in refusal()
+    file.write_text("")
+    environment.setenv("TIDEWHEEL_DATABASE_URL", URL)
+    read = Connections.load()
+    assert read.database() == URL
+    for shown in (repr(read), str(read), str(read.model_dump()), read.model_dump_json()):
+        assert SECRET not in shown
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_without_a_url_libpqs_own_variables_are_taken(environment: pytest.MonkeyPatch, name: str) -> None:
+    environment.setenv(name, "given")
+    assert Connections.load().database() == ""
+    environment.setenv("TIDEWHEEL_DATABASE_URL", URL)
+    assert Connections.load().database() == URL
+
+
+def test_without_anything_the_refusal_says_what_to_run_or_to_set() -> None:
+    read = Connections.load()
+    with pytest.raises(SettingsError, match=r"no database: run `tidewheel up`, or set TIDEWHEEL_DATABASE_URL"):
+        read.database()
+    with pytest.raises(SettingsError, match=r"no Kafka broker: run `tidewheel up`, or set TIDEWHEEL_KAFKA_BOOTSTRAP"):
+        read.bootstrap()
+
+
+def test_without_anything_the_local_stack_that_runs_is_taken(
+    stack: LocalStack, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv(HOME_VARIABLE, str(stack.home))
+    running = running_stack(stack.home)
+    assert running is not None
+    assert (Connections.load().database(), Connections.load().bootstrap()) == (running.database_url, running.bootstrap)
+
+
+def test_kafka_client_settings_are_passed_through_and_the_brokers_stay_ours(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", "one:9092,two:9092")
+    environment.setenv("TIDEWHEEL_KAFKA_CONFIG_SECURITY_PROTOCOL", "SASL_SSL")
+    environment.setenv("TIDEWHEEL_KAFKA_CONFIG_BOOTSTRAP_SERVERS", "elsewhere:9092")
+    assert Connections.load().kafka_config() == {
+        "bootstrap.servers": "one:9092,two:9092",
+        "security.protocol": "SASL_SSL",
+    }
+
+
+def test_only_what_has_the_prefix_is_a_kafka_setting() -> None:
+    environment = {"TIDEWHEEL_KAFKA_BOOTSTRAP": "one:9092", "KAFKA_CONFIG_ACKS": "0", "HOME": "/"}
+    assert client_config(environment) == {}
+    assert client_config({"TIDEWHEEL_KAFKA_CONFIG_SSL_CA_LOCATION": "/Ca.pem"}) == {"ssl.ca.location": "/Ca.pem"}

@@ -1,0 +1,160 @@
+"""Wake-ups: a poke reaches whoever sleeps, and many pokes make few notifications."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from typing import LiteralString
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn
+from tidewheel.wakeup import Channel, Listener, Notifier
+
+APART_SECONDS = 0.020
+SOON_SECONDS = 10.0  # for a thread on a busy machine; what is awaited takes milliseconds
+LAST = "last"
+
+CONNECTED: LiteralString = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s
+"""
+CUT: LiteralString = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = %s
+"""
+
+
+@pytest.fixture
+def notifier(database: Database) -> Iterator[Notifier]:
+    """A notifier, closed with the test."""
+    with closing(Notifier(database.url, "test-notifier")) as made:
+        yield made
+
+
+def listening(database: Database) -> Conn:
+    connection = database.connection(autocommit=True)
+    for channel in Channel:
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+    return connection
+
+
+def heard(database: Database, ear: Conn) -> Counter[str]:
+    """How many notifications of each channel were committed so far: they arrive in the order of their commits."""
+    with database.transaction() as connection:
+        connection.execute("SELECT pg_notify(%s, %s)", [Channel.TIMERS, LAST])
+    counted: Counter[str] = Counter()
+    for notification in ear.notifies(timeout=SOON_SECONDS):
+        if notification.payload == LAST:
+            return counted
+        counted[notification.channel] += 1
+    message = "the last notification did not arrive"
+    raise AssertionError(message)
+
+
+@pytest.mark.parametrize("channel", Channel)
+def test_a_poke_reaches_a_listener(database: Database, notifier: Notifier, channel: Channel) -> None:
+    woken = threading.Event()
+    with closing(Listener(database.url, "test-listener", (channel,), woken)):
+        assert woken.wait(SOON_SECONDS), "it listens, and whoever sleeps is to look once"
+        woken.clear()
+        notifier.poke(channel)
+        assert woken.wait(SOON_SECONDS)
+
+
+def test_a_listener_hears_all_its_channels_and_no_others(database: Database, notifier: Notifier) -> None:
+    timers, both = threading.Event(), threading.Event()
+    with (
+        closing(Listener(database.url, "test-timers", (Channel.TIMERS,), timers)),
+        closing(Listener(database.url, "test-both", (Channel.TIMERS, Channel.OUTBOX), both)),
+    ):
+        assert timers.wait(SOON_SECONDS)
+        assert both.wait(SOON_SECONDS)
+        timers.clear()
+        for channel in (Channel.SIGNALS, Channel.OUTBOX, Channel.TIMERS):
+            both.clear()
+            notifier.poke(channel)
+            if channel is Channel.OUTBOX:
+                assert both.wait(SOON_SECONDS)
+                assert not timers.is_set()
+        assert timers.wait(SOON_SECONDS)
+
+
+def test_many_pokes_make_few_notifications(database: Database) -> None:
+    ear, pokes = listening(database), 0
+    began = monotonic_seconds()
+    with closing(Notifier(database.url, "test-notifier")) as notifier:
+        while monotonic_seconds() - began < 20 * APART_SECONDS:
+            for channel in Channel:
+                notifier.poke(channel)
+            pokes += 1
+    elapsed = monotonic_seconds() - began
+    counted = heard(database, ear)
+    assert pokes > 1000
+    for channel in Channel:
+        # One at once, one that closing let through, and one for the rounding of clocks.
+        assert 1 <= counted[channel] <= elapsed / APART_SECONDS + 3
+
+
+def test_a_poke_before_the_last_was_sent_is_the_same_poke(database: Database) -> None:
+    ear = listening(database)
+    with closing(Notifier(database.url, "test-notifier")) as notifier:
+        notifier.poke(Channel.OUTBOX)
+        assert next(ear.notifies(timeout=SOON_SECONDS)).channel == Channel.OUTBOX
+        notifier.poke(Channel.OUTBOX)
+        assert next(ear.notifies(timeout=SOON_SECONDS)).channel == Channel.OUTBOX
+    assert heard(database, ear) == Counter()
+
+
+def test_nothing_is_sent_where_nobody_pokes(database: Database) -> None:
+    ear = listening(database)
+    with closing(Notifier(database.url, "test-notifier")):
+        assert heard(database, ear) == Counter()
+    assert heard(database, ear) == Counter()
+
+
+def test_a_notification_is_committed_at_once_and_holds_nothing(database: Database, notifier: Notifier) -> None:
+    ear = listening(database)
+    notifier.poke(Channel.SIGNALS)
+    assert next(ear.notifies(timeout=SOON_SECONDS)).payload == ""
+    idle = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'test-notifier'"
+    until(lambda: database.rows(idle) == [("idle",)], "the notifier has no transaction open")
+
+
+def test_a_notifier_whose_connection_broke_makes_another(database: Database, notifier: Notifier) -> None:
+    ear = listening(database)
+    notifier.poke(Channel.TIMERS)
+    until(lambda: database.value(CONNECTED, ["test-notifier"]) == 1, "it is connected")
+    assert database.value(CUT, ["test-notifier"]) == 1
+    heard(database, ear)
+
+    def poked() -> bool:
+        notifier.poke(Channel.OUTBOX)  # one may be lost, which costs a poll
+        return heard(database, ear)[Channel.OUTBOX] > 0
+
+    until(poked, "a later poke arrives")
+
+
+def test_a_listener_whose_connection_broke_looks_once_and_listens_again(
+    database: Database, notifier: Notifier
+) -> None:
+    woken = threading.Event()
+    with closing(Listener(database.url, "test-listener", (Channel.TIMERS,), woken)):
+        assert woken.wait(SOON_SECONDS)
+        woken.clear()
+        assert database.value(CUT, ["test-listener"]) == 1
+        assert woken.wait(SOON_SECONDS), "what was written meanwhile is found by looking once"
+        woken.clear()
+        notifier.poke(Channel.TIMERS)
+        assert woken.wait(SOON_SECONDS)
+
+
+def test_closing_ends_without_a_database() -> None:
+    nowhere, woken = "postgresql://127.0.0.1:1/none", threading.Event()
+    with closing(Notifier(nowhere, "test")) as notifier, closing(Listener(nowhere, "test", (*Channel,), woken)):
+        notifier.poke(Channel.TIMERS)
+    assert not woken.is_set()
+    assert not {"notifier", "listener"} & {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,41 @@
+"""Arrays for hot statements, written as PostgreSQL's own text.
+
+psycopg adapts a list element by element in Python, which for the arrays of a claim or a completion costs more than the
+statement; these few kinds need no escaping. Source: PostgreSQL manual, section 8.15.2 (array value input).
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from uuid import UUID
+
+
+def uuids(values: Iterable[UUID | None]) -> str:
+    """A uuid[].
+
+    >>> uuids([UUID(int=1), None])
+    '{00000000000000000000000000000001,NULL}'
+    """
+    return "{" + ",".join(["NULL" if value is None else value.hex for value in values]) + "}"
+
+
+def integers(values: Iterable[int]) -> str:
+    """An integer[].
+
+    >>> integers([1, 2])
+    '{1,2}'
+    """
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def instants(values: Iterable[datetime | None]) -> str:
+    """A timestamptz[]."""
+    return "{" + ",".join(["NULL" if value is None else f'"{value.isoformat()}"' for value in values]) + "}"
+
+
+def words(values: Iterable[str]) -> str:
+    """A text[] of words of ours: states, causes, lanes; never of anything that somebody else wrote.
+
+    >>> words(["queued", "retrying"])
+    '{queued,retrying}'
+    """
+    return "{" + ",".join(values) + "}"
