@@ -1,4 +1,4 @@
-"""`python -m bench [fire relay pipeline costs idle] [--rounds 3] [--json FILE]`: measure, and print figures with floors."""
+"""`python -m bench [fire relay pipeline costs idle] [--rounds 3] [--json FILE]`: figures, each beside its floor."""
 
 import argparse
 import json
@@ -39,7 +39,8 @@ def main() -> None:
             for figure, value in figures.items():
                 results.setdefault(name, {}).setdefault(figure, []).append(value)
         for figure, values in results[name].items():
-            print(f"{name:<9} {figure:<34} {statistics.median(values):>12,.2f}  [{min(values):,.2f} – {max(values):,.2f}]")
+            spread = f"[{min(values):,.2f} to {max(values):,.2f}]"
+            print(f"{name:<9} {figure:<34} {statistics.median(values):>12,.2f}  {spread}")
     if asked.json:
         asked.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
 

@@ -1,8 +1,9 @@
 """What single parts of a run's rows cost: open_runs, the second index of job_runs, attempts; each left out in turn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from uuid import uuid4
+from typing import LiteralString
+from uuid import UUID, uuid4
 
 from bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
@@ -37,7 +38,9 @@ def measure(stage: Stage) -> dict[str, float]:
         jobs = [JobId(uuid4()) for _ in range(ROWS)]
         runs = [run_id(job, _AT, Cause.TIMER) for job in jobs]
         executor, by = uuid4(), "tidewheel.runs.standard/7/123456@1795167546000"
-        job_run = [(r, j, "default", 1, 7, "timer", "default", "standard", _AT, _AT) for r, j in zip(runs, jobs, strict=True)]
+        job_run = [
+            (r, j, "default", 1, 7, "timer", "default", "standard", _AT, _AT) for r, j in zip(runs, jobs, strict=True)
+        ]
         open_run = [
             (r, j, "default", 7, "default", "standard", "noop", "timer", "skip", "queued", 1, _AT, _AT, _AT)
             for r, j in zip(runs, jobs, strict=True)
@@ -51,19 +54,22 @@ def measure(stage: Stage) -> dict[str, float]:
         connection.execute("CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at)")
         connection.commit()
         figures["open_runs_us"] = _copy(connection, _OPEN_RUNS, open_run)
-        figures["claim_us"] = _batches(runs, lambda part: connection.execute(_CLAIM, {"runs": part, "by": by, "me": executor}))
+        claim = {"by": by, "me": executor}
+        figures["claim_us"] = _batches(runs, lambda part: connection.execute(_CLAIM, {"runs": part, **claim}))
         connection.commit()
         figures["end_open_run_us"] = _batches(runs, lambda part: connection.execute(_END, {"runs": part}))
         connection.commit()
         figures["attempts_us"] = _copy(connection, _ATTEMPTS, attempt)
-        figures["finish_job_run_us"] = _batches(runs, lambda part: connection.execute(_FINISH, {"runs": part, "at": _AT}))
+        figures["finish_job_run_us"] = _batches(
+            runs, lambda part: connection.execute(_FINISH, {"runs": part, "at": _AT})
+        )
         connection.commit()
     return figures
 
 
 _CLAIM = (
-    "UPDATE open_runs SET state = 'running', attempt = attempt + 1, executor_id = %(me)s, started_at = tidewheel_now(), "
-    "came_by = %(by)s WHERE run_id = ANY (%(runs)s)"
+    "UPDATE open_runs SET state = 'running', attempt = attempt + 1, executor_id = %(me)s, came_by = %(by)s,"
+    " started_at = tidewheel_now() WHERE run_id = ANY (%(runs)s)"
 )
 _END = "DELETE FROM open_runs WHERE run_id = ANY (%(runs)s)"
 _FINISH = (
@@ -72,10 +78,10 @@ _FINISH = (
 )
 
 
-def _copy(connection: Conn, statement: str, rows: list[tuple[object, ...]]) -> float:
+def _copy(connection: Conn, statement: LiteralString, rows: Sequence[tuple[object, ...]]) -> float:
     started = monotonic_seconds()
     for batch in range(0, ROWS, BATCH):
-        with connection.cursor() as cursor, cursor.copy(statement) as copy:  # type: ignore[call-overload]  # pyright: ignore
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
             copy.set_types(_TYPES[statement])
             for row in rows[batch : batch + BATCH]:
                 copy.write_row(row)
@@ -83,10 +89,10 @@ def _copy(connection: Conn, statement: str, rows: list[tuple[object, ...]]) -> f
     return (monotonic_seconds() - started) / ROWS * 1e6
 
 
-def _batches(runs: list[object], execute: Callable[[list[object]], object]) -> float:
+def _batches(runs: Sequence[UUID], execute: Callable[[list[UUID]], object]) -> float:
     started = monotonic_seconds()
     for batch in range(0, ROWS, BATCH):
-        execute(runs[batch : batch + BATCH])
+        execute(list(runs[batch : batch + BATCH]))
     return (monotonic_seconds() - started) / ROWS * 1e6
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import psutil
 
-from bench.load import load_jobs
+from bench.load import database_now, load_jobs
 from bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 
@@ -17,10 +17,8 @@ _MEASURE_SECONDS = 60.0
 def measure(stage: Stage) -> dict[str, float]:
     """Percent of one core, for the services and for PostgreSQL."""
     with stage.connect() as connection:
-        row = connection.execute("SELECT tidewheel_now()").fetchone()
-        assert row is not None
-        tomorrow = row[0] + timedelta(days=1)  # type: ignore[operator]  # pyright: ignore
-        load_jobs(connection, stage.installation, JOBS, due_at=tomorrow, prefix="idle")  # type: ignore[arg-type]
+        tomorrow = database_now(connection) + timedelta(days=1)
+        load_jobs(connection, stage.installation, JOBS, due_at=tomorrow, prefix="idle")
     commands = (["relay"], ["executor", "--handlers", "bench.handlers"], ["scheduler"], ["intake"])
     with stage.services(*commands) as processes:
         threading.Event().wait(_SETTLE_SECONDS)

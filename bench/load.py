@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from uuid import UUID
+from typing import cast
+
+from psycopg import sql
 
 from tidewheel.db import Conn
-from tidewheel.ids import bucket_of, job_id, shard_of
+from tidewheel.ids import JobId, bucket_of, job_id, shard_of
 from tidewheel.jobs.requests import JobSubmit, parse_request
 from tidewheel.jobs.spec import schedule_document
 from tidewheel.jobs.strict_json import canonical
@@ -18,10 +20,14 @@ _JOBS = (
     "FROM STDIN (FORMAT BINARY)"
 )
 _VERSIONS = (
-    "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, catch_up, on_resume, handler, queue, lane, "
-    "overlap, definition) FROM STDIN (FORMAT BINARY)"
+    "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, catch_up, on_resume, handler, queue,"
+    " lane, overlap, definition) FROM STDIN (FORMAT BINARY)"
 )
 _TIMERS = "COPY timers (job_id, tenant, shard, due_at, scheduled_at, version) FROM STDIN (FORMAT BINARY)"
+
+_JOB_TYPES = (
+    "uuid", "text", "text", "int2", "int2", "int4", "text", "timestamptz", "int8", "timestamptz", "timestamptz"
+)  # fmt: skip
 
 PAYLOAD = "x" * 190  # as JSON, about the 200 bytes that the figures are quoted for
 
@@ -37,7 +43,7 @@ def load_jobs(
     overlap: str = "skip",
     handler: str = "noop",
     prefix: str = "bench",
-) -> list[UUID]:
+) -> list[JobId]:
     """Write interval jobs whose next instant is `due_at` plus an even share of `spread`.
 
     Returns:
@@ -60,7 +66,7 @@ def load_jobs(
     ids = [job_id("default", f"{prefix}-{number}") for number in range(count)]
     shards = [shard_of(bucket_of(job), installation.shards) for job in ids]
     with connection.cursor() as cursor, cursor.copy(_JOBS) as copy:
-        copy.set_types(["uuid", "text", "text", "int2", "int2", "int4", "text", "timestamptz", "int8"] + ["timestamptz"] * 2)
+        copy.set_types(_JOB_TYPES)
         for number, (job, shard) in enumerate(zip(ids, shards, strict=True)):
             every_us = int(every.total_seconds() * 1e6)
             row = (job, "default", f"{prefix}-{number}", bucket_of(job), shard, 1, "interval", due_at, every_us)
@@ -83,8 +89,15 @@ def load_jobs(
     return ids
 
 
+def database_now(connection: Conn) -> datetime:
+    """The database's clock."""
+    row = connection.execute("SELECT tidewheel_now()").fetchone()
+    assert row is not None
+    return cast("datetime", row[0])
+
+
 def _analyze(connection: Conn, tables: Sequence[str]) -> None:
     connection.autocommit = True
     for table in tables:
-        connection.execute(f"VACUUM ANALYZE {table}")  # type: ignore[arg-type]  # pyright: ignore  # names above
+        connection.execute(sql.SQL("VACUUM ANALYZE {}").format(sql.Identifier(table)))
     connection.autocommit = False

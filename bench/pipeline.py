@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer
 
-from bench.load import load_jobs
+from bench.load import database_now, load_jobs
 from bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.schemas.codec import decode
@@ -23,10 +23,8 @@ def measure(stage: Stage) -> dict[str, float]:
     consumer.subscribe([stage.installation.topics.completions])
     with stage.services(["relay"], ["executor", "--handlers", "bench.handlers"], ["scheduler"]):
         with stage.connect() as connection:
-            row = connection.execute("SELECT tidewheel_now()").fetchone()
-            assert row is not None
-            due_at = row[0] + timedelta(seconds=25)  # type: ignore[operator]  # pyright: ignore
-            load_jobs(connection, stage.installation, JOBS, due_at=due_at, prefix="pipeline")  # type: ignore[arg-type]
+            due_at = database_now(connection) + timedelta(seconds=25)
+            load_jobs(connection, stage.installation, JOBS, due_at=due_at, prefix="pipeline")
         arrivals, lateness = _consume(consumer)
     consumer.close()
     tenth, ninetieth = arrivals[JOBS // 10], arrivals[JOBS * 9 // 10]

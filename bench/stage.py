@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class Stage:
         return connect(self.url, "tidewheel-bench")
 
     @contextmanager
-    def services(self, *commands: Sequence[str]) -> Iterator[list[psutil.Process]]:
+    def services(self, *commands: Sequence[str]) -> Generator[list[psutil.Process]]:
         """Service processes, stopped at the end."""
         running = [self._start(command) for command in commands]
         try:
@@ -59,7 +59,7 @@ class Stage:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage() -> Generator[Stage]:
     """A fresh stack in a temporary folder, removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tidewheel-bench-") as folder:
         stack = LocalStack(

@@ -134,8 +134,9 @@ class Client:
             Refused: Something in it does not fit; `errors` names each field and its remedy.
             Unavailable: The database does not answer.
         """
-        document = dict(job) if isinstance(job, Mapping) else job.model_dump(mode="json", exclude_unset=True)
-        return _job(self._ask({"type": "job.submit", "job": document}, request_id))
+        # A spec goes in as it is: written out, its payload and jitter would not be read as what they were.
+        given = job if isinstance(job, JobSpec) else dict(job)
+        return _job(self._ask({"type": "job.submit", "job": given}, request_id))
 
     def trigger(
         self,

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from uuid import UUID
 
-from psycopg import Connection
+from psycopg import Connection, Cursor
 from psycopg.rows import tuple_row
 
 from tidewheel.errors import FieldError, Refused, Unavailable
@@ -64,15 +64,19 @@ def enqueue(
 
 def _apply(connection: Connection[tuple[object, ...]], incoming: Incoming) -> Reply:
     """Apply a request as a whole or not at all, whatever the caller's connection is set to."""
-    factory, connection.row_factory = connection.row_factory, tuple_row
+    rows, connection.row_factory = connection.row_factory, tuple_row
+    cursors, connection.cursor_factory = connection.cursor_factory, Cursor  # Django's bind on the client's side
     try:
+        # Read outside of the blocks below, so that the caller's transaction has begun, where there is to be one: a block
+        # that finds none begins one of its own, and commits it.
+        installation = _installation(connection)
         for _ in range(_TRIES - 1):
             with suppress(Unavailable), connection.transaction():
-                return apply_requests(connection, _installation(connection), [incoming])[0]
+                return apply_requests(connection, installation, [incoming])[0]
         with connection.transaction():
-            return apply_requests(connection, _installation(connection), [incoming])[0]
+            return apply_requests(connection, installation, [incoming])[0]
     finally:
-        connection.row_factory = factory
+        connection.row_factory, connection.cursor_factory = rows, cursors
 
 
 def trigger_document(

@@ -187,7 +187,7 @@ def run_end(attempt: Attempt, outcome: Outcome, executor_id: UUID) -> RunEnd | N
         attempt=attempt.started.attempt,
         state=state,
         executor_id=executor_id,
-        reason=outcome.error_type if outcome.kind is AttemptOutcome.TIMED_OUT else None,
+        reason=outcome.timeout,
         error_type=outcome.error_type,
         error_message=outcome.error_message,
         trace=outcome.trace,

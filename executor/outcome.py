@@ -10,6 +10,7 @@ from tidewheel.runs import AttemptOutcome
 RESULT_BYTES = 64 * 1024
 _MESSAGE_CHARACTERS = 4096
 _TRACE_CHARACTERS = 32 * 1024
+_TIMEOUT = "timeout_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Outcome:
         result: JSON text of what was returned, at most 64 KiB.
         error_type: Name of the error's type, such as `ValueError` or `http_500`.
         error_message: What it said, cut to 4096 characters.
-        trace: The traceback, cut to its last 32 KiB.
+        trace: The traceback, cut to its last 32 Ki characters.
         permanent: No further attempt makes sense.
         retry_after: The earliest next attempt, where the target asked for one.
         snooze: How long to wait, for a snooze.
@@ -35,6 +36,13 @@ class Outcome:
     permanent: bool = False
     retry_after: timedelta | None = None
     snooze: timedelta = timedelta(0)
+
+    @property
+    def timeout(self) -> str | None:
+        """Which timeout struck, by its field's name, such as `start_to_close`; None where none did."""
+        if self.kind is not AttemptOutcome.TIMED_OUT or self.error_type is None:
+            return None
+        return self.error_type.removeprefix(_TIMEOUT)
 
 
 HANDED_BACK = Outcome(AttemptOutcome.HANDED_BACK)
@@ -66,7 +74,7 @@ def failed(
 def timed_out(which: str, seconds: float) -> Outcome:
     """A timeout; `which` names the one that struck."""
     message = f"{which} of {seconds:g} s has passed"
-    return Outcome(AttemptOutcome.TIMED_OUT, error_type=f"timeout_{which}", error_message=message)
+    return Outcome(AttemptOutcome.TIMED_OUT, error_type=f"{_TIMEOUT}{which}", error_message=message)
 
 
 def from_exception(error: BaseException) -> Outcome:

@@ -7,7 +7,7 @@ fail-over or a sleeping reaper ends nobody's run. Every executor runs a reaper; 
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
 from uuid import UUID
@@ -175,7 +175,7 @@ class Reaper:
             elif losses + 1 >= self._max_lost:
                 message = f"the executor was lost {losses + 1} times while it ran this"
                 failed = RunEnd(run_id, attempt, RunState.FAILED, executor_id, "max_lost", "Lost", message)
-                ends.append(failed)
+                ends.append(replace(failed, outcome=AttemptOutcome.LOST))
             else:
                 requeues.append(Requeue(run_id, attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
         busy = end_runs(connection, self._installation, ends).busy

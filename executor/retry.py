@@ -32,7 +32,7 @@ def delay_before_next(retry: Retry, failure: Failure, charged: int, *, spread: f
         retry: The job's policy.
         failure: What happened.
         charged: Attempts charged, this one included.
-        spread: -1 to 1, where in the jitter the delay falls; drawn when absent.
+        spread: -1 to 1, where in the jitter the delay falls, earlier or later; drawn when absent.
 
     Returns:
         None where there is no next attempt.
@@ -55,6 +55,6 @@ def _backoff_ms(retry: Retry, charged: int) -> float:
     if retry.backoff is Backoff.INTERVALS and retry.intervals_ms:
         return float(retry.intervals_ms[min(charged, len(retry.intervals_ms)) - 1])
     if retry.backoff is Backoff.FIXED:
-        return float(min(retry.initial_ms, retry.max_ms))
+        return float(retry.initial_ms)  # `max` bounds what grows
     # The exponent is bounded, so that a policy of a thousand attempts does not overflow a float.
     return min(retry.initial_ms * retry.factor ** min(charged - 1, 64), float(retry.max_ms))

@@ -82,7 +82,7 @@ def status(url: str) -> list[Status]:
 
     Raises:
         Unavailable: The database does not answer.
-        MigrationError: It holds what this release does not know, or an applied file was edited.
+        MigrationError: An applied file was edited. What a newer release has applied is no error.
     """
     with connect(url, "tidewheel-migrate") as connection:
         applied = _read_applied(connection)
@@ -108,7 +108,7 @@ def migrate(url: str, *, dry_run: bool = False) -> list[str]:
 
     Raises:
         Unavailable: The database does not answer.
-        MigrationError: An applied file was edited, or the database is newer than this release.
+        MigrationError: An applied file was edited. What a newer release has applied is no error.
     """
     with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection:
         # Session-wide, so that a second runner waits for all files and not only for one; gone with the connection.

@@ -1,6 +1,7 @@
 """Records as JSON, for consumers that read no Avro.
 
-Every field stands under its own name. Instants are RFC 3339 in UTC with microseconds; enums are their symbols. Bytes
+Every field stands under its own name. Instants are RFC 3339 in UTC with microseconds; enums are their symbols, but the
+types of requests, which have a dot for the underscore, as in the requests themselves (read with either). Bytes
 have two forms, of which exactly one is there: `payload` holds them as a JSON value when they are JSON text in compact
 form, so that writing the value compactly gives the same bytes again; `payload_base64` holds any others. Absent bytes
 have neither. A reader ignores names it does not know, and takes a symbol it does not know for the enum's default, as
@@ -24,6 +25,7 @@ from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Sh
 R = TypeVar("R")
 
 _BYTES = Primitive("bytes")
+_DOTTED = "RequestType"
 
 
 def to_json(record: object) -> bytes:
@@ -70,6 +72,8 @@ def _written(type_: Type, value: Any) -> object:  # noqa: ANN401 - what it is, i
     match type_:
         case Primitive("instant"):
             return format_timestamp(value)
+        case Enum(name=name) if name == _DOTTED:
+            return value.replace("_", ".")
         case Array(items):
             return [_written(items, item) for item in value]
         case Record():
@@ -111,7 +115,8 @@ def _value(type_: Type, value: object, path: str) -> object:
         case Primitive(kind):
             return _primitive(kind, value, path)
         case Enum(name=name, symbols=symbols, default=default):
-            return getattr(records, name)(value if value in symbols else default)
+            symbol = value.replace(".", "_") if name == _DOTTED and isinstance(value, str) else value
+            return getattr(records, name)(symbol if symbol in symbols else default)
         case Record():
             return _record(type_, value, path)
         case Strings():

@@ -17,7 +17,7 @@ from tidewheel.errors import Unavailable
 Conn: TypeAlias = Connection[tuple[object, ...]]
 
 # A statement planned against an empty table is kept as a generic plan, and the next burst takes 80 times as long
-# (shared measurement: 392 ms against 4.9 ms for one claim); so every statement is planned for what it meets.
+# (392 ms against 4.9 ms for one claim: docs/adr/0009); so every statement is planned for what it meets.
 _PLAN_EACH_TIME = "-c plan_cache_mode=force_custom_plan"
 # A process that is stopped (SIGSTOP, a frozen machine) inside a transaction must not hold its row locks for ever.
 _LET_GO = "-c idle_in_transaction_session_timeout=15s"

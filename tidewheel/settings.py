@@ -11,7 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from tidewheel.errors import SettingsError
@@ -63,7 +65,23 @@ class Connections(BaseSettings):
         if not Path(path).is_file():
             message = f"TIDEWHEEL_CONFIG names {path}, which is no file; correct the path or unset the variable"
             raise SettingsError(message)
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(path)))
+        try:
+            file = TomlConfigSettingsSource(settings_cls, Path(path))
+        except (OSError, ValueError) as error:  # no TOML, no UTF-8: both are ValueErrors
+            message = f"TIDEWHEEL_CONFIG names {path}, which cannot be read: {error}; correct it or unset the variable"
+            raise SettingsError(message) from error
+        return (init_settings, env_settings, file)
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_a_connection_string(cls, url: SecretStr | None) -> SecretStr | None:
+        """Refuse here what libpq cannot read: its own message would show it, password and all, and be tried for ever."""
+        try:
+            conninfo_to_dict(url.get_secret_value() if url else "")
+        except psycopg.ProgrammingError:
+            message = "is no libpq connection string; write postgresql://user:password@host:5432/name"
+            raise ValueError(message) from None
+        return url
 
     @classmethod
     def load(cls, **flags: object) -> Self:

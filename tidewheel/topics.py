@@ -1,6 +1,6 @@
 """The topics: their names, keys, partitions and settings, written once.
 
-`tidewheel topics apply` makes them; services only verify at start that what they need is there.
+`tidewheel topics apply` makes them. No service makes a topic, nor looks at start whether it is there.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,10 +19,11 @@ import httpx
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import Outcome, failed, succeeded
+from tidewheel.executor.outcome import RESULT_BYTES, Outcome, failed, succeeded
 
 _CONNECT_SECONDS = 5.0
-_BODY_BYTES = 48 * 1024  # of the answer kept; as JSON text it stays below the 64 KiB of a result
+_BODY_BYTES = 48 * 1024  # of the answer kept; text stays below the 64 KiB of a result, what JSON escapes may not
+_CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
 _CONNECTIONS = 200
 _RETRIED_4XX = frozenset({408, 425, 429})
 
@@ -177,18 +178,23 @@ async def _bounded(response: httpx.Response) -> bytes:
 
 
 def _judge(response: httpx.Response, body: bytes) -> Outcome:
-    text = body.decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
     if response.is_success:
-        # Cut again as JSON: escapes can make text several times as long.
-        result = json.dumps({"status": response.status_code, "body": text}).encode()
-        if len(result) > 64 * 1024:
-            result = json.dumps({"status": response.status_code, "body": text[:8192], "cut": True}).encode()
+        # Cut again as JSON: escapes and replacements can make text several times as long.
+        result = _result({"status": response.status_code, "body": text})
+        if len(result) > RESULT_BYTES:
+            result = _result({"status": response.status_code, "body": text[:_CUT_CHARACTERS], "cut": True})
         return succeeded(result)
     permanent = response.status_code < 500 and response.status_code not in _RETRIED_4XX
     url = response.request.url.copy_with(query=None, username=None, password=None)
     message = f"{url} answered {response.status_code} {response.reason_phrase}: {text[:1024]}"
     after = _retry_after(response.headers.get("retry-after"))
     return failed(f"http_{response.status_code}", message, permanent=permanent, retry_after=after)
+
+
+def _result(document: dict[str, object]) -> bytes:
+    """A result in the compact form in which JSON events carry it as a value, not as base64."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _retry_after(value: str | None) -> timedelta | None:

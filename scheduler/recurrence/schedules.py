@@ -28,7 +28,7 @@ from tidewheel.scheduler.recurrence.once import Manual, Once
 from tidewheel.scheduler.recurrence.zones import FOREVER, zone
 
 MIN_INTERVAL_US = 1_000_000
-"""One second (semantics §2): a shorter rhythm is a loop in a handler, not a schedule."""
+"""One second: a shorter rhythm is a loop in a handler, not a schedule."""
 
 MAX_INTERVAL_US = 100 * 366 * 86_400_000_000
 """A hundred years: a longer one is a mistake in the unit."""

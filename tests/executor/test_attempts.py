@@ -126,7 +126,7 @@ def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(
 ) -> None:
     run_id = executing.trigger(handler, gate, start_to_close="100ms", retry={**SOON, "max_attempts": 2})
     ended = executing.ended(run_id)
-    assert (ended.state, ended.reason, ended.attempt) == ("timed_out", "timeout_start_to_close", 2)
+    assert (ended.state, ended.reason, ended.attempt) == ("timed_out", "start_to_close", 2)
     assert ended.error_message == "start_to_close of 0.1 s has passed"
     assert outcomes(executing, run_id) == ["timed_out", "timed_out"]
     until(lambda: len(GATES[gate].stopped) == 2, "the handlers were told")

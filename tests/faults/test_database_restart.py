@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import HANDLERS, Fleet, make_fleet
+from tests.fixtures.services import HANDLERS, LONG_LEASE, Fleet, make_fleet
 from tidewheel.db import connect
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
@@ -27,8 +27,6 @@ from tidewheel.transitions.installation import read_installation
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
-# As in production: the heartbeat's pauses grow to 5 s while the server is away, and nobody is to be lost here.
-LEASE = "PT15S"
 CLAIMERS = {"tidewheel-executor-standard", "tidewheel-executor-sweep"}
 
 WAITING: LiteralString = """
@@ -93,7 +91,7 @@ def test_runs_in_every_state_go_on_in_the_attempt_they_were_in(
         fleet.ask({"type": "job.submit", "job": job})
         fleet.ask({"type": "job.trigger", "key": job["key"]})
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "6s"})
-    fleet.start_all(SLOTS="6", LEASE=LEASE)
+    fleet.start_all(SLOTS="6", LEASE=LONG_LEASE)
     held.wait_begun(1)
     held_sync.wait_begun(1)
     states = {"running", "retrying, later", "queued", "queued, later"}
@@ -101,7 +99,7 @@ def test_runs_in_every_state_go_on_in_the_attempt_they_were_in(
     restart(server)
     held.let_go()
     held_sync.let_go()
-    fleet.start("executor", HANDLERS=f"{HANDLERS},tests.faults.late_handlers", LEASE=LEASE)
+    fleet.start("executor", HANDLERS=f"{HANDLERS},tests.faults.late_handlers", LEASE=LONG_LEASE)
     work.trigger("errand", 20)  # more than there are slots: none of them was lost either
     work.wait_recovered(now())
     work.finish()
@@ -133,7 +131,7 @@ def test_a_step_that_was_cut_short_is_done_again_once(
 ) -> None:
     work = Workload(fleet, oracle)
     work.submit()
-    fleet.start_all(LEASE=LEASE)
+    fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
     # Something that leaves and is claimed when nothing new can be written.
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1500ms"})
@@ -157,7 +155,7 @@ def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
     work = Workload(fleet, oracle)
     work.submit()
     held = work.hold()
-    fleet.start_all(LEASE=LEASE)
+    fleet.start_all(LEASE=LONG_LEASE)
     held.wait_begun(1)
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "2s"})
     fleet.flush()

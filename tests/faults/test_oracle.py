@@ -11,7 +11,7 @@ import pytest
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.reader import Seen
-from tests.fixtures.services import Fleet
+from tests.fixtures.services import LONG_LEASE, Fleet
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.records import Cause, ReplyStatus, RunCompleted, RunStatus
 
@@ -175,7 +175,7 @@ DOCTORED: dict[Callable[[History], None], str] = {
 def test_every_doctored_history_is_flagged_and_the_real_one_is_not(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
-    fleet.start_all()
+    fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
     work.finish()
     fleet.stop()

@@ -9,7 +9,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import PATIENCE_SECONDS, Fleet
+from tests.fixtures.services import LONG_LEASE, PATIENCE_SECONDS, Fleet
 from tidewheel.runs import Lane
 from tidewheel.schemas.records import Cause
 from tidewheel.topics import DEFAULT_QUEUE
@@ -46,7 +46,7 @@ def consumed(fleet: Fleet) -> bool:
 def test_messages_that_are_delivered_again_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
-    fleet.start_all()
+    fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
     again = 0
     for seen, request in oracle.run_requests():
@@ -89,7 +89,7 @@ def test_a_message_of_before_an_edit_finds_nothing_to_claim(fleet: Fleet, oracle
     work.recurring = ("edited",)
     fleet.ask({"type": "job.submit", "job": job})
     fleet.flush()
-    fleet.start_all(LOOKAHEAD="PT2S")
+    fleet.start_all(LOOKAHEAD="PT2S", LEASE=LONG_LEASE)
     work.wait_recovered(now())
     edit = fleet.ask({"type": "job.submit", "job": {**job, "payload": "of the second version"}})
     fleet.flush()
@@ -118,7 +118,7 @@ def test_a_message_that_comes_before_its_time_begins_nothing(fleet: Fleet, oracl
     job = {"key": "shaky", "schedule": "manual", "target": "shaky", "retry": retry}
     fleet.ask({"type": "job.submit", "job": job})
     work.trigger("shaky", 3)
-    fleet.start_all()
+    fleet.start_all(LEASE=LONG_LEASE)
     fleet.until(lambda: len(fleet.database.rows(NEXT_MESSAGE)) == 3, "three runs wait for their second attempt")
     for topic, key, value in fleet.database.rows(NEXT_MESSAGE):
         fleet.produce(topic, key, value)

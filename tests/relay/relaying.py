@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -40,11 +41,17 @@ class Relaying:
     database: Database
     bootstrap: str
     prefix: str = field(default_factory=lambda: f"t{uuid4().hex[:10]}")
+    client: dict[str, str] = field(default_factory=dict[str, str])
+
+    @cached_property
+    def began_at(self) -> datetime:
+        """An instant that has come: when rows are due unless they say otherwise."""
+        return self.database.now()
 
     @property
     def config(self) -> dict[str, str]:
-        """What a client needs; topics that are not there are noticed quickly."""
-        return {"bootstrap.servers": self.bootstrap}
+        """What a client needs, and what a test passes through."""
+        return {"bootstrap.servers": self.bootstrap, **self.client}
 
     def topic(self, name: str, *, partitions: int = 1, **settings: str) -> str:
         """Make a topic; returns its full name."""
@@ -55,10 +62,16 @@ class Relaying:
             future.result(_SECONDS)
         return full
 
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic, by its full name."""
+        admin = AdminClient(self.config)
+        for future in admin.delete_topics([name], operation_timeout=_SECONDS).values():
+            future.result(_SECONDS)
+
     def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
         """A row that is due, unless told otherwise."""
         known: dict[str, Any] = {
-            "shard": 0, "outbox_class": OutboxClass.STANDARD, "publish_at": self.database.now(), "headers": (),
+            "shard": 0, "outbox_class": OutboxClass.STANDARD, "publish_at": self.began_at, "headers": (),
         }  # fmt: skip
         return OutboxRow(topic=topic, key=key, value=value, **{**known, **fields})
 
@@ -69,7 +82,11 @@ class Relaying:
 
     def make(self, stop: Stop, **settings: object) -> Relay:
         """A relay to be stepped or run."""
-        quick = {"relay_poll": timedelta(milliseconds=50), "delivery_timeout": timedelta(seconds=10)}
+        quick = {
+            "relay_poll": timedelta(milliseconds=50),
+            "delivery_timeout": timedelta(seconds=10),
+            "member_timeout": timedelta(seconds=2),
+        }
         return Relay(RelaySettings.load(**(quick | settings)), self.database.url, self.config, stop)
 
     @contextmanager

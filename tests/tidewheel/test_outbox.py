@@ -35,7 +35,14 @@ def test_every_lane_is_a_class_of_its_own() -> None:
 def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
     everything = bytes(range(256))
     rows = [
-        row(63, outbox_class="critical", topic="t.ä", key=everything, value=everything, headers=[("ce_id", b"1"), ("ü", b"")]),
+        row(
+            63,
+            outbox_class="critical",
+            topic="t.ä",
+            key=everything,
+            value=everything,
+            headers=[("ce_id", b"1"), ("ü", b"")],
+        ),
         row(0, outbox_class="events", key=None, value=None),
         row(7, outbox_class="batch", key=b"", value=b""),
     ]

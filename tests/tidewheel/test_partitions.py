@@ -53,7 +53,9 @@ def day(cut: Database) -> date:
 
 
 def partitions(database: Database, day: date) -> list[str]:
-    found = database.rows("SELECT relname::text FROM pg_class WHERE relname LIKE %s AND relispartition", [f"%{day:_%Y%m%d}"])
+    found = database.rows(
+        "SELECT relname::text FROM pg_class WHERE relname LIKE %s AND relispartition", [f"%{day:_%Y%m%d}"]
+    )
     return sorted(name for (name,) in found if "pkey" not in name and "by_job" not in name)
 
 
@@ -127,7 +129,9 @@ def test_whoever_writes_a_run_makes_the_day_it_needs(cut: Database, day: date) -
     submit(cut)
     run = trigger(cut, run_at=midnight(day).isoformat())
     assert partitions(cut, day) == all_of(day)
-    assert cut.value("SELECT tableoid::regclass::text FROM job_runs WHERE run_id = %s", [run]) == f"job_runs{day:_%Y%m%d}"
+    assert (
+        cut.value("SELECT tableoid::regclass::text FROM job_runs WHERE run_id = %s", [run]) == f"job_runs{day:_%Y%m%d}"
+    )
 
 
 def test_two_who_need_a_new_day_at_the_same_time_make_it_once(cut: Database, day: date) -> None:
@@ -155,7 +159,7 @@ def test_a_day_that_was_left_half_made_is_finished(cut: Database, day: date) -> 
     later = day + DAY
     bounds = (first_run_id(midnight(later)), first_run_id(midnight(later + DAY)))
     cut.execute(
-        f"CREATE TABLE job_runs{later:_%Y%m%d} PARTITION OF job_runs FOR VALUES FROM ('{bounds[0]}') TO ('{bounds[1]}')".encode()  # type: ignore[arg-type]  # noqa: E501, S608 - made here
+        f"CREATE TABLE job_runs{later:_%Y%m%d} PARTITION OF job_runs FOR VALUES FROM ('{bounds[0]}') TO ('{bounds[1]}')".encode()  # type: ignore[arg-type]  # noqa: E501 - made here
     )
     ensure_days(connection, [later])
     assert partitions(cut, later) == all_of(later)

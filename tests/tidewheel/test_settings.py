@@ -41,9 +41,7 @@ def refusal(settings: type[Connections] = Connections, **flags: object) -> str:
     return str(caught.value)
 
 
-def test_flags_go_before_the_environment_and_that_before_the_file(
-    environment: pytest.MonkeyPatch, file: Path
-) -> None:
+def test_flags_go_before_the_environment_and_that_before_the_file(environment: pytest.MonkeyPatch, file: Path) -> None:
     file.write_text('topic_prefix = "file"\nsource = "file"\nreplication = 3\nmisfire_after = "PT30S"\n')
     environment.setenv("TIDEWHEEL_TOPIC_PREFIX", "environment")
     environment.setenv("TIDEWHEEL_SOURCE", "environment")
@@ -75,7 +73,7 @@ def test_a_missing_file_is_refused_with_its_variable_and_a_remedy(file: Path) ->
 def test_a_file_that_is_no_toml_is_refused_with_its_variable_and_place(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     message = refusal()
-    assert message.startswith(f"TIDEWHEEL_CONFIG names {file}, which is no TOML: ")
+    assert message.startswith(f"TIDEWHEEL_CONFIG names {file}, which cannot be read: ")
     assert "correct it" in message
 
 
@@ -128,7 +126,7 @@ def test_settings_do_not_change_while_a_service_lives() -> None:
     "url",
     [
         pytest.param(f"postgres//ann:{SECRET}@h/db", id="a colon is missing"),
-        pytest.param(f"postgresql://ann:{SECRET} @h/db", id="a space"),
+        pytest.param(f"postgresql://ann:{SECRET} {SECRET}@h/db", id="a space"),
         pytest.param(f"postgresql://ann:%zz{SECRET}@h/db", id="a percent sign"),
         pytest.param(f"postgresql://h/db?passwort={SECRET}", id="an unknown parameter"),
     ],

@@ -1,7 +1,8 @@
 """From what does not fit to words for whoever sent it: the field's path, what was read, what to write instead.
 
-Everything wrong with a request is said at once, not only what was found first. Values come back shortened and escaped:
-a hostile one must not fill a log, nor take longer to refuse than a good one takes to accept.
+Everything wrong with a request's shape is said at once, not only what was found first; what is wrong with a zone or a
+cron expression comes after that, from whoever reads schedules. Values come back shortened and escaped: a hostile one
+must not fill a log, nor take longer to refuse than a good one takes to accept.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

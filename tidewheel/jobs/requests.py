@@ -144,7 +144,7 @@ _LATER_TYPES = {"job.backfill": "send one job.trigger for each instant"}
 
 
 def parse_request(document: Mapping[str, object]) -> Request:
-    """Return the request a document describes.
+    """Return the request a document describes; `job` may be a `JobSpec` in place of an object.
 
     Raises:
         RequestRefused: It describes none that this release can carry out; an InvalidInput that knows whom to answer.
@@ -157,7 +157,8 @@ def parse_request(document: Mapping[str, object]) -> Request:
 
 def request_identity(document: Mapping[str, object]) -> RequestIdentity:
     """Return what can be read of who asked for what, however wrong the rest of a document is."""
-    inner = as_object(document.get("job")) or {}
+    job = document.get("job")
+    inner = {"key": job.key} if isinstance(job, JobSpec) else as_object(job) or {}
     kind = document.get("type")
     return RequestIdentity(
         type=kind if isinstance(kind, str) and kind in _MODELS else None,

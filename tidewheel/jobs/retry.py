@@ -34,7 +34,10 @@ class RetryPolicy(Submitted):
     """When a failed attempt is followed by another.
 
     Attributes:
-        jitter: Largest random addition, as a fraction of the delay.
+        initial: The delay before the second attempt; with `fixed`, before every one.
+        factor: With `exponential`: what the delay is multiplied by for each further attempt.
+        max: With `exponential`: the longest delay, before jitter.
+        jitter: How far a delay may be off by chance, earlier or later (±), as a fraction of it.
         intervals: The delays before attempts 2, 3, ...; the last one repeats.
     """
 

@@ -1,6 +1,6 @@
 """A job as people submit it, with every default of this release.
 
-What `shared/semantics.md` section 2 names and this release cannot do yet is refused by name, with what works instead.
+What is planned and this release cannot do yet is refused by name, with what works instead (README, "Not there yet").
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,11 +19,11 @@ MAX_HEADER = 1024
 
 _LATER_TYPES = ("kafka", "shell", "lambda")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", re.ASCII)  # Source: RFC 9110 section 5.6.2, "Tokens"
-_HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff\t]*")
+_NOT_IN_A_VALUE = re.compile(r"[^\x20-\x7e\t]")  # Source: RFC 9110 section 5.5, "Field Values"; sent as ASCII
 _OWN_HEADERS = frozenset(
     ("connection", "content-length", "host", "idempotency-key", "te", "trailer", "traceparent", "transfer-encoding")
 )
-_OWN_PREFIXES = ("webhook-", "proxy-")
+_OWN_PREFIXES = ("tidewheel-", "webhook-", "proxy-")
 
 
 class HandlerTarget(Submitted):
@@ -72,9 +72,14 @@ def _check_header(name: str, content: object) -> None:
         raise Misfit(problem=f"{shown(name)} is no header's name", remedy="write 1 to 64 letters, digits and hyphens")
     if name.lower() in _OWN_HEADERS or name.lower().startswith(_OWN_PREFIXES):
         raise Misfit(problem="Tidewheel sets this header itself", remedy="leave it out", path=name)
-    if not isinstance(content, str) or len(content) > MAX_HEADER or not _HEADER_VALUE.fullmatch(content):
+    if not isinstance(content, str) or len(content) > MAX_HEADER:
         remedy = f"write text of one line, at most {MAX_HEADER} characters"
         raise Misfit(problem=f"{shown(content)} was read", remedy=remedy, path=name)
+    if found := _NOT_IN_A_VALUE.search(content):
+        remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
+        raise Misfit(problem=f"it holds {ascii(found.group())}, which no header carries", remedy=remedy, path=name)
+    if content != content.strip():
+        raise Misfit(problem="it begins or ends with a blank, which no header keeps", remedy="leave it out", path=name)
 
 
 class HttpTarget(Submitted):

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 _INTERNAL_PARTITIONS = 8  # of offsets, transactions and share state; 50 each are made for hundreds of brokers
-# Crash takeover took 43.1 s with the defaults and 10.1 s with these. Source: kafka-notes, section 1, "Broker we ship".
+# Crash takeover took 43.1 s with the defaults and 10.1 s with these. Source: docs/adr/0005.
 _QUICK_TAKEOVER_MS = {
     "min.session.timeout.ms": 6000,
     "session.timeout.ms": 9000,

@@ -9,9 +9,11 @@ from psycopg.rows import class_row
 
 from tidewheel.db import Conn
 from tidewheel.ids import event_id
+from tidewheel.jobs.payload import Payload
 from tidewheel.outbox import OutboxClass, OutboxRow
 from tidewheel.runs import RunState, sequence_of
 from tidewheel.schemas import records
+from tidewheel.schemas.definitions import NO_PAYLOAD
 from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
 
@@ -72,7 +74,7 @@ def bury(
     """Keep a run that is given up, with all its attempts; returns the message that says so.
 
     The last attempt is told in full, up to 99 before it by their outcome, so that the message stays below 900 KiB:
-    payload 256 KiB, trace 32 KiB, output 64 KiB, and the bounds on everything else.
+    payload 256 KiB, trace 32 Ki characters, output 64 KiB, and the bounds on everything else.
     """
     reason = end.error_message or end.reason or end.error_type or state
     facts: dict[str, object] = {
@@ -86,8 +88,7 @@ def bury(
     connection.execute(_ADD_DEAD_RUN, dead)
     with connection.cursor(row_factory=class_row(_PastAttempt)) as cursor:
         past = cursor.execute(_READ_ATTEMPTS, {"run_id": row.run_id}).fetchall()[::-1]
-    payload = definition.payload if request.payload is None else request.payload
-    content_type = request.payload_content_type or definition.payload_content_type
+    payload, content_type = _payload(request, definition)
     letter = records.DeadLetter(
         event_id=str(event_id(row.run_id, "dead", row.attempt)),
         run_id=str(row.run_id),
@@ -157,6 +158,16 @@ def bury_request(connection: Conn, installation: Installation, dead: DeadRequest
             ("tidewheel-dlq-stage", b"intake"),
         ),
     )
+
+
+def _payload(request: records.RunRequest, definition: records.JobDefinition) -> tuple[bytes | None, str | None]:
+    """What the run was handed and what it is; neither where it was handed nothing."""
+    content_type = request.payload_content_type or definition.payload_content_type
+    if request.payload is not None:
+        return request.payload, content_type
+    if NO_PAYLOAD == Payload(definition.payload, definition.payload_content_type):
+        return None, None
+    return definition.payload, definition.payload_content_type
 
 
 def _attempt(past: _PastAttempt, end: "RunEnd", *, last: bool) -> records.DeadAttempt:

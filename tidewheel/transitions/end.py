@@ -59,6 +59,7 @@ class RunEnd:
         output: The attempt's last output.
         request: The message it came by, where the caller still has it; saves reading it again.
         definition: The definition in it, decoded, likewise.
+        outcome: How the attempt ended, where that is not what the run's state says: `lost` of a run that is given up.
     """
 
     run_id: UUID
@@ -73,6 +74,7 @@ class RunEnd:
     output: bytes | None = None
     request: records.RunRequest | None = None
     definition: records.JobDefinition | None = None
+    outcome: AttemptOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,7 @@ def _finish(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
 
 def _attempt(outcome: _Outcome) -> AttemptEnd:
     row, end = outcome.row, outcome.end
+    said = end.outcome if outcome.state is end.state else None  # a run that was cancelled meanwhile ended as that
     return AttemptEnd(
         run_id=row.run_id,
         attempt=row.attempt,
@@ -223,7 +226,7 @@ def _attempt(outcome: _Outcome) -> AttemptEnd:
         executor_id=row.executor_id,
         started_at=row.started_at,
         finished_at=row.ended_at,
-        outcome=AttemptOutcome(outcome.state),
+        outcome=said or AttemptOutcome(outcome.state),
         error_type=end.error_type,
         error_message=end.error_message,
         came_by=row.came_by,

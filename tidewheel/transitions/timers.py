@@ -12,6 +12,7 @@ from uuid import UUID
 from tidewheel.arrays import instants, uuids
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
+from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision, Skip
 from tidewheel.outbox import OutboxRow, append
@@ -168,8 +169,8 @@ def _skip_event(timer: LockedTimer, skip: Skip, installation: Installation, now:
         now=now,
         reason=skip.reason,
         detail={
-            "first_at": skip.first_at.isoformat(),
-            "last_at": skip.last_at.isoformat(),
+            "first_at": format_timestamp(skip.first_at),
+            "last_at": format_timestamp(skip.last_at),
             "occurrences": str(skip.occurrences),
             "exact": str(skip.exact).lower(),
         },

@@ -1,7 +1,7 @@
 """A cron daemon in slow motion: the second opinion on every instant the library computes.
 
 It walks real time tick by tick, reads the wall clock through `zoneinfo`, and decides at each tick what a daemon that
-follows the rule of semantics §3 would start. It shares no code with the library and was written from crontab(5), the
+follows the rule of docs/time.md would start. It shares no code with the library and was written from crontab(5), the
 Quartz documentation of ``L W #`` and the rule's own words.
 """
 
