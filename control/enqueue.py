@@ -8,12 +8,14 @@ from base64 import b64encode
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
+from typing import cast
 from uuid import UUID
 
 from psycopg import Connection, Cursor
 from psycopg.rows import tuple_row
 
-from tidewheel.errors import FieldError, Refused, Unavailable
+from tidewheel.db import Conn
+from tidewheel.errors import FieldError, Refused, Unavailable, UnknownJob, UnknownRun
 from tidewheel.ids import RunId
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
@@ -26,7 +28,7 @@ _TRIES = 2  # the second sees the answer that somebody else gave at the same mom
 
 
 def enqueue(
-    connection: Connection[tuple[object, ...]],
+    connection: Connection[object],
     key: str,
     payload: object = None,
     *,
@@ -39,7 +41,8 @@ def enqueue(
     """Trigger a job inside the caller's transaction.
 
     Args:
-        connection: A psycopg connection to Tidewheel's database; committed or rolled back by the caller.
+        connection: A psycopg connection to Tidewheel's database, whatever its rows are made into; committed or rolled
+            back by the caller, or on autocommit at once.
         key: The job's key.
         payload: Any JSON value, in place of the job's own; bytes are handed on as they are.
         tenant: The job's tenant.
@@ -57,17 +60,17 @@ def enqueue(
     document = trigger_document(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
     )
-    reply = _apply(connection, Incoming(parse_request(document)))
+    reply = _apply(cast("Conn", connection), Incoming(parse_request(document)))
     raise_if_rejected(reply)
     return RunId(UUID(reply.run_id))
 
 
-def _apply(connection: Connection[tuple[object, ...]], incoming: Incoming) -> Reply:
+def _apply(connection: Conn, incoming: Incoming) -> Reply:
     """Apply a request as a whole or not at all, whatever the caller's connection is set to."""
     rows, connection.row_factory = connection.row_factory, tuple_row
     cursors, connection.cursor_factory = connection.cursor_factory, Cursor  # Django's bind on the client's side
     try:
-        # Read outside of the blocks below, so that the caller's transaction has begun, where there is to be one: a block
+        # Read before the blocks below, so that the caller's transaction has begun where there is to be one: a block
         # that finds none begins one of its own, and commits it.
         installation = _installation(connection)
         for _ in range(_TRIES - 1):
@@ -109,6 +112,10 @@ def trigger_document(
 def raise_if_rejected(reply: Reply) -> None:
     """Raise the refusal that a rejection carries."""
     if reply.status is not ReplyStatus.ACCEPTED:
+        if reply.code == UnknownJob.code:
+            raise UnknownJob(reply.tenant, reply.key or "")
+        if reply.code == UnknownRun.code:
+            raise UnknownRun(reply.run_id or "")
         refused = Refused([FieldError(error.path, error.problem, error.remedy) for error in reply.errors])
         refused.code = reply.code or refused.code
         raise refused
@@ -119,5 +126,5 @@ def _settings() -> Connections:
     return Connections.load()
 
 
-def _installation(connection: Connection[tuple[object, ...]]) -> Installation:
+def _installation(connection: Conn) -> Installation:
     return read_installation(connection, _settings())

@@ -143,7 +143,7 @@ class DeadAttempt:
         outcome: How it ended: `failed`, `timed_out`, `lost`, ...
         error_type: Name of the error's type.
         error_message: The error in words; only on the last attempt.
-        trace: Stack trace, the last 64 KiB; only on the last attempt.
+        trace: Stack trace, the last 32 Ki characters; only on the last attempt.
         output: What it printed, the last 64 KiB; only on the last attempt.
     """
 
@@ -163,7 +163,7 @@ class DeadLetter:
     """A run that was given up, with all that is needed to understand and redrive it.
 
     The value of the `dead-letters` topic, keyed by job_id. At most 900 KiB by construction: payload (256 KiB), the last
-    attempt in full (trace and output 64 KiB each), the others with their outcomes only.
+    attempt in full (trace 32 Ki characters, output 64 KiB), the others with their outcomes only.
 
     Attributes:
         event_id: UUID of this event, derived from the run: a repeat carries the same one.
@@ -187,12 +187,12 @@ class DeadLetter:
         parent_run_id: Run this one was made from: the retried run, or the workflow parent.
         root_run_id: First run of the workflow occurrence or chain of retries this run belonged to.
         sequence: Position of this event among the events of the run, rising.
-        reason: Why it was skipped or cancelled, or which timeout struck, such as `start_to_close`.
+        reason: Why it was given up, in words: what the error said, or which timeout has passed.
         payload: What the run was handed; null when it had none.
         payload_content_type: application/json or application/octet-stream; null without a payload.
         traceparent: W3C trace context of what caused the run.
         attempts: Its attempts, oldest first: the last in full, of the others number, executor, times and outcome; when
-            there are more than 1,000, the newest 1,000.
+            there are more than 100, the newest 100.
     """
 
     event_id: str
@@ -263,7 +263,7 @@ class Retry:
         initial_ms: Delay before the second attempt in milliseconds; with `fixed`, before every one.
         factor: With `exponential`: what the delay is multiplied by for each further attempt; at least 1.
         max_ms: With `exponential`: the longest delay, in milliseconds, before jitter.
-        jitter: Largest random addition, as a fraction of the delay, 0 to 1.
+        jitter: How far a delay may be off by chance, earlier or later (±), as a fraction of it, 0 to 1.
         intervals_ms: With `intervals`: the delays before attempts 2, 3, ... in milliseconds; the last one repeats.
             Empty otherwise.
         non_retryable: Error types that end the run at once.
@@ -481,8 +481,8 @@ class RetrySubmission:
         backoff: `exponential`, `fixed` or `intervals`.
         initial: Delay before the second attempt, a duration.
         factor: What the delay is multiplied by for each further attempt.
-        max: Longest delay, a duration.
-        jitter: Largest random addition, a percentage such as `10%`.
+        max: With `exponential`: the longest delay, a duration.
+        jitter: How far a delay may be off by chance, earlier or later (±), a percentage such as `10%`.
         intervals: The delays before attempts 2, 3, ..., durations.
         non_retryable: Error types that end the run at once.
     """

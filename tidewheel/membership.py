@@ -48,7 +48,8 @@ class Membership:
     def leave(self) -> None:
         """Say goodbye; never raises."""
         self._stop.ask()
-        self._thread.join(timeout=10)
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
 
     def _run(self) -> None:
         patience = Patience(self._stop, f"{self._role} membership")

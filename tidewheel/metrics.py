@@ -1,9 +1,25 @@
-"""Every metric, in one table; `docs/metrics.md` is compared with it."""
+"""Every metric, in one table (`docs/metrics.md` is compared with it), and the port that serves them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from threading import Thread
+from typing import TYPE_CHECKING, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    make_wsgi_app,  # pyright: ignore[reportUnknownVariableType] - it returns a Callable of anything
+)
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 # Lateness: the promise is seconds, the aim is milliseconds, an outage is minutes.
 _LATENESS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
@@ -90,8 +106,41 @@ metrics = Metrics(REGISTRY)
 
 
 def serve_metrics(port: int | None) -> int | None:
-    """Serve /metrics on 127.0.0.1; returns the port, or None when it is off."""
+    """Serve /metrics and /healthz on 127.0.0.1, on a daemon thread; returns the port, or None when it is off.
+
+    /healthz answers 200 while the process lives: a service whose thread fails ends with it.
+    """
     if port is None:
         return None
-    server, _ = start_http_server(port, addr="127.0.0.1")
+    server = make_server("127.0.0.1", port, _answer, server_class=_Server, handler_class=_Silent)
+    Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)
+
+
+_metrics_app = cast("WSGIApplication", make_wsgi_app(REGISTRY))
+
+
+def _answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+    match environ["PATH_INFO"]:
+        case "/metrics":
+            return _metrics_app(environ, start_response)
+        case "/healthz":
+            status, text = HTTPStatus.OK, b"ok\n"
+        case _:
+            status, text = HTTPStatus.NOT_FOUND, b"there are /metrics and /healthz\n"
+    headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(text)))]
+    start_response(f"{status.value} {status.phrase}", headers)
+    return [text]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each on a thread of its own, so that a slow reader is in nobody's way."""
+
+    daemon_threads = True
+
+
+class _Silent(WSGIRequestHandler):
+    """Logs no line for each look."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""

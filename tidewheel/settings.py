@@ -6,21 +6,43 @@ generated from here.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from tidewheel.errors import SettingsError
+from tidewheel.jobs.durations import format_duration, parse_duration
 from tidewheel.local.stack import running_stack
 
 _KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
 _LIBPQ = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
+
+
+def _duration(value: object) -> timedelta:
+    """A span of time in any form that requests know; a number is seconds, also as the text of a variable."""
+    match value:
+        case timedelta():
+            return value
+        case str():
+            bare = value.strip()
+            return parse_duration(float(bare) if _NUMBER.fullmatch(bare) else bare)
+        case int() | float() if not isinstance(value, bool):
+            return parse_duration(value)
+        case _:
+            message = "write a duration such as 10s, 5m or 250ms, or a number of seconds"
+            raise ValueError(message)
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
 class Connections(BaseSettings):
@@ -38,7 +60,7 @@ class Connections(BaseSettings):
         "avro", description="how completions, events and dead letters are written"
     )
     source: str = Field("tidewheel", description="`ce_source` of every event: the name of this installation")
-    misfire_after: timedelta = Field(
+    misfire_after: Duration = Field(
         timedelta(seconds=60),
         ge=timedelta(seconds=1),
         le=timedelta(hours=1),
@@ -70,12 +92,13 @@ class Connections(BaseSettings):
         except (OSError, ValueError) as error:  # no TOML, no UTF-8: both are ValueErrors
             message = f"TIDEWHEEL_CONFIG names {path}, which cannot be read: {error}; correct it or unset the variable"
             raise SettingsError(message) from error
+        _refuse_unknown(file.toml_data, path)
         return (init_settings, env_settings, file)
 
     @field_validator("database_url")
     @classmethod
     def _is_a_connection_string(cls, url: SecretStr | None) -> SecretStr | None:
-        """Refuse here what libpq cannot read: its own message would show it, password and all, and be tried for ever."""
+        """Refuse what libpq cannot read: its own message would show it, password and all, and be tried for ever."""
         try:
             conninfo_to_dict(url.get_secret_value() if url else "")
         except psycopg.ProgrammingError:
@@ -134,23 +157,23 @@ class IntakeSettings(Connections):
     """How requests are read."""
 
     intake_batch: int = Field(500, ge=1, le=5000, description="requests applied in one transaction, at most")
-    requests_kept: timedelta = Field(timedelta(days=8), description="how long a first answer is remembered")
+    requests_kept: Duration = Field(timedelta(days=8), description="how long a first answer is remembered")
 
 
 class SchedulerSettings(Connections):
     """How due occurrences become runs."""
 
-    lookahead: timedelta = Field(
+    lookahead: Duration = Field(
         timedelta(seconds=5), ge=timedelta(0), le=timedelta(seconds=60), description="how long ahead runs are written"
     )
     fire_batch: int = Field(2000, ge=1, le=20000, description="timers taken in one transaction, at most")
-    scheduler_poll: timedelta = Field(
+    scheduler_poll: Duration = Field(
         timedelta(milliseconds=500), gt=timedelta(0), description="longest sleep between two looks at the timers"
     )
-    overdue_after: timedelta = Field(
+    overdue_after: Duration = Field(
         timedelta(seconds=3), description="a timer later than this is taken by any scheduler, whoever owns its shard"
     )
-    member_timeout: timedelta = Field(
+    member_timeout: Duration = Field(
         timedelta(seconds=10), description="a member silent for this long is no longer counted"
     )
 
@@ -159,13 +182,13 @@ class RelaySettings(Connections):
     """How outbox rows reach Kafka."""
 
     relay_batch: int = Field(5000, ge=1, le=20000, description="rows published and awaited together, at most")
-    relay_poll: timedelta = Field(
+    relay_poll: Duration = Field(
         timedelta(milliseconds=200), gt=timedelta(0), description="longest sleep between two looks at the outbox"
     )
-    member_timeout: timedelta = Field(
+    member_timeout: Duration = Field(
         timedelta(seconds=10), description="a relay silent for this long no longer counts in dividing the slices"
     )
-    delivery_timeout: timedelta = Field(
+    delivery_timeout: Duration = Field(
         timedelta(seconds=120),
         ge=timedelta(seconds=10),
         description="how long the producer tries one message; the row stays and is tried again after that",
@@ -182,20 +205,20 @@ class ExecutorSettings(Connections):
     executor_group: Literal["auto", "consumer", "classic"] = Field(
         "auto", description="Kafka group protocol; auto takes `consumer` (KIP-848) where takeover is quick enough"
     )
-    heartbeat: timedelta = Field(
+    heartbeat: Duration = Field(
         timedelta(seconds=5), gt=timedelta(0), description="how often the lease's counter is raised"
     )
-    lease: timedelta = Field(
+    lease: Duration = Field(
         timedelta(seconds=15), gt=timedelta(0), description="a counter that stands still this long ends its attempts"
     )
-    sweep: timedelta = Field(
+    sweep: Duration = Field(
         timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
     )
-    drain_timeout: timedelta = Field(
+    drain_timeout: Duration = Field(
         timedelta(seconds=30), ge=timedelta(0), description="how long running attempts may end after SIGTERM"
     )
     max_lost: int = Field(10, ge=1, description="losses of its executor after which a run fails")
-    cancel_grace: timedelta = Field(
+    cancel_grace: Duration = Field(
         timedelta(seconds=10), ge=timedelta(0), description="between asking an attempt to stop and fencing it off"
     )
     http_allow_private: bool = Field(
@@ -216,10 +239,32 @@ def client_config(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
+    """Refuse names that are no setting of any service: one that is misspelt would be ignored in silence."""
+    models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings)
+    known = sorted({name for model in models for name in model.model_fields})
+    problems: list[str] = []
+    for name in given:
+        if name in known:
+            continue
+        bare = name.lower().removeprefix("tidewheel_")
+        near = get_close_matches(bare, known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "docs/settings.md names them all"
+        if bare.startswith("kafka_config"):
+            remedy = f"Kafka clients' settings are read from the environment: {_KAFKA_PREFIX}<KEY>"
+        problems.append(f"there is no setting {name!r}; {remedy}")
+    if problems:
+        message = f"TIDEWHEEL_CONFIG names {path}: {'; '.join(problems)}"
+        raise SettingsError(message)
+
+
 def _readable(error: ValidationError) -> str:
     lines: list[str] = []
     for detail in error.errors(include_url=False, include_context=False):
         name = "_".join(str(part) for part in detail["loc"])
-        shown = "" if "url" in name or "password" in name else f" (read {detail['input']!r})"
-        lines.append(f"TIDEWHEEL_{name.upper()}: {detail['msg']}{shown}")
+        read = detail["input"]
+        given = format_duration(read) if isinstance(read, timedelta) else repr(read)
+        shown = "" if "url" in name or "password" in name else f" (read {given})"
+        wanted = detail["msg"].removeprefix("Value error, ")
+        lines.append(f"TIDEWHEEL_{name.upper()}: {wanted}{shown}")
     return "; ".join(lines)

@@ -13,7 +13,9 @@ from tidewheel.settings import ExecutorSettings, IntakeSettings, RelaySettings, 
 from tidewheel.telemetry import configure_logging
 
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
-MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics on 127.0.0.1 at this port; 0 picks one.")]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="Serve /metrics and /healthz on 127.0.0.1 at this port; 0 picks one.")
+]
 
 
 def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:

@@ -8,9 +8,10 @@ from types import UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import SecretStr, TypeAdapter
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from tidewheel.jobs.durations import format_duration
 from tidewheel.metrics import METRICS, Kind
 from tidewheel.settings import Connections, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
 
@@ -28,11 +29,11 @@ _SETTINGS_HEAD = """\
 Generated from `tidewheel/settings.py` by `python -m tests.docs.reference`; a test compares the two. Edit the models.
 
 A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a
-setting has its name in lower case without the prefix: `lease = "PT20S"`. A name that no model knows is ignored.
+setting has its name in lower case without the prefix: `lease = "20s"`. One file may serve every service; a name in it
+that is no service's is refused, with the nearest one. In the environment a name that no model knows is ignored.
 
-A **duration** is ISO 8601 (`PT5S`, `PT0.5S`, `P8D`) or `HH:MM:SS`; in the TOML file a number of seconds will do. The
-short forms of requests (`10s`, `5m`) are not read here. A value that does not fit ends the process with exit code 1
-and one line that names the variable.
+A **duration** is written as in requests: `10s`, `5m`, `1h30m`, `250ms`, ISO 8601 (`PT5S`), or a number of seconds. A
+value that does not fit ends the process with exit code 1 and one line that names the variable.
 """
 _OUTSIDE: tuple[tuple[str, str, str], ...] = (
     ("`TIDEWHEEL_CONFIG`", "every command", "path of the TOML file"),
@@ -65,6 +66,9 @@ A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--met
 `TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. Every service registers every metric; one that is not its
 business stays at 0 or has no sample. A histogram has `_bucket`, `_sum` and `_count`. What to alert on:
 [operations](operations.md#what-to-alert-on).
+
+`requests`, `occurrences`, `attempts` and `runs_ended` are counted before their transaction's COMMIT: one that is rolled
+back and repeated counts twice. They show rates; what is exact lies in the tables and on the topics.
 """
 _NONE = "none"
 
@@ -128,7 +132,7 @@ def _written(value: object) -> str:
     """A value as the environment takes it."""
     match value:
         case timedelta():
-            return str(TypeAdapter(timedelta).dump_python(value, mode="json"))
+            return format_duration(value)
         case bool():
             return str(value).lower()
         case _:

@@ -24,7 +24,12 @@ class Reports(list[Outcome]):
 
 
 def attempt_of(
-    job: dict[str, Any] | None = None, *, reports: Reports | None = None, number: int = 1, charged: int = 0, **run: object
+    job: dict[str, Any] | None = None,
+    *,
+    reports: Reports | None = None,
+    number: int = 1,
+    charged: int = 0,
+    **run: object,
 ) -> Attempt:
     """An attempt at a job; `run` is what the run carries itself, such as payload and labels."""
     spec = JobSpec.model_validate({"key": "job", "schedule": "manual", "target": "a"} | (job or {}))

@@ -88,9 +88,9 @@ def serving(*answers: Answer) -> Iterator[HttpTarget]:
                 sent += 1
             self.close_connection = True
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer  # noqa: N815 - http.server's names
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        def log_message(self, format: str, *args: object) -> None:
             del format, args
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -121,9 +121,7 @@ def test_a_handler_that_raises_what_is_no_exception_fails_like_any_other(executi
 
 
 @pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
-def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(
-    executing: Executing, gate: str, handler: str
-) -> None:
+def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(executing: Executing, gate: str, handler: str) -> None:
     run_id = executing.trigger(handler, gate, start_to_close="100ms", retry={**SOON, "max_attempts": 2})
     ended = executing.ended(run_id)
     assert (ended.state, ended.reason, ended.attempt) == ("timed_out", "start_to_close", 2)
@@ -165,7 +163,7 @@ def test_an_http_target_is_called_and_its_refusal_is_final(executing: Executing)
     with serving(Answer(503, headers={"Retry-After": "0"}), Answer(200, b"at last"), Answer(404)) as target:
         described = {"type": "http", "url": target.url()}
         ended = executing.run(described, {"a": 1}, retry=SOON)
-        assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"status": 200, "body": "at last"}')
+        assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"status":200,"body":"at last"}')
         refused = executing.run(described, {"a": 1}, retry=SOON)
     assert (refused.state, refused.attempt, refused.error_type) == ("failed", 1, "http_404")
     first, second, _ = target.received
@@ -174,11 +172,10 @@ def test_an_http_target_is_called_and_its_refusal_is_final(executing: Executing)
 
 
 def test_every_attempt_holds_a_slot_and_gives_it_back(executing: Executing) -> None:
-    from tidewheel.metrics import metrics  # noqa: PLC0415
 
     for _ in range(5):
         executing.run("acts.echo", 1)
-    gauge = metrics._metrics["slots_busy"]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    gauge = metrics._metrics["slots_busy"]  # pyright: ignore[reportPrivateUsage]
     until(lambda: next(iter(gauge.collect())).samples[0].value == 0, "all slots are free")
 
 

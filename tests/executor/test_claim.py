@@ -1,4 +1,4 @@
-"""Claiming in one transaction, under a lease that nobody has ended; what is not known after a lost COMMIT is read back."""
+"""Claiming in one transaction, under a lease that nobody has ended; after a lost COMMIT what stands is read back."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""Outcomes are written in batches, tried again until they are written or superseded, and one that cannot be is alone."""
+"""Outcomes are written in batches, and tried again until they are written or superseded; a bad one harms no other."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

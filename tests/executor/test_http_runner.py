@@ -1,4 +1,4 @@
-"""HTTP targets: what is sent, how answers are judged, and what never happens: redirects, inside addresses, endless bodies."""
+"""HTTP targets: what is sent, how answers are judged; no redirect, no inside address, no endless body."""
 
 import asyncio
 import json
@@ -14,6 +14,8 @@ from tidewheel.clock import SystemClock
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.runs import AttemptOutcome
+from tidewheel.schemas.codec import encode_json
+from tidewheel.schemas.records import Cause, Lane, RunCompleted, RunStatus
 
 
 def call(url: str, *, allow_private: bool = True, job: dict[str, Any] | None = None, **target: object) -> Outcome:
@@ -30,11 +32,20 @@ def call(url: str, *, allow_private: bool = True, job: dict[str, Any] | None = N
     return asyncio.run(work())
 
 
+def completion(result: bytes | None) -> RunCompleted:
+    """The event of a run that ended with this result."""
+    return RunCompleted(
+        event_id="e", run_id=str(RUN), job_id="j", job_key="job", job_version=1, tenant="default", lane=Lane.STANDARD,
+        cause=Cause.TRIGGER, status=RunStatus.SUCCEEDED, scheduled_at=NOON, finished_at=NOON, attempt=1, max_attempts=4,
+        labels={}, sequence=2, result=result,
+    )  # fmt: skip
+
+
 def test_the_payload_is_sent_with_what_identifies_the_run() -> None:
     with serving(Answer(201, b"made")) as target:
         outcome = call(target.url("/a?b=c"), job={"payload": {"to": "ann"}}, headers={"X-Team": "billing"})
     assert outcome.kind is AttemptOutcome.SUCCEEDED
-    assert json.loads(outcome.result or b"") == {"status": 201, "body": "made"}
+    assert outcome.result == b'{"status":201,"body":"made"}'
     [request] = target.received
     assert (request.method, request.path, request.body) == ("POST", "/a?b=c", b'{"to":"ann"}')
     wanted = {
@@ -102,7 +113,9 @@ def test_a_redirect_is_a_refusal_and_is_not_followed(status: int) -> None:
     assert elsewhere.received == []
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "2130706433"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "127.1", "0.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433"]
+)
 def test_an_inside_address_is_refused_unless_it_is_allowed(host: str) -> None:
     with serving() as target:
         outcome = call(target.url(host=host), allow_private=False)
@@ -142,7 +155,24 @@ def test_an_answer_whose_escapes_would_burst_the_result_is_cut_again() -> None:
 def test_an_answer_that_is_no_text_is_kept_as_well_as_can_be() -> None:
     with serving(Answer(body=b"\xff\xfe\x00")) as target:
         outcome = call(target.url())
-    assert json.loads(outcome.result or b"")["body"] == "\ufffd\ufffd\x00"
+    assert json.loads(outcome.result or b"")["body"] == "\ufffd\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("body", [b"ok", "Bücher\U0001f4da".encode(), b'{"a": "\\u0000"}', b"\xff\x00\x1b[0m", b""])
+def test_a_json_completion_carries_an_answer_as_a_value(body: bytes) -> None:
+    with serving(Answer(body=body)) as target:
+        outcome = call(target.url())
+    document = json.loads(encode_json(completion(outcome.result)))
+    assert "result_base64" not in document
+    assert document["result"] == {"status": 200, "body": body.decode("utf-8", "replace").replace("\0", "\ufffd")}
+
+
+@pytest.mark.parametrize("each", [b"\xff", b"\0", b"\x01", b'"', "€".encode(), "\U0001f4da".encode(), b"\xff\x01"])
+def test_a_result_is_at_most_64_kib_whatever_the_answer(each: bytes) -> None:
+    with serving(Answer(body=each * 60_000)) as target:
+        outcome = call(target.url())
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert len(outcome.result or b"") <= 64 * 1024
 
 
 def test_a_target_that_never_answers_is_given_up_after_the_attempts_time() -> None:
@@ -170,7 +200,7 @@ def test_a_job_key_that_is_no_ascii_is_sent_escaped() -> None:
 
 def test_a_gzipped_answer_is_kept_as_it_came() -> None:
     """An answer that unpacks to a gigabyte is not unpacked."""
-    import gzip  # noqa: PLC0415
+    import gzip
 
     packed = gzip.compress(b"x" * 10_000_000)
     with serving(Answer(body=packed, headers={"Content-Encoding": "gzip"})) as target:

@@ -1,4 +1,4 @@
-"""How runs come to an executor and leave it: by message, by sweep, to whoever has the handler, and back when it stops."""
+"""How runs come to an executor and leave it: by message, by sweep, by handler and queue, and back when it stops."""
 
 from collections.abc import Iterator
 from datetime import timedelta

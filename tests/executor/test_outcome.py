@@ -52,4 +52,10 @@ def test_texts_can_be_stored_and_are_bounded(kind: str, message: str) -> None:
 
 def test_a_timeout_names_which_one_struck() -> None:
     outcome = timed_out("start_to_close", 1.5)
-    assert (outcome.error_type, outcome.error_message) == ("timeout_start_to_close", "start_to_close of 1.5 s has passed")
+    assert (outcome.error_type, outcome.error_message) == (
+        "timeout_start_to_close",
+        "start_to_close of 1.5 s has passed",
+    )
+    assert outcome.timeout == "start_to_close"
+    assert failed("timeout_of_its_own", "no").timeout is None
+    assert succeeded(None).timeout is None

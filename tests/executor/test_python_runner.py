@@ -112,7 +112,11 @@ def test_a_job_without_a_payload_hands_on_none() -> None:
 
 @pytest.mark.parametrize(
     ("value", "error_type"),
-    [(object(), "ResultNotSerializable"), ("x" * 65_536, "ResultTooLarge"), ({"a": {1, object()}}, "ResultNotSerializable")],
+    [
+        (object(), "ResultNotSerializable"),
+        ("x" * 65_536, "ResultTooLarge"),
+        ({"a": {1, object()}}, "ResultNotSerializable"),
+    ],
 )
 @pytest.mark.parametrize("on_thread", [False, True])
 def test_a_result_that_cannot_be_kept_is_a_failure_for_good(value: object, error_type: str, on_thread: bool) -> None:  # noqa: FBT001

@@ -1,4 +1,4 @@
-"""An executor is lost only after its counter was watched standing still for the whole lease, and nobody's clock decides."""
+"""An executor is lost only after its counter was watched standing still for the whole lease; no clock decides."""
 
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -75,7 +75,9 @@ def test_a_database_that_did_not_answer_was_no_watching() -> None:
 
 
 def test_who_comes_back_under_its_old_counter_begins_anew() -> None:
-    found = silent(*each_second(10, {A: 5}), *((float(n), {}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16)))
+    found = silent(
+        *each_second(10, {A: 5}), *((float(n), {}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16))
+    )
     assert found == [[]] * 14
 
 
@@ -112,9 +114,7 @@ def ghost(database: Database) -> UUID:
 
 def reap(database: Database, *, max_lost: int = 10, looks: int = 1) -> None:
     """Look as a reaper does, with a lease of no length, so that the first look decides."""
-    reaper = Reaper(
-        database.session(), database.installation, lease=timedelta(0), max_lost=max_lost, stop=Stop()
-    )
+    reaper = Reaper(database.session(), database.installation, lease=timedelta(0), max_lost=max_lost, stop=Stop())
     for _ in range(looks):
         reaper.step()
 
@@ -145,17 +145,17 @@ def test_a_run_that_loses_every_executor_is_given_up(database: Database, ghost: 
     begin(database, run_id, ghost)
     reap(database, max_lost=3)
     assert final_state(database, run_id) == ("failed", "max_lost")
+    assert attempts(database, run_id) == [(1, "lost")]
     [letter] = dead_letters(database)
     assert letter.error is not None
     assert (letter.error.type, letter.error.message) == ("Lost", "the executor was lost 3 times while it ran this")
+    assert [attempt.outcome for attempt in letter.attempts] == ["lost"]
 
 
 def test_an_executor_that_beat_again_since_is_left_alone(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     begin(database, run_id, ghost)
-    reaper = Reaper(
-        database.session(), database.installation, lease=timedelta(seconds=15), max_lost=10, stop=Stop()
-    )
+    reaper = Reaper(database.session(), database.installation, lease=timedelta(seconds=15), max_lost=10, stop=Stop())
     reaper.step()
     database.execute("UPDATE executors SET counter = counter + 1")
     reaper.step()

@@ -53,7 +53,11 @@ def test_a_delay_lies_within_its_bounds_and_the_jitter(retry: Retry, charged: in
     delay = delay_before_next(retry, ERROR, charged, spread=spread)
     if delay is None:
         return
-    longest = max(retry.intervals_ms) if retry.backoff is Backoff.INTERVALS else retry.max_ms
+    longest = {
+        Backoff.INTERVALS: max(retry.intervals_ms),
+        Backoff.FIXED: retry.initial_ms,
+        Backoff.EXPONENTIAL: retry.max_ms,
+    }[retry.backoff]
     assert timedelta(0) <= delay <= timedelta(milliseconds=longest * (1 + retry.jitter) + 1)
     middle = delay_before_next(retry, ERROR, charged, spread=0.0)
     assert middle is not None
@@ -89,6 +93,7 @@ def test_what_is_permanent_or_named_is_not_tried_again(retry: Retry, charged: in
     [
         (policy(max_attempts=6, max_ms=10_000), [2, 4, 8, 10, 10, None]),
         (policy(max_attempts=4, backoff=Backoff.FIXED), [2, 2, 2, None]),
+        (policy(max_attempts=3, backoff=Backoff.FIXED, initial_ms=7_200_000), [7200, 7200, None]),
         (policy(max_attempts=5, backoff=Backoff.INTERVALS, intervals_ms=(1000, 60_000)), [1, 60, 60, 60, None]),
         (policy(max_attempts=1), [None]),
     ],
@@ -105,7 +110,12 @@ def test_a_thousand_attempts_do_not_overflow() -> None:
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
     default = RetryPolicy()
-    assert (default.attempts, default.kind, default.initial, default.factor) == (4, "exponential", timedelta(seconds=2), 2)
+    assert (default.attempts, default.kind, default.initial, default.factor) == (
+        4,
+        "exponential",
+        timedelta(seconds=2),
+        2,
+    )
     assert (default.max, default.jitter) == (timedelta(hours=1), 0.1)
 
 

@@ -75,7 +75,7 @@ def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fle
     fleet.wait_started()
     work.wait_recovered(now())
     work.finish()
-    fleet.stop()
+    fleet.kill()
     oracle.check(failures=DOOMED)
 
 
@@ -97,7 +97,7 @@ def test_killed_while_reaping_the_runs_of_both_go_on(point: str, fleet: Fleet, o
     held.let_go()
     work.wait_recovered(now())
     work.finish()
-    fleet.stop()
+    fleet.kill()
     oracle.check(failures=DOOMED)
     outcomes = [outcome for _, outcome in held.attempts()]
     assert outcomes[0] == AttemptOutcome.LOST
@@ -121,5 +121,5 @@ def test_all_killed_at_once_all_go_on(fleet: Fleet, oracle: Oracle) -> None:
     held.let_go()
     work.wait_recovered(now())
     work.finish()
-    fleet.stop()
+    fleet.kill()
     oracle.check(failures=DOOMED)

@@ -4,8 +4,10 @@ No attempt is repeated or lost, no request is refused, nothing is set aside, and
 have a server of their own, for everything else would feel the restart too.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import LiteralString
 from uuid import uuid4
@@ -66,9 +68,10 @@ def fleet(server: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
         made.close()
 
 
-def restart(server: LocalStack) -> None:
-    """As a crash: nobody is told, nothing is flushed."""
+def restart(server: LocalStack, away: timedelta = timedelta(0)) -> None:
+    """As a crash: nobody is told, nothing is flushed, and for a while nothing answers."""
     server.postgres.stop("immediate")
+    threading.Event().wait(away.total_seconds())
     server.postgres.start()
 
 
@@ -91,15 +94,17 @@ def test_runs_in_every_state_go_on_in_the_attempt_they_were_in(
         fleet.ask({"type": "job.submit", "job": job})
         fleet.ask({"type": "job.trigger", "key": job["key"]})
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "6s"})
-    fleet.start_all(SLOTS="6", LEASE=LONG_LEASE)
+    # Longer than the pauses between two tries of a heartbeat that finds no server, which grow to 5 s.
+    lease = timedelta(seconds=8)
+    fleet.start_all(SLOTS="6", LEASE=f"PT{lease.seconds}S")
     held.wait_begun(1)
     held_sync.wait_begun(1)
     states = {"running", "retrying, later", "queued", "queued, later"}
     fleet.until(lambda: {str(s) for (s,) in fleet.database.rows(STATES)} >= states, f"there are runs {states}")
-    restart(server)
+    restart(server, away=lease)  # nobody could watch anybody meanwhile, so nobody is lost
     held.let_go()
     held_sync.let_go()
-    fleet.start("executor", HANDLERS=f"{HANDLERS},tests.faults.late_handlers", LEASE=LONG_LEASE)
+    fleet.start("executor", HANDLERS=f"{HANDLERS},tests.faults.late_handlers", LEASE=f"PT{lease.seconds}S")
     work.trigger("errand", 20)  # more than there are slots: none of them was lost either
     work.wait_recovered(now())
     work.finish()

@@ -65,7 +65,7 @@ def test_messages_that_are_delivered_again_are_dropped(fleet: Fleet, oracle: Ora
 def test_terminal_runs_are_not_executed_again_when_offsets_are_lost(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
-    services = fleet.start_all()
+    services = fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
     work.finish()
     services["executor"].terminate()
@@ -76,7 +76,7 @@ def test_terminal_runs_are_not_executed_again_when_offsets_are_lost(fleet: Fleet
         [future] = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, from_the_start)]).values()
         future.result(PATIENCE_SECONDS)
     assert not consumed(fleet)
-    fleet.start("executor")
+    fleet.start("executor", LEASE=LONG_LEASE)
     fleet.until(lambda: consumed(fleet), "every message has been consumed once more")
     fleet.stop()
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
@@ -107,6 +107,8 @@ def test_a_message_of_before_an_edit_finds_nothing_to_claim(fleet: Fleet, oracle
     twice = [run_id for run_id, found in versions.items() if found == {1, 2}]
     assert twice, "no message of the first version was overtaken by the edit"
     assert {oracle.completed()[run_id].job_version for run_id in twice} == {2}
+    given = {c.job_version: c.result for c in oracle.completed().values()}
+    assert given == {1: None, 2: b'"of the second version"'}
     after = [c.job_version for c in oracle.completed().values() if c.cause is Cause.TIMER and c.scheduled_at > told]
     assert set(after) == {2}
 

@@ -27,7 +27,9 @@ def requests(shared_database: Database, info: StackInfo) -> Iterator[Requests]:
 
 def job(**fields: object) -> bytes:
     """A `job.submit` with something wrong in its job."""
-    return json.dumps({"type": "job.submit", "job": {"key": "bad", "schedule": "manual", "target": HANDLER} | fields}).encode()
+    return json.dumps(
+        {"type": "job.submit", "job": {"key": "bad", "schedule": "manual", "target": HANDLER} | fields}
+    ).encode()
 
 
 def between_two_good_ones(requests: Requests, bad: bytes, name: str) -> int:
@@ -45,7 +47,9 @@ REJECTED = [
     pytest.param(job(retry={"max_attempts": "5"}), "job.retry.max_attempts", "", id="a wrong type"),
     pytest.param(job(scedule="manual"), "job.scedule", "schedule", id="an unknown field"),
     pytest.param(job(overlap="buffer_one"), "job.overlap", "not yet available", id="a later release's value"),
-    pytest.param(job(schedule={"cron": "0 8 * * *", "timezone": "Mars/Olympus"}), "job.schedule.timezone", "", id="zone"),
+    pytest.param(
+        job(schedule={"cron": "0 8 * * *", "timezone": "Mars/Olympus"}), "job.schedule.timezone", "", id="zone"
+    ),
     pytest.param(job(schedule="0 0 30 2 *"), "job.schedule.cron", "never", id="a cron that cannot fire"),
     pytest.param(job(payload="x" * (256 * 1024)), "job.payload", "262144", id="a payload too large"),
     pytest.param(json.dumps(submission("bad") | {"tenant": "acme"}).encode(), "tenant", "acme", id="an unknown tenant"),
@@ -112,13 +116,13 @@ def test_what_cannot_be_read_is_kept_byte_for_byte_with_where_it_lay(
 
 
 def undecodable() -> float:
-    [found] = metrics._metrics["undecodable_requests"].collect()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    [found] = metrics._metrics["undecodable_requests"].collect()  # pyright: ignore[reportPrivateUsage]
     return next(sample.value for sample in found.samples if sample.name.endswith("_total"))
 
 
 def test_a_message_without_a_value_or_key_is_kept_too(requests: Requests) -> None:
     before = requests.database.count("dead_letters")
-    requests._producer.produce(requests.topics.requests, partition=0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    requests._producer.produce(requests.topics.requests, partition=0)  # pyright: ignore[reportPrivateUsage]
     [offset] = requests.send(submission("after-nothing"))
     requests.until_read(offset)
     assert requests.database.count("dead_letters") == before + 1

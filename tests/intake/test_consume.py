@@ -94,7 +94,7 @@ def test_an_error_that_is_not_the_datas_rejects_nobody_and_is_tried_again(
 def test_two_intakes_that_share_and_hand_over_partitions_apply_each_message_once(
     database: Database, info: StackInfo
 ) -> None:
-    """The second joins in the middle, so partitions change hands: a trigger without an id, read twice, would be two runs."""
+    """The second joins in the middle and partitions change hands; a trigger that was read twice would be two runs."""
     requests = Requests(database, info.bootstrap, partitions=4)
     sent: dict[int, int] = {}
 

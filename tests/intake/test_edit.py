@@ -1,4 +1,4 @@
-"""An edit near a fire can neither double it nor lose it: what is overdue is the old version's, what is ahead the new one's."""
+"""An edit near a fire neither doubles nor loses it: what is overdue is the old version's, what is ahead the new's."""
 
 from datetime import timedelta
 from uuid import UUID

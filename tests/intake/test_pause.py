@@ -14,8 +14,8 @@ from tests.transitions.acts import (
     lifecycle,
     open_run,
     open_runs,
-    requeue,
     requests,
+    requeue,
     submit,
     trigger,
 )

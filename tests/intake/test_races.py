@@ -1,4 +1,4 @@
-"""Pause, edit and delete racing with a firing in flight, stepped statement by statement: they meet on the timer's lock."""
+"""Pause, edit and delete racing with a firing in flight, stepped against each other: they meet on the timer's lock."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -46,7 +46,9 @@ def test_a_trigger_runs_now_and_says_as_what(still: ClockedDatabase) -> None:
 @pytest.mark.parametrize(
     "wanted", [{"delay": "90s"}, {"delay": 90}, {"run_at": lambda now: (now + timedelta(seconds=90)).isoformat()}]
 )
-def test_a_delayed_trigger_is_written_at_once_and_leaves_later(still: ClockedDatabase, wanted: dict[str, object]) -> None:
+def test_a_delayed_trigger_is_written_at_once_and_leaves_later(
+    still: ClockedDatabase, wanted: dict[str, object]
+) -> None:
     now = still.now()
     fields = {name: value(now) if callable(value) else value for name, value in wanted.items()}
     run = open_run(still, trigger(still, **fields))

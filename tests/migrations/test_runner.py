@@ -51,9 +51,8 @@ def test_everything_is_applied_once_and_in_order(empty_database: Database) -> No
     first = empty_database.rows(APPLIED)
     assert [(name, checksum) for name, checksum, _ in first] == [(m.name, m.checksum) for m in migrations()]
     assert [at for _, _, at in first] == sorted(at for _, _, at in first)
-    assert [(each.name, each.applied_at) for each in status(empty_database.url)] == [
-        (name, at) for name, _, at in first
-    ]
+    told = [(each.name, each.applied_at) for each in status(empty_database.url)]
+    assert told == [(name, at) for name, _, at in first]
     assert standings(empty_database) == [Standing.APPLIED] * len(NAMES)
     # Again: nothing is done, and nothing is touched.
     assert migrate(empty_database.url) == []

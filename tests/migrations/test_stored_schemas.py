@@ -35,8 +35,8 @@ def test_a_release_without_a_new_migration_still_stores_its_schemas(fresh_databa
 
 
 def test_schemas_of_other_releases_are_kept_and_found(fresh_database: Database) -> None:
-    newer, columns = b"\x01" * 8, "fingerprint, name, version, schema"
-    fresh_database.execute(f"INSERT INTO schemas ({columns}) VALUES (%s, 'x.New', '9.0.0', '\"string\"')", [newer])
+    newer = b"\x01" * 8
+    fresh_database.execute("INSERT INTO schemas VALUES (%s, 'x.New', '9.0.0', '\"string\"')", [newer])
     assert migrate(fresh_database.url) == []
     assert lookup_in(fresh_database.url)(newer) == '"string"'
 

@@ -167,7 +167,9 @@ def test_a_topic_that_was_deleted_under_the_relay_is_parked_and_its_rows_are_kep
             return f"topic {gone} is parked" in caplog.text
 
         until(parked, "it is parked")
-        until(lambda: relaying.database.value("SELECT count(*) FROM outbox WHERE topic = %s", [topic]) == 0, "others go")
+        until(
+            lambda: relaying.database.value("SELECT count(*) FROM outbox WHERE topic = %s", [topic]) == 0, "others go"
+        )
     assert set_aside(relaying.database) == []
     assert relaying.left() > 0
 

@@ -49,7 +49,9 @@ def flush(session: Session) -> None:
 def generic_plans(session: Session) -> int:
     """How often this session took a plan that was made for no values in particular."""
     with session.transaction() as connection:
-        row = connection.execute("SELECT coalesce(sum(generic_plans), 0)::bigint FROM pg_prepared_statements").fetchone()
+        row = connection.execute(
+            "SELECT coalesce(sum(generic_plans), 0)::bigint FROM pg_prepared_statements"
+        ).fetchone()
     assert row is not None
     return int(str(row[0]))
 
@@ -80,8 +82,9 @@ def load_due_jobs(database: Database) -> None:
             [BURST],
         )
         connection.execute(
-            "INSERT INTO job_versions SELECT j.job_id, v.version, v.tenant, v.effective_at, v.spec, v.schedule, v.catch_up,"
-            " v.on_resume, v.handler, v.queue, v.lane, v.overlap, v.definition"
+            "INSERT INTO job_versions"
+            " SELECT j.job_id, v.version, v.tenant, v.effective_at, v.spec, v.schedule, v.catch_up, v.on_resume,"
+            " v.handler, v.queue, v.lane, v.overlap, v.definition"
             " FROM job_versions AS v, jobs AS j WHERE j.key LIKE 'burst-%%'",
             [],
         )

@@ -1,4 +1,4 @@
-"""Exactly one run per occurrence: ahead of its time, late, after an outage, with the clock moved about, by two at once."""
+"""Exactly one run per occurrence: ahead of time, late, after an outage, with the clock moved about, by two at once."""
 
 import logging
 import threading
@@ -13,6 +13,7 @@ from tests.scheduler.firing import fire_due, look_at
 from tests.transitions.acts import ask, lifecycle, open_runs, requests, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
+from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.service import Stop
@@ -25,7 +26,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 @contextmanager
 def scheduler_of(database: ClockedDatabase, **settings: object) -> Iterator[Scheduler]:
-    """A scheduler to be stepped: it has not entered, so it takes itself for the only one, and every shard for its own."""
+    """A scheduler to be stepped: it has not entered, so it takes itself for the only one, all shards for its own."""
     stop = Stop()
     made = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
     try:
@@ -97,6 +98,8 @@ def test_of_what_was_missed_the_latest_fires_and_the_rest_is_one_exact_span(stil
     assert skips(still) == [("misfire", 3600, 4 * 3600, 4, True)]
     [event] = [event for event in lifecycle(still) if event.type == "io.tidewheel.occurrence.skipped.v1"]
     assert (event.reason, event.detail["occurrences"], event.job_version) == ("misfire", "4", 1)
+    [(first, last)] = still.rows("SELECT first_at, last_at FROM skips")
+    assert (event.detail["first_at"], event.detail["last_at"]) == (format_timestamp(first), format_timestamp(last))
     still.advance(HOUR)
     fire_due(still)
     assert instants(still) == [5 * 3600, 6 * 3600]

@@ -1,4 +1,4 @@
-"""A running scheduler: woken by what is written, asleep until the next timer, and the rescuer of what others leave lying."""
+"""A running scheduler: woken by what is written, asleep until the next timer, the rescuer of what others leave."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,7 +88,7 @@ def test_it_makes_the_partitions_of_the_coming_days(fresh_database: Database) ->
 
 
 def test_what_its_owner_leaves_lying_is_taken_by_another(clocked: ClockedDatabase) -> None:
-    """A member that is alive and does not fire (stopped in its tracks) holds nobody's timers for longer than seconds."""
+    """A member that is alive and does not fire (stopped in its tracks) holds nobody's timers longer than seconds."""
     clocked.stop_clock()
     ghost = uuid4()
     clocked.execute(

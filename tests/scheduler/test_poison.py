@@ -19,7 +19,10 @@ POISON = job_id("default", "poison")
 POISONS: list[tuple[str, LiteralString]] = [
     ("no JSON", "schedule = '{'"),
     ("no kind of schedule", """schedule = '{"kind": "nonsense"}'"""),
-    ("a zone that is gone", """schedule = '{"kind": "cron", "expressions": ["* * * * *"], "timezone": "Mars/Olympus"}'"""),
+    (
+        "a zone that is gone",
+        """schedule = '{"kind": "cron", "expressions": ["* * * * *"], "timezone": "Mars/Olympus"}'""",
+    ),
     ("a lane that is none", "lane = 'nonsense'"),
     ("a definition that is none", "definition = 'garbage'"),
 ]
@@ -42,7 +45,9 @@ def keys_fired(database: ClockedDatabase) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "change"), POISONS)
-def test_a_poisoned_job_is_set_aside_and_the_others_fire(due: ClockedDatabase, name: str, change: LiteralString) -> None:
+def test_a_poisoned_job_is_set_aside_and_the_others_fire(
+    due: ClockedDatabase, name: str, change: LiteralString
+) -> None:
     poison(due, change)
     due.advance(timedelta(hours=1))
     fire_due(due)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidewheel.errors import UndecodableMessage
 from tidewheel.schemas.codec import decode, encode_json
-from tidewheel.schemas.records import Lane, RunCompleted
+from tidewheel.schemas.records import Lane, Reply, ReplyStatus, RequestType, RunCompleted
 
 
 def as_json(record: object) -> dict[str, object]:
@@ -58,6 +58,16 @@ def test_json_text_that_would_come_back_otherwise_travels_as_base64(content: byt
     record = _completion(content)
     assert ("result" in as_json(record)) == (content == b"null")
     assert decode(encode_json(record), RunCompleted) == record
+
+
+def test_the_type_of_a_reply_is_written_as_in_requests_and_read_in_both_ways() -> None:
+    reply = Reply(type=RequestType.JOB_SUBMIT, tenant="t", status=ReplyStatus.ACCEPTED, unchanged=False, errors=())
+    document = as_json(reply)
+    assert (document["type"], document["status"]) == ("job.submit", "accepted")
+    for written in ("job.submit", "job_submit"):
+        assert decode(json.dumps(document | {"type": written}).encode(), Reply) == reply
+    for other in ("job.novelty", "unknown", 7):
+        assert decode(json.dumps(document | {"type": other}).encode(), Reply).type is RequestType.UNKNOWN
 
 
 def test_names_and_symbols_of_later_releases_do_not_hurt(a_completion: RunCompleted) -> None:

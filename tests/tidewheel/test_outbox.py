@@ -12,6 +12,7 @@ from tidewheel.outbox import SLICES, OutboxClass, OutboxRow, append, slice_of
 from tidewheel.runs import Lane
 
 AT = datetime(2027, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+HEADERS = [("ce_id", b"1"), ("ü", b"")]
 
 
 def row(shard: int = 0, **fields: object) -> OutboxRow:
@@ -33,16 +34,9 @@ def test_every_lane_is_a_class_of_its_own() -> None:
 
 
 def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
-    everything = bytes(range(256))
+    all_bytes = bytes(range(256))
     rows = [
-        row(
-            63,
-            outbox_class="critical",
-            topic="t.ä",
-            key=everything,
-            value=everything,
-            headers=[("ce_id", b"1"), ("ü", b"")],
-        ),
+        row(63, outbox_class="critical", topic="t.ä", key=all_bytes, value=all_bytes, headers=HEADERS),
         row(0, outbox_class="events", key=None, value=None),
         row(7, outbox_class="batch", key=b"", value=b""),
     ]
@@ -50,7 +44,7 @@ def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
         append(connection, rows, shards=64)
     found = database.rows("SELECT slice, class, publish_at, topic, key, value, headers FROM outbox ORDER BY id")
     assert found == [
-        (7, "critical", AT, "t.ä", everything, everything, [b"ce_id", b"1", "ü".encode(), b""]),
+        (7, "critical", AT, "t.ä", all_bytes, all_bytes, [b"ce_id", b"1", "ü".encode(), b""]),
         (0, "events", AT, "t", None, None, None),
         (0, "batch", AT, "t", b"", b"", None),
     ]

@@ -105,6 +105,51 @@ def test_a_value_that_does_not_fit_is_refused_by_variable_with_what_it_must_be(
     assert "(read " in message
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10), ("5m", 300), ("1m30s", 90), ("1500ms", 1.5), ("PT10S", 10), ("10", 10), ("1.5", 1.5), (" 10s ", 10)],
+)
+def test_a_duration_is_written_as_in_requests(environment: pytest.MonkeyPatch, text: str, seconds: float) -> None:
+    environment.setenv("TIDEWHEEL_MISFIRE_AFTER", text)
+    assert Connections.load().misfire_after == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [('"250ms"', 0.25), ("2", 2), ("0.5", 0.5)])
+def test_a_duration_in_the_file_is_text_or_a_number_of_seconds(file: Path, text: str, seconds: float) -> None:
+    file.write_text(f"lookahead = {text}\n")
+    assert SchedulerSettings.load().lookahead == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ['"soon"', '"-5s"', '"1:30:00"', '"P1M"', "-1", "true", "[1]"])
+def test_what_is_no_duration_is_refused_with_its_variable_and_an_example(file: Path, text: str) -> None:
+    file.write_text(f"member_timeout = {text}\n")
+    message = refusal(SchedulerSettings)
+    assert message.startswith("TIDEWHEEL_MEMBER_TIMEOUT: ")
+    assert "such as 10s" in message or "count days" in message
+
+
+def test_a_duration_out_of_bounds_is_shown_as_it_may_be_written() -> None:
+    assert refusal(SchedulerSettings, lookahead="2m").endswith("(read 2m)")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("leese = '10s'", "there is no setting 'leese'; did you mean 'lease'?"),
+        ("TIDEWHEEL_SLOTS = 3", "there is no setting 'TIDEWHEEL_SLOTS'; did you mean 'slots'?"),
+        ("zzz = 1", "there is no setting 'zzz'; docs/settings.md names them all"),
+        ("kafka_config_acks = '1'", "read from the environment: TIDEWHEEL_KAFKA_CONFIG_<KEY>"),
+        ("[intake]\nintake_batch = 1", "there is no setting 'intake'; did you mean 'intake_batch'?"),
+    ],
+)
+def test_a_name_in_the_file_that_is_no_setting_is_refused_with_the_nearest(file: Path, line: str, words: str) -> None:
+    file.write_text(f"slots = 3\n{line}\n")
+    for settings in (Connections, SchedulerSettings, ExecutorSettings):
+        message = refusal(settings)
+        assert message.startswith(f"TIDEWHEEL_CONFIG names {file}: ")
+        assert words in message
+
+
 def test_everything_wrong_is_said_at_once(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("TIDEWHEEL_REPLICATION", "9")
     environment.setenv("TIDEWHEEL_TOPIC_PREFIX", "")

@@ -31,8 +31,8 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM generate_series(1, %(rows)s) AS n
     """,
     """
-    INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, catch_up, on_resume, handler, queue,
-                              lane, overlap, definition)
+    INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, catch_up, on_resume, handler,
+                              queue, lane, overlap, definition)
     SELECT job_id, 1, tenant, now(), '{}', 'a schedule of about the usual length, which is not short', 'fire_once',
            'skip', 'send-email', 'default', 'standard', 'skip', decode(repeat('ab', 300), 'hex')
       FROM jobs
@@ -68,7 +68,8 @@ _LOAD: tuple[LiteralString, ...] = (
     """
     INSERT INTO outbox (slice, class, publish_at, topic, key, value)
     SELECT shard / 8, (ARRAY['critical', 'standard', 'batch', 'events'])[1 + shard %% 4],
-           now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k', decode(repeat('ef', 300), 'hex')
+           now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k',
+           decode(repeat('ef', 300), 'hex')
       FROM jobs
     """,
     """
@@ -163,27 +164,22 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     },
     "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
 }
-HOT = (
-    *(
-        ("tidewheel.transitions", name)
-        for name in (
-            "lock_claims", "take_turns", "take_over_turns", "start_attempts", "read_claims", "close_runs", "find_unclosed",
-            "finish_job_runs", "give_up_turns", "drop_signals", "requeue_runs", "find_unmoved", "read_attempts",
-            "read_definitions", "read_inputs", "take_back_runs", "forget_job_runs", "move_timers", "drop_timers",
-            "finish_jobs", "ask_to_cancel",
-        )
-    ),
-    *(
-        ("tidewheel.intake", name)
-        for name in ("find_answers", "lock_timers", "read_locked_timers", "lock_jobs", "read_locked_jobs", "share_jobs",
-                     "read_shared_jobs", "lock_unbegun", "lock_run", "read_run",
-                     "read_timers", "remove_timers", "resume_jobs")
-    ),
-    *(("tidewheel.scheduler", name) for name in ("probe_timers", "lock_due_timers", "lock_timer", "lock_job_without_timer")),
-    *(("tidewheel.relay", name) for name in ("read_outbox", "probe_outbox", "delete_outbox")),
-    *(("tidewheel.executor", name) for name in ("find_due_runs", "read_signals")),
-    ("tidewheel.control", "read_run"),
-)  # fmt: skip
+_HOT = {
+    "tidewheel.transitions": """
+        lock_claims take_turns take_over_turns start_attempts read_claims close_runs find_unclosed finish_job_runs
+        give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
+        forget_job_runs move_timers drop_timers finish_jobs ask_to_cancel
+    """,
+    "tidewheel.intake": """
+        find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
+        lock_run read_run read_timers remove_timers resume_jobs
+    """,
+    "tidewheel.scheduler": "probe_timers lock_due_timers lock_timer lock_job_without_timer",
+    "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
+    "tidewheel.executor": "find_due_runs read_signals",
+    "tidewheel.control": "read_run",
+}
+HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 
 
 def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

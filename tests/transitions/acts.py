@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import UUID, uuid4
 
+from psycopg import sql
 from psycopg.rows import class_row
 
 from tests.fixtures.database import Database
@@ -131,8 +132,9 @@ def requeue(database: Database, started: Started, outcome: AttemptOutcome, delay
 def open_runs(database: Database) -> list[OpenRun]:
     """All open runs, oldest instant first."""
     with database.transaction() as connection, connection.cursor(row_factory=class_row(OpenRun)) as cursor:
-        names = ", ".join(each.name for each in fields(OpenRun))
-        return cursor.execute(f"SELECT {names} FROM open_runs ORDER BY scheduled_at, run_id".encode()).fetchall()
+        names = sql.SQL(", ").join(sql.Identifier(each.name) for each in fields(OpenRun))
+        query = sql.SQL("SELECT {} FROM open_runs ORDER BY scheduled_at, run_id").format(names)
+        return cursor.execute(query).fetchall()
 
 
 def open_run(database: Database, run_id: UUID) -> OpenRun:

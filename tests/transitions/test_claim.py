@@ -77,7 +77,7 @@ def test_what_does_not_fit_claims_nothing(database: Database, wrong: dict[str, i
 
 
 def test_a_stale_message_after_an_edit_claims_by_the_version_it_names(database: Database) -> None:
-    """A trigger carries the version that was current when it was accepted, also when the job is edited before it starts."""
+    """A trigger carries the version that was current when it was accepted, also when the job is edited since."""
     submit(database)
     run_id = trigger(database)
     assert submit(database, labels={"team": "billing"}).job_version == 2

@@ -1,7 +1,8 @@
-"""`end_runs`: outcome, attempt, event, dead letter and turn in one transaction; what is locked comes again, a zombie changes nothing."""
+"""`end_runs`: everything about an end in one transaction; what is locked comes again, a zombie changes nothing."""
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -120,6 +121,46 @@ def test_a_row_that_somebody_holds_is_busy_and_ends_when_it_is_tried_again(datab
     assert completions(database) == []
     holding.rollback()
     assert end(database, wanted).states == {started.run_id: RunState.SUCCEEDED}
+
+
+def test_an_attempt_may_have_ended_otherwise_than_its_run(database: Database) -> None:
+    submit(database)
+    lost, cancelled = begun(database), begun(database)
+    ask(database, {"type": "run.cancel", "run_id": str(cancelled.run_id)})
+    end(database, *(ending(one, RunState.FAILED, outcome=AttemptOutcome.LOST) for one in (lost, cancelled)))
+    assert (final_state(database, lost.run_id)[0], attempts(database, lost.run_id)) == ("failed", [(1, "lost")])
+    assert attempts(database, cancelled.run_id) == [(1, "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("job", "run", "told"),
+    [
+        ({}, {}, (None, None)),
+        ({"payload": None}, {}, (b"null", "application/json")),
+        ({"payload_base64": ""}, {}, (b"", "application/octet-stream")),
+        ({}, {"payload": 1}, (b"1", "application/json")),
+        ({"payload": 1}, {"payload_base64": "AP8="}, (b"\0\xff", "application/octet-stream")),
+    ],
+)
+def test_a_dead_letter_tells_the_payload_and_none_where_there_was_none(
+    database: Database, job: dict[str, Any], run: dict[str, Any], told: tuple[bytes | None, str | None]
+) -> None:
+    submit(database, **job)
+    end(database, ending(begun(database, **run), RunState.FAILED, error_type="ValueError"))
+    [letter] = dead_letters(database)
+    assert (letter.payload, letter.payload_content_type) == told
+    [request, *_] = requests(database)
+    assert (request.payload, request.payload_content_type) == (told if run else (None, None))
+
+
+def test_a_dead_letter_tells_the_newest_hundred_attempts(database: Database) -> None:
+    submit(database)
+    run_id = trigger(database)
+    for _ in range(101):
+        requeue(database, begin(database, run_id), AttemptOutcome.LOST)
+    end(database, ending(begin(database, run_id), RunState.FAILED, error_type="ValueError"))
+    [letter] = dead_letters(database)
+    assert [attempt.attempt for attempt in letter.attempts] == list(range(3, 103))
 
 
 def test_a_zombies_report_is_superseded_and_changes_nothing(database: Database) -> None:

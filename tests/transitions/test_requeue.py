@@ -1,4 +1,4 @@
-"""`requeue_runs`: an attempt ends, its run goes on, charged for what it must, with the payload it was triggered with."""
+"""`requeue_runs`: an attempt ends, its run goes on, charged for what it must, with the payload it came with."""
 
 from datetime import timedelta
 
@@ -13,8 +13,8 @@ from tests.transitions.acts import (
     begun,
     completions,
     open_run,
-    requeue,
     requests,
+    requeue,
     submit,
     succeed,
     trigger,

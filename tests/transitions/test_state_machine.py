@@ -48,7 +48,9 @@ def run_in(database: Database, state: RunState) -> UUID:
     )  # fmt: skip
     if state in FINAL:
         with database.transaction() as connection:
-            done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)])
+            done = end_runs(
+                connection, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)]
+            )
         assert done.states == {run_id: state}
     return run_id
 

@@ -77,7 +77,7 @@ def _check_header(name: str, content: object) -> None:
         raise Misfit(problem=f"{shown(content)} was read", remedy=remedy, path=name)
     if found := _NOT_IN_A_VALUE.search(content):
         remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
-        raise Misfit(problem=f"it holds {ascii(found.group())}, which no header carries", remedy=remedy, path=name)
+        raise Misfit(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)
     if content != content.strip():
         raise Misfit(problem="it begins or ends with a blank, which no header keeps", remedy="leave it out", path=name)
 

@@ -165,7 +165,7 @@ def _payload(request: records.RunRequest, definition: records.JobDefinition) -> 
     content_type = request.payload_content_type or definition.payload_content_type
     if request.payload is not None:
         return request.payload, content_type
-    if NO_PAYLOAD == Payload(definition.payload, definition.payload_content_type):
+    if Payload(definition.payload, definition.payload_content_type) == NO_PAYLOAD:
         return None, None
     return definition.payload, definition.payload_content_type
 

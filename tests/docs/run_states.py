@@ -1,0 +1,106 @@
+"""Writes docs/run-states.md from tidewheel/runs.py: `python -m tests.docs.run_states`. A test compares the two."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, Move, RunState
+
+PAGE = Path(__file__).parents[2] / "docs" / "run-states.md"
+
+_HEAD = """\
+# A run's life
+
+Generated from `MOVES` in `tidewheel/runs.py` by `python -m tests.docs.run_states`; a test compares the two. Edit the
+table there, and the sentences in `tests/docs/run_states.py`.
+
+A **run** is what an occurrence or a trigger becomes; an **attempt** is one claim of it. A run has one state at a time
+and moves only as drawn here: every statement that writes a state takes its allowed sources and its target from the one
+table, so a move that is not drawn changes nothing, whoever asks for it and however late.
+"""
+_TAIL = """\
+## What holds in every state
+
+- A terminal run never changes: its row in `open_runs` is gone, its outcome lies in `job_runs`, its completion event
+  was written in the same transaction. Trying again makes a new run.
+- `lost` is an attempt's outcome, never a run's state: the run goes back to `retrying`, and only `max_lost` such losses
+  make it `failed`.
+- A claim raises `attempt` by one and (run, attempt) is never issued twice. Every later write names the attempt and the
+  executor that has it; what no longer fits changes nothing.
+- A run that is being cancelled can only become `cancelled`, also when its handler succeeds after all, and when its
+  executor is lost or hands it back.
+- `queued` is shown as `scheduled` while the run's `publish_at` is ahead: nothing claims it before, by the database's
+  clock.
+"""
+_STATES: Mapping[RunState, str] = {
+    RunState.QUEUED: "waits for an executor; from its `publish_at` on it can be claimed",
+    RunState.BUFFERED: "waits for its job's turn (no policy of this release buffers)",
+    RunState.RUNNING: "an executor has it: the attempt is under way",
+    RunState.WAITING: "its attempt is over and an answer from outside is outstanding (no target of this release waits)",
+    RunState.RETRYING: "an attempt failed or was lost; the next one can be claimed from `publish_at` on",
+    RunState.CANCELLING: "its running attempt was asked to stop",
+    RunState.BLOCKED: "waits for the workflow's earlier runs (a later release)",
+    RunState.SUCCEEDED: "an attempt succeeded",
+    RunState.FAILED: "given up: the budget is spent, the failure is permanent, or too many executors were lost",
+    RunState.TIMED_OUT: "given up because a time limit struck; the reason says which",
+    RunState.CANCELLED: "ended on request: of a person, of its handler, or with its job",
+    RunState.SKIPPED: "never began, because another run of its job had the turn",
+}
+_MOVES: Mapping[Move, str] = {
+    Move.CLAIM: "an executor takes it, by message or by sweep",
+    Move.BUFFER: "the turn is taken and the policy lets it wait",
+    Move.RELEASE: "the turn, or the last parent, has come free",
+    Move.HAND_BACK: "an executor that stops gives it back; nothing is charged",
+    Move.SNOOZE: "the handler asked to come again later; nothing is charged",
+    Move.RETRY: "the attempt failed or timed out (charged) or its executor was lost (counted by itself)",
+    Move.WAIT: "the target has taken it and will answer later",
+    Move.ASK_TO_CANCEL: "`run.cancel` of a running run, or the handler raised `Cancel`",
+    Move.SUCCEED: "the handler returned, the target answered 2xx",
+    Move.FAIL: "no attempt is left, or none makes sense",
+    Move.TIME_OUT: "a time limit struck and no attempt is left",
+    Move.CANCEL: "`run.cancel`, `job.delete`, or the attempt that was asked to stop has ended",
+    Move.SKIP: "a claim found the turn taken",
+}
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE.name}\n")
+
+
+def page() -> str:
+    """The whole text."""
+    diagram = "\n".join(["```mermaid", "stateDiagram-v2", *_arrows(), "```", ""])
+    return "\n".join([_HEAD, diagram, "## States", "", _states(), "## Moves", "", _moves(), _TAIL])
+
+
+def _arrows() -> list[str]:
+    first = [f"    [*] --> {RunState.QUEUED}"]
+    drawn = [
+        f"    {source} --> {MOVES[move].target}: {move}"
+        for move in Move
+        for source in RunState
+        if source in MOVES[move].sources
+    ]
+    return [*first, *drawn, *(f"    {state} --> [*]" for state in RunState if state in FINAL)]
+
+
+def _states() -> str:
+    rows = ["| State | Terminal | Meaning |", "| --- | --- | --- |"]
+    for state in RunState:
+        ends = "yes, with a dead letter" if state in DEAD_LETTERED else "yes" if state in FINAL else ""
+        rows.append(f"| `{state}` | {ends} | {_STATES[state]} |")
+    return "\n".join([*rows, ""])
+
+
+def _moves() -> str:
+    rows = ["| Move | From | To | When |", "| --- | --- | --- | --- |"]
+    for move in Move:
+        sources = ", ".join(f"`{state}`" for state in RunState if state in MOVES[move].sources)
+        rows.append(f"| `{move}` | {sources} | `{MOVES[move].target}` | {_MOVES[move]} |")
+    return "\n".join([*rows, ""])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What the tables promise beyond their columns."""
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR, about, ask, submit
+from tidewheel.transitions.start import Claim, start_runs
+
+# Facts of the installation, of processes and of messages; everything else belongs to a tenant.
+NOBODYS = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox"}
+
+
+def test_every_table_belongs_to_a_tenant_but_for_those_that_are_nobodys(shared_database: Database) -> None:
+    found = shared_database.rows(
+        "SELECT c.relname, bool_or(a.attname = 'tenant')"
+        " FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid"
+        " WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition"
+        " GROUP BY c.relname"
+    )
+    assert {name for name, has_tenant in found if not has_tenant} == NOBODYS
+
+
+def test_columns_of_later_work_are_there_from_the_start(shared_database: Database) -> None:
+    wanted = {
+        ("jobs", "bucket"), ("jobs", "shard"), ("job_runs", "cause"), ("job_runs", "queue"), ("job_runs", "lane"),
+        ("open_runs", "overlap"), ("open_runs", "charged"), ("open_runs", "lost"), ("open_runs", "deadline_at"),
+        ("open_runs", "token_hash"), ("run_inputs", "checkpoint"), ("timers", "catch_up_end"),
+    }  # fmt: skip
+    found = shared_database.rows(
+        "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
+    )
+    assert wanted <= set(found)
+
+
+def test_the_number_of_shards_is_written_once(shared_database: Database) -> None:
+    assert shared_database.rows("SELECT name, value FROM settings") == [("shards", 64)]
+
+
+def test_the_clock_is_stable_within_a_statement_and_goes_on_within_a_transaction(shared_database: Database) -> None:
+    assert shared_database.value("SELECT provolatile FROM pg_proc WHERE proname = 'tidewheel_now'") in {"s", b"s"}
+    with shared_database.transaction() as connection:
+        first = connection.execute("SELECT tidewheel_now()").fetchone()
+        second = connection.execute("SELECT tidewheel_now()").fetchone()
+    assert first is not None
+    assert second is not None
+    assert str(first[0]) < str(second[0])
+
+
+def test_there_is_no_default_partition(shared_database: Database) -> None:
+    assert shared_database.rows("SELECT partrelid::regclass::text FROM pg_partitioned_table WHERE partdefid <> 0") == []
+
+
+def test_a_claim_is_a_hot_update(fresh_database: Database) -> None:
+    """It touches no indexed column: where there is room in the page, no index is written."""
+    submit(fresh_database)
+    ask(fresh_database, *(about("job.trigger") for _ in range(500)))
+    one_a_page = "SELECT DISTINCT ON ((ctid::text::point)[0]) run_id FROM open_runs ORDER BY (ctid::text::point)[0]"
+    runs = [run_id for (run_id,) in fresh_database.rows(one_a_page)]
+    session = fresh_database.session()
+    with session.transaction() as connection:
+        claims = [Claim(run_id, 1, 1, "topic.runs.standard/23/123456789@1700000000000") for run_id in runs]
+        claimed = start_runs(connection, fresh_database.installation, claims, executor_id=EXECUTOR)
+    assert len(claimed.started) == len(runs) > 10
+    with session.transaction() as connection:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+    updated, hot = fresh_database.rows(
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'open_runs'"
+    )[0]
+    assert updated == hot == len(runs)

@@ -1,0 +1,132 @@
+"""Requests: what is documented is read, everything else refused under its path, and whom to answer is known."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tidewheel.jobs.submitting import refused
+from tidewheel.jobs.requests import JobSubmit, JobTrigger, RequestRefused, RunCancel, parse_request, request_identity
+from tidewheel.jobs.spec import JobSpec, schedule_document
+
+RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
+
+
+SUBMIT: dict[str, Any] = {
+    "type": "job.submit",
+    "request_id": "r-1",
+    "tenant": "default",
+    "job": {
+        "key": "daily-report",
+        "schedule": {"cron": "0 8 * * MON-FRI", "timezone": "Europe/Berlin"},
+        "target": {"type": "http", "url": "https://example.org/report"},
+        "payload": {"format": "pdf"},
+        "retry": {"max_attempts": 5},
+        "overlap": "skip",
+        "labels": {"team": "billing"},
+    },
+}
+
+
+def test_the_documented_submit_is_read() -> None:
+    request = parse_request(SUBMIT)
+    assert isinstance(request, JobSubmit)
+    assert request.job.carried is not None
+    assert request.job.carried.content == b'{"format":"pdf"}'
+    assert request.job.retry.attempts == 5
+    assert schedule_document(request.job) == {
+        "kind": "cron",
+        "expressions": ["0 8 * * MON-FRI"],
+        "timezone": "Europe/Berlin",
+        "dst_gap": "shift_forward",
+        "dst_overlap": "first",
+        "start_at": None,
+        "end_at": None,
+    }
+
+
+def test_the_documented_trigger_and_cancel_are_read() -> None:
+    trigger = parse_request(
+        {"type": "job.trigger", "request_id": "r-2", "key": "send-email", "payload": {"to": "a"}, "delay": "10s"}
+    )
+    assert isinstance(trigger, JobTrigger)
+    assert trigger.delay == timedelta(seconds=10)
+    cancel = parse_request({"type": "run.cancel", "request_id": "r-3", "run_id": RUN_ID.upper()})
+    assert isinstance(cancel, RunCancel)
+    assert cancel.run_id == RUN_ID
+
+
+@pytest.mark.parametrize("kind", ["job.pause", "job.resume", "job.delete"])
+def test_pause_resume_and_delete_name_a_job(kind: str) -> None:
+    assert parse_request({"type": kind, "key": "k", "reason": "maintenance"}).type == kind
+    assert refused({"type": kind})["key"].startswith("is missing")
+
+
+def test_backfill_comes_later() -> None:
+    assert "not yet available" in refused({"type": "job.backfill", "key": "k"})["type"]
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "words"),
+    [
+        ({}, "type", "is missing; write one of job.submit"),
+        ({"type": 7}, "type", "7 was read"),
+        ({"type": "job.sumbit"}, "type", "did you mean 'job.submit'?"),
+        ({"type": "job.submit"}, "job", "is missing"),
+        ({"type": "job.submit", "job": "x"}, "job", "write an object"),
+        ({"type": "job.submit", "schedule": "manual"}, "schedule", "write it inside job"),
+        ({"type": "job.trigger", "key": "k", "delay": "1s", "run_at": "2027-01-01T00:00:00Z"}, "delay", "exclude"),
+        ({"type": "job.trigger", "key": "k", "delay": "401d"}, "delay", "write 0s to 400d"),
+        ({"type": "job.trigger", "key": "k", "run_at": 5}, "run_at", "RFC 3339"),
+        ({"type": "job.trigger", "key": "k", "tenant": "../x"}, "tenant", "no tenant's name"),
+        ({"type": "job.trigger", "key": "k", "traceparent": "x"}, "traceparent", "no traceparent"),
+        ({"type": "job.pause", "key": "k", "until": "x"}, "until", "not yet available"),
+        ({"type": "run.cancel", "run_id": "x"}, "run_id", "no run's id"),
+        ({"type": "run.cancel"}, "run_id", "is missing"),
+        ({"type": "job.delete", "key": "k", "\n" * 99: 1}, "\\n" * 64 + "...", "there is no field"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused_by_path(document: dict[str, object], path: str, words: str) -> None:
+    assert words in refused(document)[path]
+
+
+def test_who_is_to_be_answered_is_read_from_a_refused_request() -> None:
+    document = SUBMIT | {"tenant": "acme", "nonsense": 1}
+    with pytest.raises(RequestRefused) as caught:
+        parse_request(document)
+    identity = caught.value.identity
+    assert (identity.type, identity.request_id, identity.tenant, identity.key) == (
+        "job.submit", "r-1", "acme", "daily-report",
+    )  # fmt: skip
+    hostile = request_identity({"type": [], "request_id": "\0", "tenant": {}, "key": 7, "job": 5, "run_id": None})
+    assert set(vars_of(hostile)) == {None}
+
+
+def vars_of(identity: object) -> list[object]:
+    return [getattr(identity, name) for name in ("type", "request_id", "tenant", "key", "run_id")]
+
+
+json_values: st.SearchStrategy[object] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+FIELDS = sorted({*JobSpec.model_fields, *JobSpec.later, *JobSpec.elsewhere})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    document=st.dictionaries(st.sampled_from(["request_id", "tenant", "key", "payload", "delay", "x"]), json_values),
+    kind=st.sampled_from(["job.submit", "job.trigger", "job.pause", "run.cancel", "x"]),
+    job=json_values | st.dictionaries(st.sampled_from(FIELDS), json_values),
+)
+def test_any_document_is_a_request_or_refused_with_paths(document: dict[str, object], kind: str, job: object) -> None:
+    whole = document | {"type": kind, "job": job}
+    try:
+        assert parse_request(whole).type == kind
+    except RequestRefused as error:
+        assert all(str(each).encode() for each in error.errors)  # noqa: PT017 - either outcome is right, another error is not

@@ -1,0 +1,118 @@
+"""Jobs as people submit them: everything documented is read, with the defaults that are documented."""
+
+import base64
+from datetime import timedelta
+
+import pytest
+
+from tests.tidewheel.jobs.submitting import submitted
+from tidewheel.jobs.spec import canonical_spec, schedule_document
+from tidewheel.jobs.targets import HttpTarget
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    job = submitted()
+    assert (job.lane, job.queue, job.catch_up, job.on_resume, job.delivery) == (
+        "standard", "default", "fire_once", "skip", "at_least_once",
+    )  # fmt: skip
+    assert (job.retry.kind, job.retry.attempts, job.retry.initial, job.retry.factor) == (
+        "exponential", 4, timedelta(seconds=2), 2,
+    )  # fmt: skip
+    assert (job.retry.max, job.retry.jitter) == (timedelta(hours=1), 0.1)
+    assert job.start_to_close == timedelta(seconds=300)
+    assert job.carried is None
+    assert not job.paused
+
+
+@pytest.mark.parametrize(
+    ("schedule", "policy"),
+    [("manual", "allow_all"), ("2027-01-01T00:00:00Z", "allow_all"), ("@every 10s", "skip"), ("@daily", "skip")],
+)
+def test_overlap_is_skip_for_recurring_jobs_and_allow_all_for_the_others(schedule: str, policy: str) -> None:
+    assert submitted(schedule=schedule).overlap_policy == policy
+    assert submitted(schedule=schedule, overlap="allow_all").overlap_policy == "allow_all"
+
+
+BOUNDS = {"start_at": None, "end_at": None}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "document"),
+    [
+        ("manual", {"kind": "manual"}),
+        ({"manual": True}, {"kind": "manual"}),
+        ("2027-01-01T01:00:00+01:00", {"kind": "once", "at": "2027-01-01T00:00:00.000000Z"}),
+        ({"once": "2027-01-01T00:00:00Z"}, {"kind": "once", "at": "2027-01-01T00:00:00.000000Z"}),
+        ("@every 10s", {"kind": "interval", "every_us": 10_000_000, "anchor": None, **BOUNDS}),
+        ("PT1M", {"kind": "interval", "every_us": 60_000_000, "anchor": None, **BOUNDS}),
+        (
+            {"interval": 5, "anchor": "2027-01-01T00:00:00Z"},
+            {"kind": "interval", "every_us": 5_000_000, "anchor": "2027-01-01T00:00:00.000000Z", **BOUNDS},
+        ),
+        (
+            {"cron": ["@daily", "0 12 * * *"], "dst_gap": "skip", "dst_overlap": "both"},
+            {
+                "kind": "cron",
+                "expressions": ["@daily", "0 12 * * *"],
+                "timezone": "UTC",
+                "dst_gap": "skip",
+                "dst_overlap": "both",
+                **BOUNDS,
+            },
+        ),
+    ],
+)
+def test_schedules_in_every_form_become_one_document(schedule: object, document: dict[str, object]) -> None:
+    assert schedule_document(submitted(schedule=schedule)) == document
+
+
+def test_no_jitter_is_allowed_however_it_is_written() -> None:
+    for nothing in ("0s", "0%", 0, "PT0S"):
+        assert submitted(jitter=nothing).jitter == timedelta(0)
+
+
+def test_a_null_payload_is_one_and_not_the_lack_of_one() -> None:
+    assert submitted(payload=None).payload == b"null"
+    assert submitted(payload_base64="").carried is not None
+    assert submitted().carried is None
+
+
+def test_bytes_come_as_base64() -> None:
+    carried = submitted(payload_base64=base64.b64encode(b"\0\xff").decode()).carried
+    assert carried is not None
+    assert (carried.content, carried.content_type) == (b"\0\xff", "application/octet-stream")
+
+
+def test_equal_specs_have_equal_canonical_forms_and_unequal_ones_have_not() -> None:
+    one = submitted(schedule="@every 60s", labels={"a": "1", "b": "2"}, start_to_close="60s", paused=True)
+    two = submitted(schedule={"interval": "1m"}, labels={"b": "2", "a": "1"}, start_to_close=60, end_at=None)
+    assert canonical_spec(one) == canonical_spec(two)
+    others: list[dict[str, object]] = [
+        {"payload": {"a": 1}},
+        {"payload_base64": "e30="},
+        {"payload": {}},
+        {"payload": None},
+        {"lane": "standard"},
+        {"retry": {}},
+        {"key": "other"},
+    ]
+    forms = {canonical_spec(submitted(**other)) for other in [*others, {}]}
+    assert len(forms) == len(others) + 1, "before defaults"
+
+
+def test_a_fixed_delay_may_be_longer_than_max() -> None:
+    policy = submitted(retry={"backoff": "fixed", "initial": "6h"}).retry
+    assert (policy.initial, policy.max) == (timedelta(hours=6), timedelta(hours=1))
+
+
+def test_a_header_may_hold_whatever_ascii_has() -> None:
+    headers = {"X-All": "".join(map(chr, range(0x21, 0x7F))), "X-Between": "a \t b", "X-Empty": ""}
+    target = submitted(target={"type": "http", "url": "http://a", "headers": headers}).target
+    assert isinstance(target, HttpTarget)
+    assert target.headers == headers
+
+
+def test_retry_intervals_set_the_number_of_attempts_unless_it_is_given() -> None:
+    assert submitted(retry={"intervals": ["1s", "5s"]}).retry.attempts == 3
+    assert submitted(retry={"intervals": ["1s", "5s"], "max_attempts": 9}).retry.attempts == 9
+    assert submitted(retry={"intervals": ["1s"]}).retry.kind == "intervals"
