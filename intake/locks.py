@@ -130,7 +130,11 @@ def settle(
 
 def after_pause(timer: LockedTimer, now: datetime) -> Decision:
     """What becomes of a timer when its job's pause ends: the instants in it are passed over, but a `once` fires."""
-    schedule = schedule_from_text(timer.schedule, timer.job_id)
+    try:
+        schedule = schedule_from_text(timer.schedule, timer.job_id)
+    except ScheduleRefused:
+        # Set aside before the pause: firing will find it so again, and say it again.
+        return Decision(next_at=timer.scheduled_at)
     if timer.scheduled_at > now or isinstance(schedule, Once):
         return Decision(next_at=timer.scheduled_at)
     skips = passed_over(schedule, timer.scheduled_at, now, reason="paused")

@@ -10,6 +10,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.db import Session
+from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_range
 from tidewheel.metrics import metrics
 from tidewheel.scheduler.recurrence.kinds import Schedule
@@ -53,7 +54,14 @@ def _mend(session: Session, job_id: UUID) -> bool:
         tenant, shard, version, schedule, last_at, updated_at, _ = row
         # From the last run that was made, so that what was due since then is decided as any other downtime is.
         known_until = max(cast("datetime", last_at or updated_at), cast("datetime", updated_at))
-        following = _following(schedule_from_text(str(schedule), job_id), cast("datetime | None", last_at), known_until)
+        try:
+            known = schedule_from_text(str(schedule), job_id)
+        except ScheduleRefused as error:
+            _LOG.error(
+                "job %s has lost its timer and cannot be mended: %s", job_id, error, extra={"job_id": str(job_id)}
+            )
+            return False
+        following = _following(known, cast("datetime | None", last_at), known_until)
         if following is None:
             return False
         columns = {"job_id": job_id, "tenant": tenant, "shard": shard, "scheduled_at": following, "version": version}

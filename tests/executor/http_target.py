@@ -1,7 +1,7 @@
 """A real HTTP server on this machine whose answers a test writes."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,7 +51,7 @@ class HttpTarget:
 
 
 @contextmanager
-def serving(*answers: Answer) -> Iterator[HttpTarget]:
+def serving(*answers: Answer) -> Generator[HttpTarget]:
     """A server as long as the block."""
     target = HttpTarget(answers=list(answers) or [Answer()])
 

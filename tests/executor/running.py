@@ -1,27 +1,22 @@
 """An executor on a thread, with topics of its own; what Kafka does not bring, its sweep does at once."""
 
+# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The admin client's stubs name neither all it exports nor what its futures hold.
+
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, cast
 from uuid import UUID, uuid4
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
 
 from tests.executor.handlers import handlers
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tests.relay.topics import make_topics
 from tests.transitions.acts import submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.executor.handlers import Handler
@@ -71,17 +66,8 @@ class Executing:
 
     def make_topics(self) -> None:
         """Make the topics of the default queue, one partition each."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
         names = [self.topics.runs("default", lane) for lane in Lane]
-        entry = ConfigEntry("consumer.heartbeat.interval.ms", "1000", incremental_operation=AlterConfigOpType.SET)
-        groups = [
-            ConfigResource(ResourceType.GROUP, f"{name}.executors", incremental_configs=[entry]) for name in names
-        ]
-        new = [NewTopic(name, num_partitions=1, replication_factor=1) for name in names]
-        made = [*admin.create_topics(new, operation_timeout=_SECONDS).values()]
-        made += [*cast("dict[Any, Any]", admin.incremental_alter_configs(groups)).values()]
-        for future in made:
-            future.result(_SECONDS)
+        make_topics(self.bootstrap, names, groups=[f"{name}.executors" for name in names])
 
     def start(self, stop: Stop, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
         """An executor on a thread of its own, until it is asked to stop."""
@@ -96,7 +82,7 @@ class Executing:
         return in_background(lambda: asyncio.run(made.run()))
 
     @contextmanager
-    def running(self, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Iterator[None]:
+    def running(self, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Generator[None]:
         """An executor as long as the block."""
         stop = Stop()
         ended = self.start(stop, known=known, **settings)

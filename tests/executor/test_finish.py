@@ -1,6 +1,6 @@
 """Outcomes are written in batches, and tried again until they are written or superseded; a bad one harms no other."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,11 @@ from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import JobDefinition
 from tidewheel.transitions.start import Started
 
-SLOW = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
+SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
 
 
 @contextmanager
-def finishing(database: Database) -> Iterator[Finisher]:
+def finishing(database: Database) -> Generator[Finisher]:
     finisher = Finisher(database.session(), database.installation, EXECUTOR, lambda: None)
     try:
         yield finisher
@@ -42,11 +42,15 @@ def finishing(database: Database) -> Iterator[Finisher]:
         finisher.close()
 
 
+def _ignore(*_: object) -> None:
+    """Nobody is told."""
+
+
 def attempt_at(database: Database, started: Started) -> Attempt:
     """The attempt that a claim is, as the executor has it."""
     [request] = [r for r in requests(database) if r.run_id == str(started.run_id) and r.attempt == started.attempt]
     definition = decode(request.definition, JobDefinition)
-    return Attempt(started, request, definition, on_report=lambda *_: None, on_release=lambda _: None)
+    return Attempt(started, request, definition, on_report=_ignore, on_release=_ignore)
 
 
 @pytest.fixture

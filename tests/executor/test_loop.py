@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -18,7 +19,7 @@ from tidewheel.service import Stop
 
 pytestmark = pytest.mark.kafka
 
-NO_SWEEP = {"sweep": timedelta(days=1)}
+NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
 
 
 @pytest.fixture

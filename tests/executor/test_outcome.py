@@ -23,7 +23,7 @@ def test_what_handlers_raise_says_how_the_attempt_ends() -> None:
 
 def test_any_other_exception_is_a_failure_with_its_trace() -> None:
     def breaks() -> None:
-        _ = {}["missing"]
+        _ = {"there": 1}["missing"]
 
     with pytest.raises(KeyError) as caught:
         breaks()

@@ -1,6 +1,7 @@
 """Handlers: asynchronous ones on the loop, plain ones on threads, payloads by their model, results as JSON."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,11 +30,15 @@ Function = Callable[[Context, Any], object] | Callable[[Context, Any], Awaitable
 
 
 def run(
-    function: Function, job: dict[str, Any] | None = None, *, model: type[BaseModel] | None = None, **fields: object
+    function: Function,
+    job: dict[str, Any] | None = None,
+    *,
+    model: type[BaseModel] | None = None,
+    **fields: Any,  # noqa: ANN401
 ) -> Outcome:
     """Run a handler's attempt to its end."""
     adapter: TypeAdapter[object] | None = None if model is None else TypeAdapter(model)
-    handler = Handler("a", function, asyncio.iscoroutinefunction(function), adapter)
+    handler = Handler("a", function, inspect.iscoroutinefunction(function), adapter)
     runner = PythonRunner({"a": handler}, threads=2)
 
     async def work() -> Outcome:

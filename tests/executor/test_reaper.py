@@ -76,7 +76,7 @@ def test_a_database_that_did_not_answer_was_no_watching() -> None:
 
 def test_who_comes_back_under_its_old_counter_begins_anew() -> None:
     found = silent(
-        *each_second(10, {A: 5}), *((float(n), {}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16))
+        *each_second(10, {A: 5}), *((float(n), {B: 1}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16))
     )
     assert found == [[]] * 14
 

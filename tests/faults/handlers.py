@@ -51,10 +51,9 @@ async def lost_cause(context: Context, payload: object) -> None:
 
 @tidewheel.handler("gated")
 async def gated(context: Context, payload: object) -> int:
-    """An effect, then waiting until the file that the payload names exists."""
+    """An effect, then waiting to be let go."""
     _effect(context)
-    gate = Path(str(payload))
-    while not gate.exists():
+    while not _let_go(context, payload):
         await asyncio.sleep(_LOOK_SECONDS)
     return context.attempt
 
@@ -63,10 +62,15 @@ async def gated(context: Context, payload: object) -> int:
 def gated_sync(context: Context, payload: object) -> int:
     """The same on a thread."""
     _effect(context)
-    gate, never = Path(str(payload)), threading.Event()
-    while not gate.exists() and not context.cancelled:
+    never = threading.Event()
+    while not _let_go(context, payload) and not context.cancelled:
         never.wait(_LOOK_SECONDS)
     return context.attempt
+
+
+def _let_go(context: Context, payload: object) -> bool:
+    """Whether the file that the payload names exists, or the one for this attempt alone."""
+    return Path(str(payload)).exists() or Path(f"{payload}-{context.attempt}").exists()
 
 
 def _effect(context: Context) -> None:

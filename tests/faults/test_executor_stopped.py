@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 AT_ONCE = timedelta(seconds=5)  # on a machine that has other things to do; far less than LONG_LEASE
 ITS_TURN = timedelta(seconds=10)  # the lease, a look or two, and a busy machine; less than an idle session is granted
+STANDING: LiteralString = "SELECT state, attempt FROM open_runs WHERE run_id = %s"
 CLAIMING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND wait_event_type = 'Lock'
@@ -49,11 +50,13 @@ def test_one_that_comes_back_after_its_lease_changes_nothing_and_works_on(
     fleet.wait_started()
     sleeper.pause()
     held.wait_begun(2)
+    sleeper.resume()
+    held.let_go(1)
+    fleet.until(lambda: sleeper.has_logged("a late report changes nothing"), "the late report has been looked at")
+    assert fleet.database.rows(STANDING, [held.run_id]) == [("running", 2)]
     held.let_go()
     held.wait_completed()
-    sleeper.resume()
     fleet.until(lambda: entered(fleet, sleeper), "the executor has entered again")
-    fleet.until(lambda: sleeper.has_logged("a late report changes nothing"), "the late report has been looked at")
     other.terminate()
     work.trigger("errand", 5)
     since = now()

@@ -134,9 +134,9 @@ class Held:
         self._oracle.look()
         return self.run_id in self._oracle.completed()
 
-    def let_go(self) -> None:
-        """Let every attempt that waits end."""
-        self._gate.touch()
+    def let_go(self, attempt: int | None = None) -> None:
+        """Let an attempt end, or every one."""
+        (self._gate if attempt is None else self._gate.with_name(f"{self._gate.name}-{attempt}")).touch()
 
 
 def now() -> datetime:

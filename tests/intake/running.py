@@ -1,25 +1,20 @@
 """An intake on a thread, with a requests topic of its own."""
 
+# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The admin client's stubs name neither all it exports nor what its futures hold.
+
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
 from uuid import uuid4
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tests.relay.topics import make_topics
 from tests.transitions.stepping import in_background
 from tidewheel.intake.consume import Intake
 from tidewheel.schemas.codec import decode
@@ -43,19 +38,8 @@ class Requests:
     topics: Topics = field(default_factory=lambda: Topics(f"t{uuid4().hex[:10]}"))
 
     def __post_init__(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        topic = NewTopic(self.topics.requests, num_partitions=self.partitions, replication_factor=1)
-        group = ConfigResource(
-            ResourceType.GROUP,
-            f"{self.topics.requests}.intake",
-            incremental_configs=[
-                ConfigEntry("consumer.heartbeat.interval.ms", "1000", incremental_operation=AlterConfigOpType.SET)
-            ],
-        )
-        made = [*admin.create_topics([topic], operation_timeout=_SECONDS).values()]
-        made += [*cast("dict[Any, Any]", admin.incremental_alter_configs([group])).values()]
-        for future in made:
-            future.result(_SECONDS)
+        name = self.topics.requests
+        make_topics(self.bootstrap, [name], partitions=self.partitions, groups=[f"{name}.intake"])
         self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
 
     @property
@@ -70,7 +54,7 @@ class Requests:
         return in_background(intake.run)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Generator[None]:
         """An intake that runs as long as the block."""
         stop = Stop()
         ended = self.start(stop)

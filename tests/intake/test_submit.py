@@ -1,6 +1,7 @@
 """`job.submit` upserts: an identical spec changes nothing, any other is the next version, also after a deletion."""
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -134,7 +135,7 @@ def test_the_payload_lies_in_the_definition_and_nowhere_else(database: Database)
     ],
 )
 def test_what_can_never_fire_is_refused_with_path_and_remedy(
-    database: Database, job: dict[str, object], path: str, problem: str
+    database: Database, job: dict[str, Any], path: str, problem: str
 ) -> None:
     try:
         [reply] = ask(database, submission(**job))

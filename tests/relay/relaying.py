@@ -1,6 +1,9 @@
 """A relay and what arrives: topics of a test's own, rows for them in the outbox, and a reader without a group."""
 
-from collections.abc import Iterator, Sequence
+# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The admin client's stubs name neither all it exports nor what its futures hold.
+
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -9,10 +12,10 @@ from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tests.relay.topics import delete_topic, make_topics
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxClass, OutboxRow, append
@@ -49,24 +52,20 @@ class Relaying:
         return self.database.now()
 
     @property
-    def config(self) -> dict[str, str]:
+    def config(self) -> dict[str, Any]:
         """What a client needs, and what a test passes through."""
         return {"bootstrap.servers": self.bootstrap, **self.client}
 
-    def topic(self, name: str, *, partitions: int = 1, **settings: str) -> str:
+    def topic(self, name: str, *, partitions: int = 1, max_bytes: int | None = None) -> str:
         """Make a topic; returns its full name."""
-        admin = AdminClient(self.config)
         full = f"{self.prefix}.{name}"
-        new = NewTopic(full, num_partitions=partitions, replication_factor=1, config=settings)
-        for future in admin.create_topics([new], operation_timeout=_SECONDS).values():
-            future.result(_SECONDS)
+        config = {} if max_bytes is None else {"max.message.bytes": str(max_bytes)}
+        make_topics(self.bootstrap, [full], partitions=partitions, config=config)
         return full
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, by its full name."""
-        admin = AdminClient(self.config)
-        for future in admin.delete_topics([name], operation_timeout=_SECONDS).values():
-            future.result(_SECONDS)
+        delete_topic(self.bootstrap, name)
 
     def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
         """A row that is due, unless told otherwise."""
@@ -90,7 +89,7 @@ class Relaying:
         return Relay(RelaySettings.load(**(quick | settings)), self.database.url, self.config, stop)
 
     @contextmanager
-    def running(self, **settings: object) -> Iterator[Relay]:
+    def running(self, **settings: object) -> Generator[Relay]:
         """A relay on a thread, as long as the block."""
         stop = Stop()
         relay = self.make(stop, **settings)
@@ -127,13 +126,13 @@ class Relaying:
                 message = reader.poll(0.2)
                 if message is None or message.error() is not None:
                     continue
-                headers: Sequence[tuple[str, Any]] = message.headers() or ()
+                headers: Any = message.headers() or ()
                 key, value = message.key(), message.value()
                 found.append(
                     Arrived(
                         key if isinstance(key, bytes) else None,
                         value if isinstance(value, bytes) else None,
-                        [(name, content) for name, content in headers],
+                        headers,
                         message.partition() or 0,
                         message.offset() or 0,
                     )

@@ -4,6 +4,7 @@ import logging
 import os
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from tidewheel.wakeup import Channel, Notifier
 pytestmark = pytest.mark.kafka
 
 SECOND = timedelta(seconds=1)
+
+SMALL: dict[str, Any] = {"max.message.bytes": "2000"}
 
 
 @pytest.fixture
@@ -102,7 +105,7 @@ def test_it_is_woken_by_what_is_written(relaying: Relaying) -> None:
 
 def test_a_row_that_kafka_refuses_is_set_aside_and_its_neighbours_arrive(relaying: Relaying) -> None:
     """One oversized record fails the whole batch it travels in: it is found by bisection."""
-    topic = relaying.topic("a", **{"max.message.bytes": "2000"})
+    topic = relaying.topic("a", **SMALL)
     rows = [relaying.row(topic, str(number).encode(), str(number).encode()) for number in range(20)]
     huge = os.urandom(5000)  # lz4 makes it no smaller
     too_large = relaying.row(topic, huge, b"large", headers=(("a", b"1"),))
@@ -118,7 +121,7 @@ def test_a_row_that_kafka_refuses_is_set_aside_and_its_neighbours_arrive(relayin
 
 
 def test_two_bad_rows_under_one_key_are_found_and_the_good_ones_of_that_key_arrive(relaying: Relaying) -> None:
-    topic = relaying.topic("a", **{"max.message.bytes": "2000"})
+    topic = relaying.topic("a", **SMALL)
     huge = [os.urandom(5000), os.urandom(5000)]
     values = [b"1", huge[0], b"2", huge[1], b"3"]
     relaying.write(*(relaying.row(topic, value, b"one key") for value in values))
@@ -183,6 +186,16 @@ def test_a_topic_that_came_meanwhile_is_served_again(relaying: Relaying, caplog:
         relaying.topic("missing")
         relaying.until_empty()
     assert relaying.values(missing) == [b"1"]
+
+
+def test_messages_of_a_queue_without_topics_do_not_lie_in_the_outbox(relaying: Relaying) -> None:
+    """Such a queue is served by the sweep, which reads the table of open runs."""
+    topic = relaying.topic("a")
+    relaying.write(relaying.row(f"{relaying.prefix}.runs.reports.standard"), relaying.row(topic))
+    with relaying.running(topic_prefix=relaying.prefix):
+        relaying.until_empty()
+    assert relaying.values(topic) == [b"v"]
+    assert set_aside(relaying.database) == []
 
 
 def test_what_a_late_committer_wrote_earlier_still_leaves(relaying: Relaying) -> None:

@@ -4,7 +4,6 @@ PostgreSQL keeps the plan of a prepared statement when it looks as good as a fre
 the full one whole, once for each row it looks for. Nothing here is timed: the server's own counters tell what was read.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
@@ -64,7 +63,7 @@ def prepared(session: Session) -> int:
 
 
 @pytest.fixture
-def idle(fresh_database: Database) -> Iterator[Database]:
+def idle(fresh_database: Database) -> Database:
     """A database whose tables were analyzed while they were empty."""
     fresh_database.execute("VACUUM ANALYZE")
     return fresh_database

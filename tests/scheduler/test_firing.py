@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -25,7 +25,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
 @contextmanager
-def scheduler_of(database: ClockedDatabase, **settings: object) -> Iterator[Scheduler]:
+def scheduler_of(database: ClockedDatabase, **settings: object) -> Generator[Scheduler]:
     """A scheduler to be stepped: it has not entered, so it takes itself for the only one, all shards for its own."""
     stop = Stop()
     made = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)

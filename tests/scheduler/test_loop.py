@@ -1,11 +1,12 @@
 """A running scheduler: woken by what is written, asleep until the next timer, the rescuer of what others leave."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from psycopg import sql
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
@@ -24,7 +25,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
 @contextmanager
-def running(database: Database, **settings: object) -> Iterator[None]:
+def running(database: Database, **settings: object) -> Generator[None]:
     """A scheduler on a thread, as long as the block."""
     stop = Stop()
     scheduler = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
@@ -82,6 +83,9 @@ def test_it_makes_the_partitions_of_the_coming_days(fresh_database: Database) ->
     def there() -> bool:
         return wanted <= {name for (name,) in fresh_database.rows("SELECT relname FROM pg_class WHERE relispartition")}
 
+    for table in TABLES:
+        last = sql.Identifier(f"{table}_{today + timedelta(days=AHEAD_DAYS):%Y%m%d}")
+        fresh_database.execute(sql.SQL("DROP TABLE {}").format(last))
     assert not there()
     with running(fresh_database):
         until(there, "the partitions are there")

@@ -29,7 +29,7 @@ def lose_timers(database: ClockedDatabase) -> None:
 
 def mend(database: ClockedDatabase) -> int:
     session = database.session()
-    return sum(mend_shard(session, shard) for shard in range(64))
+    return sum(mend_shard(session, shard, 64) for shard in range(64))
 
 
 def test_a_lost_timer_is_given_back_and_its_downtime_decided_as_any_other(still: ClockedDatabase) -> None:
@@ -38,8 +38,8 @@ def test_a_lost_timer_is_given_back_and_its_downtime_decided_as_any_other(still:
     fire_due(still)
     lose_timers(still)
     still.advance(600 * SECOND)
-    assert mend_shard(still.session(), SHARD) == 1
-    assert mend_shard(still.session(), SHARD) == 0
+    assert mend_shard(still.session(), SHARD, 64) == 1
+    assert mend_shard(still.session(), SHARD, 64) == 0
     fire_due(still)
     assert still.count("job_runs") == 3 + 61
     assert still.rows("SELECT reason, occurrences, exact FROM skips") == [("misfire", 539, True)]
@@ -88,13 +88,21 @@ def test_who_ought_to_have_no_timer_is_given_none(still: ClockedDatabase) -> Non
     assert still.count("timers") == 0
 
 
+def test_a_job_whose_schedule_cannot_be_read_does_not_stop_the_mending_of_others(still: ClockedDatabase) -> None:
+    ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
+    still.execute("UPDATE job_versions SET schedule = '{' WHERE job_id = %s", [job_id("default", "job-2")])
+    lose_timers(still)
+    assert mend(still) == 4
+    assert mend(still) == 0
+
+
 def test_mending_waits_for_an_edit_under_way_and_then_finds_the_timer_there(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     lose_timers(still)
     editing, session = still.connection(), still.session()
     mending = session.connection()
     ask_within(editing, still, submission(schedule="@every 1h"))
-    waiting = in_background(lambda: mend_shard(session, SHARD))
+    waiting = in_background(lambda: mend_shard(session, SHARD, 64))
     until_blocked(still, mending)
     editing.commit()
     assert waiting.result(10) == 0

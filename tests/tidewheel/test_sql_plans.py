@@ -194,7 +194,7 @@ def plan_of(connection: Conn, statement: str, values: Mapping[str, object]) -> l
     connection.rollback()
     assert explained is not None
     document: Any = explained[0]
-    found = document if isinstance(document, list) else json.loads(str(document))
+    found: Any = json.loads(document) if isinstance(document, str) else document
     return list(nodes(found[0]["Plan"]))
 
 

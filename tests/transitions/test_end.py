@@ -73,7 +73,8 @@ def test_a_run_given_up_makes_a_dead_letter_in_table_and_topic(database: Databas
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED)
     last = begin(database, started.run_id)
-    told = {"reason": "why", "error_type": "ValueError", "error_message": "no such address", "trace": "Traceback: …"}
+    told: dict[str, Any] = {"reason": "why", "error_type": "ValueError", "error_message": "no such address"}
+    told["trace"] = "Traceback: …"
     end(database, ending(last, state, **told, output=b"out"))
     assert database.rows("SELECT kind, run_id, reason FROM dead_letters") == [("run", last.run_id, "no such address")]
     [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message FROM failed_runs")

@@ -1,0 +1,42 @@
+"""Topics of a test's own: few partitions, and groups whose members notice each other within a second."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # type: ignore[attr-defined]  # its stub re-exports none of these
+    ConfigEntry,  # type: ignore[attr-defined]
+    ConfigResource,  # type: ignore[attr-defined]
+    NewTopic,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
+
+from tests.fixtures.services import admin_of
+
+_SECONDS = 30.0
+
+
+def make_topics(
+    bootstrap: str,
+    names: Sequence[str],
+    *,
+    partitions: int = 1,
+    config: Mapping[str, str] | None = None,
+    groups: Sequence[str] = (),
+) -> None:
+    """Make topics, and let the members of these groups beat each second."""
+    admin = admin_of(bootstrap)
+    new = [NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {})) for name in names]
+    futures: list[Any] = [*admin.create_topics(new, operation_timeout=_SECONDS).values()]
+    if groups:
+        entry = ConfigEntry("consumer.heartbeat.interval.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+        resources = [ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry]) for group in groups]
+        futures += admin.incremental_alter_configs(resources).values()
+    for future in futures:
+        future.result(_SECONDS)
+
+
+def delete_topic(bootstrap: str, name: str) -> None:
+    """Delete a topic."""
+    admin = admin_of(bootstrap)
+    admin.delete_topics([name], operation_timeout=_SECONDS)[name].result(_SECONDS)
