@@ -5,7 +5,8 @@ import os
 
 import uvloop
 
-from tidewheel.db import connect
+from tidewheel.db import Conn, connect
+from tidewheel.errors import Unavailable
 from tidewheel.executor.handlers import import_handlers, registered
 from tidewheel.executor.loop import Executor
 from tidewheel.intake.consume import Intake
@@ -72,6 +73,17 @@ def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Ins
     return url, kafka, installation, stop
 
 
+def _named(url: str) -> Conn:
+    """A connection to the configured database; when there is none, the message says which setting it goes by."""
+    try:
+        return connect(url, "tidewheel-start")
+    except Unavailable as error:
+        message = (
+            f"the database does not answer: {error}; TIDEWHEEL_DATABASE_URL names it, else `tidewheel up` makes one"
+        )
+        raise Unavailable(message) from error
+
+
 def _stop() -> Stop:
     stop = Stop()
     stop.on_signals()
@@ -87,7 +99,7 @@ def _prepare_database(settings: Connections) -> tuple[str, Installation]:
         MigrationError: It lacks migrations.
     """
     url = settings.database()
-    with connect(url, "tidewheel-start") as connection:
+    with _named(url) as connection:
         require_current(connection)
         installation = read_installation(connection, settings)
     install_lookup(lookup_in(url))

@@ -5,6 +5,8 @@ thread. The payload is validated against the second parameter's pydantic model w
 """
 
 import inspect
+import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +15,8 @@ from typing import TypeVar, cast, get_type_hints
 from pydantic import BaseModel, TypeAdapter
 
 from tidewheel.errors import SettingsError
+
+_LOG = logging.getLogger("tidewheel.executor")
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -79,11 +83,26 @@ def import_handlers(modules: str | None) -> None:
         SettingsError: One cannot be imported; the message says why.
     """
     for name in filter(None, (part.strip() for part in (modules or "").split(","))):
+        before = len(_HANDLERS)
         try:
             import_module(name)
-        except Exception as error:
-            message = f"TIDEWHEEL_HANDLERS: module {name!r} cannot be imported: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            message = (
+                f"handlers: module {name!r} cannot be imported: {type(error).__name__}: {error}{_advice(name, error)}"
+            )
             raise SettingsError(message) from error
+        if len(_HANDLERS) == before:
+            _LOG.warning("module %r registers no handler; decorate functions with @tidewheel.handler", name)
+
+
+def _advice(name: str, error: BaseException) -> str:
+    """What to do about a module that cannot be imported: where the fault is, or how modules are named and found."""
+    if name.endswith(".py"):
+        return f"; write {name.removesuffix('.py')}, a module's name and not a file's"
+    if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+        return "; is it in this folder? then run `PYTHONPATH=. tidewheel executor …`"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({last.filename}, line {last.lineno})"
 
 
 def _payload_adapter(function: Callable[..., object], parameter: str) -> TypeAdapter[object] | None:

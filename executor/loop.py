@@ -194,6 +194,10 @@ class Executor:
             attempt.release()
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
+        if outcome.error_type:
+            known = {"run_id": str(attempt.run_id), "attempt": attempt.started.attempt}
+            told = {"job_key": attempt.definition.job_key, "trace": outcome.trace}
+            _LOG.warning("%s: %s", outcome.error_type, outcome.error_message, extra={**known, **told})
         self._finisher.add(attempt, outcome)
 
     def _on_release(self, attempt: Attempt) -> None:

@@ -19,6 +19,7 @@ _LOG = logging.getLogger("tidewheel.kafka")
 _QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protocol notices a dead member sooner
 _ADMIN_SECONDS = 10.0
 _RECONNECT_MS = 1000  # a broker that is back is used within a second, not within the client's ten
+_FIRST_RECONNECT_MS = 500  # each try of each client is a line in the log while the broker is away
 
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
@@ -44,7 +45,8 @@ def check_bootstrap(config: Mapping[str, str]) -> None:
     try:
         admin.list_topics(timeout=_ADMIN_SECONDS)
     except KafkaException as error:
-        message = f"no Kafka broker answers at {config.get('bootstrap.servers')}: {error.args[0].str()}"
+        where = config.get("bootstrap.servers")
+        message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {error.args[0].str()}"
         raise Unavailable(message) from error
 
 
@@ -69,6 +71,7 @@ def producer(
     return Producer(
         {
             "queue.buffering.max.messages": 200_000,
+            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
             "reconnect.backoff.max.ms": _RECONNECT_MS,
             "queue.buffering.max.kbytes": 262_144,
             "log_level": 4,
@@ -107,6 +110,7 @@ def consumer(
     return Consumer(
         {
             "log_level": 4,
+            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
             "reconnect.backoff.max.ms": _RECONNECT_MS,
             **config,
             **grouping,

@@ -122,7 +122,7 @@ def record(returned: object) -> Outcome:
     if returned is None:
         return succeeded(None)
     try:
-        return succeeded(to_json(returned))
+        return succeeded(to_json(returned, inf_nan_mode="strings"))
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         # Its effect is done: a retry would repeat it for the sake of a return value.
         return failed("ResultNotSerializable", str(error), permanent=True)

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import tidewheel
+from tests.fixtures.process import EFFECTS_VARIABLE
 from tidewheel.executor.context import Context
 
-EFFECTS_VARIABLE = "TIDEWHEEL_TEST_EFFECTS"
 _LOOK_SECONDS = 0.02  # between two looks at a gate
 
 

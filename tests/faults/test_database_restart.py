@@ -95,7 +95,7 @@ def test_runs_in_every_state_go_on_in_the_attempt_they_were_in(
         fleet.ask({"type": "job.trigger", "key": job["key"]})
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "6s"})
     # Longer than the pauses between two tries of a heartbeat that finds no server, which grow to 5 s.
-    lease = timedelta(seconds=8)
+    lease = timedelta(seconds=6)
     fleet.start_all(SLOTS="6", LEASE=f"PT{lease.seconds}S")
     held.wait_begun(1)
     held_sync.wait_begun(1)

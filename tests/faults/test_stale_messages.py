@@ -85,6 +85,7 @@ def test_terminal_runs_are_not_executed_again_when_offsets_are_lost(fleet: Fleet
     assert oracle.effects() == effects
 
 
+@pytest.mark.slow
 def test_a_message_of_before_an_edit_finds_nothing_to_claim(fleet: Fleet, oracle: Oracle) -> None:
     job = {"key": "edited", "schedule": {"interval": "1s"}, "target": "note", "overlap": "allow_all"}
     work = Workload(fleet, oracle)

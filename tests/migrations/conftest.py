@@ -1,5 +1,6 @@
 """Databases that no migration has touched; they go with the stack, since dropping one costs more than the test."""
 
+from collections.abc import Iterator
 from uuid import uuid4
 
 import psycopg
@@ -12,9 +13,11 @@ from tidewheel.local.stack import StackInfo
 
 
 @pytest.fixture
-def empty_database(info: StackInfo, template: Template) -> Database:
-    """A database of its own with nothing in it; what is opened through it is closed by the test."""
+def empty_database(info: StackInfo, template: Template) -> Iterator[Database]:
+    """A database of its own with nothing in it."""
     name = f"unmigrated_{uuid4().hex[:16]}"
     with psycopg.connect(info.database_url, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    return Database(make_conninfo(info.database_url, dbname=name), template.installation)
+    made = Database(make_conninfo(info.database_url, dbname=name), template.installation)
+    yield made
+    made.close()

@@ -126,7 +126,7 @@ class Relaying:
                 message = reader.poll(0.2)
                 if message is None or message.error() is not None:
                     continue
-                headers: Any = message.headers() or ()
+                headers: Any = message.headers() or []
                 key, value = message.key(), message.value()
                 found.append(
                     Arrived(

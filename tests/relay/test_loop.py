@@ -4,7 +4,6 @@ import logging
 import os
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -21,8 +20,6 @@ from tidewheel.wakeup import Channel, Notifier
 pytestmark = pytest.mark.kafka
 
 SECOND = timedelta(seconds=1)
-
-SMALL: dict[str, Any] = {"max.message.bytes": "2000"}
 
 
 @pytest.fixture
@@ -105,7 +102,7 @@ def test_it_is_woken_by_what_is_written(relaying: Relaying) -> None:
 
 def test_a_row_that_kafka_refuses_is_set_aside_and_its_neighbours_arrive(relaying: Relaying) -> None:
     """One oversized record fails the whole batch it travels in: it is found by bisection."""
-    topic = relaying.topic("a", **SMALL)
+    topic = relaying.topic("a", max_bytes=2000)
     rows = [relaying.row(topic, str(number).encode(), str(number).encode()) for number in range(20)]
     huge = os.urandom(5000)  # lz4 makes it no smaller
     too_large = relaying.row(topic, huge, b"large", headers=(("a", b"1"),))
@@ -121,7 +118,7 @@ def test_a_row_that_kafka_refuses_is_set_aside_and_its_neighbours_arrive(relayin
 
 
 def test_two_bad_rows_under_one_key_are_found_and_the_good_ones_of_that_key_arrive(relaying: Relaying) -> None:
-    topic = relaying.topic("a", **SMALL)
+    topic = relaying.topic("a", max_bytes=2000)
     huge = [os.urandom(5000), os.urandom(5000)]
     values = [b"1", huge[0], b"2", huge[1], b"3"]
     relaying.write(*(relaying.row(topic, value, b"one key") for value in values))

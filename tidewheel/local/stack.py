@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import replication_of
@@ -118,7 +120,11 @@ class LocalStack:
         Raises:
             StackError: A part cannot be fetched or started; what this call had started is stopped again.
         """
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"the stack's home {self.home} cannot be made: {error.strerror}; take another TIDEWHEEL_HOME"
+            raise StackError(message) from error
         with self._alone(), ExitStack() as undo:
             parts = self._planned()
             if parts.state.bootstrap is None:
@@ -191,6 +197,11 @@ class LocalStack:
             state = with_free_postgres_port(state)
         if all(broker.pid is None for broker in parts.cluster.brokers):
             state = with_free_node_ports(state)
+        # Before it is written down: a mistyped address must not become what every later command goes by.
+        if url := self._given["database_url"]:
+            _check_database(url)
+        if bootstrap := self._given["bootstrap"]:
+            _check_brokers(bootstrap)
         state = state.model_copy(update=self._given)
         write_state(self.home, state)
         return self._parts(state)
@@ -232,7 +243,6 @@ def _start_cluster(parts: Parts, undo: ExitStack, progress: Progress) -> None:
 
 def _start_postgres(parts: Parts, undo: ExitStack, progress: Progress) -> None:
     if parts.state.database_url is not None:
-        _check_database(parts.state.database_url)
         return
     if parts.postgres.pid is None:
         progress(Step("starting PostgreSQL"))
@@ -245,6 +255,14 @@ def _check_database(url: str) -> None:
         psycopg.connect(url, connect_timeout=_ANSWER_SECONDS).close()
     except psycopg.Error as error:
         message = f"the database of TIDEWHEEL_DATABASE_URL does not answer: {error}"
+        raise StackError(message) from error
+
+
+def _check_brokers(bootstrap: str) -> None:
+    try:
+        AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=_ANSWER_SECONDS)
+    except KafkaException as error:
+        message = f"no Kafka broker of TIDEWHEEL_KAFKA_BOOTSTRAP answers at {bootstrap}: {error.args[0].str()}"
         raise StackError(message) from error
 
 
