@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check test test-all faults up down bench docs wheel wheel-check
+.PHONY: help setup demo fmt check test test-quick faults up down bench docs wheel wheel-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -27,11 +27,11 @@ check: $(STAMP) ## Lint, format, types, import directions, layout
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_layout.py
 
-test: check ## All checks and every test but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
-
-test-all: check ## All checks and every test
+test: check ## All checks and every test: about ten minutes
 	$(BIN)/python -m pytest
+
+test-quick: check ## All checks and every test but the slow ones
+	$(BIN)/python -m pytest -m "not slow"
 
 faults: $(STAMP) ## The tests that kill, pause and cut
 	$(BIN)/python -m pytest tests/faults

@@ -99,7 +99,7 @@ def test_every_target_of_make_is_explained() -> None:
         "fmt",
         "check",
         "test",
-        "test-all",
+        "test-quick",
         "faults",
         "up",
         "down",
