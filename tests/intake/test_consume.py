@@ -38,6 +38,22 @@ def test_a_zombie_that_was_fenced_off_writes_nothing(requests: Requests) -> None
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"before", "after"}
 
 
+def test_a_zombies_batch_is_applied_by_whoever_has_the_partition_and_only_then(requests: Requests) -> None:
+    """The new owner stands where the old one stood: the old one's batch must not go through under its epoch."""
+    database = requests.database
+    with requests.running():
+        requests.until_read(requests.send(submission("before"))[0])
+        taking = database.connection()
+        taking.execute("UPDATE intake_offsets SET epoch = epoch + 1")
+        [offset] = requests.send(submission("during"))
+        until(lambda: database.value(WAITING), "the zombie's batch waits for the row")
+        taking.commit()
+        requests.until_read(offset)
+    # One for each assignment, one for the thief: the batch was applied under the last of them.
+    assert database.rows("SELECT epoch, next_offset FROM intake_offsets") == [(3, offset + 1)]
+    assert database.rows("SELECT version FROM jobs WHERE key = 'during'") == [(1,)]
+
+
 WAITING = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-intake' AND wait_event_type = 'Lock'
                   AND datname = current_database())

@@ -15,6 +15,7 @@ from tests.transitions.acts import (
     open_run,
     requests,
     requeue,
+    some_executor,
     submit,
     succeed,
     trigger,
@@ -121,6 +122,15 @@ def test_a_zombies_failure_moves_nothing(database: Database) -> None:
     assert (refused.runs, refused.busy) == ({}, set())
     run = open_run(database, zombie.run_id)
     assert (run.state, run.attempt, run.charged, run.executor_id) == ("running", current.attempt, 0, EXECUTOR)
+
+
+def test_an_attempt_in_other_hands_does_not_go_back(database: Database) -> None:
+    submit(database)
+    run_id = trigger(database)
+    started = begin(database, run_id, some_executor())
+    refused = requeue(database, started, AttemptOutcome.LOST)
+    assert (refused.runs, refused.busy) == ({}, set())
+    assert open_run(database, run_id).state == "running"
 
 
 def test_a_row_that_somebody_holds_is_busy(database: Database) -> None:

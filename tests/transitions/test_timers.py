@@ -7,9 +7,10 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, begin, claim, lifecycle, open_runs, submit, trigger, wish
+from tests.transitions.acts import EXECUTOR, begin, claim, lifecycle, open_runs, requeue, submit, trigger, wish
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
+from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.start import start_runs
 from tidewheel.transitions.timers import take_back
 
@@ -46,13 +47,15 @@ def test_the_instant_that_has_come_stays(ahead: ClockedDatabase) -> None:
 
 
 def test_triggers_and_runs_that_have_begun_stay(ahead: ClockedDatabase) -> None:
+    """Also when the clock has gone back since they began, and one of them waits for another executor."""
     triggered = trigger(ahead, delay="1h")
-    begun = open_runs(ahead)[0]
-    ahead.advance(timedelta(seconds=1))
-    begin(ahead, begun.run_id)
-    ahead.advance(timedelta(seconds=-1))
+    running, handed_back = open_runs(ahead)[:2]
+    ahead.advance(timedelta(seconds=2))
+    begin(ahead, running.run_id)
+    requeue(ahead, begin(ahead, handed_back.run_id), AttemptOutcome.HANDED_BACK)
+    ahead.advance(timedelta(seconds=-2))
     taken_back(ahead)
-    assert {run.run_id for run in open_runs(ahead)} == {triggered, begun.run_id}
+    assert {run.run_id for run in open_runs(ahead)} == {triggered, running.run_id, handed_back.run_id}
 
 
 def test_a_message_whose_run_was_taken_back_claims_nothing(ahead: ClockedDatabase) -> None:
