@@ -17,10 +17,10 @@ from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
 from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import drop_timers
 
 _SQL = Statements("tidewheel.intake")
 _DELETE_JOBS = _SQL["delete_jobs"]
-_REMOVE_TIMERS = _SQL["remove_timers"]
 _LOCK_UNBEGUN = _SQL["lock_unbegun"]
 _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
 
@@ -33,7 +33,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     jobs = existing(locked, batch)
     ids = [job.job_id for job in jobs]
     settle(connection, installation, locked, ids)
-    connection.execute(_REMOVE_TIMERS, {"job_ids": ids})
+    drop_timers(connection, ids)
     columns: dict[str, object] = {
         "job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED], "most": _AT_ONCE,
         "tenants": [job.tenant for job in jobs], "now": locked.now,

@@ -130,11 +130,6 @@ SELECT job_id, tenant, shard, due_at, scheduled_at, version
     ON CONFLICT (job_id) DO UPDATE
    SET due_at = excluded.due_at, scheduled_at = excluded.scheduled_at, version = excluded.version, catch_up_end = NULL
 
--- name: remove_timers
--- Timers of jobs that have nothing to fire any more.
--- Index: timers_pkey. Lock: rows already locked.
-DELETE FROM timers WHERE job_id = ANY (%(job_ids)s)
-
 -- name: read_timers
 -- Where these jobs' timers stand, for replies; not of paused jobs.
 -- Index: timers_pkey. No lock.

@@ -33,12 +33,12 @@ from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import drop_timers
 
 _SQL = Statements("tidewheel.intake")
 _ENTER_JOBS = _SQL["enter_jobs"]
 _UPDATE_JOBS = _SQL["update_jobs"]
 _PUT_TIMERS = _SQL["put_timers"]
-_REMOVE_TIMERS = _SQL["remove_timers"]
 _READ_TIMERS = _SQL["read_timers"]
 
 OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older one would lie in a partition that is gone
@@ -196,7 +196,7 @@ def _write(connection: Conn, installation: Installation, versions: Sequence[_Ver
     )
     without = [v.job.job_id for v in versions if v.next_at is None]
     if without:
-        connection.execute(_REMOVE_TIMERS, {"job_ids": without})
+        drop_timers(connection, without)
     events = [
         lifecycle_row(
             installation,

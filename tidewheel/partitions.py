@@ -48,7 +48,7 @@ def ensure_days(connection: Conn, days: Iterable[date]) -> None:
     missing = [day for day in wanted if not _exists(connection, f"{[*TABLES][-1]}{_suffix(day)}")]
     if missing:
         parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
-        with psycopg.connect(**parameters, password=connection.info.password, autocommit=True) as own:  # type: ignore[arg-type]  # pyright: ignore
+        with psycopg.connect(**parameters, password=connection.info.password, autocommit=True) as own:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             for day in missing:
                 with own.transaction():
                     _make_day(own, day)

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from tidewheel.control.cli.answers import Answer, Output
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step
@@ -29,17 +29,9 @@ from tidewheel.topics import Topics, apply_topics
 _NOT_RUNNING = 3  # as `systemctl status` and pg_ctl say it
 
 
-class Output(StrEnum):
-    """How a command answers."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 Home = Annotated[
     Path | None, typer.Option(help="Folder with all the stack keeps; else TIDEWHEEL_HOME, else the user's data folder.")
 ]
-Answer = Annotated[Output, typer.Option("--output", help="How to answer.")]
 
 
 def up(

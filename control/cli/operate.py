@@ -1,11 +1,11 @@
 """`tidewheel migrate`, `topics` and `schemas`: what an operator runs around a deploy."""
 
 import json
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from tidewheel.control.cli.answers import Answer, Output
 from tidewheel.migrations import runner
 from tidewheel.schemas.compatibility import check as check_schemas
 from tidewheel.settings import Connections
@@ -13,16 +13,6 @@ from tidewheel.topics import DEFAULT_QUEUE, Topics, apply_topics
 
 topics = typer.Typer(help="The Kafka topics.", no_args_is_help=True)
 schemas = typer.Typer(help="The Avro schemas.", no_args_is_help=True)
-
-
-class Output(StrEnum):
-    """How a command answers."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-Answer = Annotated[Output, typer.Option("--output", help="How to answer.")]
 
 
 def migrate(

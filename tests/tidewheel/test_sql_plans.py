@@ -172,7 +172,7 @@ _HOT = {
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
-        lock_run read_run read_timers remove_timers resume_jobs
+        lock_run read_run read_timers resume_jobs
     """,
     "tidewheel.scheduler": "probe_timers lock_due_timers lock_timer lock_job_without_timer",
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",

@@ -91,10 +91,15 @@ def advance_timers(
         connection.execute(_MOVE_TIMERS, columns)
     over = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
     if over:
-        connection.execute(_DROP_TIMERS, {"job_ids": over})
+        drop_timers(connection, over)
         connection.execute(_FINISH_JOBS, {"job_ids": over, "now": now})
     metrics.count("occurrences", len(runs), "fired")
     return decisions
+
+
+def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
+    """Remove the timers of jobs that have nothing to fire any more; who calls has locked them."""
+    connection.execute(_DROP_TIMERS, {"job_ids": job_ids})
 
 
 def take_back(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> dict[UUID, datetime]:
