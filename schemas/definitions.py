@@ -5,6 +5,7 @@ from datetime import timedelta
 from tidewheel.jobs.durations import microseconds
 from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.retry import RetryPolicy
+from tidewheel.jobs.schedule import FixedDelay
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.targets import HandlerTarget
 from tidewheel.jobs.targets import HttpTarget as HttpTargetSpec
@@ -46,6 +47,8 @@ def definition_record(
         payload_content_type=payload.content_type,
         retry=_retry(spec.retry),
         start_to_close_ms=_milliseconds(spec.start_to_close),
+        fixed_delay=isinstance(spec.schedule, FixedDelay) or None,
+        pause_on_failure=spec.pause_on_failure,
         labels=spec.labels,
     )
 

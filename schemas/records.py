@@ -105,6 +105,16 @@ class RequestType(StrEnum):
     JOB_RESUME = "job_resume"
     JOB_DELETE = "job_delete"
     RUN_CANCEL = "run_cancel"
+    JOB_ROLLBACK = "job_rollback"
+    JOB_SKIP = "job_skip"
+    JOB_MOVE = "job_move"
+    JOB_UNSKIP = "job_unskip"
+    JOB_BACKFILL = "job_backfill"
+    BACKFILL_PAUSE = "backfill_pause"
+    BACKFILL_RESUME = "backfill_resume"
+    BACKFILL_CANCEL = "backfill_cancel"
+    CALENDAR_PUT = "calendar_put"
+    CALENDAR_DELETE = "calendar_delete"
 
 
 class ReplyStatus(StrEnum):
@@ -299,6 +309,8 @@ class JobDefinition:
         payload_content_type: application/json or application/octet-stream.
         retry: When a failed attempt is followed by another.
         start_to_close_ms: Longest time one attempt may take, in milliseconds; at most 24 hours.
+        fixed_delay: Whether the end of a timer-made run sets the job's next instant.
+        pause_on_failure: Pause the job after so many failures in a row.
         labels: Labels of the job.
     """
 
@@ -314,6 +326,8 @@ class JobDefinition:
     payload_content_type: str
     retry: Retry
     start_to_close_ms: int
+    fixed_delay: bool | None = None
+    pause_on_failure: int | None = None
     labels: Mapping[str, str]
 
 
@@ -401,6 +415,8 @@ class Reply:
         run_id: Run that was made, or that the request concerned.
         run_status: With run_cancel: the state the run was found in.
         next_run_at: The job's next occurrence, UTC; null when there is none ahead or it is paused.
+        backfill_id: Backfill that was made, or that the request concerned.
+        occurrences: With job_backfill: how many occurrences of the range are to be run.
         unchanged: True when the submitted spec equals the current version: nothing was done.
         code: With rejected: what kind of refusal, such as `invalid`, `unknown_job` or `request_conflict`.
         errors: With rejected: every problem found; empty otherwise.
@@ -417,6 +433,8 @@ class Reply:
     run_id: str | None = None
     run_status: str | None = None
     next_run_at: datetime | None = None
+    backfill_id: str | None = None
+    occurrences: int | None = None
     unchanged: bool
     code: str | None = None
     errors: tuple[ReplyError, ...]
@@ -519,6 +537,11 @@ class JobSubmission:
         overlap: What happens to a run while another one has not ended.
         catch_up: What is made up for after downtime.
         on_resume: What is made up for after a pause.
+        window: How far back `fire_all` reaches, a duration.
+        pause_on_failure: Pause the job after so many failures in a row.
+        exclude_calendars: Calendars on whose days it does not fire.
+        include_calendars: Calendars on whose days alone it fires.
+        on_excluded: What becomes of an occurrence on an excluded day.
         delivery: `at_least_once` or `at_most_once`.
         retry: When a failed attempt is followed by another.
         start_to_close: Longest time of one attempt, a duration.
@@ -544,6 +567,11 @@ class JobSubmission:
     overlap: str | None = None
     catch_up: str | None = None
     on_resume: str | None = None
+    window: str | None = None
+    pause_on_failure: int | None = None
+    exclude_calendars: tuple[str, ...] | None = None
+    include_calendars: tuple[str, ...] | None = None
+    on_excluded: str | None = None
     delivery: str | None = None
     retry: RetrySubmission | None = None
     start_to_close: str | None = None
@@ -574,6 +602,24 @@ class Request:
         delay: With job_trigger: run this long after acceptance, a duration.
         run_at: With job_trigger: run at this instant.
         labels: With job_trigger: labels of the run in place of the job's.
+        overlap: With job_trigger and job_backfill: overlap policy of the runs in place of the job's.
+        if_version: With job_submit, job_delete and job_rollback: only while this is the current version; 0: only where
+            there is no such job.
+        until: With job_pause: resume by itself at this instant.
+        version: With job_rollback: the version whose spec is wanted.
+        occurrence_at: With job_skip, job_move and job_unskip: nominal instant of the occurrence; `at` in JSON.
+        from_at: With job_backfill: first instant of the range; `from` in JSON.
+        to_at: With job_backfill: last instant of the range; with job_move: when it fires instead; `to` in JSON.
+        what: With job_backfill: `missing_only` or `all`.
+        versions: With job_backfill: `as_of` or `current`.
+        max_concurrent: With job_backfill: how many of its runs may be open at once.
+        order: With job_backfill: `oldest_first` or `newest_first`.
+        dry_run: With job_backfill: only say how many occurrences there are.
+        backfill_id: With backfill_pause, backfill_resume and backfill_cancel: UUID of the backfill.
+        name: With calendar_put and calendar_delete: the calendar's name.
+        days: With calendar_put: dates such as 2026-12-25.
+        weekdays: With calendar_put: days of every week, such as SAT.
+        source: With calendar_put: where the days come from, in words.
         reason: Why it is asked, in words; kept and shown.
         traceparent: W3C trace context, carried to the run and its completion.
     """
@@ -589,6 +635,23 @@ class Request:
     delay: str | None = None
     run_at: datetime | None = None
     labels: Mapping[str, str] | None = None
+    overlap: str | None = None
+    if_version: int | None = None
+    until: datetime | None = None
+    version: int | None = None
+    occurrence_at: datetime | None = None
+    from_at: datetime | None = None
+    to_at: datetime | None = None
+    what: str | None = None
+    versions: str | None = None
+    max_concurrent: int | None = None
+    order: str | None = None
+    dry_run: bool | None = None
+    backfill_id: str | None = None
+    name: str | None = None
+    days: tuple[str, ...] | None = None
+    weekdays: tuple[str, ...] | None = None
+    source: str | None = None
     reason: str | None = None
     traceparent: str | None = None
 
@@ -622,6 +685,7 @@ class RunCompleted:
         parent_run_id: Run this one was made from: the retried run, or the workflow parent.
         root_run_id: First run of the workflow occurrence or chain of retries this run belonged to.
         sequence: Position of this event among the events of the run, rising.
+        late_ms: How late the run was made, in milliseconds, where its occurrence was missed and made up for.
         reason: Why it was skipped or cancelled, or which timeout struck, such as `start_to_close`.
     """
 
@@ -647,6 +711,7 @@ class RunCompleted:
     parent_run_id: str | None = None
     root_run_id: str | None = None
     sequence: int
+    late_ms: int | None = None
     reason: str | None = None
 
 
@@ -669,6 +734,7 @@ class RunRequest:
         payload_content_type: Content type of `payload`; null: the definition's.
         labels: Labels of this run; null: the definition's.
         traceparent: W3C trace context of what caused the run.
+        late_ms: How late the run was made, in milliseconds, where its occurrence was missed and made up for.
         checkpoint: What the attempt before saved to go on from.
         parent_run_id: Run this one was made from: the retried run, or the workflow parent.
         root_run_id: First run of the workflow occurrence or chain of retries this run belongs to.
@@ -688,6 +754,7 @@ class RunRequest:
     payload_content_type: str | None = None
     labels: Mapping[str, str] | None = None
     traceparent: str | None = None
+    late_ms: int | None = None
     checkpoint: bytes | None = None
     parent_run_id: str | None = None
     root_run_id: str | None = None

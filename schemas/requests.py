@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Encoding: TypeAlias = Literal["json", "avro"]
 
+_JSON_NAMES = {"from_at": "from", "to_at": "to", "occurrence_at": "at"}  # what cannot be named so in Python
+
 
 def read_request(value: bytes) -> tuple[ParsedRequest, Encoding]:
     """Return the request a message carries, and how it was encoded.
@@ -45,7 +47,8 @@ def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
 
 def request_document(record: records.Request) -> dict[str, object]:
     """Return the JSON document that says what an Avro request says: fields that are null are left out."""
-    return {**_document(record), "type": record.type.value.replace("_", ".")}
+    document = {_JSON_NAMES.get(name, name): value for name, value in _document(record).items()}
+    return {**document, "type": record.type.value.replace("_", ".")}
 
 
 def _document(record: object) -> dict[str, object]:

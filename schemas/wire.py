@@ -91,6 +91,7 @@ _set_run_request_payload = slot(RunRequest, "payload")
 _set_run_request_payload_content_type = slot(RunRequest, "payload_content_type")
 _set_run_request_labels = slot(RunRequest, "labels")
 _set_run_request_traceparent = slot(RunRequest, "traceparent")
+_set_run_request_late_ms = slot(RunRequest, "late_ms")
 _set_run_request_checkpoint = slot(RunRequest, "checkpoint")
 _set_run_request_parent_run_id = slot(RunRequest, "parent_run_id")
 _set_run_request_root_run_id = slot(RunRequest, "root_run_id")
@@ -117,6 +118,7 @@ _set_run_completed_labels = slot(RunCompleted, "labels")
 _set_run_completed_parent_run_id = slot(RunCompleted, "parent_run_id")
 _set_run_completed_root_run_id = slot(RunCompleted, "root_run_id")
 _set_run_completed_sequence = slot(RunCompleted, "sequence")
+_set_run_completed_late_ms = slot(RunCompleted, "late_ms")
 _set_run_completed_reason = slot(RunCompleted, "reason")
 
 
@@ -357,7 +359,7 @@ def _read_retry(data: bytes, at: int) -> tuple[Retry, int]:
     return record, at
 
 
-JOB_DEFINITION_HEADER = bytes.fromhex("c301bef857d2d77639d2")
+JOB_DEFINITION_HEADER = bytes.fromhex("c3017f982891cb06eea0")
 
 
 def encode_job_definition(record: JobDefinition) -> bytes:
@@ -377,6 +379,8 @@ def encode_job_definition(record: JobDefinition) -> bytes:
             text(record.payload_content_type),
             _retry(record.retry),
             long(record.start_to_close_ms),
+            b"\0" if record.fixed_delay is None else b"\2" + boolean(record.fixed_delay),
+            b"\0" if record.pause_on_failure is None else b"\2" + int32(record.pause_on_failure),
             strings(record.labels),
         )
     )
@@ -396,6 +400,8 @@ def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
     payload_content_type, at = text_at(data, at)
     retry, at = _read_retry(data, at)
     start_to_close_ms, at = long_at(data, at)
+    fixed_delay, at = optional_at(data, at, boolean_at)
+    pause_on_failure, at = optional_at(data, at, int_at)
     labels, at = strings_at(data, at)
     record = JobDefinition(
         tenant=tenant,
@@ -410,6 +416,8 @@ def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
         payload_content_type=payload_content_type,
         retry=retry,
         start_to_close_ms=start_to_close_ms,
+        fixed_delay=fixed_delay,
+        pause_on_failure=pause_on_failure,
         labels=labels,
     )
     return record, at
@@ -517,7 +525,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c3017e90281d9d20f6f4")
+REPLY_HEADER = bytes.fromhex("c301b6bce5bb7468dc3f")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -535,6 +543,8 @@ def encode_reply(record: Reply) -> bytes:
             b"\0" if record.run_id is None else b"\2" + text(record.run_id),
             b"\0" if record.run_status is None else b"\2" + text(record.run_status),
             b"\0" if record.next_run_at is None else b"\2" + instant(record.next_run_at),
+            b"\0" if record.backfill_id is None else b"\2" + text(record.backfill_id),
+            b"\0" if record.occurrences is None else b"\2" + long(record.occurrences),
             boolean(record.unchanged),
             b"\0" if record.code is None else b"\2" + text(record.code),
             array(record.errors, _reply_error),
@@ -555,6 +565,8 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
     run_id, at = optional_at(data, at, text_at)
     run_status, at = optional_at(data, at, text_at)
     next_run_at, at = optional_at(data, at, instant_at)
+    backfill_id, at = optional_at(data, at, text_at)
+    occurrences, at = optional_at(data, at, long_at)
     unchanged, at = boolean_at(data, at)
     code, at = optional_at(data, at, text_at)
     errors, at = array_at(data, at, _read_reply_error)
@@ -570,6 +582,8 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
         run_id=run_id,
         run_status=run_status,
         next_run_at=next_run_at,
+        backfill_id=backfill_id,
+        occurrences=occurrences,
         unchanged=unchanged,
         code=code,
         errors=errors,
@@ -712,6 +726,11 @@ def _job_submission(record: JobSubmission) -> bytes:
             b"\0" if record.overlap is None else b"\2" + text(record.overlap),
             b"\0" if record.catch_up is None else b"\2" + text(record.catch_up),
             b"\0" if record.on_resume is None else b"\2" + text(record.on_resume),
+            b"\0" if record.window is None else b"\2" + text(record.window),
+            b"\0" if record.pause_on_failure is None else b"\2" + long(record.pause_on_failure),
+            b"\0" if record.exclude_calendars is None else b"\2" + array(record.exclude_calendars, text),
+            b"\0" if record.include_calendars is None else b"\2" + array(record.include_calendars, text),
+            b"\0" if record.on_excluded is None else b"\2" + text(record.on_excluded),
             b"\0" if record.delivery is None else b"\2" + text(record.delivery),
             b"\0" if record.retry is None else b"\2" + _retry_submission(record.retry),
             b"\0" if record.start_to_close is None else b"\2" + text(record.start_to_close),
@@ -740,6 +759,19 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     overlap, at = optional_at(data, at, text_at)
     catch_up, at = optional_at(data, at, text_at)
     on_resume, at = optional_at(data, at, text_at)
+    window, at = optional_at(data, at, text_at)
+    pause_on_failure, at = optional_at(data, at, long_at)
+    exclude_calendars: tuple[str, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        exclude_calendars, at = array_at(data, at, text_at)
+    include_calendars: tuple[str, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        include_calendars, at = array_at(data, at, text_at)
+    on_excluded, at = optional_at(data, at, text_at)
     delivery, at = optional_at(data, at, text_at)
     retry, at = optional_at(data, at, _read_retry_submission)
     start_to_close, at = optional_at(data, at, text_at)
@@ -764,6 +796,11 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
         overlap=overlap,
         catch_up=catch_up,
         on_resume=on_resume,
+        window=window,
+        pause_on_failure=pause_on_failure,
+        exclude_calendars=exclude_calendars,
+        include_calendars=include_calendars,
+        on_excluded=on_excluded,
         delivery=delivery,
         retry=retry,
         start_to_close=start_to_close,
@@ -777,7 +814,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c30125a0c5504f593c9c")
+REQUEST_HEADER = bytes.fromhex("c3013eca5967502cd2a3")
 
 
 def encode_request(record: Request) -> bytes:
@@ -796,6 +833,23 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.delay is None else b"\2" + text(record.delay),
             b"\0" if record.run_at is None else b"\2" + instant(record.run_at),
             b"\0" if record.labels is None else b"\2" + strings(record.labels),
+            b"\0" if record.overlap is None else b"\2" + text(record.overlap),
+            b"\0" if record.if_version is None else b"\2" + long(record.if_version),
+            b"\0" if record.until is None else b"\2" + instant(record.until),
+            b"\0" if record.version is None else b"\2" + long(record.version),
+            b"\0" if record.occurrence_at is None else b"\2" + instant(record.occurrence_at),
+            b"\0" if record.from_at is None else b"\2" + instant(record.from_at),
+            b"\0" if record.to_at is None else b"\2" + instant(record.to_at),
+            b"\0" if record.what is None else b"\2" + text(record.what),
+            b"\0" if record.versions is None else b"\2" + text(record.versions),
+            b"\0" if record.max_concurrent is None else b"\2" + long(record.max_concurrent),
+            b"\0" if record.order is None else b"\2" + text(record.order),
+            b"\0" if record.dry_run is None else b"\2" + boolean(record.dry_run),
+            b"\0" if record.backfill_id is None else b"\2" + text(record.backfill_id),
+            b"\0" if record.name is None else b"\2" + text(record.name),
+            b"\0" if record.days is None else b"\2" + array(record.days, text),
+            b"\0" if record.weekdays is None else b"\2" + array(record.weekdays, text),
+            b"\0" if record.source is None else b"\2" + text(record.source),
             b"\0" if record.reason is None else b"\2" + text(record.reason),
             b"\0" if record.traceparent is None else b"\2" + text(record.traceparent),
         )
@@ -815,6 +869,31 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     delay, at = optional_at(data, at, text_at)
     run_at, at = optional_at(data, at, instant_at)
     labels, at = optional_at(data, at, strings_at)
+    overlap, at = optional_at(data, at, text_at)
+    if_version, at = optional_at(data, at, long_at)
+    until, at = optional_at(data, at, instant_at)
+    version, at = optional_at(data, at, long_at)
+    occurrence_at, at = optional_at(data, at, instant_at)
+    from_at, at = optional_at(data, at, instant_at)
+    to_at, at = optional_at(data, at, instant_at)
+    what, at = optional_at(data, at, text_at)
+    versions, at = optional_at(data, at, text_at)
+    max_concurrent, at = optional_at(data, at, long_at)
+    order, at = optional_at(data, at, text_at)
+    dry_run, at = optional_at(data, at, boolean_at)
+    backfill_id, at = optional_at(data, at, text_at)
+    name, at = optional_at(data, at, text_at)
+    days: tuple[str, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        days, at = array_at(data, at, text_at)
+    weekdays: tuple[str, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        weekdays, at = array_at(data, at, text_at)
+    source, at = optional_at(data, at, text_at)
     reason, at = optional_at(data, at, text_at)
     traceparent, at = optional_at(data, at, text_at)
     record = Request(
@@ -829,13 +908,30 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         delay=delay,
         run_at=run_at,
         labels=labels,
+        overlap=overlap,
+        if_version=if_version,
+        until=until,
+        version=version,
+        occurrence_at=occurrence_at,
+        from_at=from_at,
+        to_at=to_at,
+        what=what,
+        versions=versions,
+        max_concurrent=max_concurrent,
+        order=order,
+        dry_run=dry_run,
+        backfill_id=backfill_id,
+        name=name,
+        days=days,
+        weekdays=weekdays,
+        source=source,
         reason=reason,
         traceparent=traceparent,
     )
     return record, at
 
 
-RUN_COMPLETED_HEADER = bytes.fromhex("c30137171031d9dea221")
+RUN_COMPLETED_HEADER = bytes.fromhex("c301a1c410fd071d37bd")
 
 
 def encode_run_completed(record: RunCompleted) -> bytes:
@@ -865,6 +961,7 @@ def encode_run_completed(record: RunCompleted) -> bytes:
             b"\0" if record.parent_run_id is None else b"\2" + text(record.parent_run_id),
             b"\0" if record.root_run_id is None else b"\2" + text(record.root_run_id),
             long(record.sequence),
+            b"\0" if record.late_ms is None else b"\2" + long(record.late_ms),
             b"\0" if record.reason is None else b"\2" + text(record.reason),
         )
     )
@@ -965,6 +1062,15 @@ def read_run_completed(data: bytes, at: int = 10) -> tuple[RunCompleted, int]:
         sequence, at = long_at(data, at - 1)
     else:
         sequence = n >> 1
+    late_ms: int | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            late_ms, at = long_at(data, at - 1)
+        else:
+            late_ms = n >> 1
     reason: str | None = None
     n, at = data[at], at + 1
     if n:
@@ -996,11 +1102,12 @@ def read_run_completed(data: bytes, at: int = 10) -> tuple[RunCompleted, int]:
     _set_run_completed_parent_run_id(record, parent_run_id)
     _set_run_completed_root_run_id(record, root_run_id)
     _set_run_completed_sequence(record, sequence)
+    _set_run_completed_late_ms(record, late_ms)
     _set_run_completed_reason(record, reason)
     return record, at
 
 
-RUN_REQUEST_HEADER = bytes.fromhex("c3012158835db8d3ce60")
+RUN_REQUEST_HEADER = bytes.fromhex("c3019e81696a00fb0118")
 
 
 def encode_run_request(record: RunRequest) -> bytes:
@@ -1020,6 +1127,7 @@ def encode_run_request(record: RunRequest) -> bytes:
             b"\0" if record.payload_content_type is None else b"\2" + text(record.payload_content_type),
             b"\0" if record.labels is None else b"\2" + strings(record.labels),
             b"\0" if record.traceparent is None else b"\2" + text(record.traceparent),
+            b"\0" if record.late_ms is None else b"\2" + long(record.late_ms),
             b"\0" if record.checkpoint is None else b"\2" + blob(record.checkpoint),
             b"\0" if record.parent_run_id is None else b"\2" + text(record.parent_run_id),
             b"\0" if record.root_run_id is None else b"\2" + text(record.root_run_id),
@@ -1085,6 +1193,15 @@ def read_run_request(data: bytes, at: int = 10) -> tuple[RunRequest, int]:
         if n & 0x81:
             n, at = size_at(data, at - 1)
         traceparent = data[at : (at := at + (n >> 1))].decode()
+    late_ms: int | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            late_ms, at = long_at(data, at - 1)
+        else:
+            late_ms = n >> 1
     checkpoint: bytes | None = None
     n, at = data[at], at + 1
     if n:
@@ -1126,6 +1243,7 @@ def read_run_request(data: bytes, at: int = 10) -> tuple[RunRequest, int]:
     _set_run_request_payload_content_type(record, payload_content_type)
     _set_run_request_labels(record, labels)
     _set_run_request_traceparent(record, traceparent)
+    _set_run_request_late_ms(record, late_ms)
     _set_run_request_checkpoint(record, checkpoint)
     _set_run_request_parent_run_id(record, parent_run_id)
     _set_run_request_root_run_id(record, root_run_id)

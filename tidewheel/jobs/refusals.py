@@ -142,7 +142,7 @@ def _unknown(name: str, model: type[Submitted]) -> tuple[str, str]:
         return f"{name!r} is not yet available in this release", remedy
     if place := model.elsewhere.get(name):
         return f"{name!r} does not belong here", place
-    known = list(model.model_fields)
+    known = [field.alias or name for name, field in model.model_fields.items()]
     near = get_close_matches(name, [*known, *model.later], n=1) if len(name) <= _LONGEST_NAME else []
     remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
     return f"there is no field {shown(name)}", remedy

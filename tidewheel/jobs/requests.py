@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
@@ -15,7 +15,24 @@ from tidewheel.jobs.refusals import shown, validated
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.submitted import Submitted
-from tidewheel.jobs.values import Instant, Key, Labels, Reason, RunId, Tenant, Traceparent, span
+from tidewheel.jobs.values import (
+    BackfillId,
+    CalendarName,
+    Day,
+    IfVersion,
+    Instant,
+    Key,
+    Labels,
+    OverlapPolicy,
+    Reason,
+    RunId,
+    Tenant,
+    Traceparent,
+    Weekday,
+    few,
+    many_days,
+    span,
+)
 
 LONGEST_DELAY = timedelta(days=400)  # beyond that, a `once` job: a delayed trigger is an open run all the while
 
@@ -61,6 +78,7 @@ class JobSubmit(_Asked):
 
     type: Literal["job.submit"]
     job: JobSpec
+    if_version: IfVersion | None = None
 
 
 class JobTrigger(_Asked, WithPayload):
@@ -69,10 +87,10 @@ class JobTrigger(_Asked, WithPayload):
     Attributes:
         payload: In place of the job's.
         labels: In place of the job's.
+        overlap: In place of the job's.
     """
 
     later: ClassVar[Mapping[str, str]] = {
-        "overlap": "the job's own overlap policy holds",
         "lane": "the job's own lane is used",
         "queue": "the job's own queue is used",
     }
@@ -82,6 +100,7 @@ class JobTrigger(_Asked, WithPayload):
     delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
     run_at: Instant | None = None
     labels: Labels | None = None
+    overlap: OverlapPolicy | None = None
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:
@@ -98,14 +117,16 @@ class _AboutJob(_Asked):
 
 
 class JobPause(_AboutJob):
-    """Fire no occurrence of a job until it is resumed."""
+    """Fire no occurrence of a job until it is resumed, or until an instant.
 
-    later: ClassVar[Mapping[str, str]] = {
-        "until": "send job.resume at that time",
-        "paused_until": "send job.resume at that time",
-    }
+    Attributes:
+        until: When it resumes by itself.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {"paused_until": "write it as until"}
 
     type: Literal["job.pause"]
+    until: Instant | None = None
 
 
 class JobResume(_AboutJob):
@@ -118,6 +139,141 @@ class JobDelete(_AboutJob):
     """Remove a job; runs that have begun finish."""
 
     type: Literal["job.delete"]
+    if_version: IfVersion | None = None
+
+
+class JobRollback(_AboutJob):
+    """Give a job the spec of an earlier version again, as a new version.
+
+    Attributes:
+        version: The version whose spec is wanted.
+        if_version: Only while this is the current version.
+    """
+
+    type: Literal["job.rollback"]
+    version: Annotated[int, Field(ge=1)]
+    if_version: IfVersion | None = None
+
+
+class JobSkip(_AboutJob):
+    """Leave out one coming occurrence.
+
+    Attributes:
+        at: The occurrence's nominal instant.
+    """
+
+    type: Literal["job.skip"]
+    at: Instant
+
+
+class JobMove(_AboutJob):
+    """Let one coming occurrence fire at another time; it stays the occurrence of its nominal instant.
+
+    Attributes:
+        at: The occurrence's nominal instant.
+        to: When it fires instead.
+    """
+
+    type: Literal["job.move"]
+    at: Instant
+    to: Instant
+
+
+class JobUnskip(_AboutJob):
+    """Take back a skip or a move of an occurrence that is still to come.
+
+    Attributes:
+        at: The occurrence's nominal instant.
+    """
+
+    type: Literal["job.unskip"]
+    at: Instant
+
+
+class JobBackfill(_AboutJob):
+    """Run the occurrences of a past range.
+
+    Attributes:
+        from_at: The first instant of the range.
+        to_at: The last.
+        what: Those that did not fire, or all.
+        versions: The version in force at each instant, or the current one throughout.
+        overlap: In place of the job's policy.
+        max_concurrent: How many of its runs may be open at once.
+        order: Which end of the range comes first.
+        dry_run: Only say how many there would be.
+    """
+
+    type: Literal["job.backfill"]
+    from_at: Instant = Field(alias="from")
+    to_at: Instant = Field(alias="to")
+    what: Literal["missing_only", "all"] = "missing_only"
+    versions: Literal["as_of", "current"] = "as_of"
+    overlap: OverlapPolicy | None = None
+    max_concurrent: Annotated[int, Field(ge=1, le=1000)] = 10
+    order: Literal["oldest_first", "newest_first"] = "oldest_first"
+    dry_run: bool = False
+
+    @model_validator(mode="after")
+    def _range_ahead(self) -> Self:
+        if self.to_at < self.from_at:
+            raise Misfit(problem="it lies before from", remedy="exchange the two", path="to")
+        return self
+
+
+class _AboutBackfill(_Asked):
+    """What concerns one backfill."""
+
+    backfill_id: BackfillId
+    reason: Reason | None = None
+
+
+class BackfillPause(_AboutBackfill):
+    """Make no further run of a backfill until it is resumed."""
+
+    type: Literal["backfill.pause"]
+
+
+class BackfillResume(_AboutBackfill):
+    """Go on with a backfill."""
+
+    type: Literal["backfill.resume"]
+
+
+class BackfillCancel(_AboutBackfill):
+    """Make no further run of a backfill, and cancel those that have not begun."""
+
+    type: Literal["backfill.cancel"]
+
+
+class CalendarPut(_Asked):
+    """Make or replace a named set of days; jobs that name it follow at once.
+
+    Attributes:
+        name: Unique in its tenant.
+        days: Dates such as 2026-12-25.
+        weekdays: Days of every week, such as SAT and SUN.
+        source: Where the days come from, in words; kept and shown.
+    """
+
+    type: Literal["calendar.put"]
+    name: CalendarName
+    days: Annotated[tuple[Day, ...], BeforeValidator(many_days)] = ()
+    weekdays: Annotated[tuple[Weekday, ...], BeforeValidator(few)] = ()
+    source: Reason | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.days and not self.weekdays:
+            raise Misfit(problem="it has neither days nor weekdays", remedy="name at least one day", path="days")
+        return self
+
+
+class CalendarDelete(_Asked):
+    """Remove a calendar that no job names."""
+
+    type: Literal["calendar.delete"]
+    name: CalendarName
 
 
 class RunCancel(_Asked):
@@ -128,19 +284,29 @@ class RunCancel(_Asked):
     reason: Reason | None = None
 
 
-Request: TypeAlias = Annotated[
-    JobSubmit | JobTrigger | JobPause | JobResume | JobDelete | RunCancel, Field(discriminator="type")
-]
+AnyRequest: TypeAlias = (
+    JobSubmit
+    | JobTrigger
+    | JobPause
+    | JobResume
+    | JobDelete
+    | JobRollback
+    | JobSkip
+    | JobMove
+    | JobUnskip
+    | JobBackfill
+    | BackfillPause
+    | BackfillResume
+    | BackfillCancel
+    | CalendarPut
+    | CalendarDelete
+    | RunCancel
+)
+Request: TypeAlias = Annotated[AnyRequest, Field(discriminator="type")]
 
-_MODELS: dict[str, type[JobSubmit | JobTrigger | JobPause | JobResume | JobDelete | RunCancel]] = {
-    "job.submit": JobSubmit,
-    "job.trigger": JobTrigger,
-    "job.pause": JobPause,
-    "job.resume": JobResume,
-    "job.delete": JobDelete,
-    "run.cancel": RunCancel,
+_MODELS: dict[str, type[AnyRequest]] = {
+    str(get_args(model.model_fields["type"].annotation)[0]): model for model in get_args(AnyRequest)
 }
-_LATER_TYPES = {"job.backfill": "send one job.trigger for each instant"}
 
 
 def parse_request(document: Mapping[str, object]) -> Request:
@@ -181,14 +347,10 @@ def _readable(kind: TypeAdapter[str], value: object) -> str | None:
         return None
 
 
-def _model(
-    document: Mapping[str, object],
-) -> type[JobSubmit | JobTrigger | JobPause | JobResume | JobDelete | RunCancel]:
+def _model(document: Mapping[str, object]) -> type[AnyRequest]:
     kind = document.get("type")
     if isinstance(kind, str) and kind in _MODELS:
         return _MODELS[kind]
-    if isinstance(kind, str) and kind in _LATER_TYPES:
-        raise Misfit(problem=f"{kind!r} is not yet available in this release", remedy=_LATER_TYPES[kind], path="type")
     near = get_close_matches(kind, _MODELS, n=1) if isinstance(kind, str) and len(kind) <= 64 else []
     remedy = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(_MODELS)}"
     if isinstance(kind, Misread):

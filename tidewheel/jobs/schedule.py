@@ -23,7 +23,7 @@ MAX_EXPRESSION = 256
 SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_INTERVAL = timedelta(days=400)
 
-_EXAMPLES = 'write one of {"once": ...}, {"interval": ...}, {"cron": ...} or "manual"'
+_EXAMPLES = 'write one of {"once": ...}, {"interval": ...}, {"fixed_delay": ...}, {"cron": ...} or "manual"'
 _BESIDE = "write it beside schedule, in job"
 _BOUNDS = {"start_at": _BESIDE, "end_at": _BESIDE, "max_runs": _BESIDE, "jitter": _BESIDE}
 _CRON_ALONE = "it belongs to cron; leave it out"
@@ -45,6 +45,14 @@ class Interval(Submitted):
 
     interval: Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
     anchor: Instant | None = None
+
+
+class FixedDelay(Submitted):
+    """The first occurrence at once, each later one so long after the end of the last timer-made run."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "it belongs to interval; leave it out"}
+
+    fixed_delay: Annotated[timedelta, BeforeValidator(span(SHORTEST_INTERVAL, LONGEST_INTERVAL))]
 
 
 def _expressions(value: object) -> tuple[str, ...]:
@@ -90,25 +98,25 @@ class Manual(Submitted):
     manual: Literal[True] = True
 
 
-_KINDS: dict[str, type[Once | Interval | Cron | Manual]] = {
+_KINDS: dict[str, type[Once | Interval | FixedDelay | Cron | Manual]] = {
     "once": Once,
     "interval": Interval,
+    "fixed_delay": FixedDelay,
     "cron": Cron,
     "manual": Manual,
 }
 _LATER_KINDS = {
-    "fixed_delay": "use interval with overlap skip, which keeps runs apart too",
     "after": "trigger this job from a consumer of the completions topic",
 }
 
 
-def read_schedule(value: object) -> Once | Interval | Cron | Manual:
+def read_schedule(value: object) -> Once | Interval | FixedDelay | Cron | Manual:
     """Return the schedule that an object or a bare string describes.
 
     Raises:
         Misfit: It describes none.
     """
-    if isinstance(value, Once | Interval | Cron | Manual):
+    if isinstance(value, Once | Interval | FixedDelay | Cron | Manual):
         return value
     if isinstance(value, str):
         return read_schedule(_from_text(value))
@@ -128,7 +136,7 @@ def read_schedule(value: object) -> Once | Interval | Cron | Manual:
     return validated(_KINDS[kinds[0]], given)
 
 
-Schedule: TypeAlias = Annotated[Once | Interval | Cron | Manual, BeforeValidator(read_schedule)]
+Schedule: TypeAlias = Annotated[Once | Interval | FixedDelay | Cron | Manual, BeforeValidator(read_schedule)]
 
 _EVERY = re.compile(r"@every\s+(\S.*)")
 _ISO_DURATION = re.compile(r"P[\dT].*")
@@ -152,7 +160,7 @@ def _from_text(text: str) -> dict[str, object]:
 
 
 def schedule_document(
-    schedule: Once | Interval | Cron | Manual, start_at: datetime | None, end_at: datetime | None
+    schedule: Once | Interval | FixedDelay | Cron | Manual, start_at: datetime | None, end_at: datetime | None
 ) -> dict[str, Json]:
     """Return a schedule with its bounds and every default in sight: what the recurrence library reads.
 
@@ -165,6 +173,8 @@ def schedule_document(
         case Interval():
             every = microseconds(schedule.interval)
             return {"kind": "interval", "every_us": every, "anchor": _text(schedule.anchor), **bounds}
+        case FixedDelay():
+            return {"kind": "fixed_delay", "every_us": microseconds(schedule.fixed_delay), **bounds}
         case Cron():
             return {
                 "kind": "cron",

@@ -3,25 +3,41 @@
 What is planned and this release cannot do yet is refused by name, with what works instead (README, "Not there yet").
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.durations import microseconds, parse_duration
+from tidewheel.jobs.durations import microseconds
 from tidewheel.jobs.misfit import Misfit
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.refusals import shown
 from tidewheel.jobs.retry import RetryPolicy
-from tidewheel.jobs.schedule import Cron, Interval, Schedule
+from tidewheel.jobs.schedule import Cron, FixedDelay, Interval, Schedule
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import Target
 from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.jobs.values import Description, Instant, Key, Labels, Queue, span
+from tidewheel.jobs.values import (
+    CalendarName,
+    Description,
+    Instant,
+    Key,
+    Labels,
+    OverlapPolicy,
+    Queue,
+    few,
+    span,
+)
 
 LONGEST_ATTEMPT = timedelta(hours=24)
+LONGEST_JITTER = timedelta(hours=24)
+LONGEST_WINDOW = timedelta(days=90)  # as long as runs are kept
+MOST_FAILURES = 1_000_000
+
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 
 _IN_SCHEDULE = "write it inside schedule, beside cron"
 _IN_RETRY = "write it inside retry"
@@ -29,14 +45,21 @@ _ONE_TIMEOUT = "use start_to_close, which bounds each attempt"
 _WATCH = "consume the completions topic and act there"
 
 
-def _no_jitter(value: object) -> timedelta:
-    if value in ("0%", timedelta(0)):
-        return timedelta(0)
-    if isinstance(value, str | int | float) and not str(value).endswith("%") and not parse_duration(value):
-        return timedelta(0)
-    raise Misfit(
-        problem=f"a jitter of {shown(value)} is not yet available in this release", remedy="leave it out, or write 0s"
-    )
+class Jitter(NamedTuple):
+    """How far the runs of a job are spread: a duration, or a part of the time to the next occurrence."""
+
+    longest: timedelta = timedelta(0)
+    percent: float = 0.0
+
+
+def _jitter(value: object) -> Jitter:
+    if isinstance(value, Jitter):
+        return value
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)) and float(match.group(1)) <= 100:
+        return Jitter(percent=float(match.group(1)))
+    if isinstance(value, str) and value.endswith("%"):
+        raise Misfit(problem=f"{shown(value)} was read", remedy="write a percentage from 0% to 100%, such as 10%")
+    return Jitter(longest=span(timedelta(0), LONGEST_JITTER)(value))
 
 
 class JobSpec(WithPayload):
@@ -49,24 +72,16 @@ class JobSpec(WithPayload):
     """
 
     later: ClassVar[Mapping[str, str]] = {
-        "max_runs": "bound the schedule with end_at",
         "schedule_to_start": _ONE_TIMEOUT,
         "schedule_to_close": _ONE_TIMEOUT,
         "heartbeat": _ONE_TIMEOUT,
-        "pause_on_failure": _WATCH,
         "on_failure": _WATCH,
-        "exclude_calendars": "leave the days out in the cron expression",
-        "include_calendars": "name the days in the cron expression",
-        "on_excluded": "leave it out",
         "concurrency_key": "use overlap skip, which keeps the runs of one job apart",
         "ordering_key": "use overlap skip, which keeps the runs of one job apart",
         "dedupe": "send a request_id, which makes a repeated request one",
         "priority": "use lane: critical, standard or batch",
     }
     later_values: ClassVar[Mapping[str, Sequence[str]]] = {
-        "overlap": ("buffer_one", "buffer_all", "cancel_other", "terminate_other"),
-        "catch_up": ("fire_all", "skip"),
-        "on_resume": ("fire_once", "fire_all"),
         "delivery": ("at_most_once",),
     }
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -92,13 +107,19 @@ class JobSpec(WithPayload):
     schedule: Schedule
     start_at: Instant | None = None
     end_at: Instant | None = None
-    jitter: Annotated[timedelta, BeforeValidator(_no_jitter)] = timedelta(0)
+    max_runs: Annotated[int, Field(ge=1)] | None = None
+    jitter: Annotated[Jitter, BeforeValidator(_jitter)] = Jitter()
     target: Target
     lane: Literal["standard", "critical", "batch"] = "standard"
     queue: Queue = "default"
-    overlap: Literal["skip", "allow_all"] | None = None
-    catch_up: Literal["fire_once"] = "fire_once"
-    on_resume: Literal["skip"] = "skip"
+    overlap: OverlapPolicy | None = None
+    catch_up: Literal["fire_once", "fire_all", "skip"] = "fire_once"
+    on_resume: Literal["skip", "fire_once", "fire_all"] = "skip"
+    window: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), LONGEST_WINDOW))] = timedelta(hours=24)
+    pause_on_failure: Annotated[int, Field(ge=1, le=MOST_FAILURES)] | None = None
+    exclude_calendars: Annotated[tuple[CalendarName, ...], BeforeValidator(few)] = ()
+    include_calendars: Annotated[tuple[CalendarName, ...], BeforeValidator(few)] = ()
+    on_excluded: Literal["skip", "next_business_day"] = "skip"
     delivery: Literal["at_least_once"] = "at_least_once"
     retry: RetryPolicy = RetryPolicy()
     start_to_close: Annotated[timedelta, BeforeValidator(span(timedelta(milliseconds=1), LONGEST_ATTEMPT))] = timedelta(
@@ -111,26 +132,51 @@ class JobSpec(WithPayload):
     @property
     def recurring(self) -> bool:
         """Whether the schedule has more than one occurrence."""
-        return isinstance(self.schedule, Interval | Cron)
+        return isinstance(self.schedule, Interval | FixedDelay | Cron)
 
     @property
-    def overlap_policy(self) -> Literal["skip", "allow_all"]:
+    def overlap_policy(self) -> OverlapPolicy:
         """The overlap policy in force: when not said, `skip` for recurring jobs and `allow_all` for the others."""
         return self.overlap or ("skip" if self.recurring else "allow_all")
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
-        for name, bound in (("start_at", self.start_at), ("end_at", self.end_at)):
-            if bound is not None and not self.recurring:
+        for name in ("start_at", "end_at", "max_runs"):
+            if getattr(self, name) is not None and not self.recurring:
                 raise Misfit(
                     problem="it bounds a schedule that does not recur",
                     remedy="leave it out, or use cron or interval",
                     path=name,
                 )
+        if self.max_runs is not None and isinstance(self.schedule, FixedDelay):
+            problem = "the occurrences of a fixed_delay depend on how long its runs take, so the n-th is not known"
+            raise Misfit(problem=problem, remedy="write end_at, or use interval", path="max_runs")
+        if isinstance(self.schedule, FixedDelay) and (self.exclude_calendars or self.include_calendars):
+            problem = "the occurrences of a fixed_delay are not computed, so no calendar can leave any out"
+            path = "exclude_calendars" if self.exclude_calendars else "include_calendars"
+            raise Misfit(problem=problem, remedy="use interval or cron", path=path)
         if self.start_at is not None and self.end_at is not None and self.end_at < self.start_at:
             problem = f"{format_timestamp(self.end_at)} lies before start_at, so the job can never fire"
             raise Misfit(problem=problem, remedy="write a later instant", path="end_at")
         return self
+
+
+def policy_document(spec: JobSpec) -> dict[str, Json]:
+    """Return how the spec's occurrences are fired beyond its schedule, every default in sight.
+
+    It is the form that `job_versions.policy` stores, so its names and shapes outlast releases; read by
+    `tidewheel.scheduler.recurrence.policies`.
+    """
+    return {
+        "catch_up": spec.catch_up,
+        "on_resume": spec.on_resume,
+        "window_us": microseconds(spec.window),
+        "jitter_us": microseconds(spec.jitter.longest),
+        "jitter_percent": spec.jitter.percent,
+        "exclude_calendars": list(spec.exclude_calendars),
+        "include_calendars": list(spec.include_calendars),
+        "on_excluded": spec.on_excluded,
+    }
 
 
 def schedule_document(spec: JobSpec) -> dict[str, Json]:
@@ -149,6 +195,8 @@ def canonical_spec(spec: JobSpec) -> bytes:
 
 
 def _plain(value: object) -> Json:
+    if isinstance(value, Jitter):
+        return f"{value.percent:g}%" if value.percent else f"{microseconds(value.longest)}us"
     if (parts := as_object(value)) is not None:
         return {name: _plain(part) for name, part in parts.items()}
     if (elements := as_list(value)) is not None:

@@ -4,8 +4,8 @@ import base64
 import re
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -20,12 +20,16 @@ MAX_LABELS = 64
 MAX_LABEL_NAME = 63
 MAX_TEXT = 255
 MAX_ELEMENTS = 100
+MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
 
 # Control characters, line and paragraph separators, and halves of surrogate pairs, which no UTF-8 can hold.
 _NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
+_CALENDAR = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 
@@ -117,6 +121,43 @@ def _run_id(text: str) -> str:
     )
 
 
+def _backfill_id(text: str) -> str:
+    try:
+        if len(text) == 36:
+            return str(uuid.UUID(text))
+    except ValueError:
+        pass
+    raise Misfit(problem=f"{shown(text)} is no backfill's id", remedy="copy the UUID of 36 characters from its reply")
+
+
+def _calendar_name(name: str) -> str:
+    if not _CALENDAR.fullmatch(name):
+        raise Misfit(
+            problem=f"{shown(name)} is no calendar's name",
+            remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
+        )
+    return name
+
+
+def _day(value: object) -> date:
+    if isinstance(value, str) and _DAY.fullmatch(value):
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            pass
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value
+    raise _wrong(value, "write a date such as 2026-12-25")
+
+
+def _weekday(value: object) -> int:
+    if isinstance(value, str) and value.upper() in _WEEKDAYS:
+        return _WEEKDAYS.index(value.upper())
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(_WEEKDAYS):
+        return value
+    raise _wrong(value, f"write one of {', '.join(_WEEKDAYS)}")
+
+
 def _traceparent(text: str) -> str:
     if not _TRACEPARENT.fullmatch(text):
         raise Misfit(
@@ -168,12 +209,27 @@ def few(value: object) -> object:
     return tuple(elements)
 
 
+def many_days(value: object) -> object:
+    """Refuse a list of more than MAX_DAYS before any day is looked at; return a list as a tuple."""
+    if (elements := as_list(value)) is None:
+        return value
+    if len(elements) > MAX_DAYS:
+        raise Misfit(problem=f"{len(elements)} days were read", remedy=f"write at most {MAX_DAYS}")
+    return tuple(elements)
+
+
 Key = Annotated[str, AfterValidator(one_line(MAX_TEXT))]
 Reason = Annotated[str, AfterValidator(several_lines(1000))]
 Description = Annotated[str, AfterValidator(several_lines(4096))]
 Tenant = Annotated[str, AfterValidator(_tenant)]
 Queue = Annotated[str, AfterValidator(_queue)]
 RunId = Annotated[str, AfterValidator(_run_id)]
+BackfillId = Annotated[str, AfterValidator(_backfill_id)]
+CalendarName = Annotated[str, AfterValidator(_calendar_name)]
+Day = Annotated[date, BeforeValidator(_day)]
+Weekday = Annotated[int, BeforeValidator(_weekday)]
+IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
+OverlapPolicy = Literal["skip", "buffer_one", "buffer_all", "cancel_other", "terminate_other", "allow_all"]
 Traceparent = Annotated[str, AfterValidator(_traceparent)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 # The outermost type, so that null is read too: a payload that is null is one, and not the lack of one.
