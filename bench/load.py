@@ -9,7 +9,7 @@ from psycopg import sql
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, bucket_of, job_id, shard_of
 from tidewheel.jobs.requests import JobSubmit, parse_request
-from tidewheel.jobs.spec import schedule_document
+from tidewheel.jobs.spec import policy_document, schedule_document
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
@@ -20,7 +20,7 @@ _JOBS = (
     "FROM STDIN (FORMAT BINARY)"
 )
 _VERSIONS = (
-    "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, catch_up, on_resume, handler, queue,"
+    "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, policy, handler, queue,"
     " lane, overlap, definition) FROM STDIN (FORMAT BINARY)"
 )
 _TIMERS = "COPY timers (job_id, tenant, shard, due_at, scheduled_at, version) FROM STDIN (FORMAT BINARY)"
@@ -62,7 +62,8 @@ def load_jobs(
         }
     )
     assert isinstance(request, JobSubmit)
-    schedule = canonical({**schedule_document(request.job), "anchor_fires": True}).decode()
+    document = {**schedule_document(request.job), "anchor_fires": True}
+    instants = [due_at + spread * (number / count) for number in range(count)]
     ids = [job_id("default", f"{prefix}-{number}") for number in range(count)]
     shards = [shard_of(bucket_of(job), installation.shards) for job in ids]
     with connection.cursor() as cursor, cursor.copy(_JOBS) as copy:
@@ -72,17 +73,18 @@ def load_jobs(
             row = (job, "default", f"{prefix}-{number}", bucket_of(job), shard, 1, "interval", due_at, every_us)
             copy.write_row((*row, due_at, due_at))
     with connection.cursor() as cursor, cursor.copy(_VERSIONS) as copy:
-        copy.set_types(["uuid", "int4", "text", "timestamptz", "jsonb"] + ["text"] * 7 + ["bytea"])
+        copy.set_types(["uuid", "int4", "text", "timestamptz", "jsonb"] + ["text"] * 6 + ["bytea"])
         for number, job in enumerate(ids):
             definition = definition_record(
                 request.job, tenant="default", job_id=str(job), job_version=1, job_key=f"{prefix}-{number}"
             )
-            text = (schedule, "fire_once", "skip", handler, "default", "standard", overlap)
+            # One schedule for all that share an instant: most jobs are due at the full minute, and share the answer.
+            schedule = canonical({**document, "anchor": (instants[number] - every).isoformat()}).decode()
+            text = (schedule, canonical(policy_document(request.job)).decode(), handler, "default", "standard", overlap)
             copy.write_row((job, 1, "default", due_at, "{}", *text, encode(definition)))
     with connection.cursor() as cursor, cursor.copy(_TIMERS) as copy:
         copy.set_types(["uuid", "text", "int2", "timestamptz", "timestamptz", "int4"])
-        for number, (job, shard) in enumerate(zip(ids, shards, strict=True)):
-            at = due_at + spread * (number / count)
+        for job, shard, at in zip(ids, shards, instants, strict=True):
             copy.write_row((job, "default", shard, at, at, 1))
     connection.commit()
     _analyze(connection, ["jobs", "job_versions", "timers"])

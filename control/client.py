@@ -1,17 +1,15 @@
-"""`tidewheel.Client`: submit, trigger, pause, resume, delete, cancel and wait, from Python.
+"""`tidewheel.Client`: whatever can be requested, and waiting for runs, from Python.
 
 Requests are applied by the same code that intake uses, in one transaction each, straight on Tidewheel's database.
 """
 
-import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import Self, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -36,12 +34,10 @@ _READ_RUN = Statements("tidewheel.control")["read_run"]
 
 _LOG = logging.getLogger("tidewheel.client")
 
-_FIRST_LOOK_SECONDS = 0.02
-_LONGEST_LOOK_SECONDS = 0.5
+FIRST_LOOK_SECONDS = 0.02
+LONGEST_LOOK_SECONDS = 0.5
 _TRIES = 5
-
-
-Answer = TypeVar("Answer")
+_MAKES_RUNS = ("job.trigger", "job.backfill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +55,21 @@ class Job:
     version: int
     unchanged: bool
     next_run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """A backfill after a request.
+
+    Args:
+        backfill_id: Its id; None after a dry run, which makes none.
+        occurrences: How many of its range are to be run; None where the request was not about that.
+        unchanged: Whether the request changed nothing.
+    """
+
+    backfill_id: UUID | None
+    occurrences: int | None
+    unchanged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +134,14 @@ class Client:
         self._notifier.close()
         self._session.close()
 
-    def submit(self, job: Mapping[str, object] | JobSpec, *, request_id: str | None = None) -> Job:
+    def submit(
+        self, job: Mapping[str, object] | JobSpec, *, if_version: int | None = None, request_id: str | None = None
+    ) -> Job:
         """Create a job, or change it; an identical spec changes nothing.
 
         Args:
             job: The job as in a `job.submit` request, as a mapping or a `JobSpec`.
+            if_version: Only while this is the current version; 0: only where there is no such job.
             request_id: The same id again gets the first answer.
 
         Raises:
@@ -136,7 +150,8 @@ class Client:
         """
         # A spec goes in as it is: written out, its payload and jitter would not be read as what they were.
         given = job if isinstance(job, JobSpec) else dict(job)
-        return _job(self._ask({"type": "job.submit", "job": given}, request_id))
+        document = {"type": "job.submit", "job": given, "if_version": if_version}
+        return _job(self._ask(_without_none(document), request_id))
 
     def trigger(
         self,
@@ -146,9 +161,10 @@ class Client:
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
         labels: dict[str, str] | None = None,
+        overlap: str | None = None,
         request_id: str | None = None,
     ) -> RunId:
-        """Run a job once: now, after `delay` (timedelta or seconds), or at `run_at`.
+        """Run a job once: now, after `delay` (timedelta or seconds), or at `run_at`; `overlap` in place of its policy.
 
         Returns:
             The run's id, for `wait` and `run`.
@@ -160,19 +176,86 @@ class Client:
         document = trigger_document(
             key, payload, tenant=self._tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
         )
-        return RunId(UUID(self._ask(document, request_id).run_id))
+        return RunId(UUID(self._ask(_without_none(document | {"overlap": overlap}), request_id).run_id))
 
-    def pause(self, key: str, *, reason: str | None = None) -> Job:
-        """Fire no occurrence of a job until it is resumed; triggers go on working."""
-        return _job(self._ask(_without_none({"type": "job.pause", "key": key, "reason": reason})))
+    def pause(self, key: str, *, until: datetime | None = None, reason: str | None = None) -> Job:
+        """Fire no occurrence of a job until it is resumed, by request or at `until`; triggers go on working."""
+        return self._about_job("job.pause", key, until=until, reason=reason)
 
     def resume(self, key: str) -> Job:
         """Fire a paused job's occurrences again."""
-        return _job(self._ask({"type": "job.resume", "key": key}))
+        return self._about_job("job.resume", key)
 
-    def delete(self, key: str) -> Job:
-        """Remove a job; runs that have begun finish."""
-        return _job(self._ask({"type": "job.delete", "key": key}))
+    def delete(self, key: str, *, if_version: int | None = None) -> Job:
+        """Remove a job, only while `if_version` is its current version where given; runs that have begun finish."""
+        return self._about_job("job.delete", key, if_version=if_version)
+
+    def rollback(self, key: str, version: int, *, if_version: int | None = None) -> Job:
+        """Give a job the spec of an earlier version again, as a new version."""
+        return self._about_job("job.rollback", key, version=version, if_version=if_version)
+
+    def skip(self, key: str, at: datetime, *, reason: str | None = None) -> Job:
+        """Leave out one coming occurrence, named by its nominal instant."""
+        return self._about_job("job.skip", key, at=at, reason=reason)
+
+    def move(self, key: str, at: datetime, to: datetime, *, reason: str | None = None) -> Job:
+        """Let one coming occurrence fire at another time."""
+        return self._about_job("job.move", key, at=at, to=to, reason=reason)
+
+    def unskip(self, key: str, at: datetime) -> Job:
+        """Take back a skip or a move of an occurrence that is still to come."""
+        return self._about_job("job.unskip", key, at=at)
+
+    def backfill(
+        self,
+        key: str,
+        from_at: datetime,
+        to_at: datetime,
+        *,
+        what: str | None = None,
+        versions: str | None = None,
+        overlap: str | None = None,
+        max_concurrent: int | None = None,
+        order: str | None = None,
+        dry_run: bool = False,
+        reason: str | None = None,
+        request_id: str | None = None,
+    ) -> Backfilled:
+        """Run the occurrences of a past range, both ends included.
+
+        Args:
+            key: The job.
+            from_at: The first instant of the range.
+            to_at: The last.
+            what: `missing_only` (when not said) or `all`.
+            versions: `as_of`, the version in force at each instant (when not said), or `current`.
+            overlap: In place of the job's policy.
+            max_concurrent: How many of its runs may be open at once; 10 when not said.
+            order: `oldest_first` (when not said) or `newest_first`.
+            dry_run: Only say how many there would be.
+            reason: Kept and shown.
+            request_id: The same id again gets the first answer.
+
+        Raises:
+            Refused: There is no such job, the range lies ahead or is too long, or an argument does not fit.
+        """
+        document: dict[str, object] = {
+            "type": "job.backfill", "key": key, "from": from_at, "to": to_at, "what": what, "versions": versions,
+            "overlap": overlap, "max_concurrent": max_concurrent, "order": order, "dry_run": dry_run, "reason": reason,
+        }  # fmt: skip
+        return _backfilled(self._ask(_without_none(document), request_id))
+
+    def pause_backfill(self, backfill_id: UUID, *, reason: str | None = None) -> Backfilled:
+        """Make no further run of a backfill until it is resumed."""
+        return self._about_backfill("backfill.pause", backfill_id, reason)
+
+    def resume_backfill(self, backfill_id: UUID) -> Backfilled:
+        """Go on with a backfill."""
+        return self._about_backfill("backfill.resume", backfill_id, None)
+
+    def cancel_backfill(self, backfill_id: UUID, *, reason: str | None = None) -> Backfilled:
+        """Make no further run of a backfill, and cancel those that have not begun."""
+        return self._about_backfill("backfill.cancel", backfill_id, reason)
 
     def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
         """End a run, whatever state it is in.
@@ -209,14 +292,21 @@ class Client:
             TimeoutError: It was not terminal in time; the message tells its state.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        deadline, pause = monotonic_seconds() + seconds, _FIRST_LOOK_SECONDS
+        deadline, pause = monotonic_seconds() + seconds, FIRST_LOOK_SECONDS
         while not (run := self.run(run_id)).final:
             if monotonic_seconds() >= deadline:
                 message = f"run {run_id} is {run.state} after {seconds:g} s"
                 raise TimeoutError(message)
             self._never.wait(min(pause, max(deadline - monotonic_seconds(), 0)))
-            pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
+            pause = min(pause * 1.5, LONGEST_LOOK_SECONDS)
         return run
+
+    def _about_job(self, kind: str, key: str, **fields: object) -> Job:
+        return _job(self._ask(_without_none({"type": kind, "key": key, **fields})))
+
+    def _about_backfill(self, kind: str, backfill_id: UUID, reason: str | None) -> Backfilled:
+        document = {"type": kind, "backfill_id": str(backfill_id), "reason": reason}
+        return _backfilled(self._ask(_without_none(document)))
 
     def _ask(self, document: dict[str, object], request_id: str | None = None) -> Reply:
         document = {**document, "tenant": self._tenant}
@@ -234,8 +324,8 @@ class Client:
             try:
                 return self._apply_once(incoming)
             except CommitUnknown:
-                # It may stand; a trigger that nothing names could make a second run.
-                if incoming.request.request_id is None and incoming.request.type == "job.trigger":
+                # It may stand; what nothing names could make its runs a second time.
+                if incoming.request.request_id is None and incoming.request.type in _MAKES_RUNS:
                     raise
             except Unavailable as error:
                 _LOG.info("trying again: %s", error)
@@ -246,72 +336,14 @@ class Client:
             return apply_requests(connection, self._installation, [incoming])[0]
 
 
-class AsyncClient:
-    """`Client` for coroutines: submit, trigger, run, cancel and wait, awaited; all on one thread, one after another.
-
-    A call that is cancelled ends on its thread all the same, before the next one begins: half a transaction is never
-    left for the next call to commit.
-    """
-
-    def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
-        self._client = Client(database_url, tenant=tenant)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidewheel-client")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._on_thread(self._client.close)
-        self._thread.shutdown(wait=False)
-
-    async def submit(self, job: Mapping[str, object] | JobSpec, *, request_id: str | None = None) -> Job:
-        """See `Client.submit`."""
-        return await self._on_thread(lambda: self._client.submit(job, request_id=request_id))
-
-    async def trigger(
-        self,
-        key: str,
-        payload: object = None,
-        *,
-        delay: timedelta | float | None = None,
-        run_at: datetime | None = None,
-        labels: dict[str, str] | None = None,
-        request_id: str | None = None,
-    ) -> RunId:
-        """See `Client.trigger`."""
-        return await self._on_thread(
-            lambda: self._client.trigger(key, payload, delay=delay, run_at=run_at, labels=labels, request_id=request_id)
-        )
-
-    async def run(self, run_id: UUID) -> Run:
-        """See `Client.run`."""
-        return await self._on_thread(lambda: self._client.run(run_id))
-
-    async def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
-        """See `Client.cancel`."""
-        return await self._on_thread(lambda: self._client.cancel(run_id, reason=reason))
-
-    async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
-        """See `Client.wait`."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        deadline, pause = monotonic_seconds() + seconds, _FIRST_LOOK_SECONDS
-        while not (run := await self.run(run_id)).final:
-            if monotonic_seconds() >= deadline:
-                message = f"run {run_id} is {run.state} after {seconds:g} s"
-                raise TimeoutError(message)
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
-        return run
-
-    async def _on_thread(self, call: Callable[[], Answer]) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-
 def _job(reply: Reply) -> Job:
     return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
 
 
-def _without_none(document: dict[str, object]) -> dict[str, object]:
+def _backfilled(reply: Reply) -> Backfilled:
+    made = UUID(reply.backfill_id) if reply.backfill_id else None
+    return Backfilled(made, reply.occurrences, reply.unchanged)
+
+
+def _without_none(document: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in document.items() if value is not None}

@@ -2,6 +2,9 @@
 
 The rows are known before COMMIT is sent; after a lost one they are read back under this executor's id until the
 database answers, because an attempt that stands and is not run would be found only when the lease ends.
+
+A run that would replace the holder of its job's turn, while somebody has the holder's row, is tried once more a moment
+later: mostly the holder was about to end. After that the sweep brings it, within seconds.
 """
 
 import logging
@@ -16,10 +19,13 @@ from tidewheel.service import Patience, Stop
 from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.start import Claim, Claimed, Started, read_claims, start_runs
+from tidewheel.wakeup import Channel
 
 _LOG = logging.getLogger("tidewheel.executor")
 
 _HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
+
+_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
 
 
 class LeaseLost(Unavailable):
@@ -35,10 +41,12 @@ class Claimer:
         installation: Installation,
         executor_id: UUID,
         stop: Stop,
+        *,
         lease_lost: Callable[[], None],
+        poke: Callable[[Channel], None],
     ) -> None:
         self._session, self._installation = session, installation
-        self._executor_id, self._stop, self._lease_lost = executor_id, stop, lease_lost
+        self._executor_id, self._stop, self._lease_lost, self._poke = executor_id, stop, lease_lost, poke
 
     def claim(self, claims: Sequence[Claim], *, way: str) -> Claimed:
         """Claim a batch.
@@ -48,23 +56,15 @@ class Claimer:
             way: `message` or `sweep`, for the metrics.
 
         Returns:
-            What is this executor's now; everything else is lost or left.
+            What is this executor's now; everything else is lost, waits for its turn, or is left.
 
         Raises:
             Unavailable: Nothing was claimed.
         """
-        claimed = Claimed()
-        try:
-            with self._session.transaction() as connection:
-                self._hold_lease(connection)
-                claimed = start_runs(connection, self._installation, claims, executor_id=self._executor_id)
-                failpoint("claim.before_commit")
-        except CommitUnknown as error:
-            claimed = Claimed(started=self._read_back(claims, error))
-        except LeaseLost:
-            self._lease_lost()
-            raise
-        failpoint("claim.after_commit")
+        claimed = self._claim(claims)
+        if claimed.contested.left:
+            left = [claim for claim in claims if claim.run_id in claimed.contested.left]
+            claimed.started = claimed.started + self._once_more(left)
         metrics.count("claims", len(claimed.started), "won", way)
         metrics.count("claims", len(claims) - len(claimed.started), "lost", way)
         return claimed
@@ -72,6 +72,37 @@ class Claimer:
     def close(self) -> None:
         """Close its session; called by the thread that claims, when it ends."""
         self._session.close()
+
+    def _claim(self, claims: Sequence[Claim]) -> Claimed:
+        claimed = Claimed()
+        try:
+            with self._session.transaction() as connection:
+                self._hold_lease(connection)
+                claimed = start_runs(connection, self._installation, claims, executor_id=self._executor_id)
+                failpoint("claim.before_commit")
+        except CommitUnknown as error:
+            # Whom it told is not known either: being woken for nothing costs less than a grace period that begins late.
+            self._wake_executors(claimed)
+            return Claimed(started=self._read_back(claims, error))
+        except LeaseLost:
+            self._lease_lost()
+            raise
+        failpoint("claim.after_commit")
+        self._wake_executors(claimed)
+        return claimed
+
+    def _once_more(self, claims: Sequence[Claim]) -> list[Started]:
+        self._stop.wait(_BUSY_SECONDS)
+        try:
+            return self._claim(claims).started
+        except Unavailable as error:
+            # What was claimed before must be begun, whatever becomes of these.
+            _LOG.info("%d runs are left to the sweep: %s", len(claims), error)
+            return []
+
+    def _wake_executors(self, claimed: Claimed) -> None:
+        if claimed.signalled:
+            self._poke(Channel.SIGNALS)
 
     def _hold_lease(self, connection: Conn) -> None:
         if connection.execute(_HOLD_LEASE, {"executor_id": self._executor_id}).fetchone() is None:

@@ -6,16 +6,20 @@ A thread of its own, so that a blocked event loop does not cost the lease.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 import psycopg
 
+from tidewheel.arrays import integers, uuids
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Session
+from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
 from tidewheel.service import Patience, Stop
+from tidewheel.skew import Skew
 from tidewheel.sql import Statements
+from tidewheel.transitions.signal import Signal
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -23,8 +27,13 @@ _SQL = Statements("tidewheel.executor")
 _BEAT = _SQL["beat_executor"]
 _LEAVE = _SQL["leave_executor"]
 _READ_SIGNALS = _SQL["read_signals"]
+_DROP_SIGNALS = _SQL["drop_terminates"]
 
 _SIGNALS_SECONDS = 0.5
+_STRAY_AFTER = timedelta(seconds=10)  # a claim that has committed is begun long before
+
+# Tells whether there is such an attempt here.
+OnSignal = Callable[[UUID, int, Signal], bool]
 
 
 class Heartbeat:
@@ -40,10 +49,12 @@ class Heartbeat:
         handlers: Sequence[str],
         slots: int,
         every: timedelta,
-        on_signal: Callable[[UUID, int], None],
+        on_signal: OnSignal,
         busy: Callable[[], bool],
+        skew: Skew,
     ) -> None:
         self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
+        self._skew = skew
         self._columns: dict[str, object] = {
             "executor_id": executor_id,
             "name": name,
@@ -51,6 +62,7 @@ class Heartbeat:
             "handlers": list(handlers),
             "slots": slots,
             "stopping": False,
+            "stray_after": _STRAY_AFTER,
         }
         self.wake = threading.Event()
         self._stop = Stop()
@@ -105,12 +117,30 @@ class Heartbeat:
             return
         with self._session.transaction() as connection:
             if beat:
-                connection.execute(_BEAT, self._columns)
+                self._beat(connection)
             rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
         if beat:
             self._next_beat = monotonic_seconds() + self._every.total_seconds()
             self._entered.set()
-        for run_id, attempt in rows:
+        self._pass_on(rows)
+
+    def _pass_on(self, rows: Sequence[tuple[object, ...]]) -> None:
+        """Tell the attempts; a `terminate` that was acted upon goes, for its run is over and nobody else looks at it."""
+        acted: list[tuple[UUID, int]] = []
+        for run_id, attempt, kind, stray in rows:
             assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
             assert isinstance(attempt, int)  # noqa: S101 - the column's type
-            self._on_signal(run_id, attempt)
+            # One that is not here is over, unless its claim has been committed and it is not begun yet.
+            here = self._on_signal(run_id, attempt, Signal(str(kind)))
+            if kind == Signal.TERMINATE and (here or stray):
+                acted.append((run_id, attempt))
+        if acted:
+            columns = {"run_ids": uuids(run for run, _ in acted), "attempts": integers(number for _, number in acted)}
+            with self._session.transaction() as connection:
+                connection.execute(_DROP_SIGNALS, {**columns, "terminate": Signal.TERMINATE})
+
+    def _beat(self, connection: Conn) -> None:
+        asked = monotonic_seconds()
+        row = connection.execute(_BEAT, self._columns, binary=True).fetchone()
+        assert row is not None  # noqa: S101 - entered or beaten
+        self._skew.saw(cast("datetime", row[0]), since=asked)

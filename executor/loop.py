@@ -32,8 +32,10 @@ from tidewheel.runs import Lane
 from tidewheel.schemas.records import JobDefinition, RunRequest, TargetKind
 from tidewheel.service import Stop
 from tidewheel.settings import ExecutorSettings
+from tidewheel.skew import Skew
 from tidewheel.topics import Topics
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.signal import Signal
 from tidewheel.transitions.start import Started
 from tidewheel.wakeup import Channel, Listener, Notifier
 
@@ -80,6 +82,7 @@ class Executor:
             every=settings.heartbeat,
             on_signal=self._on_signal,
             busy=lambda: bool(self._running),
+            skew=Skew(settings.max_clock_skew),
         )
         self._reaper = Reaper(
             Session(url, "tidewheel-executor-reap"),
@@ -204,16 +207,23 @@ class Executor:
         self._running.pop(attempt.key, None)
         self._slots.give_back(1)
 
-    def _on_signal(self, run_id: UUID, number: int) -> None:
-        """An attempt is to stop: tell it, and fence it off after the grace period if it does not listen."""
+    def _on_signal(self, run_id: UUID, number: int, kind: Signal) -> bool:
+        """An attempt is to stop: tell it, and fence it off if it does not listen; returns whether it is here.
+
+        To cancel, it has a grace period; where it is terminated, its run has ended already.
+        """
         attempt = self._running.get((run_id, number))
-        if attempt is None or attempt.cancelled.is_set():
-            return
-        _LOG.info("asked to cancel", extra={"run_id": str(run_id), "attempt": number})
-        attempt.cancelled.set()
-        self._loop.call_soon_threadsafe(self._stop_cooperatively, attempt)
-        grace = self._settings.cancel_grace.total_seconds()
-        self._loop.call_soon_threadsafe(self._loop.call_later, grace, attempt.report, CANCELLED)
+        if attempt is None:
+            return False
+        if not attempt.cancelled.is_set():
+            _LOG.info("asked to %s", kind, extra={"run_id": str(run_id), "attempt": number})
+            attempt.cancelled.set()
+            self._loop.call_soon_threadsafe(self._stop_cooperatively, attempt)
+            grace = self._settings.cancel_grace.total_seconds()
+            self._loop.call_soon_threadsafe(self._loop.call_later, grace, attempt.report, CANCELLED)
+        if kind is Signal.TERMINATE:
+            attempt.report(CANCELLED)
+        return True
 
     def _stop_cooperatively(self, attempt: Attempt) -> None:
         attempt.cancelled.set()
@@ -261,7 +271,14 @@ class Executor:
 
     def _claimer(self, name: str) -> Claimer:
         session = Session(self._url, name)
-        return Claimer(session, self._installation, self.executor_id, self._stop, lambda: self._heartbeat.beat_now())
+        return Claimer(
+            session,
+            self._installation,
+            self.executor_id,
+            self._stop,
+            lease_lost=lambda: self._heartbeat.beat_now(),
+            poke=self._notifier.poke,
+        )
 
     def _crowded(self) -> bool:
         return self._finisher.backlog() > _CROWD

@@ -1,10 +1,12 @@
 -- name: beat_executor
--- The executor says that it lives: this counter is the lease of all its attempts. The first beat enters it.
+-- The executor says that it lives: this counter is the lease of all its attempts. The first beat enters it. Brings the
+-- database's clock along.
 -- Index: executors_pkey. Lock: its own row (not its key, so that claims go on).
 INSERT INTO executors (executor_id, name, queues, handlers, slots, counter, beat_at, started_at, stopping)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, 0, tidewheel_now(), tidewheel_now(), %(stopping)s)
 ON CONFLICT (executor_id) DO UPDATE
    SET counter = executors.counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
+RETURNING beat_at
 
 -- name: hold_lease
 -- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims.
@@ -72,6 +74,15 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
   ) AS o
 
 -- name: read_signals
--- Attempts of this executor that are to stop.
+-- Attempts of this executor that are to stop, and whether they should have been known for long.
 -- Index: signals_by_executor. No lock.
-SELECT run_id, attempt FROM signals WHERE executor_id = %(executor_id)s
+SELECT run_id, attempt, kind, made_at < (SELECT tidewheel_now()) - %(stray_after)s::interval
+  FROM signals
+ WHERE executor_id = %(executor_id)s
+
+-- name: drop_terminates
+-- Signals that were acted upon, of runs that had ended before.
+-- Index: signals_pkey. Lock: the rows.
+DELETE FROM signals AS s
+ USING unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS done (run_id, attempt)
+ WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.kind = %(terminate)s

@@ -11,13 +11,23 @@ from typing import cast
 
 from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavailable
+from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancels
 from tidewheel.intake.delete import apply_deletes
 from tidewheel.intake.incoming import Incoming, rejected
 from tidewheel.intake.pause import apply_pauses, apply_resumes
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.trigger import apply_triggers
-from tidewheel.jobs.requests import JobDelete, JobPause, JobResume, JobSubmit, JobTrigger, RunCancel
+from tidewheel.jobs.requests import (
+    CalendarDelete,
+    CalendarPut,
+    JobDelete,
+    JobPause,
+    JobResume,
+    JobSubmit,
+    JobTrigger,
+    RunCancel,
+)
 from tidewheel.metrics import metrics
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.records import Reply
@@ -37,6 +47,8 @@ _APPLY: dict[type, Apply] = {
     JobPause: apply_pauses,
     JobResume: apply_resumes,
     JobDelete: apply_deletes,
+    CalendarPut: apply_calendar_puts,
+    CalendarDelete: apply_calendar_deletes,
     RunCancel: apply_cancels,
 }
 

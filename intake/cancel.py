@@ -43,7 +43,7 @@ def _cancel(connection: Conn, installation: Installation, incoming: Incoming) ->
     if found:
         attempt, executor_id = cast("tuple[int, UUID | None]", found[1:])
         if state in MOVES[Move.ASK_TO_CANCEL].sources:
-            ask_to_cancel(connection, run_id, incoming.tenant)
+            ask_to_cancel(connection, [run_id])
         elif state is not RunState.CANCELLING:
             end = RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason=request.reason or "asked")
             end_runs(connection, installation, [end])

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol, cast
 from uuid import uuid4
 
@@ -34,6 +35,7 @@ from tidewheel.schemas.records import RequestOrigin
 from tidewheel.schemas.requests import read_document, read_request
 from tidewheel.service import Patience, Stop
 from tidewheel.settings import IntakeSettings
+from tidewheel.skew import Skew
 from tidewheel.sql import Statements
 from tidewheel.transitions.dead_letters import DeadRequest, bury_request
 from tidewheel.transitions.installation import Installation
@@ -82,6 +84,7 @@ class Intake:
         self._session = Session(url, "tidewheel-intake")
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
+        self._skew = Skew(settings.max_clock_skew)
         self._places: dict[int, _Place] = {}
         self._topic_id = ""
         self._next_house = 0.0
@@ -217,7 +220,7 @@ class Intake:
     def _answer(self, connection: Conn, messages: Sequence[Message], failure: Exception | None) -> None:
         rows: list[OutboxRow] = []
         batch: list[Incoming] = []
-        now = read_now(connection)
+        now = self._read_clock(connection)
         for message in messages:
             origin = _origin(message)
             key, value = _bytes(message.key()), _bytes(message.value())
@@ -310,9 +313,16 @@ class Intake:
         if monotonic_seconds() >= self._next_house:
             self._next_house = monotonic_seconds() + _KEEP_HOUSE_SECONDS
             with self._session.transaction() as connection:
+                self._read_clock(connection)
                 gone = connection.execute(_FORGET_ANSWERS, {"kept": self._settings.requests_kept}).rowcount
             if gone == _FORGOTTEN_AT_ONCE:
                 self._next_house = 0.0
+
+    def _read_clock(self, connection: Conn) -> datetime:
+        asked = monotonic_seconds()
+        now = read_now(connection)
+        self._skew.saw(now, since=asked)
+        return now
 
 
 def _origin(message: Message) -> RequestOrigin:

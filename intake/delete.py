@@ -21,6 +21,7 @@ from tidewheel.transitions.timers import drop_timers
 
 _SQL = Statements("tidewheel.intake")
 _DELETE_JOBS = _SQL["delete_jobs"]
+_RETIRE_VERSIONS = _SQL["retire_versions"]
 _LOCK_UNBEGUN = _SQL["lock_unbegun"]
 _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
 
@@ -49,6 +50,8 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
         # A backlog of a million must not hold up the requests behind this one: claims refuse it, the scheduler ends it.
         connection.execute(_ADD_JOB_CANCELLATION, columns)
     connection.execute(_DELETE_JOBS, {"job_ids": ids, "now": locked.now})
+    retired = {"job_ids": ids, "versions": [job.version for job in jobs], "now": locked.now}
+    connection.execute(_RETIRE_VERSIONS, retired)
     reasons = {
         job_id_of(incoming): incoming.request.reason for incoming in batch if isinstance(incoming.request, JobDelete)
     }

@@ -4,9 +4,9 @@ Whoever holds a timer's lock sees every firing of the job before or after its ch
 is settled by the version in force, and the runs whose instant is still ahead are taken back, before anything changes.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import cast
 from uuid import UUID
 
@@ -16,11 +16,11 @@ from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.intake.incoming import Incoming
-from tidewheel.occurrences import Decision
-from tidewheel.scheduler.recurrence.due import decide, passed_over
-from tidewheel.scheduler.recurrence.memo import schedule_from_text
-from tidewheel.scheduler.recurrence.once import Once
+from tidewheel.occurrences import Decision, Held
+from tidewheel.scheduler.recurrence.due import MOST_MADE_UP, decide, passed_by, resume, with_jitter
+from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.sql import Statements
+from tidewheel.transitions.circumstances import Circumstances, read_circumstances
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, take_back
 
@@ -46,6 +46,8 @@ class JobRow:
     anchor: datetime | None
     every_us: int | None
     paused: bool
+    paused_until: datetime | None
+    created_at: datetime
     finished_at: datetime | None
     deleted_at: datetime | None
     schedule: str | None
@@ -80,7 +82,12 @@ def lock_jobs(connection: Conn, batch: Sequence[Incoming], *, to_delete: bool = 
         batch: The requests.
         to_delete: Also against triggers, which go on beside every other change.
     """
-    ids = sorted({job_id_of(incoming) for incoming in batch})
+    return lock_jobs_by_id(connection, {job_id_of(incoming) for incoming in batch}, to_delete=to_delete)
+
+
+def lock_jobs_by_id(connection: Conn, job_ids: Iterable[UUID], *, to_delete: bool = False) -> Locked:
+    """Lock these jobs, as `lock_jobs` does."""
+    ids = sorted(job_ids)
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     connection.execute(_LOCK_JOBS_TO_DELETE if to_delete else _LOCK_JOBS, {"job_ids": ids})
     # Once more: what the jobs' locks waited for may have given a job its first timer.
@@ -103,21 +110,32 @@ def settle(
         The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
         fire next.
     """
-    due = [locked.timers[job] for job in job_ids if job in locked.timers]
-    due = [timer for timer in due if timer.scheduled_at <= locked.now]
-    overdue = [timer for timer in due if _fires(locked.jobs[timer.job_id])]
+    timers = [locked.timers[job] for job in job_ids if job in locked.timers]
+    due = [timer for timer in timers if min(timer.scheduled_at, timer.due_at or timer.scheduled_at) <= locked.now]
+    overdue = [timer for timer in due if timer.held is None]
     # What a pause has passed over so far is written down before the version that says what it was is replaced.
-    paused = [timer for timer in due if locked.jobs[timer.job_id].paused and not locked.jobs[timer.job_id].set_aside]
-    advance_timers(connection, installation, paused, lambda timer: after_pause(timer, locked.now), now=locked.now)
+    paused = [timer for timer in due if timer.held == Held.PAUSE]
+    circumstances = read_circumstances(connection, due)
+    advance_timers(
+        connection,
+        installation,
+        paused,
+        lambda timer: replace(
+            _by(timer, circumstances, lambda where: passed_by(where, now=locked.now)),
+            held=Held.PAUSE,
+            due_at=timer.due_at,
+        ),
+        now=locked.now,
+    )
     decisions = advance_timers(
         connection,
         installation,
         overdue,
-        lambda timer: _decide(timer, locked.now, installation.misfire_after),
+        lambda timer: _by(timer, circumstances, lambda where: _settled(where, timer, locked.now, installation)),
         now=locked.now,
         repeats=True,
     )
-    following = {job: locked.timers[job].scheduled_at for job in job_ids if job in locked.timers}
+    following = {timer.job_id: timer.scheduled_at for timer in timers}
     for timer, decision in zip(overdue, decisions, strict=True):
         if decision.next_at is None:
             del following[timer.job_id]
@@ -128,17 +146,9 @@ def settle(
     return following
 
 
-def after_pause(timer: LockedTimer, now: datetime) -> Decision:
-    """What becomes of a timer when its job's pause ends: the instants in it are passed over, but a `once` fires."""
-    try:
-        schedule = schedule_from_text(timer.schedule, timer.job_id)
-    except ScheduleRefused:
-        # Set aside before the pause: firing will find it so again, and say it again.
-        return Decision(next_at=timer.scheduled_at)
-    if timer.scheduled_at > now or isinstance(schedule, Once):
-        return Decision(next_at=timer.scheduled_at)
-    skips = passed_over(schedule, timer.scheduled_at, now, reason="paused")
-    return Decision(skips=skips, next_at=schedule.after(now))
+def after_pause(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> Decision:
+    """What becomes of a timer when its job's pause ends: `on_resume` decides."""
+    return _by(timer, circumstances, lambda where: resume(where, now=now))
 
 
 def read_now(connection: Conn) -> datetime:
@@ -153,17 +163,17 @@ def job_id_of(incoming: Incoming) -> UUID:
     return job_id(incoming.tenant, incoming.key or "")
 
 
-def _fires(job: JobRow) -> bool:
-    return not job.paused and not job.set_aside
-
-
-def _decide(timer: LockedTimer, now: datetime, misfire_after: timedelta) -> Decision:
+def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[Standing], Decision]) -> Decision:
     try:
-        schedule = schedule_from_text(timer.schedule, timer.job_id)
+        return decide_by(standing(timer, circumstances.day_sets, circumstances.of(timer)))
     except ScheduleRefused:
         # Nothing can be said about it: firing will set it aside, or the change makes an end of it.
         return Decision(next_at=timer.scheduled_at)
-    # What is younger than misfire_after, at one a second at most, is more than firing takes at once: a change leaves
-    # nothing overdue behind it.
-    most = int(misfire_after.total_seconds()) + 2
-    return decide(schedule, timer.scheduled_at, now=now, horizon=now, misfire_after=misfire_after, most=most)
+
+
+def _settled(where: Standing, timer: LockedTimer, now: datetime, installation: Installation) -> Decision:
+    # What is younger than misfire_after, at one a second at most, and a whole catch-up are more than firing takes at
+    # once: a change leaves nothing overdue behind it.
+    most = int(installation.misfire_after.total_seconds()) + 2 + MOST_MADE_UP
+    decision = decide(where, now=now, horizon=now, misfire_after=installation.misfire_after, most=most)
+    return with_jitter(decision, where, timer.job_id)

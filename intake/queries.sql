@@ -44,6 +44,11 @@ SELECT job_id, tenant, key, bucket, shard, 0, tidewheel_now(), tidewheel_now()
  ORDER BY job_id
     ON CONFLICT (job_id) DO NOTHING
 
+-- name: forget_places
+-- The places of jobs that were refused and never were.
+-- Index: jobs_pkey. Lock: rows made by this transaction.
+DELETE FROM jobs WHERE job_id = ANY (%(job_ids)s) AND version = 0
+
 -- name: lock_timers
 -- The timers of these jobs: the locks on which edits and firing meet. Before the jobs' own rows, as firing does. Alone,
 -- without their versions: what the lock waited for may have brought a version that this statement cannot see.
@@ -54,7 +59,7 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- The timers just locked, with what firing needs of their versions.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition
+       v.definition, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -72,12 +77,93 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- name: read_locked_jobs
 -- The jobs just locked, with the schedule in force.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.every_us, j.paused, j.finished_at,
-       j.deleted_at, v.schedule,
-       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.due_at = 'infinity') AND NOT j.paused AS set_aside
+SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.every_us, j.paused, j.paused_until,
+       j.created_at, j.finished_at, j.deleted_at, v.schedule,
+       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.held = 'set_aside') AS set_aside
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
+
+-- name: enter_calendar
+-- A place for a calendar that may be new, so that two who put it meet on the row and not on nothing.
+-- Index: calendars_pkey. Lock: the new row; waits for an uncommitted twin.
+INSERT INTO calendars (tenant, name, version, days, weekdays, updated_at)
+VALUES (%(tenant)s, %(name)s, 0, '{}', '{}', tidewheel_now())
+    ON CONFLICT DO NOTHING
+
+-- name: lock_calendar
+-- A calendar, against its jobs' submits and other changes of it; before the timers of its jobs.
+-- Index: calendars_pkey. Lock: the row, waiting.
+SELECT version, days, weekdays, source FROM calendars WHERE tenant = %(tenant)s AND name = %(name)s FOR UPDATE
+
+-- name: share_calendars
+-- Holds calendars against change until the versions that name them are written; before any timer. What they are joined with
+-- are the statement's own parameters, which no wait makes older.
+-- Index: calendars_pkey. Lock: the rows, shared, by tenant and name.
+SELECT c.name
+  FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
+  JOIN calendars AS c USING (tenant, name)
+ ORDER BY c.tenant, c.name
+   FOR SHARE OF c
+
+-- name: calendar_names
+-- The calendars of a tenant, to say which one may have been meant.
+-- Index: calendars_pkey. No lock.
+SELECT name FROM calendars WHERE tenant = %(tenant)s ORDER BY name LIMIT 1000
+
+-- name: update_calendar
+-- A calendar's days.
+-- Index: calendars_pkey. Lock: a row already locked.
+UPDATE calendars
+   SET version = version + 1, days = %(days)s::date[], weekdays = %(weekdays)s::smallint[], source = %(source)s,
+       updated_at = tidewheel_now()
+ WHERE tenant = %(tenant)s AND name = %(name)s
+
+-- name: delete_calendar
+-- A calendar that no job names.
+-- Index: calendars_pkey. Lock: a row already locked.
+DELETE FROM calendars WHERE tenant = %(tenant)s AND name = %(name)s
+
+-- name: find_calendar_jobs
+-- The jobs whose current version names a calendar; no further one can come while it is locked.
+-- Index: job_calendars_pkey. No lock.
+SELECT job_id FROM job_calendars WHERE tenant = %(tenant)s AND name = %(name)s
+
+-- name: name_calendar_jobs
+-- How many jobs name a calendar, and the first of their keys; no row when none does.
+-- Index: job_calendars_pkey, jobs_pkey. No lock.
+SELECT min(j.key), count(*)
+  FROM job_calendars AS c
+  JOIN jobs AS j ON j.job_id = c.job_id
+ WHERE c.tenant = %(tenant)s AND c.name = %(name)s
+HAVING count(*) > 0
+
+-- name: drop_job_calendars
+-- What these jobs named so far.
+-- Index: job_calendars_by_job. Lock: the rows, under their jobs' locks.
+DELETE FROM job_calendars WHERE job_id = ANY (%(job_ids)s)
+
+-- name: add_job_calendars
+-- What these jobs name from now on.
+-- Index: job_calendars_pkey. Lock: new rows; shares the keys of calendars that are held already.
+INSERT INTO job_calendars (tenant, name, job_id)
+SELECT tenant, name, job_id
+  FROM unnest(%(tenants)s::text[], %(names)s::text[], %(job_ids)s::uuid[]) AS named (tenant, name, job_id)
+
+-- name: read_timerless
+-- Jobs whose timer has gone, as it would be read: a change of their days may give them occurrences again.
+-- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked.
+SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule, v.handler, v.queue, v.lane,
+       v.overlap, v.definition, v.policy, NULL::timestamptz AS due_at, true AS overridden
+  FROM jobs AS j
+  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+ WHERE j.job_id = ANY (%(job_ids)s) AND j.deleted_at IS NULL
+   AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
+
+-- name: revive_jobs
+-- Jobs that have occurrences again.
+-- Index: jobs_pkey. Lock: rows already locked.
+UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s)
 
 -- name: share_jobs
 -- Holds jobs against deletion until their triggered runs are written; alone for the same reason as lock_timers.
@@ -107,7 +193,8 @@ UPDATE jobs AS j
        paused_by = CASE WHEN new.paused THEN j.paused_by END,
        pause_reason = CASE WHEN new.paused THEN j.pause_reason END,
        updated_at = %(now)s,
-       created_at = CASE WHEN j.version = 0 THEN %(now)s ELSE j.created_at END,
+       paused_until = CASE WHEN new.paused THEN j.paused_until END,
+       created_at = CASE WHEN j.version = 0 OR j.deleted_at IS NOT NULL THEN %(now)s ELSE j.created_at END,
        finished_at = CASE WHEN new.finished THEN %(now)s END,
        deleted_at = NULL,
        failures = 0
@@ -119,44 +206,70 @@ UPDATE jobs AS j
  WHERE j.job_id = new.job_id
 
 -- name: put_timers
--- Timers of jobs that have something to fire.
--- Index: timers_pkey; timers_due changes. Lock: rows already locked, or new.
-INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)
-SELECT job_id, tenant, shard, due_at, scheduled_at, version
+-- Timers of jobs that have something to fire. A moved occurrence that has not fired may be due before the next instant.
+-- Index: timers_pkey, overrides_pkey; timers_due changes. Lock: rows already locked, or new.
+INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, held, overridden)
+SELECT new.job_id, new.tenant, new.shard,
+       CASE WHEN new.held IS NULL THEN least(new.due_at, said.moved_to) ELSE new.due_at END,
+       new.scheduled_at, new.version, new.held, said.overrides > 0
   FROM unnest(
         %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(due_at)s::timestamptz[],
-        %(scheduled_at)s::timestamptz[], %(versions)s::integer[]
-       ) AS new (job_id, tenant, shard, due_at, scheduled_at, version)
+        %(scheduled_at)s::timestamptz[], %(versions)s::integer[], %(held)s::text[]
+       ) AS new (job_id, tenant, shard, due_at, scheduled_at, version, held)
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS overrides, min(v.moved_to) FILTER (WHERE v.done_at IS NULL) AS moved_to
+      FROM overrides AS v
+     WHERE v.job_id = new.job_id
+       AND (v.scheduled_at >= new.scheduled_at OR (v.kind = 'move' AND v.done_at IS NULL))
+  ) AS said
     ON CONFLICT (job_id) DO UPDATE
-   SET due_at = excluded.due_at, scheduled_at = excluded.scheduled_at, version = excluded.version, catch_up_end = NULL
+   SET due_at = excluded.due_at, scheduled_at = excluded.scheduled_at, version = excluded.version,
+       held = excluded.held, overridden = excluded.overridden, catch_up_end = NULL
 
 -- name: read_timers
--- Where these jobs' timers stand, for replies; not of paused jobs.
+-- When these jobs' timers are due next, for replies; not of those that are held.
 -- Index: timers_pkey. No lock.
-SELECT job_id, scheduled_at FROM timers WHERE job_id = ANY (%(job_ids)s) AND due_at < 'infinity'
+SELECT job_id, due_at FROM timers WHERE job_id = ANY (%(job_ids)s) AND held IS NULL
+
+-- name: find_chained
+-- Which of these jobs have a timer-made run that is open.
+-- Index: open_runs_by_job. No lock: it is made and ended under the timers' locks, which the caller has.
+SELECT DISTINCT job_id FROM open_runs WHERE job_id = ANY (%(job_ids)s::uuid[]) AND cause = 'timer'
 
 -- name: pause_jobs
 -- The jobs' rows after a pause. finished_at is lifted where a timer came back.
 -- Index: jobs_pkey. Lock: rows already locked.
 UPDATE jobs AS j
-   SET paused = true, paused_at = %(now)s, paused_by = 'request', pause_reason = new.reason, updated_at = %(now)s,
+   SET paused = true, paused_at = coalesce(j.paused_at, %(now)s), paused_by = 'request', pause_reason = new.reason,
+       paused_until = new.until, updated_at = %(now)s,
        finished_at = CASE WHEN new.revived THEN NULL ELSE j.finished_at END
-  FROM unnest(%(job_ids)s::uuid[], %(reasons)s::text[], %(revived)s::boolean[]) AS new (job_id, reason, revived)
+  FROM unnest(%(job_ids)s::uuid[], %(reasons)s::text[], %(untils)s::timestamptz[], %(revived)s::boolean[])
+       AS new (job_id, reason, until, revived)
  WHERE j.job_id = new.job_id
 
 -- name: resume_jobs
 -- The jobs' rows after a resume.
 -- Index: jobs_pkey. Lock: rows already locked.
 UPDATE jobs
-   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, updated_at = %(now)s
+   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, failures = 0,
+       updated_at = %(now)s
  WHERE job_id = ANY (%(job_ids)s)
 
 -- name: delete_jobs
 -- Tombstones: the versions stay, so that they never repeat for a job_id.
 -- Index: jobs_pkey. Lock: rows already locked.
 UPDATE jobs
-   SET deleted_at = %(now)s, updated_at = %(now)s, paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL
+   SET deleted_at = %(now)s, updated_at = %(now)s, paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL,
+       paused_until = NULL
  WHERE job_id = ANY (%(job_ids)s)
+
+-- name: retire_versions
+-- The version a job was deleted under stops being in force.
+-- Index: job_versions_pkey. Lock: the rows, under their jobs' locks.
+UPDATE job_versions AS v
+   SET retired_at = %(now)s
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS gone (job_id, version)
+ WHERE v.job_id = gone.job_id AND v.version = gone.version
 
 -- name: lock_unbegun
 -- Some open runs of these jobs that no attempt has begun, in run_id order.

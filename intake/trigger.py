@@ -85,6 +85,7 @@ def _run(incoming: Incoming, job: _Job, now: datetime) -> NewRun:
         payload=payload.content if payload else None,
         payload_content_type=payload.content_type if payload else None,
         labels=request.labels,
+        overlap=request.overlap,
         traceparent=request.traceparent,
         request_id=request.request_id,
     )
@@ -98,7 +99,7 @@ def _run(incoming: Incoming, job: _Job, now: datetime) -> NewRun:
         queue=job.queue,
         lane=job.lane,
         handler=job.handler,
-        overlap=job.overlap,
+        overlap=request.overlap or job.overlap,
         scheduled_at=at,
         publish_at=at,
         definition=job.definition,

@@ -32,7 +32,6 @@ CREATE TABLE pace (
     name    text PRIMARY KEY,
     free_at timestamptz NOT NULL
 );
-INSERT INTO pace (name, free_at) VALUES ('catch_up', 'epoch');
 
 ALTER TABLE run_inputs ADD COLUMN late_ms bigint;
 COMMENT ON COLUMN run_inputs.late_ms IS 'how late the run was made, where its occurrence was missed and made up for';

@@ -6,18 +6,17 @@ refused instead of being half there. All pending files go in one transaction eac
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 from typing import LiteralString, cast
 
-from tidewheel.clock import SystemClock
 from tidewheel.db import Conn, connect
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.stored_schemas import store_schemas
-from tidewheel.partitions import AHEAD_DAYS, day_of, ensure_days
+from tidewheel.partitions import ensure_coming_days
 from tidewheel.sql import Statements, trusted
 
 _NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # a runner waits for another, and an index takes its time
@@ -126,8 +125,7 @@ def migrate(url: str, *, dry_run: bool = False) -> list[str]:
             connection.rollback()
         else:
             connection.commit()
-            today = day_of(SystemClock().now())
-            ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
+            ensure_coming_days(connection)
     return [migration.name for migration in pending]
 
 

@@ -23,6 +23,7 @@ from tidewheel.relay.publish import DueRow, Published, Publisher
 from tidewheel.relay.slices import Slices
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import RelaySettings
+from tidewheel.skew import Skew
 from tidewheel.sql import Statements
 from tidewheel.wakeup import Channel, Listener
 
@@ -52,7 +53,13 @@ class Relay:
         self._settings, self._stop = settings, stop
         # Rows are deleted by their addresses: cheap, but the planner takes a small table as a reason to read all of it.
         self._session = Session(url, "tidewheel-relay", options="-c enable_seqscan=off")
-        self._membership = Membership(url, role="relay", name=socket.gethostname(), timeout=settings.member_timeout)
+        self._membership = Membership(
+            url,
+            role="relay",
+            name=socket.gethostname(),
+            timeout=settings.member_timeout,
+            skew=Skew(settings.max_clock_skew),
+        )
         self._slices = Slices(url, self._membership)
         self._wake = threading.Event()
         self._listener = Listener(url, "tidewheel-relay-listen", (Channel.OUTBOX,), self._wake)

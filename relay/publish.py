@@ -31,7 +31,6 @@ _REFUSED_FOR_GOOD = frozenset(
         KafkaError.INVALID_MSG,
         KafkaError.INVALID_MSG_SIZE,
         KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
         KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError._INVALID_ARG,
     }

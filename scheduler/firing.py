@@ -8,7 +8,9 @@ all others fire.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import cast
+from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row
@@ -17,11 +19,12 @@ from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
-from tidewheel.occurrences import Decision
+from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import append
-from tidewheel.scheduler.recurrence.due import decide
-from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.scheduler.recurrence.due import decide, resume, with_jitter
+from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.sql import Statements
+from tidewheel.transitions.circumstances import Circumstances, read_circumstances
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers
@@ -34,6 +37,10 @@ _LOCK_TIMER = _SQL["lock_timer"]
 _PARK_TIMER = _SQL["park_timer"]
 _SET_JOB_ASIDE = _SQL["set_job_aside"]
 _READ_KEY = _SQL["read_key"]
+_RESUME_JOBS = _SQL["resume_jobs"]
+
+EVER = datetime.min.replace(tzinfo=UTC)
+_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class Round:
         shards: The shards that have something due.
         now: The database's clock.
         horizon: Instants up to here are made runs.
+        since: Timers that are due at this instant or before are left to another round: what is on time goes first.
+        until: Timers that are due later are too; None: up to the horizon.
         misfire_after: How late an occurrence may be before it is missed.
         batch: Timers at once, at most.
     """
@@ -53,6 +62,8 @@ class Round:
     horizon: datetime
     misfire_after: timedelta
     batch: int
+    since: datetime = EVER
+    until: datetime | None = None
 
 
 class _ComputingFailed(Exception):
@@ -73,7 +84,7 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
         with session.transaction() as connection:
             locked = _lock_due(connection, look)
             failpoint("firing.locked")
-            decisions = advance_timers(connection, installation, locked, _Decider(look), now=look.now)
+            decisions = _advance(connection, installation, locked, look)
             failpoint("firing.before_commit")
     except Unavailable:
         raise
@@ -91,7 +102,9 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
 def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
     columns = {
         "shards": list(look.shards),
-        "horizon": look.horizon,
+        "since": look.since,
+        "until": look.until or look.horizon,
+        "now": look.now,
         # Shared out, so that one shard's backlog is not in front of another's due timers.
         "per_shard": -(-look.batch // max(len(look.shards), 1)),
     }
@@ -99,12 +112,21 @@ def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
         return cursor.execute(_LOCK_DUE_TIMERS, columns).fetchall()
 
 
-class _Decider:
-    """Decides each distinct (schedule, instant) once: jobs that share both share the answer."""
+def _advance(
+    connection: Conn, installation: Installation, locked: list[LockedTimer], look: Round, *, repeats: bool = False
+) -> list[Decision]:
+    decider = _Decider(look, read_circumstances(connection, locked))
+    decisions = advance_timers(connection, installation, locked, decider, now=look.now, repeats=repeats)
+    _tell_resumed(connection, installation, [timer.job_id for timer in locked if timer.held == Held.PAUSE], look.now)
+    return decisions
 
-    def __init__(self, look: Round) -> None:
-        self._look = look
-        self._decided: dict[tuple[str, datetime], Decision] = {}
+
+class _Decider:
+    """Decides each distinct (schedule, policy, instant) once: jobs that share them share the answer."""
+
+    def __init__(self, look: Round, circumstances: Circumstances) -> None:
+        self._look, self._circumstances = look, circumstances
+        self._decided: dict[tuple[str, str, datetime, datetime | None], tuple[Standing, Decision]] = {}
 
     def __call__(self, timer: LockedTimer) -> Decision:
         """What is to become of a timer.
@@ -112,33 +134,58 @@ class _Decider:
         Raises:
             _ComputingFailed: It cannot be computed.
         """
-        question = (timer.schedule, timer.scheduled_at)
-        known = self._decided.get(question)
-        if known is not None:
-            return known
+        question = (timer.schedule, timer.policy, timer.scheduled_at, timer.catch_up_end)
+        known = self._decided.get(question) if timer.held is None and not timer.overridden else None
         try:
-            schedule = schedule_from_text(timer.schedule, timer.job_id)
-            decision = decide(
-                schedule,
-                timer.scheduled_at,
-                now=self._look.now,
-                horizon=self._look.horizon,
-                misfire_after=self._look.misfire_after,
-            )
+            where, decision = known or self._decide(timer, question)
+            return with_jitter(decision, where, timer.job_id)
         except Exception as error:
             # Whatever it is, it concerns one job, and all the others must fire.
             raise _ComputingFailed from error
-        if not schedule.hashed:
-            self._decided[question] = decision
-        return decision
+
+    def _decide(
+        self, timer: LockedTimer, question: tuple[str, str, datetime, datetime | None]
+    ) -> tuple[Standing, Decision]:
+        where = standing(timer, self._circumstances.day_sets, self._circumstances.of(timer))
+        if timer.held == Held.PAUSE:
+            # The pause ended at its instant, not when it was noticed: what came after it is downtime.
+            return where, resume(where, now=(timer.due_at or self._look.now) - _TICK)
+        look = self._look
+        decision = decide(where, now=look.now, horizon=look.horizon, misfire_after=look.misfire_after)
+        if where.plain and not where.schedule.hashed:
+            self._decided[question] = where, decision
+        return where, decision
+
+
+def _tell_resumed(connection: Conn, installation: Installation, job_ids: Sequence[UUID], now: datetime) -> None:
+    """The pauses that have come to their end by themselves."""
+    if not job_ids:
+        return
+    rows = connection.execute(_RESUME_JOBS, {"job_ids": sorted(job_ids), "now": now}, binary=True).fetchall()
+    events = [
+        lifecycle_row(
+            installation,
+            kind="job.resumed",
+            tenant=str(tenant),
+            job_id=cast("UUID", job_id),
+            job_key=str(key),
+            job_version=cast("int", version),
+            shard=cast("int", shard),
+            now=now,
+            reason="paused_until has passed",
+        )
+        for job_id, tenant, key, shard, version in rows
+    ]
+    append(connection, events, shards=installation.shards)
 
 
 def _fire_alone(session: Session, installation: Installation, timer: LockedTimer, look: Round) -> int:
     try:
         with session.transaction() as connection:
             with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-                locked = cursor.execute(_LOCK_TIMER, {"job_id": timer.job_id, "horizon": look.horizon}).fetchall()
-            advance_timers(connection, installation, locked, _Decider(look), now=look.now, repeats=True)
+                columns = {"job_id": timer.job_id, "horizon": look.horizon, "now": look.now}
+                locked = cursor.execute(_LOCK_TIMER, columns).fetchall()
+            _advance(connection, installation, locked, look, repeats=True)
         return len(locked)
     except Unavailable:
         raise
@@ -179,5 +226,5 @@ def _set_aside(
 
 
 def _observe(decision: Decision, now: datetime) -> None:
-    for at in decision.fires:
-        metrics.observe("fire_lead_seconds", (now - at).total_seconds())
+    for fire in decision.fires:
+        metrics.observe("fire_lead_seconds", (now - fire.publish_at).total_seconds())

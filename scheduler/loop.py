@@ -6,19 +6,22 @@ taken by any of them, so that failover needs no election.
 
 import socket
 import threading
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
 
-from tidewheel.clock import SystemClock, monotonic_seconds
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.metrics import metrics
-from tidewheel.partitions import AHEAD_DAYS, day_of, ensure_days
+from tidewheel.partitions import ensure_coming_days
 from tidewheel.scheduler.cancelling import cancel_some
-from tidewheel.scheduler.firing import Round, fire
+from tidewheel.scheduler.firing import EVER, Round, fire
 from tidewheel.scheduler.mend import mend_shard
+from tidewheel.scheduler.turns import TurnSweep
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import SchedulerSettings
+from tidewheel.skew import Skew
 from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
 from tidewheel.wakeup import Channel, Listener, Notifier
@@ -26,6 +29,7 @@ from tidewheel.wakeup import Channel, Listener, Notifier
 _PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
 
 _OVERDUE_SECONDS = 1.0  # how often the other shards are looked at for what their owner has left
+_MISSED_PART = 4  # of a batch may be timers that were missed: each can make a hundred runs
 _MEND_SECONDS = 60.0  # one shard a minute: a whole round of 64 in about an hour
 _PARTITIONS_SECONDS = 600.0
 
@@ -37,13 +41,20 @@ class Scheduler:
         self._settings, self._installation, self._stop = settings, installation, stop
         self._session = Session(url, "tidewheel-scheduler")
         self._wake = threading.Event()
-        self._membership = Membership(url, role="scheduler", name=socket.gethostname(), timeout=settings.member_timeout)
+        self._membership = Membership(
+            url,
+            role="scheduler",
+            name=socket.gethostname(),
+            timeout=settings.member_timeout,
+            skew=Skew(settings.max_clock_skew),
+        )
         self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
         self._notifier = Notifier(url, "tidewheel-scheduler-notify")
         self._shards: list[int] = []
         self._members: tuple[object, ...] = ()
         self._next_overdue = self._next_mend = self._next_partitions = 0.0
         self._mending = 0
+        self._turns = TurnSweep(self._session, installation)
 
     def run(self) -> None:
         """Fire until asked to stop."""
@@ -73,8 +84,10 @@ class Scheduler:
             cancelled = cancel_some(self._session, self._installation)
             if cancelled:
                 self._next_overdue = 0.0
+            handed_on = self._turns.step()
+            if cancelled or handed_on:
                 self._notifier.poke(Channel.OUTBOX)
-            moved += cancelled
+            moved += cancelled + handed_on
         return 0.0 if moved else pause
 
     def _fire(self, shards: list[int], ahead: timedelta) -> tuple[int, float]:
@@ -87,14 +100,20 @@ class Scheduler:
         due = [shard for shard, at in earliest.items() if at <= horizon]
         if not due:
             return 0, self._pause(now, earliest, ahead)
+        missed_until = min(now - self._settings.misfire_after, horizon)
         look = Round(
             shards=due,
             now=now,
             horizon=horizon,
             misfire_after=self._settings.misfire_after,
             batch=self._settings.fire_batch,
+            since=missed_until,
         )
         moved = fire(self._session, self._installation, look)
+        if moved < look.batch and min(earliest.values()) <= missed_until:
+            # What was missed comes after what is on time, and in smaller bites, so that it is in nobody's way.
+            behind = replace(look, since=EVER, until=missed_until, batch=-(-look.batch // _MISSED_PART))
+            moved += fire(self._session, self._installation, behind)
         if moved:
             self._notifier.poke(Channel.OUTBOX)
         # Nothing moved although something is due: its row is in somebody's hands, who will be done soon.
@@ -112,7 +131,6 @@ class Scheduler:
         with self._session.transaction() as connection:
             rows = connection.execute(_PROBE_TIMERS, {"shards": shards}, binary=True).fetchall()
         now = cast("datetime", rows[0][2])
-        metrics.set("clock_skew_seconds", (SystemClock().now() - now).total_seconds())
         return now, {cast("int", shard): cast("datetime", at) for shard, at, _ in rows if at is not None}
 
     def _take_shards(self) -> None:
@@ -126,12 +144,12 @@ class Scheduler:
         now = monotonic_seconds()
         if now >= self._next_partitions:
             with self._session.transaction() as connection:
-                today = day_of(SystemClock().now())
-                ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
+                ensure_coming_days(connection)
             self._next_partitions = now + _PARTITIONS_SECONDS
         if now >= self._next_mend:
             if self._shards:
                 shard = self._shards[self._mending % len(self._shards)]
                 mend_shard(self._session, shard, self._installation.shards)
+                self._turns.mend_shard(shard)
                 self._mending += 1
             self._next_mend = now + _MEND_SECONDS

@@ -8,15 +8,16 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
   ) AS earliest ON true
 
 -- name: lock_due_timers
--- The timers that are due, with what firing needs of their versions.
+-- The timers that are due, with what firing needs of their versions. A pause ends at its instant, never ahead of it.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows locked by others (an edit, another scheduler) are passed over.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition
+       v.definition, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
   FROM unnest(%(shards)s::smallint[]) AS s (shard)
  CROSS JOIN LATERAL (
-    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version
+    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.held, d.overridden
       FROM timers AS d
-     WHERE d.shard = s.shard AND d.due_at <= %(horizon)s
+     WHERE d.shard = s.shard AND d.due_at > %(since)s AND d.due_at <= %(until)s
+       AND (d.held IS NULL OR d.due_at <= %(now)s)
      ORDER BY d.due_at
      LIMIT %(per_shard)s
        FOR UPDATE SKIP LOCKED
@@ -27,17 +28,17 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
 -- One timer, for firing job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, passed over when somebody has it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition
+       v.definition, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
- WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s
+ WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.held IS NULL OR t.due_at <= %(now)s)
    FOR UPDATE OF t SKIP LOCKED
 
 -- name: park_timer
 -- Takes the timer of a job that was set aside out of the way, unless an edit came first; an edit brings it back.
 -- Index: timers_pkey. Lock: the row.
 UPDATE timers
-   SET due_at = 'infinity'
+   SET due_at = 'infinity', held = 'set_aside'
  WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < 'infinity'
 RETURNING tenant, shard, version
 
@@ -46,6 +47,14 @@ RETURNING tenant, shard, version
 -- No index, no lock.
 INSERT INTO set_aside (kind, tenant, job_id, error, made_at)
 VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
+
+-- name: resume_jobs
+-- Jobs whose pause has come to its end by itself.
+-- Index: jobs_pkey. Lock: the jobs' rows, in job_id order, after their timers'.
+UPDATE jobs AS j
+   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, updated_at = %(now)s
+ WHERE j.job_id = ANY (%(job_ids)s) AND j.paused
+RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
 
 -- name: read_key
 -- A job's key, for the event that says it was set aside.
@@ -106,3 +115,32 @@ SELECT run_id FROM open_runs
 -- None is left.
 -- Index: cancellations_pkey. Lock: the row, locked already.
 UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s
+
+-- name: look_at_turns
+-- Some of the turns that are waited for, and whether their holder is still open.
+-- Index: turns_waiting, open_runs_pkey. No lock: what is found is asked again under it.
+SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id)
+  FROM (
+    SELECT t.job_id, t.run_id FROM turns AS t WHERE t.waiting AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(most)s
+  ) AS w
+ ORDER BY w.job_id
+
+-- name: lock_turns
+-- Turns whose holder may be gone.
+-- Index: turns_pkey. Lock: each turn, in job_id order; those that somebody has are handed on by whoever that is.
+SELECT job_id FROM turns WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE SKIP LOCKED
+
+-- name: find_stranded
+-- Jobs of a shard with runs that wait for a turn which is not marked as waited for: somebody has removed it.
+-- Index: open_runs_by_job (a shard is a range of job_id), turns_pkey; once a minute, one shard. No lock.
+SELECT DISTINCT o.job_id, o.tenant
+  FROM open_runs AS o
+ WHERE o.job_id BETWEEN %(first)s AND %(last)s
+   AND o.state = %(buffered)s
+   AND NOT EXISTS (SELECT FROM turns AS t WHERE t.job_id = o.job_id AND t.waiting)
+ LIMIT 1000
+
+-- name: drop_stale_signals
+-- Signals of runs that have ended which no executor has taken away: it has died.
+-- No index: a handful of rows, once a minute. Lock: the rows.
+DELETE FROM signals WHERE kind = %(terminate)s AND made_at < tidewheel_now() - %(stale_after)s::interval

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidewheel.control.client import AsyncClient, Client
+    from tidewheel.control.async_client import AsyncClient
+    from tidewheel.control.client import Client
     from tidewheel.control.enqueue import enqueue
     from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
     from tidewheel.executor.context import Context
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "Cancel", "Client", "Context", "Permanent", "RetryAfter", "Snooze", "enqueue", "handler"]
 
 _WHERE = {
-    "AsyncClient": "tidewheel.control.client",
+    "AsyncClient": "tidewheel.control.async_client",
     "Client": "tidewheel.control.client",
     "enqueue": "tidewheel.control.enqueue",
     "Cancel": "tidewheel.errors",

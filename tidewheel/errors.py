@@ -6,6 +6,8 @@
     │   ├── ScheduleRefused      a schedule that cannot be read or can never fire (also a ValueError)
     │   ├── UnknownJob           no such job in this tenant
     │   ├── UnknownRun           no such run in this tenant
+    │   ├── UnknownCalendar      no such calendar in this tenant
+    │   ├── VersionConflict      the job's current version is another one
     │   └── RequestConflict      a request_id seen before with another body
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
     ├── Unusable                 stop and tell the operator: settings, schema, stack
@@ -94,6 +96,30 @@ class UnknownRun(Refused):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         super().__init__((FieldError("run_id", f"there is no run {run_id}", "copy the id from a reply or an event"),))
+
+
+class UnknownCalendar(Refused):
+    """No calendar of this name in this tenant."""
+
+    code = "unknown_calendar"
+
+    def __init__(self, tenant: str, name: str, remedy: str) -> None:
+        self.tenant, self.name = tenant, name
+        super().__init__((FieldError("name", f"tenant {tenant!r} has no calendar {name!r}", remedy),))
+
+
+class VersionConflict(Refused):
+    """The job's current version is not the one that the change was made for."""
+
+    code = "version_conflict"
+
+    def __init__(self, wanted: int, current: int | None) -> None:
+        self.wanted, self.current = wanted, current
+        problem = "there is no such job" if current is None else f"the current version is {current}, not {wanted}"
+        remedy = "leave it out, or write 0" if current is None else "read the job again and apply the change to that"
+        if wanted == 0:
+            problem, remedy = f"there is such a job already, at version {current}", "change it instead of making it"
+        super().__init__((FieldError("if_version", problem, remedy),))
 
 
 class RequestConflict(Refused):

@@ -5,16 +5,19 @@ about who owns what.
 """
 
 import threading
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from hashlib import blake2b
+from typing import cast
 from uuid import UUID, uuid4
 
 import psycopg
 
-from tidewheel.db import connect
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
 from tidewheel.service import Patience, Stop
+from tidewheel.skew import Skew
 from tidewheel.sql import Statements
 
 _SQL = Statements("tidewheel")
@@ -26,11 +29,11 @@ _BEATS_PER_TIMEOUT = 5  # four may be lost before a live member is taken for dea
 
 
 class Membership:
-    """This process's membership of a role, kept alive by a thread of its own."""
+    """This process's membership of a role, kept alive by a thread of its own, whose beats also measure the skew."""
 
-    def __init__(self, url: str, *, role: str, name: str, timeout: timedelta) -> None:
+    def __init__(self, url: str, *, role: str, name: str, timeout: timedelta, skew: Skew) -> None:
         self.member_id = uuid4()
-        self._url, self._role, self._name, self._timeout = url, role, name, timeout
+        self._url, self._role, self._name, self._timeout, self._skew = url, role, name, timeout, skew
         self._live: tuple[UUID, ...] = ()
         self._stop = Stop()
         self._first = threading.Event()
@@ -64,13 +67,19 @@ class Membership:
         columns = {"member_id": self.member_id, "role": self._role, "name": self._name, "timeout": self._timeout}
         with connect(self._url, f"tidewheel-{self._role}-membership", autocommit=True) as connection:
             while not self._stop.asked():
-                connection.execute(_BEAT, columns)
+                self._beat(connection, columns)
                 rows = connection.execute(_LIVE, columns, binary=True).fetchall()
                 self._live = tuple(member for (member,) in rows if isinstance(member, UUID))
                 self._first.set()
                 patience.over()
                 self._stop.wait(pause)
             connection.execute(_LEAVE, columns)
+
+    def _beat(self, connection: Conn, columns: Mapping[str, object]) -> None:
+        asked = monotonic_seconds()
+        row = connection.execute(_BEAT, columns, binary=True).fetchone()
+        assert row is not None  # noqa: S101 - entered or beaten
+        self._skew.saw(cast("datetime", row[0]), since=asked)
 
 
 def rendezvous(things: int, members: Sequence[UUID], me: UUID) -> list[int]:

@@ -49,8 +49,11 @@ METRICS = (
     Metric("undecodable_requests", Kind.COUNTER, "messages", (), "messages on the requests topic that are no request"),
     Metric("intake_partitions_left", Kind.COUNTER, "partitions", (), "requests partitions whose offset has expired"),
     Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "occurrences fired, or skipped with the reason"),
+    Metric("occurrences_made_up", Kind.COUNTER, "occurrences", (), "occurrences that were missed and fired all the same"),
     Metric("jobs_set_aside", Kind.COUNTER, "jobs", (), "jobs whose next time or row could not be worked with"),
     Metric("timers_mended", Kind.COUNTER, "timers", (), "timers that were missing and have been given back"),
+    Metric("runs_buffered", Kind.COUNTER, "runs", (), "runs that found their job's turn taken and wait for it"),
+    Metric("turns_mended", Kind.COUNTER, "turns", (), "turns that were waited for, their holder gone, and handed on"),
     Metric("fire_lead_seconds", Kind.HISTOGRAM, "seconds", (), "how late a run was written; 0 when written ahead"),
     Metric("outbox_published", Kind.COUNTER, "messages", ("class",), "messages acknowledged by the broker"),
     Metric("outbox_set_aside", Kind.COUNTER, "messages", (), "messages the broker refuses for good"),
@@ -65,6 +68,8 @@ METRICS = (
     Metric("shards_owned", Kind.GAUGE, "shards", (), "shards this scheduler looks after"),
     Metric("slices_owned", Kind.GAUGE, "slices", (), "outbox slices this relay carries"),
     Metric("clock_skew_seconds", Kind.GAUGE, "seconds", (), "this process's clock minus the database's"),
+    Metric("clock_skew_bound_seconds", Kind.GAUGE, "seconds", (), "what that difference can be wrong by"),
+    Metric("max_clock_skew_seconds", Kind.GAUGE, "seconds", (), "the setting: a greater difference is told"),
 )
 
 

@@ -7,13 +7,16 @@ never a place where rows pile up unseen. Partitions come by CREATE and ATTACH, w
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
+from typing import cast
 
 import psycopg
 from psycopg import sql
 
 from tidewheel.db import Conn
 from tidewheel.ids import first_run_id
-from tidewheel.sql import trusted
+from tidewheel.sql import Statements, trusted
+
+_READ_CLOCK = Statements("tidewheel")["read_clock"]
 
 # Table -> storage parameters of its partitions. fillfactor: job_runs is updated once, at its end, which must stay HOT.
 TABLES = MappingProxyType(
@@ -53,6 +56,18 @@ def ensure_days(connection: Conn, days: Iterable[date]) -> None:
                 with own.transaction():
                     _make_day(own, day)
     _known.update((database, day) for day in wanted)
+
+
+def ensure_coming_days(connection: Conn) -> None:
+    """Make the partitions of yesterday, today and the days ahead, by the database's clock.
+
+    Raises:
+        psycopg.OperationalError: The connection cannot be made.
+    """
+    row = connection.execute(_READ_CLOCK, binary=True).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM
+    today = day_of(cast("datetime", row[0]))
+    ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
 
 
 def _make_day(connection: Conn, day: date) -> None:

@@ -66,6 +66,18 @@ class Connections(BaseSettings):
         le=timedelta(hours=1),
         description="later than this, an occurrence is missed; the same for every process, edits settle by it too",
     )
+    max_clock_skew: Duration = Field(
+        timedelta(seconds=2),
+        gt=timedelta(0),
+        le=timedelta(hours=1),
+        description="a process whose clock is further from the database's says so; nothing waits or fires for it",
+    )
+    catch_up_rate: float = Field(
+        1000.0,
+        gt=0,
+        le=1_000_000,
+        description="runs a second that make up for missed occurrences, of the whole fleet; the same for every process",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="serve /metrics and /healthz on 127.0.0.1; 0 picks a free port, none is off"
     )

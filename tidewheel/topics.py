@@ -128,6 +128,8 @@ def _new_topic(topic: Topic, replication: int) -> NewTopic:
         "min.insync.replicas": "2" if replication >= 3 else "1",
         "unclean.leader.election.enable": "false",
         "max.message.bytes": str(1024 * 1024 + 64 * 1024),
+        # A message is not refused because the clock of whoever sends it is wrong, nor dropped before its time.
+        "message.timestamp.type": "LogAppendTime",
     }
     return NewTopic(topic.name, num_partitions=topic.partitions, replication_factor=replication, config=config)
 

@@ -17,9 +17,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from tidewheel.control.cli.answers import Answer, Output
+from tidewheel.errors import StackError
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
-from tidewheel.local.progress import Step
+from tidewheel.local.progress import Step, in_silence
 from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
 from tidewheel.local.state import HOME_VARIABLE, default_home
 from tidewheel.migrations.runner import migrate
@@ -64,13 +65,16 @@ def down(
     output: Answer = Output.TEXT,
 ) -> None:
     """Stop the local stack; its data stays unless --erase is given."""
+    stack = LocalStack(home)
+    made = _is_made(stack)
     with _shown() as watch:
-        stack = LocalStack(home)
-        stack.down(erase=erase, progress=watch)
+        stack.down(erase=erase, progress=watch if made else in_silence)
     if output is Output.JSON:
         typer.echo(json.dumps({"home": str(stack.home), "running": False, "erased": erase}))
-    else:
+    elif made:
         typer.echo(f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}")
+    else:
+        typer.echo(f"there is no stack in {stack.home}; `tidewheel up` makes one")
 
 
 def status(home: Home = None, output: Answer = Output.TEXT) -> None:
@@ -84,6 +88,14 @@ def status(home: Home = None, output: Answer = Output.TEXT) -> None:
         typer.echo(f"there is no stack in {found.data_dir}; `tidewheel up` makes one")
     if not found.is_running:
         raise typer.Exit(_NOT_RUNNING)
+
+
+def _is_made(stack: LocalStack) -> bool:
+    """Whether there is a stack, be its notes readable or not."""
+    try:
+        return bool(stack.status().parts)
+    except StackError:
+        return True
 
 
 def _furnish(info: StackInfo) -> None:

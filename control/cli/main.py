@@ -1,12 +1,18 @@
-"""The `tidewheel` command: one entry, sub-commands by noun."""
+"""The `tidewheel` command: one entry, sub-commands by noun.
 
+Exit codes: 0 as asked, 1 with a line on standard error for each thing that is in the way, 2 for a wrong flag.
+"""
+
+import inspect
 import sys
 from collections.abc import Callable
 
 import typer
 
-from tidewheel.control.cli import demo, dev, operate, services
-from tidewheel.errors import TidewheelError
+from tidewheel.control.cli import demo, dev, jobs, operate, services
+from tidewheel.control.cli.answers import COLUMNS
+from tidewheel.control.cli.cron import cron
+from tidewheel.errors import Refused, TidewheelError
 
 app = typer.Typer(
     name="tidewheel",
@@ -15,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": COLUMNS},
 )
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
@@ -30,14 +37,50 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for command in _COMMANDS:
     app.command()(command)
+
+_JOB_COMMANDS: dict[str, Callable[..., None]] = {
+    "create": jobs.create,
+    "list": jobs.list_jobs,
+    "show": jobs.show,
+    "update": jobs.update,
+    "pause": jobs.pause,
+    "resume": jobs.resume,
+    "delete": jobs.delete,
+    "trigger": jobs.trigger,
+}
+job = typer.Typer(help="Jobs, their occurrences and versions.", no_args_is_help=True)
+for name, command in _JOB_COMMANDS.items():
+    job.command(name)(command)
+
+app.add_typer(job, name="job")
+app.add_typer(cron, name="cron")
 app.add_typer(operate.topics, name="topics")
 app.add_typer(operate.schemas, name="schemas")
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on standard error and exit code 1."""
+    """Run the command line; an error of ours is a line on standard error for each field, and exit code 1."""
     try:
         app()
+    except Refused as refused:
+        _complain(*map(str, refused.errors))
     except TidewheelError as error:
-        sys.stderr.write(f"tidewheel: {error}\n")
-        sys.exit(1)
+        _complain(str(error))
+
+
+def _complain(*lines: str) -> None:
+    for line in lines:
+        sys.stderr.write(f"tidewheel: {line}\n")
+    sys.exit(1)
+
+
+def _summarise(commands: typer.Typer) -> None:
+    """Let the list of commands show each one's first line whole: it is cut off otherwise, wherever the line ends."""
+    for command in commands.registered_commands:
+        command.short_help = (inspect.getdoc(command.callback) or "").partition("\n")[0]
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _summarise(group.typer_instance)
+
+
+_summarise(app)

@@ -188,7 +188,7 @@ def _judge(response: httpx.Response, body: bytes) -> Outcome:
     permanent = response.status_code < 500 and response.status_code not in _RETRIED_4XX
     url = response.request.url.copy_with(query=None, username=None, password=None)
     message = f"{url} answered {response.status_code} {response.reason_phrase}: {text[:1024]}"
-    after = _retry_after(response.headers.get("retry-after"))
+    after = _retry_after(response.headers)
     return failed(f"http_{response.status_code}", message, permanent=permanent, retry_after=after)
 
 
@@ -197,19 +197,23 @@ def _result(document: dict[str, object]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _retry_after(value: str | None) -> timedelta | None:
-    """Seconds, or an HTTP date. Source: RFC 9110 section 10.2.3."""
+def _retry_after(headers: httpx.Headers) -> timedelta | None:
+    """Seconds, or an HTTP date, which is read against the server's own clock. Source: RFC 9110 section 10.2.3."""
+    value = headers.get("retry-after")
     if value is None:
         return None
     with suppress(ValueError):
         return timedelta(seconds=min(max(float(value), 0.0), 86_400.0))
     with suppress(ValueError, TypeError):
-        wait = parsedate_to_datetime(value).astimezone(UTC) - _now()
+        wait = parsedate_to_datetime(value).astimezone(UTC) - _served_at(headers)
         return min(max(wait, timedelta(0)), timedelta(days=1))
     return None
 
 
-def _now() -> datetime:
+def _served_at(headers: httpx.Headers) -> datetime:
+    """When the server said so by its own clock; ours stands in where it has none. Source: RFC 9110 section 6.6.1."""
+    with suppress(ValueError, TypeError):
+        return parsedate_to_datetime(headers.get("date")).astimezone(UTC)
     return SystemClock().now()
 
 

@@ -1,59 +1,246 @@
 """What is due of one timer: pure, so that scheduler, intake and preview decide alike.
 
-An occurrence is missed when it is still unfired `misfire_after` past its time. Younger ones all fire, late. Of missed
-ones `fire_once` fires the latest and passes over the rest, as one span.
+An occurrence is missed when it is still unfired `misfire_after` past its instant; younger ones all fire, late. What
+becomes of missed ones is decided once: with `fire_all` the end of the catch-up stays with the timer, and what lies
+before it fires, some at a time, whatever the clock says by then.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
+from uuid import UUID
 
-from tidewheel.occurrences import Decision, Skip
+from tidewheel.occurrences import Decision, Fire, Held, Skip, SkipReason
+from tidewheel.scheduler.recurrence.calendared import excluded_spans
+from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
+from tidewheel.scheduler.recurrence.jitter import jittered
 from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.once import Once
+from tidewheel.scheduler.recurrence.policies import CatchUp
+from tidewheel.scheduler.recurrence.standing import Standing
+from tidewheel.scheduler.recurrence.without import is_occurrence
 
 MOST_AT_ONCE = 100  # occurrences of one job in one transaction, so that one job's past does not hold up the others
+MOST_MADE_UP = 1_000  # by `fire_all`, the newest
 COUNTED = 100_000  # a longer span is recorded as "at least": counting it would take seconds
 
 _TICK = timedelta(microseconds=1)
 
 
 def decide(
-    schedule: Schedule,
-    scheduled_at: datetime,
-    *,
-    now: datetime,
-    horizon: datetime,
-    misfire_after: timedelta,
-    most: int = MOST_AT_ONCE,
+    standing: Standing, *, now: datetime, horizon: datetime, misfire_after: timedelta, most: int = MOST_AT_ONCE
 ) -> Decision:
-    """Decide about a timer that stands at `scheduled_at`.
+    """Decide about a timer.
 
     Args:
-        schedule: The job's schedule.
-        scheduled_at: The next unfired instant.
+        standing: Where it stands.
         now: The database's clock.
         horizon: Instants up to here become runs (now plus the lookahead).
         misfire_after: How late an occurrence may be before it is missed.
         most: How many occurrences at once; the timer stays due when there are more.
     """
-    cursor: datetime | None = scheduled_at
-    fires: list[datetime] = []
-    skips: tuple[Skip, ...] = ()
-    if scheduled_at <= now - misfire_after and not isinstance(schedule, Once):
-        latest = schedule.before(now - misfire_after + _TICK) or scheduled_at
-        latest = max(latest, scheduled_at)
-        skips = passed_over(schedule, scheduled_at, latest - _TICK, reason="misfire")
-        fires.append(latest)
-        cursor = schedule.after(latest)
-    while cursor is not None and cursor <= horizon and len(fires) < most:
-        fires.append(cursor)
-        cursor = schedule.after(cursor)
-    return Decision(tuple(fires), skips, cursor)
+    if isinstance(standing.schedule, FixedDelay):
+        return _fixed_delay(standing, standing.schedule, horizon)
+    live, missed_until = standing.live, now - misfire_after
+    first, end = live.after(standing.cursor - _TICK), standing.catch_up_end
+    skips: list[Skip] = []
+    if end is not None and (first is None or first > end):
+        end = None
+    if end is None and first is not None and first <= missed_until and not _always_fires(standing):
+        end = live.before(missed_until + _TICK) or first
+        skips, first = _made_up(standing, first, end, standing.policies.catch_up, now, SkipReason.MISFIRE)
+    buffered = CatchUp.FIRE_ALL in {standing.policies.catch_up, standing.policies.on_resume}
+    fires: list[Fire] = []
+    position = standing.cursor if not skips else max(skip.last_at for skip in skips) + _TICK
+    if first is None:
+        first = live.after(position - _TICK)
+    while first is not None and first <= horizon and len(fires) < most:
+        late = now - first if first <= missed_until or (end is not None and first <= end) else None
+        fires.append(Fire(first, first, late, buffered=buffered and late is not None))
+        position = first + _TICK
+        first = live.after(first)
+    truncated = first is not None and first <= horizon
+    recorded = position - _TICK if truncated else max(position - _TICK, now)
+    done = Decision(tuple(fires), tuple(skips), next_at=first)
+    if not standing.plain:
+        done = _with_overrides(standing, done, recorded, now=now, horizon=horizon, missed_until=missed_until)
+    still = end is not None and first is not None and first <= end
+    return replace(done, catch_up_end=end if still else None)
 
 
-def passed_over(schedule: Schedule, first_at: datetime, until: datetime, *, reason: str) -> tuple[Skip, ...]:
+def resume(standing: Standing, *, now: datetime) -> Decision:
+    """What becomes of a timer when its job's pause ends: `on_resume` decides about the instants in it.
+
+    What is to be made up for is left to the next firing, but for the single run of `fire_once`.
+    """
+    if isinstance(standing.schedule, FixedDelay | Once) or standing.cursor > now:
+        return _going_on(standing, standing.cursor)
+    live = standing.live
+    first, latest = live.after(standing.cursor - _TICK), live.before(now + _TICK)
+    skips: list[Skip] = []
+    end: datetime | None = None
+    if first is not None and latest is not None and first <= latest:
+        skips, first = _made_up(standing, first, latest, standing.policies.on_resume, now, SkipReason.PAUSED)
+        end = None if first is None else latest
+    recorded = now if first is None or first > now else first - _TICK
+    following = first if first is not None and first <= now else live.after(now)
+    done = Decision((), tuple(skips), next_at=following)
+    if not standing.plain:
+        done = _with_overrides(standing, done, recorded, now=now, horizon=None, missed_until=now)
+    return replace(done, catch_up_end=end)
+
+
+def passed_by(standing: Standing, *, now: datetime, reason: SkipReason = SkipReason.PAUSED) -> Decision:
+    """What becomes of a timer whose instants up to now are given up, as those of a paused job that is edited."""
+    if isinstance(standing.schedule, FixedDelay | Once) or standing.cursor > now:
+        return _going_on(standing, standing.cursor)
+    live = standing.live
+    first = live.after(standing.cursor - _TICK)
+    skips = () if first is None else passed_over(live, first, now, reason=reason)
+    done = Decision((), skips, next_at=live.after(now))
+    if standing.plain:
+        return done
+    return _with_overrides(standing, done, now, now=now, horizon=None, missed_until=now)
+
+
+def passed_over(live: Schedule, first_at: datetime, until: datetime, *, reason: SkipReason) -> tuple[Skip, ...]:
     """The occurrences from `first_at` (itself one) to `until`, inclusive, as one skip; empty where there is none."""
     if first_at > until:
         return ()
-    last_at = schedule.before(until + _TICK) or first_at
-    occurrences, exact = schedule.count(first_at - _TICK, until, COUNTED)
+    last_at = live.before(until + _TICK) or first_at
+    occurrences, exact = live.count(first_at - _TICK, until, COUNTED)
     return (Skip(reason, first_at, max(last_at, first_at), occurrences, exact),)
+
+
+def with_jitter(decision: Decision, standing: Standing, job_id: UUID) -> Decision:
+    """The decision with the delays of one job's runs; those that are late or moved have none."""
+    policies = standing.policies
+    if not policies.jitters or not decision.fires:
+        return decision
+    return replace(
+        decision,
+        fires=tuple(
+            replace(
+                fire,
+                publish_at=jittered(
+                    fire.at,
+                    standing.live.after(fire.at),
+                    job_id,
+                    longest=policies.jitter,
+                    percent=policies.jitter_percent,
+                ),
+            )
+            if fire.late is None and fire.publish_at == fire.at
+            else fire
+            for fire in decision.fires
+        ),
+    )
+
+
+def next_look(standing: Standing, after: datetime) -> datetime | None:
+    """When a timer must be looked at next, all up to `after` being recorded; None when nothing is left."""
+    by_hand = (at for at in standing.skipped if at > after and is_occurrence(standing.effective, at))
+    candidates = [*by_hand, *standing.moved.values()]
+    following = standing.live.after(after)
+    return min([*candidates, following] if following is not None else candidates, default=None)
+
+
+def _always_fires(standing: Standing) -> bool:
+    return isinstance(standing.schedule, Once) and standing.policies.catch_up is not CatchUp.SKIP
+
+
+def _fixed_delay(standing: Standing, schedule: FixedDelay, horizon: datetime) -> Decision:
+    at = standing.cursor
+    if not schedule.bounds.holds(at):
+        return Decision()
+    if at > horizon:
+        return Decision(next_at=at)
+    # Its occurrences are those that fire: a late one was not missed.
+    return Decision((Fire(at, at),), next_at=at, held=Held.RUN)
+
+
+def _going_on(standing: Standing, at: datetime) -> Decision:
+    look = at if standing.plain else next_look(standing, at - _TICK)
+    return Decision(next_at=at, due_at=look, overridden=standing.overridden_until is not None)
+
+
+def _made_up(
+    standing: Standing, first: datetime, latest: datetime, policy: CatchUp, now: datetime, reason: SkipReason
+) -> tuple[list[Skip], datetime | None]:
+    """What is passed over of the occurrences from `first` to `latest`, and the first that is not; None: all are."""
+    live = standing.live
+    if policy is CatchUp.SKIP:
+        return list(passed_over(live, first, latest, reason=reason)), None
+    if policy is CatchUp.FIRE_ONCE:
+        return list(passed_over(live, first, latest - _TICK, reason=reason)), latest
+    start = first
+    if first < now - standing.policies.window:
+        start = live.after(now - standing.policies.window - _TICK) or latest + _TICK
+    if start > latest:
+        return list(passed_over(live, first, latest, reason=reason)), None
+    skips = list(passed_over(live, first, start - _TICK, reason=reason))
+    if not live.count(start - _TICK, latest, MOST_MADE_UP)[1]:
+        newest = latest
+        for _ in range(MOST_MADE_UP - 1):
+            newest = live.before(newest) or newest
+        skips += passed_over(live, start, newest - _TICK, reason=SkipReason.LIMIT)
+        start = newest
+    return skips, start
+
+
+def _with_overrides(
+    standing: Standing,
+    done: Decision,
+    recorded: datetime,
+    *,
+    now: datetime,
+    horizon: datetime | None,
+    missed_until: datetime,
+) -> Decision:
+    """The decision with what calendars and people have left out or moved, up to `recorded`.
+
+    Without a horizon no moved occurrence fires: it is passed over where the pause swallowed it, or left to firing.
+    """
+    fires, skips, moved = list(done.fires), list(done.skips), []
+    skips += [
+        Skip(SkipReason.BY_HAND, at, at, 1)
+        for at in sorted(standing.skipped)
+        if standing.cursor <= at <= recorded and is_occurrence(standing.effective, at)
+    ]
+    skips += _excluded(standing, recorded, now)
+    pending = dict(standing.moved)
+    policy = standing.policies.catch_up if horizon is not None else standing.policies.on_resume
+    for nominal, to in sorted(standing.moved.items(), key=lambda pair: pair[1]):
+        late = now - to if to <= missed_until else None
+        if late is not None and policy is CatchUp.SKIP and not _always_fires(standing):
+            reason = SkipReason.MISFIRE if horizon is not None else SkipReason.PAUSED
+            skips.append(Skip(reason, nominal, nominal, 1))
+        elif horizon is not None and to <= horizon:
+            fires.append(Fire(nominal, to, late))
+        else:
+            continue
+        moved.append(nominal)
+        del pending[nominal]
+    look = next_look(replace(standing, moved=pending), recorded)
+    following = standing.schedule.after(recorded) if look is not None else None
+    until = standing.overridden_until
+    return replace(
+        done,
+        fires=tuple(fires),
+        skips=tuple(skips),
+        next_at=following or look,
+        due_at=look,
+        moved=tuple(moved),
+        overridden=bool(pending) or (until is not None and until > recorded),
+    )
+
+
+def _excluded(standing: Standing, recorded: datetime, now: datetime) -> Iterable[Skip]:
+    """What calendars have left out; what is ahead of now apart, since an edit takes it back."""
+    if standing.effective is standing.schedule:
+        return
+    start = standing.cursor - _TICK
+    for low, high in pairwise(sorted({start, min(max(now, start), recorded), recorded})):
+        for first_at, last_at, occurrences, exact in excluded_spans(standing.schedule, standing.effective, low, high):
+            yield Skip(SkipReason.EXCLUDED, first_at, last_at, occurrences, exact)

@@ -14,7 +14,8 @@ from tests.fixtures.services import Fleet, until
 from tests.transitions.acts import begin, end, ending, requests, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client import AsyncClient, Client
+from tidewheel.control.async_client import AsyncClient
+from tidewheel.control.client import Client
 from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec

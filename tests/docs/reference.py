@@ -159,6 +159,7 @@ def _kind(annotation: object) -> str:
     names: dict[object, str] = {
         timedelta: "a duration",
         int: "a whole number",
+        float: "a number",
         bool: "`true` or `false`",
         str: "text",
         SecretStr: "text, never shown",

@@ -71,7 +71,8 @@ def serving(*answers: Answer) -> Generator[HttpTarget]:
                 self.close_connection = True  # the caller has hung up
 
         def send(self, answer: Answer) -> None:
-            self.send_response(answer.status)
+            # Its own Date is sent, unless the answer brings one.
+            (self.send_response_only if "Date" in answer.headers else self.send_response)(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             if answer.chunks == 1:

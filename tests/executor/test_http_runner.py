@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -30,6 +30,10 @@ def call(url: str, *, allow_private: bool = True, job: dict[str, Any] | None = N
             await runner.close()
 
     return asyncio.run(work())
+
+
+def http_date(at: datetime) -> str:
+    return f"{at:%a, %d %b %Y %H:%M:%S GMT}"
 
 
 def completion(result: bytes | None) -> RunCompleted:
@@ -93,10 +97,17 @@ def test_retry_after_in_seconds_is_honoured_within_a_day(said: str, waits: float
 
 def test_retry_after_as_a_date_is_honoured() -> None:
     later = SystemClock().now() + timedelta(minutes=10)
-    with serving(Answer(429, headers={"Retry-After": f"{later:%a, %d %b %Y %H:%M:%S GMT}"})) as target:
+    with serving(Answer(429, headers={"Retry-After": http_date(later)})) as target:
         waits = call(target.url()).retry_after
     assert waits is not None
     assert timedelta(minutes=9) < waits <= timedelta(minutes=10)
+
+
+def test_retry_after_as_a_date_is_read_on_the_servers_clock_and_not_on_ours() -> None:
+    theirs = SystemClock().now() + timedelta(days=7)  # this machine's clock is a week behind, or theirs ahead
+    told = {"Date": http_date(theirs), "Retry-After": http_date(theirs + timedelta(seconds=90))}
+    with serving(Answer(503, headers=told)) as target:
+        assert call(target.url()).retry_after == timedelta(seconds=90)
 
 
 @pytest.mark.parametrize("said", ["soon", "", "Fri, 99 Foo 2026"])

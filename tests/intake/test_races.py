@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from psycopg.rows import class_row
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import look_at
@@ -12,7 +13,7 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.db import Conn, Session
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.recurrence.due import decide
-from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.scheduler.recurrence.standing import standing
 from tidewheel.sql import Statements
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 
@@ -33,9 +34,15 @@ def due(clocked: ClockedDatabase) -> ClockedDatabase:
 def lock_due(database: ClockedDatabase, connection: Conn) -> list[LockedTimer]:
     """The first half of a firing transaction: the timers are locked, nothing is written."""
     look = look_at(database, lookahead=AHEAD)
-    columns = {"shards": list(look.shards), "horizon": look.horizon, "per_shard": 100}
-    rows = connection.execute(Statements("tidewheel.scheduler")["lock_due_timers"], columns, binary=True).fetchall()
-    return [LockedTimer(*row) for row in rows]  # type: ignore[arg-type]
+    columns = {
+        "shards": list(look.shards),
+        "since": look.since,
+        "until": look.horizon,
+        "now": look.now,
+        "per_shard": 100,
+    }
+    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
+        return cursor.execute(Statements("tidewheel.scheduler")["lock_due_timers"], columns).fetchall()
 
 
 def write_fired(database: ClockedDatabase, connection: Conn, locked: list[LockedTimer]) -> None:
@@ -43,10 +50,7 @@ def write_fired(database: ClockedDatabase, connection: Conn, locked: list[Locked
     look = look_at(database, lookahead=AHEAD)
 
     def decided(timer: LockedTimer) -> object:
-        schedule = schedule_from_text(timer.schedule, timer.job_id)
-        return decide(
-            schedule, timer.scheduled_at, now=look.now, horizon=look.horizon, misfire_after=look.misfire_after
-        )
+        return decide(standing(timer, {}), now=look.now, horizon=look.horizon, misfire_after=look.misfire_after)
 
     advance_timers(connection, database.installation, locked, decided, now=look.now)  # type: ignore[arg-type]
 

@@ -71,7 +71,8 @@ def idle(fresh_database: Database) -> Database:
 
 def load_due_jobs(database: Database) -> None:
     """10,000 jobs that are due, made from one that was submitted; no statistics are gathered."""
-    submit(database, schedule="@every 1h")
+    anchor = database.now()
+    submit(database, schedule={"interval": "1h", "anchor": anchor.isoformat()})
     with database.transaction() as connection:
         connection.execute("DELETE FROM timers")
         connection.execute(
@@ -81,16 +82,17 @@ def load_due_jobs(database: Database) -> None:
             [BURST],
         )
         connection.execute(
-            "INSERT INTO job_versions"
-            " SELECT j.job_id, v.version, v.tenant, v.effective_at, v.spec, v.schedule, v.catch_up, v.on_resume,"
+            "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, policy, handler, queue,"
+            " lane, overlap, definition)"
+            " SELECT j.job_id, v.version, v.tenant, v.effective_at, v.spec, v.schedule, v.policy,"
             " v.handler, v.queue, v.lane, v.overlap, v.definition"
             " FROM job_versions AS v, jobs AS j WHERE j.key LIKE 'burst-%%'",
             [],
         )
         connection.execute(
             "INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)"
-            " SELECT job_id, tenant, shard, now(), now(), 1 FROM jobs WHERE key LIKE 'burst-%%'",
-            [],
+            " SELECT job_id, tenant, shard, %(at)s, %(at)s, 1 FROM jobs WHERE key LIKE 'burst-%%'",
+            {"at": anchor},
         )
 
 

@@ -15,6 +15,7 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.outbox import SLICES
+from tidewheel.skew import Skew
 
 TIMEOUT = timedelta(seconds=1)
 FOREVER = timedelta(minutes=30)  # for tests in which silence is not what is waited for
@@ -38,7 +39,7 @@ def enter(database: Database) -> Iterator[Enter]:
     with ExitStack() as leaving:
 
         def entered(role: str = "relay", timeout: timedelta = TIMEOUT) -> Membership:
-            member = Membership(database.url, role=role, name="test", timeout=timeout)
+            member = Membership(database.url, role=role, name="test", timeout=timeout, skew=Skew(timeout))
             member.start()
             leaving.callback(member.leave)
             return member
@@ -128,7 +129,7 @@ def test_silence_is_measured_by_the_databases_clock(clocked: ClockedDatabase) ->
     clocked.stop_clock()
     silent = uuid4()
     clocked.execute(ENTER, [silent, timedelta(0)])
-    member = Membership(clocked.url, role="relay", name="test", timeout=TIMEOUT)
+    member = Membership(clocked.url, role="relay", name="test", timeout=TIMEOUT, skew=Skew(TIMEOUT))
     member.start()
     try:
         assert silent in member.live()
@@ -147,5 +148,5 @@ def test_a_member_whose_connection_broke_enters_again(enter: Enter, database: Da
 
 
 def test_before_its_first_list_a_member_counts_itself() -> None:
-    member = Membership("postgresql://127.0.0.1:1/none", role="relay", name="test", timeout=TIMEOUT)
+    member = Membership("postgresql://127.0.0.1:1/none", role="relay", name="test", timeout=TIMEOUT, skew=Skew(TIMEOUT))
     assert member.live() == (member.member_id,)

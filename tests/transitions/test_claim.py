@@ -71,7 +71,7 @@ def test_what_does_not_fit_claims_nothing(database: Database, wrong: dict[str, i
     submit(database)
     run_id = trigger(database)
     refused = claimed(database, replace(wish(database, run_id), **wrong))
-    assert (refused.started, refused.skipped) == ([], set())
+    assert (refused.started, refused.contested.skipped) == ([], set())
     assert open_run(database, run_id).state == "queued"
     assert len(claim(database, run_id).started) == 1
 

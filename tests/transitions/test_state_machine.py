@@ -1,7 +1,7 @@
 """Every move is tried from every state, on real rows: what the table allows happens, what it does not changes nothing.
 
-`buffer`, `release` and `wait` have no writer yet: no policy of this release buffers, no target waits. Whoever adds one
-finds it missing in `WRITERS`.
+`wait` has no writer yet: no target waits; nor is anything blocked, and so released from there. Whoever adds a writer finds
+it missing in `WRITERS`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,14 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, attempts, completions, submit, trigger
+from tidewheel.db import Conn
+from tidewheel.ids import job_id
 from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
 from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.signal import ask_to_cancel
 from tidewheel.transitions.start import Claim, start_runs
+from tidewheel.transitions.turns import NOBODY, Seeker, buffer_runs, give_up_turns, wait_for_turns
 
 ENDS = {Move.SUCCEED, Move.FAIL, Move.TIME_OUT, Move.CANCEL, Move.SKIP}
 REQUEUES = {
@@ -25,9 +28,10 @@ REQUEUES = {
     Move.HAND_BACK: AttemptOutcome.HANDED_BACK,
     Move.SNOOZE: AttemptOutcome.SNOOZED,
 }
-WRITERS = ENDS | set(REQUEUES) | {Move.CLAIM, Move.ASK_TO_CANCEL}
-WITHOUT_WRITER = {Move.BUFFER, Move.RELEASE, Move.WAIT}
+WRITERS = ENDS | set(REQUEUES) | {Move.CLAIM, Move.ASK_TO_CANCEL, Move.BUFFER, Move.RELEASE}
+WITHOUT_WRITER = {Move.WAIT}
 ACTIVE = {RunState.RUNNING, RunState.CANCELLING}
+JOB = job_id("default", "job")
 
 
 def test_every_move_has_a_writer_or_is_known_to_have_none() -> None:
@@ -94,7 +98,11 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
             wanted = Claim(run_id, attempt + 1, 1, "test/0/0@0")
             return bool(start_runs(connection, database.installation, [wanted], executor_id=uuid4()).started)
         if move is Move.ASK_TO_CANCEL:
-            return ask_to_cancel(connection, run_id, "default")
+            return ask_to_cancel(connection, [run_id]) == {run_id}
+        if move is Move.BUFFER:
+            return buffer_runs(connection, [Seeker(JOB, "default", run_id)]) == {run_id}
+        if move is Move.RELEASE:
+            return release(connection, database, run_id)
         if move in REQUEUES:
             moved = requeue_runs(connection, database.installation, [Requeue(run_id, attempt, hands, REQUEUES[move])])
             assert moved.busy == set()
@@ -104,13 +112,26 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
         return bool(done.states)
 
 
+def release(connection: Conn, database: Database, run_id: UUID) -> bool:
+    """Give a turn up that nobody but this run can be waiting for."""
+    connection.execute("DELETE FROM open_runs WHERE run_id <> %s", [run_id])
+    wait_for_turns(connection, [(JOB, "default")])
+    connection.execute("UPDATE turns SET run_id = %s", [NOBODY])
+    give_up_turns(connection, database.installation, [(JOB, NOBODY)])
+    return connection.execute("SELECT FROM turns WHERE run_id = %s", [run_id]).fetchone() is not None
+
+
 @pytest.fixture(scope="module")
 def with_job(shared_database: Database) -> Database:
     submit(shared_database)
     return shared_database
 
 
-@pytest.mark.parametrize(("state", "move"), [*product(RunState, sorted(WRITERS))])
+# Nothing is blocked yet; whoever releases from there finds it here.
+TRIED = [pair for pair in product(RunState, sorted(WRITERS)) if pair != (RunState.BLOCKED, Move.RELEASE)]
+
+
+@pytest.mark.parametrize(("state", "move"), TRIED)
 def test_a_move_is_made_where_the_table_allows_it_and_changes_nothing_elsewhere(
     with_job: Database, state: RunState, move: Move
 ) -> None:

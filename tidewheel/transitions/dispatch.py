@@ -68,6 +68,7 @@ class _Inputs:
     labels: dict[str, str] | None
     traceparent: str | None
     checkpoint: bytes | None
+    late_ms: int | None
 
 
 class Definitions:
@@ -149,6 +150,7 @@ def _request(run: Dispatchable, definition: bytes, inputs: _Inputs | None) -> re
         payload_content_type=inputs.payload_content_type if inputs else None,
         labels=inputs.labels if inputs else None,
         traceparent=inputs.traceparent if inputs else None,
+        late_ms=inputs.late_ms if inputs else None,
         checkpoint=inputs.checkpoint if inputs else None,
         parent_run_id=None,
         root_run_id=None,

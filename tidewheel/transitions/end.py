@@ -26,12 +26,12 @@ from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.dead_letters import bury
 from tidewheel.transitions.dispatch import Definitions, build_requests
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.turns import give_up_turns
 
 _SQL = Statements("tidewheel.transitions")
 _CLOSE_RUNS = _SQL["close_runs"]
 _FIND_UNCLOSED = _SQL["find_unclosed"]
 _FINISH_JOB_RUNS = _SQL["finish_job_runs"]
-_GIVE_UP_TURNS = _SQL["give_up_turns"]
 _DROP_SIGNALS = _SQL["drop_signals"]
 
 # The state machine as SQL wants it: which end is allowed from which state.
@@ -149,11 +149,13 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
         return result
     _finish(connection, outcomes)
     write_attempts(connection, [_attempt(outcome) for outcome in outcomes if _ran(outcome.row)])
+    # Whatever may wait for timers or jobs has its place here: with a turn in hand nobody waits for them (ADR 0008).
     dead = [outcome for outcome in outcomes if outcome.state in DEAD_LETTERED]
     events = [_completion(outcome, installation) for outcome in outcomes]
     events += [_bury(connection, installation, outcome) for outcome in dead]
     append(connection, events, shards=installation.shards)
-    _give_up_turns(connection, outcomes)
+    holders = [outcome.row for outcome in outcomes if outcome.row.overlap != Overlap.ALLOW_ALL]
+    give_up_turns(connection, installation, [(row.job_id, row.run_id) for row in holders])
     cancelled = [outcome.row.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
@@ -293,13 +295,6 @@ def _bury(connection: Conn, installation: Installation, outcome: _Outcome) -> Ou
         request=outcome.request,
         definition=outcome.definition,
     )
-
-
-def _give_up_turns(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
-    holders = [o.row for o in outcomes if o.row.overlap != Overlap.ALLOW_ALL and o.state is not RunState.SKIPPED]
-    if holders:
-        columns = {"job_ids": uuids(row.job_id for row in holders), "run_ids": uuids(row.run_id for row in holders)}
-        connection.execute(_GIVE_UP_TURNS, columns)
 
 
 def _ran(row: ClosedRun) -> bool:

@@ -29,6 +29,7 @@ class Installation:
         content_type: What `encode_event` writes, as a MIME type.
         encode_event: The encoding of completions, events and dead letters.
         misfire_after: How late an occurrence may be before it is missed.
+        catch_up_rate: Runs that make up for something, a second, of the whole fleet.
     """
 
     shards: int
@@ -37,6 +38,7 @@ class Installation:
     content_type: ContentType
     encode_event: Callable[[Event], bytes]
     misfire_after: timedelta
+    catch_up_rate: float = 1000.0
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:
@@ -51,4 +53,5 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         content_type="application/json" if json_wanted else "application/avro",
         encode_event=encode_json if json_wanted else encode,
         misfire_after=settings.misfire_after,
+        catch_up_rate=settings.catch_up_rate,
     )

@@ -1,7 +1,7 @@
 -- name: lock_claims
 -- The runs that may be claimed now, in run_id order.
 -- Index: open_runs_pkey. Lock: each row, rows locked by others are passed over (the sweep comes back to them).
-SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.attempt
+SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[]) AS wanted (run_id, attempt, job_version)
   JOIN open_runs AS o USING (run_id)
  WHERE o.attempt = wanted.attempt - 1
@@ -23,17 +23,67 @@ SELECT wanted.job_id, wanted.tenant, wanted.run_id
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[]) AS wanted (job_id, tenant, run_id)
  ORDER BY wanted.job_id
     ON CONFLICT (job_id) DO UPDATE SET run_id = turns.run_id
-RETURNING job_id, run_id
+RETURNING job_id, run_id, waiting
 
--- name: take_over_turns
--- Takes turns whose holder is no longer open. A later statement than take_turns, so that it sees what the lock waited for.
--- Index: turns_pkey, open_runs_pkey. Lock: the turns, which take_turns has locked already.
-UPDATE turns AS t
-   SET run_id = wanted.run_id
-  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS wanted (job_id, run_id)
- WHERE t.job_id = wanted.job_id
+-- name: find_gone_turns
+-- Turns whose holder is no longer open. A later statement than the one that locked them, to see what the lock waited for.
+-- Index: turns_pkey, open_runs_pkey. Lock: none but what who calls has.
+SELECT t.job_id, t.run_id
+  FROM turns AS t
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[])
    AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = t.run_id)
-RETURNING t.job_id, t.run_id
+
+-- name: find_waiting
+-- Who waits for these turns, as far as a policy asks: the first in line, and whoever would replace the holder.
+-- Index: open_runs_by_job. No lock: nobody comes to wait while the turn is locked.
+SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
+  FROM unnest(%(job_ids)s::uuid[]) AS asked (job_id)
+ CROSS JOIN LATERAL (
+    (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
+       FROM open_runs AS r
+      WHERE r.job_id = asked.job_id AND r.state = %(buffered)s AND r.overlap <> ALL (%(replacing)s::text[])
+      ORDER BY r.scheduled_at, r.run_id
+      LIMIT 1)
+    UNION ALL
+    (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
+       FROM open_runs AS r
+      WHERE r.job_id = asked.job_id AND r.state = %(buffered)s AND r.overlap = ANY (%(replacing)s::text[]))
+ ) AS w
+
+-- name: lock_holders
+-- The runs whose turns are wanted by those that would replace them.
+-- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others are passed over, for who has a turn in hand
+-- waits for no open run.
+SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
+  FROM open_runs AS o
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+ ORDER BY o.run_id
+   FOR UPDATE SKIP LOCKED
+
+-- name: pass_turns
+-- Turns that change hands while their holders are still open.
+-- Index: turns_pkey. Lock: the turns, which take_turns has locked already.
+UPDATE turns AS t
+   SET run_id = passed.run_id
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS passed (job_id, run_id)
+ WHERE t.job_id = passed.job_id
+
+-- name: buffer_runs
+-- Queued runs that wait for their turn: not claimable until they are released.
+-- Index: open_runs_pkey; open_runs_due changes. Lock: rows that lock_claims has locked already.
+UPDATE open_runs AS o
+   SET state = %(target)s, publish_at = 'infinity'
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
+RETURNING o.run_id
+
+-- name: wait_for_turns
+-- Marks turns as waited for. Where a job has none, somebody has removed it: then it is nobody's, to be handed on.
+-- Index: turns_pkey; turns_waiting changes. Lock: each turn, in job_id order.
+INSERT INTO turns (job_id, tenant, run_id, waiting)
+SELECT wanted.job_id, wanted.tenant, %(nobody)s, true
+  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[]) AS wanted (job_id, tenant)
+ ORDER BY wanted.job_id
+    ON CONFLICT (job_id) DO UPDATE SET waiting = true WHERE NOT turns.waiting
 
 -- name: start_attempts
 -- The claim itself: raises attempt, which is the fence of everything that follows.
@@ -79,8 +129,10 @@ DELETE FROM open_runs AS gone
  ) AS chosen
  WHERE gone.run_id = chosen.run_id
 RETURNING gone.run_id, gone.job_id, gone.tenant, gone.shard, gone.queue, gone.lane, gone.cause, gone.overlap, gone.state,
-          gone.job_version, gone.attempt, gone.charged, gone.scheduled_at, gone.publish_at, gone.started_at,
-          gone.executor_id, gone.came_by, (SELECT tidewheel_now()) AS ended_at
+          gone.job_version, gone.attempt, gone.charged, gone.scheduled_at,
+          CASE WHEN isfinite(gone.publish_at) THEN gone.publish_at ELSE greatest(gone.scheduled_at, gone.made_at) END
+              AS publish_at,
+          gone.started_at, gone.executor_id, gone.came_by, (SELECT tidewheel_now()) AS ended_at
 
 -- name: find_unclosed
 -- Of the ends that close_runs did not take: those that were only locked by somebody and must be tried again.
@@ -111,17 +163,62 @@ UPDATE job_runs AS r
    AND r.run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: give_up_turns
--- Frees the turns that ended runs held.
+-- Frees the turns that ended runs held, and tells which of them are waited for. Until commit nobody else can have them.
 -- Index: turns_pkey. Lock: each turn, in job_id order.
-DELETE FROM turns AS t
- USING (
-    SELECT held.job_id
-      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS ended (job_id, run_id)
-      JOIN turns AS held USING (job_id, run_id)
-     ORDER BY held.job_id
-       FOR UPDATE OF held
- ) AS chosen
- WHERE t.job_id = chosen.job_id
+WITH given AS (
+    DELETE FROM turns AS t
+     USING (
+        SELECT held.job_id
+          FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS ended (job_id, run_id)
+          JOIN turns AS held USING (job_id, run_id)
+         ORDER BY held.job_id
+           FOR UPDATE OF held
+     ) AS chosen
+     WHERE t.job_id = chosen.job_id
+    RETURNING t.job_id, t.tenant, t.run_id, t.waiting
+)
+SELECT job_id, tenant, run_id FROM given WHERE waiting
+
+-- name: release_next
+-- The oldest run that waits for each of these turns goes back to the queue. A later statement than give_up_turns, to see
+-- who came to wait while it waited.
+-- Index: open_runs_by_job, open_runs_pkey; open_runs_due changes. Lock: one row a job; rows locked by others are passed
+-- over, for who has a turn in hand waits for no open run.
+WITH next AS MATERIALIZED (
+    SELECT first.run_id
+      FROM unnest(%(job_ids)s::uuid[]) AS freed (job_id)
+     CROSS JOIN LATERAL (
+        SELECT r.run_id
+          FROM open_runs AS r
+         WHERE r.job_id = freed.job_id AND r.state = %(buffered)s
+         ORDER BY r.scheduled_at, r.run_id
+         LIMIT 1
+           FOR UPDATE SKIP LOCKED
+     ) AS first
+)
+UPDATE open_runs AS o
+   SET state = %(target)s, publish_at = (SELECT tidewheel_now())
+  FROM next
+ WHERE o.run_id = next.run_id
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
+
+-- name: hand_on_turns
+-- Turns that were given up just now, for those who were released. One whose waiting runs are all in somebody's hands stays
+-- with the run that is over, to be handed on at the next look; one that nobody waits for is gone.
+-- Index: open_runs_by_job, turns_pkey. Lock: the new rows; nobody else can have made one meanwhile.
+INSERT INTO turns (job_id, tenant, run_id, waiting)
+SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
+  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[], %(released)s::boolean[])
+       AS given (job_id, tenant, run_id, released)
+  LEFT JOIN LATERAL (
+    SELECT o.run_id
+      FROM open_runs AS o
+     WHERE o.job_id = given.job_id AND o.state = %(buffered)s
+     ORDER BY o.scheduled_at
+     LIMIT 1
+  ) AS another ON true
+ WHERE given.released OR another.run_id IS NOT NULL
+ ORDER BY given.job_id
 
 -- name: drop_signals
 -- Signals for attempts that are over.
@@ -195,7 +292,7 @@ SELECT v.job_id, v.version, v.definition
 -- name: read_inputs
 -- What runs carry beyond their version.
 -- Index: the partition's primary key. No lock.
-SELECT i.run_id, i.payload, i.payload_content_type, i.labels, i.traceparent, i.checkpoint
+SELECT i.run_id, i.payload, i.payload_content_type, i.labels, i.traceparent, i.checkpoint, i.late_ms
   FROM run_inputs AS i
  WHERE i.run_id = ANY (%(run_ids)s)
 
@@ -214,14 +311,17 @@ SELECT *
 RETURNING run_id
 
 -- name: take_back_runs
--- Takes back the timer-made runs of these jobs whose instant is still ahead and which nobody has claimed.
--- Index: open_runs_by_job. Lock: each row, waiting for a claim under way (which then has won).
+-- Takes back the timer-made runs of these jobs whose instant, or where it was moved to, is still ahead and which nobody has
+-- claimed.
+-- Index: open_runs_by_job, overrides_pkey. Lock: each row, waiting for a claim under way (which then has won).
 DELETE FROM open_runs AS o
  WHERE o.job_id = ANY (%(job_ids)s)
    AND o.cause = 'timer'
    AND o.attempt = 0
    AND o.state = ANY (%(sources)s)
-   AND o.scheduled_at > %(now)s
+   AND (o.scheduled_at > %(now)s
+        OR EXISTS (SELECT FROM overrides AS v
+                    WHERE v.job_id = o.job_id AND v.scheduled_at = o.scheduled_at AND v.moved_to > %(now)s))
 RETURNING o.run_id, o.job_id, o.scheduled_at
 
 -- name: forget_job_runs
@@ -230,13 +330,63 @@ RETURNING o.run_id, o.job_id, o.scheduled_at
 DELETE FROM job_runs WHERE run_id = ANY (%(run_ids)s)
 
 -- name: move_timers
--- Moves timers to their next instant; who calls has locked them.
+-- Moves timers on; who calls has locked them. One that is held stays so until what holds it lets it go.
 -- Index: timers_pkey; timers_due changes. Lock: rows already locked.
 UPDATE timers AS t
    SET scheduled_at = moved.scheduled_at,
-       due_at = moved.scheduled_at
-  FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[]) AS moved (job_id, scheduled_at)
+       due_at = moved.due_at,
+       catch_up_end = moved.catch_up_end,
+       held = moved.held,
+       overridden = moved.overridden
+  FROM unnest(
+        %(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(due_at)s::timestamptz[], %(catch_up_ends)s::timestamptz[],
+        %(held)s::text[], %(overridden)s::boolean[]
+       ) AS moved (job_id, scheduled_at, due_at, catch_up_end, held, overridden)
  WHERE t.job_id = moved.job_id
+
+-- name: take_pace
+-- When runs that make up for something may leave: moved on by those of this transaction.
+-- Index: pace_pkey. Lock: the one row, until commit; taken only where something is made up for.
+INSERT INTO pace (name, free_at)
+VALUES ('catch_up', %(now)s::timestamptz + %(needed)s::interval)
+    ON CONFLICT (name) DO UPDATE SET free_at = greatest(pace.free_at, %(now)s) + %(needed)s::interval
+RETURNING free_at
+
+-- name: read_overrides
+-- What people said about occurrences that are not recorded yet; moved ones until they have fired.
+-- Index: overrides_pkey. No lock: they are changed under their timers' locks alone.
+SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
+  FROM unnest(%(job_ids)s::uuid[], %(cursors)s::timestamptz[]) AS wanted (job_id, cursor_at)
+  JOIN overrides AS v USING (job_id)
+ WHERE v.scheduled_at >= wanted.cursor_at OR (v.kind = 'move' AND v.done_at IS NULL)
+
+-- name: read_day_sets
+-- The days of these calendars.
+-- Index: calendars_pkey. No lock: they are changed under the timers of every job that names them.
+SELECT c.tenant, c.name, c.days, c.weekdays
+  FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
+  JOIN calendars AS c USING (tenant, name)
+
+-- name: mark_moved
+-- Moved occurrences that are done with.
+-- Index: overrides_pkey. Lock: the rows, under their timers' locks.
+UPDATE overrides AS v
+   SET done_at = %(now)s
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS done (job_id, scheduled_at)
+ WHERE v.job_id = done.job_id AND v.scheduled_at = done.scheduled_at
+
+-- name: undo_moves
+-- Moved occurrences whose run was taken back: they are to fire again.
+-- Index: overrides_pkey. Lock: the rows, under their timers' locks.
+UPDATE overrides
+   SET done_at = NULL
+ WHERE job_id = ANY (%(job_ids)s) AND moved_to > %(now)s AND done_at IS NOT NULL
+
+-- name: take_back_skips
+-- Occurrences that were passed over ahead of time, within the lookahead.
+-- Index: skips_by_job. Lock: the rows, under their timers' locks.
+DELETE FROM skips WHERE job_id = ANY (%(job_ids)s) AND first_at > %(now)s
+RETURNING job_id, first_at
 
 -- name: drop_timers
 -- Timers of jobs that have nothing left to fire, or are deleted.
@@ -250,11 +400,11 @@ UPDATE jobs SET finished_at = %(now)s WHERE job_id = ANY (%(job_ids)s)
 
 -- name: ask_to_cancel
 -- Tells running attempts to stop: from now on the run can only become cancelled.
--- Index: open_runs_pkey. Lock: the row, waiting.
+-- Index: open_runs_pkey. Lock: rows that who calls has locked.
 UPDATE open_runs AS o
    SET state = %(target)s
- WHERE o.run_id = %(run_id)s AND o.state = ANY (%(sources)s)
-RETURNING o.attempt, o.executor_id
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
+RETURNING o.run_id, o.attempt, o.tenant, o.executor_id
 
 -- name: start_cancelling
 -- Attempts that end themselves as cancelled: the state machine has no other way there.
@@ -271,12 +421,14 @@ UPDATE open_runs AS o
   ) AS chosen
  WHERE o.run_id = chosen.run_id
 
--- name: add_signal
--- What an executor reads to learn that an attempt is to stop; a repeat changes nothing.
+-- name: add_signals
+-- What executors read to learn that attempts are to stop; a repeat changes nothing.
 -- Index: signals_pkey. No lock.
 INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, made_at)
-VALUES (%(run_id)s, %(attempt)s, 'cancel', %(tenant)s, %(executor_id)s, tidewheel_now())
-ON CONFLICT DO NOTHING
+SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidewheel_now()
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(executor_ids)s::uuid[])
+       AS told (run_id, attempt, tenant, executor_id)
+    ON CONFLICT DO NOTHING
 
 -- name: read_shards
 -- How many shards this installation has. Index: settings_pkey. No lock.
@@ -290,3 +442,38 @@ SELECT o.run_id
        AS wanted (run_id, attempt, executor_id)
   JOIN open_runs AS o USING (run_id, attempt)
  WHERE o.state = ANY (%(sources)s) AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
+
+-- name: lock_chained_timers
+-- The timers of fixed_delay jobs whose run ends; alone, in job_id order.
+-- Index: timers_pkey. Lock: each timer, waiting for an edit or a pause under way.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
+
+-- name: move_chained_timers
+-- Their next instants, counted from the end of the run. A job that is no fixed_delay any more, or whose timer has gone on,
+-- is left alone.
+-- Index: timers_pkey, jobs_pkey; timers_due changes. Lock: rows already locked.
+UPDATE timers AS t
+   SET scheduled_at = ended.ended_at + j.every_us * interval '1 microsecond',
+       due_at = CASE WHEN t.held = 'run' THEN ended.ended_at + j.every_us * interval '1 microsecond' ELSE t.due_at END,
+       held = nullif(t.held, 'run')
+  FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(ended_at)s::timestamptz[])
+       AS ended (job_id, scheduled_at, ended_at)
+  JOIN jobs AS j USING (job_id)
+ WHERE t.job_id = ended.job_id
+   AND j.schedule_kind = 'fixed_delay'
+   AND t.scheduled_at <= ended.scheduled_at
+
+-- name: lock_counted_jobs
+-- Jobs whose failures in a row are counted; alone, in job_id order.
+-- Index: jobs_pkey. Lock: each job's row, after the runs that end and the timers of fixed_delay ones.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
+
+-- name: count_failures
+-- Failures in a row of jobs that are to be paused after some: a success begins anew. Tells how many there were before.
+-- Index: jobs_pkey. Lock: rows already locked.
+UPDATE jobs AS j
+   SET failures = ended.failures + CASE WHEN ended.broken THEN 0 ELSE j.failures END
+  FROM unnest(%(job_ids)s::uuid[], %(failures)s::integer[], %(broken)s::boolean[]) AS ended (job_id, failures, broken)
+ WHERE j.job_id = ended.job_id
+   AND (ended.failures > 0 OR j.failures > 0)
+RETURNING j.job_id, j.failures - ended.failures, j.failures

@@ -1,8 +1,17 @@
-"""Asking a running attempt to stop: the run can only become cancelled from then on, and its executor is told."""
+"""Telling attempts to stop: the run can only become cancelled from then on, and its executor finds a signal.
+
+A `cancel` leaves when its run ends. A `terminate` is written when its run has ended already: the executor that has
+stopped the attempt takes it away, or the scheduler where there is no such executor any more.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from uuid import UUID
 
+from psycopg.rows import class_row
+
+from tidewheel.arrays import integers, uuids
 from tidewheel.db import Conn
 from tidewheel.runs import Move, sources, target
 from tidewheel.sql import Statements
@@ -10,7 +19,24 @@ from tidewheel.sql import Statements
 _SQL = Statements("tidewheel.transitions")
 _ASK_TO_CANCEL = _SQL["ask_to_cancel"]
 _START_CANCELLING = _SQL["start_cancelling"]
-_ADD_SIGNAL = _SQL["add_signal"]
+_ADD_SIGNALS = _SQL["add_signals"]
+
+
+class Signal(StrEnum):
+    """What an attempt is told."""
+
+    CANCEL = "cancel"  # stop, within the grace period
+    TERMINATE = "terminate"  # the run is over: stop now
+
+
+@dataclass(frozen=True, slots=True)
+class Attempting:
+    """An attempt in an executor's hands."""
+
+    run_id: UUID
+    attempt: int
+    tenant: str
+    executor_id: UUID
 
 
 def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], executor_id: UUID) -> None:
@@ -26,14 +52,25 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
     connection.execute(_START_CANCELLING, columns)
 
 
-def ask_to_cancel(connection: Conn, run_id: UUID, tenant: str) -> bool:
-    """Ask a running run to stop, in the caller's transaction; returns whether it ran."""
+def ask_to_cancel(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
+    """Ask runs to stop, in the caller's transaction, which has locked them; returns those that ran."""
     move = Move.ASK_TO_CANCEL
-    columns = {"run_id": run_id, "sources": sources(move), "target": target(move)}
-    row = connection.execute(_ASK_TO_CANCEL, columns, binary=True).fetchone()
-    if row is None:
-        return False
-    attempt, executor_id = row
-    signal = {"run_id": run_id, "attempt": attempt, "tenant": tenant, "executor_id": executor_id}
-    connection.execute(_ADD_SIGNAL, signal)
-    return True
+    columns = {"run_ids": uuids(run_ids), "sources": sources(move), "target": target(move)}
+    with connection.cursor(row_factory=class_row(Attempting), binary=True) as cursor:
+        asked = cursor.execute(_ASK_TO_CANCEL, columns).fetchall()
+    add_signals(connection, Signal.CANCEL, asked)
+    return {each.run_id for each in asked}
+
+
+def add_signals(connection: Conn, kind: Signal, attempts: Sequence[Attempting]) -> None:
+    """Write what the executors of these attempts are to read; a repeat changes nothing."""
+    if not attempts:
+        return
+    columns: dict[str, object] = {
+        "kind": kind,
+        "run_ids": uuids(each.run_id for each in attempts),
+        "attempts": integers(each.attempt for each in attempts),
+        "tenants": [each.tenant for each in attempts],
+        "executor_ids": uuids(each.executor_id for each in attempts),
+    }
+    connection.execute(_ADD_SIGNALS, columns)

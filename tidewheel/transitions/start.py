@@ -2,15 +2,13 @@
 
 A claim is a compare-and-set on (run_id, attempt, job_version, state, publish_at); what it does not match is lost, which
 is a return value and not an error: a repeat, a stale message, a run that was taken back. Unless its policy is
-`allow_all`, a run starts only by taking its job's turn, and one that finds the turn taken ends as skipped, all in the
-same transaction.
+`allow_all`, a run starts only by taking its job's turn; what becomes of one that finds the turn taken, and of the one
+that has it, its policy says, all in the same transaction.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import LiteralString
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -19,13 +17,11 @@ from tidewheel.arrays import integers, uuids, words
 from tidewheel.db import Conn
 from tidewheel.runs import Move, Overlap, RunState, sources, target
 from tidewheel.sql import Statements
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.contest import Candidate, Contested, contest
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
 _LOCK_CLAIMS = _SQL["lock_claims"]
-_TAKE_TURNS = _SQL["take_turns"]
-_TAKE_OVER_TURNS = _SQL["take_over_turns"]
 _START_ATTEMPTS = _SQL["start_attempts"]
 _WAIT_FOR_CLAIMS = _SQL["wait_for_claims"]
 _READ_CLAIMS = _SQL["read_claims"]
@@ -74,19 +70,20 @@ class Started:
 
 @dataclass(slots=True)
 class Claimed:
-    """What became of a batch of claims; whatever is in neither was lost."""
+    """What became of a batch of claims.
+
+    Args:
+        started: What is the executor's now. Whatever is in none of these was lost.
+        contested: What became of the others that needed their job's turn.
+    """
 
     started: list[Started] = field(default_factory=list[Started])
-    skipped: set[UUID] = field(default_factory=set[UUID])
+    contested: Contested = field(default_factory=Contested)
 
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    run_id: UUID
-    job_id: UUID
-    tenant: str
-    overlap: str
-    attempt: int
+    @property
+    def signalled(self) -> bool:
+        """Whether executors were told something: they are to be woken after the commit."""
+        return bool(self.contested.asked or self.contested.replaced)
 
 
 def start_runs(connection: Conn, installation: Installation, claims: Sequence[Claim], *, executor_id: UUID) -> Claimed:
@@ -94,27 +91,21 @@ def start_runs(connection: Conn, installation: Installation, claims: Sequence[Cl
 
     Args:
         connection: Inside a transaction that the caller commits; only then are the attempts its own.
-        installation: For the events of runs that are skipped.
+        installation: For the events of runs that end, and the messages of those that are released.
         claims: The wishes; several for one run are one.
         executor_id: Who asks.
 
     Returns:
-        What was started and what was skipped because another run of its job has the turn.
+        What was started, and what became of runs of jobs that may not overlap.
     """
     wanted = {claim.run_id: claim for claim in claims}
     if not wanted:
         return Claimed()
     candidates = _lock(connection, wanted)
-    losers = _without_turn(connection, candidates)
-    winners = [candidate.run_id for candidate in candidates if candidate.run_id not in losers]
-    claimed = Claimed(started=_start(connection, wanted, winners, executor_id))
-    if losers:
-        ends = [
-            RunEnd(run_id=candidate.run_id, attempt=candidate.attempt, state=RunState.SKIPPED, reason="overlap")
-            for candidate in losers.values()
-        ]
-        claimed.skipped = set(end_runs(connection, installation, ends).states)
-    return claimed
+    needing = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
+    contested = contest(connection, installation, needing) if needing else Contested()
+    winners = [candidate.run_id for candidate in candidates if candidate.run_id not in contested.losers]
+    return Claimed(started=_start(connection, wanted, winners, executor_id), contested=contested)
 
 
 def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID) -> list[Started]:
@@ -134,59 +125,15 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
         return cursor.execute(_READ_CLAIMS, columns).fetchall()
 
 
-def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[_Candidate]:
+def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[Candidate]:
     columns = {
         "run_ids": uuids(wanted),
         "attempts": integers(claim.attempt for claim in wanted.values()),
         "versions": integers(claim.job_version for claim in wanted.values()),
         "sources": _CLAIM_SOURCES,
     }
-    with connection.cursor(row_factory=class_row(_Candidate), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(Candidate), binary=True) as cursor:
         return cursor.execute(_LOCK_CLAIMS, columns).fetchall()
-
-
-def _without_turn(connection: Conn, candidates: Sequence[_Candidate]) -> dict[UUID, _Candidate]:
-    """Take the turns that are to be had; return the candidates that did not get theirs."""
-    by_job: defaultdict[UUID, list[_Candidate]] = defaultdict(list)
-    for candidate in candidates:
-        if candidate.overlap != Overlap.ALLOW_ALL:
-            by_job[candidate.job_id].append(candidate)
-    if not by_job:
-        return {}
-    holders = _take_turns(connection, [waiting[0] for waiting in by_job.values()])
-    unlucky = [
-        waiting[0] for job, waiting in by_job.items() if holders[job] not in {candidate.run_id for candidate in waiting}
-    ]
-    if unlucky:
-        holders |= _take_over_turns(connection, unlucky)
-    return {
-        candidate.run_id: candidate
-        for job, waiting in by_job.items()
-        for candidate in waiting
-        if holders[job] != candidate.run_id
-    }
-
-
-def _take_turns(connection: Conn, candidates: Sequence[_Candidate]) -> dict[UUID, UUID]:
-    columns = {
-        "job_ids": uuids(candidate.job_id for candidate in candidates),
-        "tenants": [candidate.tenant for candidate in candidates],
-        "run_ids": uuids(candidate.run_id for candidate in candidates),
-    }
-    return _pairs(connection, columns, _TAKE_TURNS)
-
-
-def _take_over_turns(connection: Conn, candidates: Sequence[_Candidate]) -> dict[UUID, UUID]:
-    columns: dict[str, object] = {
-        "job_ids": [candidate.job_id for candidate in candidates],
-        "run_ids": [candidate.run_id for candidate in candidates],
-    }
-    return _pairs(connection, columns, _TAKE_OVER_TURNS)
-
-
-def _pairs(connection: Conn, columns: Mapping[str, object], statement: LiteralString) -> dict[UUID, UUID]:
-    rows = connection.execute(statement, columns, binary=True).fetchall()
-    return {job: run for job, run in rows if isinstance(job, UUID) and isinstance(run, UUID)}
 
 
 def _start(connection: Conn, wanted: Mapping[UUID, Claim], winners: Sequence[UUID], executor_id: UUID) -> list[Started]:

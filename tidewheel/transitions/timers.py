@@ -4,9 +4,9 @@ Whoever calls has locked the timer rows: that makes an occurrence become exactly
 instants fire, which are passed over, which comes next) comes from a pure function; here it is only written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from tidewheel.arrays import instants, uuids
@@ -14,18 +14,22 @@ from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.metrics import metrics
-from tidewheel.occurrences import Decision, Skip
+from tidewheel.occurrences import Decision, Fire, Skip
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.runs import Cause, Move, sources
+from tidewheel.runs import Cause, Move, Overlap, sources
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import JobDefinition
 from tidewheel.sql import Statements
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.write import NewRun, write_runs
+from tidewheel.transitions.write import NewRun, RunInputs, write_runs
 
 _SQL = Statements("tidewheel.transitions")
 _MOVE_TIMERS = _SQL["move_timers"]
+_TAKE_PACE = _SQL["take_pace"]
+_MARK_MOVED = _SQL["mark_moved"]
+_UNDO_MOVES = _SQL["undo_moves"]
+_TAKE_BACK_SKIPS = _SQL["take_back_skips"]
 _DROP_TIMERS = _SQL["drop_timers"]
 _FINISH_JOBS = _SQL["finish_jobs"]
 _TAKE_BACK_RUNS = _SQL["take_back_runs"]
@@ -38,9 +42,15 @@ _COPY_SKIPS = (
 _SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "int8", "bool", "timestamptz")
 
 
+_CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
+
+
 @dataclass(frozen=True, slots=True)
 class LockedTimer:
-    """A timer row that this transaction has locked, with what firing needs of its job's version."""
+    """A timer row that this transaction has locked, with what firing needs of its job's version.
+
+    `due_at` is None where it is held without an end.
+    """
 
     job_id: UUID
     tenant: str
@@ -53,6 +63,16 @@ class LockedTimer:
     lane: str
     overlap: str
     definition: bytes
+    policy: str
+    due_at: datetime | None
+    catch_up_end: datetime | None = None
+    held: str | None = None
+    overridden: bool = False
+
+    @property
+    def chains(self) -> bool:
+        """Whether the end of a run sets the next instant."""
+        return _CHAINS in self.schedule
 
 
 Decide = Callable[[LockedTimer], Decision]
@@ -82,19 +102,34 @@ def advance_timers(
     """
     decisions = [decide(timer) for timer in timers]
     pairs = list(zip(timers, decisions, strict=True))
-    runs = [_new_run(timer, at, now) for timer, decision in pairs for at in decision.fires]
+    firing = [(timer, fire) for timer, decision in pairs for fire in decision.fires]
+    leaving = _paced(connection, installation, [fire for _, fire in firing], now)
+    runs = [_new_run(timer, fire, at) for (timer, fire), at in zip(firing, leaving, strict=True)]
     write_runs(connection, installation, runs, now=now, repeats=repeats)
     _write_skips(connection, installation, pairs, now)
-    moved = [(timer.job_id, decision.next_at) for timer, decision in pairs if decision.next_at is not None]
-    if moved:
-        columns = {"job_ids": uuids(job for job, _ in moved), "scheduled_at": instants(at for _, at in moved)}
-        connection.execute(_MOVE_TIMERS, columns)
+    _mark_moved(connection, pairs, now)
+    move_timers(connection, [(timer.job_id, decision) for timer, decision in pairs if decision.next_at is not None])
     over = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
     if over:
         drop_timers(connection, over)
         connection.execute(_FINISH_JOBS, {"job_ids": over, "now": now})
     metrics.count("occurrences", len(runs), "fired")
     return decisions
+
+
+def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> None:
+    """Move timers to where decisions say; who calls has locked them."""
+    if not moved:
+        return
+    columns: dict[str, object] = {
+        "job_ids": uuids(job for job, _ in moved),
+        "scheduled_at": instants(decision.next_at for _, decision in moved),
+        "due_at": _due(decision for _, decision in moved),
+        "catch_up_ends": instants(decision.catch_up_end for _, decision in moved),
+        "held": [decision.held for _, decision in moved],
+        "overridden": [decision.overridden for _, decision in moved],
+    }
+    connection.execute(_MOVE_TIMERS, columns)
 
 
 def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
@@ -115,20 +150,28 @@ def take_back(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> di
         return {}
     columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now}
     rows = connection.execute(_TAKE_BACK_RUNS, columns, binary=True).fetchall()
-    if not rows:
-        return {}
-    connection.execute(_FORGET_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
+    if rows:
+        connection.execute(_FORGET_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
+        connection.execute(_UNDO_MOVES, columns)
+    # What was passed over ahead of time is open again too.
+    skipped = connection.execute(_TAKE_BACK_SKIPS, columns, binary=True).fetchall()
     earliest: dict[UUID, datetime] = {}
-    for _, job, at in rows:
+    for job, at in [*(row[1:] for row in rows), *skipped]:
         assert isinstance(job, UUID)  # noqa: S101 - the column's type
         assert isinstance(at, datetime)  # noqa: S101 - the column's type
         earliest[job] = min(at, earliest.get(job, at))
     return earliest
 
 
-def _new_run(timer: LockedTimer, at: datetime, now: datetime) -> NewRun:
+def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
+    inputs = None
+    overlap = timer.overlap
+    if fire.late is not None:
+        inputs = RunInputs(late=fire.late)
+        if fire.buffered and overlap != Overlap.ALLOW_ALL:
+            overlap = Overlap.BUFFER_ALL
     return NewRun(
-        run_id=run_id(timer.job_id, at, Cause.TIMER),
+        run_id=run_id(timer.job_id, fire.at, Cause.TIMER),
         job_id=JobId(timer.job_id),
         tenant=timer.tenant,
         job_version=timer.version,
@@ -137,12 +180,50 @@ def _new_run(timer: LockedTimer, at: datetime, now: datetime) -> NewRun:
         queue=timer.queue,
         lane=timer.lane,
         handler=timer.handler,
-        overlap=timer.overlap,
-        scheduled_at=at,
-        # A late firing is due at once; its deadlines count from here, so that it is not punished for being late.
-        publish_at=max(at, now),
+        overlap=overlap,
+        scheduled_at=fire.at,
+        publish_at=publish_at,
         definition=timer.definition,
+        inputs=inputs,
     )
+
+
+def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], now: datetime) -> list[datetime]:
+    """When each may leave: at once where it is late, at the fleet's pace where it makes up for something.
+
+    Deadlines count from there, so that a late firing is not punished for being late.
+    """
+    late = sum(fire.late is not None for fire in fires)
+    if not late:
+        return [max(fire.publish_at, now) for fire in fires]
+    every = timedelta(seconds=1) / installation.catch_up_rate
+    row = connection.execute(_TAKE_PACE, {"now": now, "needed": every * late}, binary=True).fetchone()
+    assert row is not None  # noqa: S101 - it returns what it wrote
+    free_at = row[0]
+    assert isinstance(free_at, datetime)  # noqa: S101 - the column's type
+    slot = free_at - every * late
+    leaving: list[datetime] = []
+    for fire in fires:
+        leaving.append(max(fire.publish_at, now) if fire.late is None else max(slot, now))
+        slot += every if fire.late is not None else timedelta(0)
+    metrics.count("occurrences_made_up", late)
+    return leaving
+
+
+def _due(decisions: Iterable[Decision]) -> list[str]:
+    return [_due_at(decision) for decision in decisions]
+
+
+def _due_at(decision: Decision) -> str:
+    at = decision.due_at or (decision.next_at if decision.held is None else None)
+    return "infinity" if at is None else at.isoformat()
+
+
+def _mark_moved(connection: Conn, pairs: Sequence[tuple[LockedTimer, Decision]], now: datetime) -> None:
+    done = [(timer.job_id, at) for timer, decision in pairs for at in decision.moved]
+    if done:
+        columns = {"job_ids": uuids(job for job, _ in done), "instants": instants(at for _, at in done), "now": now}
+        connection.execute(_MARK_MOVED, columns)
 
 
 def _write_skips(

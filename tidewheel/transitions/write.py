@@ -6,7 +6,7 @@ message does not, and no message whose run does not. The primary key of job_runs
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -39,15 +39,15 @@ _OPEN_RUN_TYPES = (
     "timestamptz", "timestamptz", "timestamptz",
 )  # fmt: skip
 _COPY_INPUTS = (
-    "COPY run_inputs (run_id, tenant, payload, payload_content_type, labels, overlap, traceparent, request_id) "
-    "FROM STDIN (FORMAT BINARY)"
+    "COPY run_inputs (run_id, tenant, payload, payload_content_type, labels, overlap, traceparent, request_id, "
+    "late_ms) FROM STDIN (FORMAT BINARY)"
 )
-_INPUT_TYPES = ("uuid", "text", "bytea", "text", "jsonb", "text", "text", "text")
+_INPUT_TYPES = ("uuid", "text", "bytea", "text", "jsonb", "text", "text", "text", "int8")
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """What a run carries beyond its job's version."""
+    """What a run carries beyond its job's version; `late`: how late, where it makes up for a missed occurrence."""
 
     payload: bytes | None = None
     payload_content_type: str | None = None
@@ -55,6 +55,7 @@ class RunInputs:
     overlap: str | None = None
     traceparent: str | None = None
     request_id: str | None = None
+    late: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,11 @@ def write_runs(
     return written
 
 
+def milliseconds(late: timedelta | None) -> int | None:
+    """How late, as it is stored and told."""
+    return None if late is None else late // timedelta(milliseconds=1)
+
+
 def _copy_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> None:
     with connection.cursor() as cursor, cursor.copy(_COPY_JOB_RUNS) as copy:
         copy.set_types(_JOB_RUN_TYPES)
@@ -189,7 +195,7 @@ def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
             copy.write_row(
                 (
                     run.run_id, run.tenant, i.payload, i.payload_content_type, labels, i.overlap, i.traceparent,
-                    i.request_id,
+                    i.request_id, milliseconds(i.late),
                 )
             )  # fmt: skip
 
@@ -210,6 +216,7 @@ def _outbox_row(run: NewRun, installation: Installation) -> OutboxRow:
         payload_content_type=inputs.payload_content_type,
         labels=inputs.labels,
         traceparent=inputs.traceparent,
+        late_ms=milliseconds(inputs.late),
         checkpoint=None,
         parent_run_id=str(run.parent_run_id) if run.parent_run_id else None,
         root_run_id=str(run.root_run_id) if run.root_run_id else None,

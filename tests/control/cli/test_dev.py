@@ -1,32 +1,30 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-
-def tidewheel(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from tidewheel.control.cli.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.control.cli.command import process as tidewheel
 
 
 def test_status_of_what_was_never_made_is_exit_code_3(tmp_path: Path) -> None:
     done = tidewheel("status", "--home", str(tmp_path))
-    assert (done.returncode, done.stderr) == (3, "")
-    assert "tidewheel up" in done.stdout
+    assert (done.code, done.err) == (3, "")
+    assert "tidewheel up" in done.out
 
 
 def test_status_answers_programs_in_json(tmp_path: Path) -> None:
     done = tidewheel("status", "--home", str(tmp_path), "--output", "json")
-    assert done.returncode == 3
-    assert json.loads(done.stdout) == {"home": str(tmp_path), "running": False, "parts": []}
+    assert done.code == 3
+    assert json.loads(done.out) == {"home": str(tmp_path), "running": False, "parts": []}
 
 
 def test_what_cannot_be_done_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     done = tidewheel("up", "--home", str(tmp_path), "--brokers", "2")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "tidewheel: a stack has 1 or 3 brokers, not 2\n"
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "tidewheel: a stack has 1 or 3 brokers, not 2\n"
 
 
-def test_down_where_nothing_is_does_nothing(tmp_path: Path) -> None:
-    assert tidewheel("down", "--home", str(tmp_path / "none")).returncode == 0
+def test_down_where_nothing_is_does_nothing_and_says_so(tmp_path: Path) -> None:
+    for home in (tmp_path / "none", tmp_path):
+        done = tidewheel("down", "--home", str(home))
+        assert (done.code, done.err) == (0, "")
+        assert done.out == f"there is no stack in {home}; `tidewheel up` makes one\n"
     assert not (tmp_path / "none").exists()

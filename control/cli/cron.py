@@ -1,0 +1,138 @@
+"""`tidewheel cron explain`: what cron expressions mean, and what daylight saving does to them; needs no database."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from tidewheel.clock import SystemClock
+from tidewheel.control.cli.answers import Answer, Output, say, wrapped
+from tidewheel.control.cli.instants import read_instant, rfc3339, wall
+from tidewheel.errors import ScheduleRefused
+from tidewheel.ids import job_id
+from tidewheel.scheduler.recurrence.cron import uses_hash
+from tidewheel.scheduler.recurrence.explain import MarkedOccurrence, describe, marked_occurrences
+from tidewheel.scheduler.recurrence.localise import DstGap, DstOverlap
+from tidewheel.scheduler.recurrence.schedules import ensure_can_fire, parse_schedule
+from tidewheel.scheduler.recurrence.zones import LAST_YEAR
+
+cron = typer.Typer(help="Cron expressions.", no_args_is_help=True)
+
+_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Expressions in words, with the instants that any of them names.
+
+    Args:
+        expressions: As they were read.
+        words: What each of them means.
+        timezone: On whose clock.
+        dst_gap: What becomes of a time that the clock leaves out.
+        dst_overlap: What becomes of one that comes twice.
+        after: The instants are later than this.
+        occurrences: In their order.
+    """
+
+    expressions: tuple[str, ...]
+    words: tuple[str, ...]
+    timezone: str
+    dst_gap: DstGap
+    dst_overlap: DstOverlap
+    after: datetime
+    occurrences: "tuple[Occurrence, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One instant, with the effects of clock changes on it.
+
+    Args:
+        utc: The instant.
+        local: The same on the zone's clock.
+        notes: A sentence for each effect.
+        expressions: Which of several name it.
+    """
+
+    utc: datetime
+    local: datetime
+    notes: tuple[str, ...]
+    expressions: tuple[str, ...]
+
+
+@cron.command("explain")
+def explain(
+    expressions: Annotated[list[str], typer.Argument(metavar="EXPR", help='Each in quotes, such as "0 8 * * *".')],
+    *,
+    timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA zone whose clock they go by.")] = "UTC",
+    after: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin after this, RFC 3339 or local to ZONE; else now.")
+    ] = None,
+    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=_MOST, help="How many instants to show.")] = 10,
+    dst_gap: Annotated[DstGap, typer.Option(help="A time that the clock leaves out.")] = DstGap.SHIFT_FORWARD,
+    dst_overlap: Annotated[DstOverlap, typer.Option(help="A time that comes twice.")] = DstOverlap.FIRST,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="The job whose own an H is.")] = None,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="That job's tenant.")] = "default",
+    output: Answer = Output.TEXT,
+) -> None:
+    """Say in words what cron expressions mean, and mark what clock changes do to their next instants."""
+    _refuse_unquoted(expressions)
+    if key is None and any(map(uses_hash, expressions)):
+        problem = "H is the job's own, spread by its id, and no job is named"
+        raise ScheduleRefused(problem, "name one with --key, or write a number", "cron")
+    begin = read_instant(after, "--after", timezone) if after else SystemClock().now()
+    job = job_id(tenant, key) if key is not None else None
+    read: dict[str, object] = {"expressions": expressions, "timezone": timezone}
+    chosen: dict[str, DstGap | DstOverlap] = {"dst_gap": dst_gap, "dst_overlap": dst_overlap}
+    ensure_can_fire(parse_schedule({"kind": "cron", **read, **chosen}, job_id=job), begin)
+    marked = {
+        each: marked_occurrences(each, timezone, begin, number, **chosen, hash_key=job.bytes if job else None)
+        for each in expressions
+    }
+    explained = Explained(
+        expressions=tuple(expressions),
+        words=tuple(describe(each, timezone, **chosen) for each in expressions),
+        timezone=timezone,
+        dst_gap=dst_gap,
+        dst_overlap=dst_overlap,
+        after=begin,
+        occurrences=_merged(marked)[:number],
+    )
+    say(_text(explained, number), explained, output)
+
+
+def _merged(marked: Mapping[str, Iterable[MarkedOccurrence]]) -> tuple[Occurrence, ...]:
+    """The instants of all expressions in their order; one that several name is one, with each one's notes."""
+    found: dict[tuple[datetime, datetime], Occurrence] = {}
+    for expression, occurrences in marked.items():
+        for each in occurrences:
+            known = found.get((each.at, each.local))
+            said = [f"`{expression}`: {note}" for note in each.notes] if len(marked) > 1 else each.notes
+            notes = (*(known.notes if known else ()), *said)
+            named = (*(known.expressions if known else ()), expression)
+            found[each.at, each.local] = Occurrence(each.at, each.local, notes, named)
+    return tuple(found[place] for place in sorted(found))
+
+
+def _refuse_unquoted(expressions: Sequence[str]) -> None:
+    """Refuse `explain 0 8 * * *`, from which the shell made five words, and file names of the stars."""
+    if len(expressions) > 1 and not any(" " in each or each.startswith("@") for each in expressions):
+        problem = f"{len(expressions)} expressions of one word each were read"
+        raise ScheduleRefused(problem, 'put each expression in quotes: tidewheel cron explain "0 8 * * *"', "cron")
+
+
+def _text(explained: Explained, number: int) -> Iterator[str]:
+    several = len(explained.expressions) > 1
+    for expression, words in zip(explained.expressions, explained.words, strict=True):
+        yield wrapped(f"{expression}: {words}", "  ")
+    yield ""
+    for each in explained.occurrences:
+        named = f"  {', '.join(each.expressions)}" if several else ""
+        yield f"{rfc3339(each.utc)}  {wall(each.local)}{named}"
+        for note in each.notes:
+            yield wrapped(f"    ! {note}", "      ")
+    if len(explained.occurrences) < number:
+        yield f"and no more before the year {LAST_YEAR + 1}"

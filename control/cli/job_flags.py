@@ -1,0 +1,235 @@
+"""The flags that describe a job, laid on top of a file or of the job as it stands.
+
+A flag replaces what it names and nothing else: a new cron expression keeps the zone, a label keeps the other labels.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Annotated, get_type_hints
+
+import typer
+
+from tidewheel.control.cli.instants import read_instant
+from tidewheel.control.cli.job_files import read_bytes
+from tidewheel.control.cli.refuse import refuse
+from tidewheel.jobs.misfit import Misfit
+from tidewheel.jobs.schedule import Cron, read_schedule
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.timestamps import format_timestamp
+
+
+def _option(help: str, metavar: str, *names: str) -> object:
+    return typer.Option(*names, metavar=metavar, help=help)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlags:
+    """What was said about a job by flags; None where nothing was."""
+
+    file: Annotated[str | None, _option("The job as JSON or YAML; - is standard input.", "FILE", "--file", "-f")] = None
+    cron: Annotated[list[str] | None, _option("Schedule: a cron expression; several are possible.", "EXPR")] = None
+    tz: Annotated[str | None, _option("IANA zone of the cron schedule, and of times without an offset.", "ZONE")] = None
+    dst_gap: Annotated[str | None, _option("shift_forward or skip.", "WHAT")] = None
+    dst_overlap: Annotated[str | None, _option("first, second or both.", "WHICH")] = None
+    every: Annotated[str | None, _option("Schedule: an interval such as 10s.", "DURATION")] = None
+    fixed_delay: Annotated[str | None, _option("Schedule: so long after each run's end.", "DURATION")] = None
+    at: Annotated[str | None, _option("Schedule: once.", "TIME")] = None
+    manual: Annotated[bool, typer.Option("--manual", help="Schedule: triggers alone.")] = False
+    start_at: Annotated[str | None, _option("No occurrence before.", "TIME")] = None
+    end_at: Annotated[str | None, _option("No occurrence after.", "TIME")] = None
+    max_runs: Annotated[int | None, _option("No occurrence after so many.", "N")] = None
+    jitter: Annotated[
+        str | None, _option("Spread runs: a duration, or a part of the interval such as 10%.", "SPAN")
+    ] = None
+    handler: Annotated[str | None, _option("Target: a Python handler.", "NAME")] = None
+    url: Annotated[str | None, _option("Target: an HTTP endpoint.", "URL")] = None
+    method: Annotated[str | None, _option("POST, GET, …", "METHOD")] = None
+    payload: Annotated[str | None, _option("JSON text; @FILE reads it from a file.", "JSON")] = None
+    overlap: Annotated[
+        str | None, _option("skip, buffer_one, buffer_all, cancel_other, terminate_other or allow_all.", "POLICY")
+    ] = None
+    catch_up: Annotated[str | None, _option("fire_once, fire_all or skip.", "POLICY")] = None
+    window: Annotated[str | None, _option("How far back fire_all goes.", "DURATION")] = None
+    on_resume: Annotated[str | None, _option("skip, fire_once or fire_all.", "POLICY")] = None
+    pause_on_failure: Annotated[int | None, _option("Pause after so many failures in a row.", "N")] = None
+    exclude_calendars: Annotated[
+        list[str] | None, _option("Leave out its days; several are possible.", "NAME", "--exclude-calendar")
+    ] = None
+    include_calendars: Annotated[
+        list[str] | None, _option("Keep to its days; several are possible.", "NAME", "--include-calendar")
+    ] = None
+    on_excluded: Annotated[str | None, _option("skip or next_business_day.", "POLICY")] = None
+    max_attempts: Annotated[int | None, _option("How many attempts may fail.", "N")] = None
+    start_to_close: Annotated[str | None, _option("The longest time of one attempt.", "DURATION")] = None
+    lane: Annotated[str | None, _option("standard, critical or batch.", "LANE")] = None
+    queue: Annotated[str | None, _option("Which executors may take its runs.", "NAME")] = None
+    label: Annotated[list[str] | None, _option("Several are possible.", "NAME=VALUE")] = None
+    description: Annotated[str | None, _option("What it is for.", "TEXT")] = None
+
+
+_AS_SAID = (
+    "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
+    "include_calendars", "on_excluded", "start_to_close", "lane", "queue", "description",
+)  # fmt: skip
+_KINDS = ("cron", "every", "fixed_delay", "at", "manual")
+
+
+def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags that describe a job, all together as its argument `flags`."""
+    hints = get_type_hints(JobFlags, include_extras=True)
+    theirs = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(JobFlags)
+    ]
+
+    @wraps(command)
+    def gathered(**given: object) -> None:
+        said = {field.name: given.pop(field.name) for field in fields(JobFlags)}
+        command(**given, flags=JobFlags(**said))  # type: ignore[arg-type]  # typer has made them what the fields say
+
+    own = inspect.signature(command, eval_str=True).parameters
+    shown = [*theirs[:1], *(parameter for name, parameter in own.items() if name != "flags"), *theirs[1:]]
+    shown.sort(key=lambda parameter: parameter.kind)
+    vars(gathered)["__signature__"] = inspect.Signature(shown)
+    gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return gathered
+
+
+def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
+    """A job with what flags say in place of what it said.
+
+    Raises:
+        InvalidInput: Flags exclude each other, or cannot be read.
+        ScheduleRefused: There is no such zone.
+    """
+    made = dict(job)
+    _put(made, "schedule", _schedule(job.get("schedule"), flags))
+    for name in ("start_at", "end_at"):
+        if said := getattr(flags, name):
+            made[name] = _instant(said, name, flags)
+    _put(made, "target", _target(job.get("target"), flags))
+    if flags.payload is not None:
+        made.pop("payload_base64", None)
+        made["payload"] = read_payload(flags.payload)
+    if flags.max_attempts is not None:
+        made["retry"] = {**(as_object(job.get("retry")) or {}), "max_attempts": flags.max_attempts}
+    if flags.label:
+        made["labels"] = {**(as_object(job.get("labels")) or {}), **read_labels(flags.label)}
+    for name in _AS_SAID:
+        _put(made, name, getattr(flags, name))
+    return made
+
+
+def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
+    """A job without some fields, so that their defaults hold again; `labels.team` is one of the labels.
+
+    Raises:
+        InvalidInput: The job says nothing there.
+    """
+    made = dict(job)
+    for path in paths:
+        first, _, rest = path.partition(".")
+        if first not in made or (rest and as_object(made[first]) is None):
+            problem = f"the job says nothing of {path!r}"
+            refuse("--unset", problem, f"it says: {', '.join(made)}")
+        value = made.pop(first)
+        if rest:
+            made[first] = without(as_object(value) or {}, [rest])
+    return made
+
+
+def read_payload(text: str) -> object:
+    """The JSON value that a flag holds, or the file that it names behind an @.
+
+    Raises:
+        InvalidInput: It is no JSON.
+    """
+    try:
+        return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text)
+    except ValueError as error:
+        problem = f"{text[:60]!r} is no JSON ({error})"
+        refuse("--payload", problem, 'write JSON text, such as \'{"to": "ann"}\' or \'"ann"\'')
+
+
+def read_labels(said: list[str]) -> dict[str, str]:
+    """Labels from `name=value`.
+
+    Raises:
+        InvalidInput: One has no = in it.
+    """
+    labels: dict[str, str] = {}
+    for each in said:
+        name, equals, value = each.partition("=")
+        if not equals:
+            refuse("--label", f"{each!r} was read", f"write it as {each}=VALUE")
+        labels[name] = value
+    return labels
+
+
+def _schedule(standing: object, flags: JobFlags) -> object:
+    """The schedule with what flags say; None where they say nothing."""
+    kinds = [kind for kind in _KINDS if getattr(flags, kind)]
+    if len(kinds) > 1:
+        told = " and ".join(f"--{kind.replace('_', '-')}" for kind in kinds)
+        refuse("schedule", f"{told} exclude each other", "leave one of them; several --cron are one schedule")
+    cron = _cron(standing)
+    match kinds:
+        case ["cron"]:
+            made: dict[str, object] | None = {**cron, "cron": flags.cron}
+        case ["every"]:
+            made = {"interval": flags.every}
+        case ["fixed_delay"]:
+            made = {"fixed_delay": flags.fixed_delay}
+        case ["at"]:
+            made = {"once": _instant(flags.at or "", "at", flags)}
+        case ["manual"]:
+            made = {"manual": True}
+        case _:
+            made = None
+    zoned = _zoned(flags, made or cron)
+    return {**(made or cron or as_object(standing) or {}), **zoned} if made or zoned else None
+
+
+def _zoned(flags: JobFlags, schedule: Mapping[str, object]) -> dict[str, object]:
+    """What belongs beside cron. A zone that only reads times without an offset is not put where it does not belong."""
+    only_reads = "cron" not in schedule and (flags.at or flags.start_at or flags.end_at)
+    said = {"timezone": None if only_reads else flags.tz, "dst_gap": flags.dst_gap, "dst_overlap": flags.dst_overlap}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _cron(standing: object) -> dict[str, object]:
+    """A cron schedule as an object, also where it was a bare string; empty where it is none."""
+    if isinstance(standing, str):
+        try:
+            read = read_schedule(standing)
+        except Misfit:
+            return {}
+        return {"cron": list(read.cron)} if isinstance(read, Cron) else {}
+    schedule = as_object(standing) or {}
+    return dict(schedule) if "cron" in schedule else {}
+
+
+def _target(standing: object, flags: JobFlags) -> object:
+    if flags.handler is not None and (flags.url is not None or flags.method is not None):
+        refuse("target", "a handler and an HTTP endpoint exclude each other", "leave one of them out")
+    if flags.handler is not None:
+        return {"type": "handler", "name": flags.handler}
+    said = {name: value for name, value in (("url", flags.url), ("method", flags.method)) if value is not None}
+    if not said:
+        return None
+    target = as_object(standing) or {}
+    return {**(target if target.get("type") == "http" else {"type": "http"}), **said}
+
+
+def _instant(text: str, name: str, flags: JobFlags) -> str:
+    return format_timestamp(read_instant(text, f"--{name.replace('_', '-')}", flags.tz))
+
+
+def _put(job: dict[str, object], name: str, value: object) -> None:
+    if value is not None and value != []:
+        job[name] = value

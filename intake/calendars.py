@@ -1,0 +1,256 @@
+"""`calendar.put` and `calendar.delete`: named sets of days, and the timers of the jobs that name them.
+
+A change holds at once and exactly: in one transaction what is overdue is settled under the days that were, the runs whose
+instant is ahead are taken back, and the timers are set anew under the days that are. Locks: calendars, then timers,
+jobs, open_runs. A submit shares its calendars before it takes its timers, so that no change passes it by; firing only
+reads them, since a change holds the timers. Rows written: calendars, job_calendars, timers.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from difflib import get_close_matches
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
+from tidewheel.intake.incoming import Incoming, accepted, rejected
+from tidewheel.intake.locks import JobRow, lock_jobs_by_id, settle
+from tidewheel.intake.timers import TimerToPut, put_timers
+from tidewheel.jobs.requests import CalendarDelete, CalendarPut
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.occurrences import DaySet, Decision, Held
+from tidewheel.scheduler.recurrence.due import next_look
+from tidewheel.scheduler.recurrence.once import Once
+from tidewheel.scheduler.recurrence.standing import Standing, standing
+from tidewheel.schemas.records import Reply
+from tidewheel.sql import Statements
+from tidewheel.transitions.circumstances import Circumstances, read_circumstances
+from tidewheel.transitions.day_sets import read_day_sets
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import LockedTimer, advance_timers
+
+_SQL = Statements("tidewheel.intake")
+_ENTER_CALENDAR = _SQL["enter_calendar"]
+_LOCK_CALENDAR = _SQL["lock_calendar"]
+_UPDATE_CALENDAR = _SQL["update_calendar"]
+_DELETE_CALENDAR = _SQL["delete_calendar"]
+_SHARE_CALENDARS = _SQL["share_calendars"]
+_CALENDAR_NAMES = _SQL["calendar_names"]
+_FIND_CALENDAR_JOBS = _SQL["find_calendar_jobs"]
+_NAME_CALENDAR_JOBS = _SQL["name_calendar_jobs"]
+_ADD_JOB_CALENDARS = _SQL["add_job_calendars"]
+_DROP_JOB_CALENDARS = _SQL["drop_job_calendars"]
+_READ_TIMERLESS = _SQL["read_timerless"]
+_REVIVE_JOBS = _SQL["revive_jobs"]
+
+_TICK = timedelta(microseconds=1)
+_TRIES = 3  # a calendar is deleted between two statements of ours
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A calendar's row, locked; version 0 is a mere place for a new one."""
+
+    version: int
+    days: DaySet
+    source: str | None
+
+
+def apply_calendar_puts(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Make or replace calendars, in the caller's transaction; an answer for each request, in their order."""
+    return [_put(connection, installation, incoming) for incoming in batch]
+
+
+def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Remove calendars that no job names, in the caller's transaction; an answer for each request, in their order."""
+    return [_delete(connection, incoming) for incoming in batch]
+
+
+def hold_calendars(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
+    """Hold calendars, by tenant and name, against change until the transaction ends, before any timer is locked.
+
+    Returns:
+        Their days; nothing for one that does not exist.
+    """
+    if not wanted:
+        return {}
+    pairs = sorted(set(wanted))
+    columns = {"tenants": [tenant for tenant, _ in pairs], "names": [name for _, name in pairs]}
+    connection.execute(_SHARE_CALENDARS, columns)
+    return read_day_sets(connection, pairs)
+
+
+def unknown_calendars(
+    connection: Conn, tenant: str, spec: JobSpec, known: Collection[tuple[str, str]]
+) -> InvalidInput | None:
+    """Why a spec is refused that names calendars which do not exist; None when it names none."""
+    missing = [
+        (f"job.{field}.{number}", name)
+        for field in ("exclude_calendars", "include_calendars")
+        for number, name in enumerate(cast("tuple[str, ...]", getattr(spec, field)))
+        if (tenant, name) not in known
+    ]
+    if not missing:
+        return None
+    names = _names(connection, tenant)
+    return InvalidInput(
+        [
+            FieldError(path, f"tenant {tenant!r} has no calendar {name!r}", _instead(name, names))
+            for path, name in missing
+        ]
+    )
+
+
+def write_job_calendars(connection: Conn, named: Mapping[UUID, tuple[str, Iterable[str]]]) -> None:
+    """Write down which calendars jobs name from now on: by job, its tenant and their names, which it holds."""
+    if not named:
+        return
+    connection.execute(_DROP_JOB_CALENDARS, {"job_ids": list(named)})
+    rows = sorted({(tenant, name, job) for job, (tenant, names) in named.items() for name in names})
+    if rows:
+        columns = {
+            "tenants": [tenant for tenant, _, _ in rows],
+            "names": [name for _, name, _ in rows],
+            "job_ids": [job for _, _, job in rows],
+        }
+        connection.execute(_ADD_JOB_CALENDARS, columns)
+
+
+def _put(connection: Conn, installation: Installation, incoming: Incoming) -> Reply:
+    request = incoming.request
+    assert isinstance(request, CalendarPut)  # noqa: S101 - by accept's table
+    row = _enter(connection, incoming.tenant, request.name)
+    wanted = DaySet(frozenset(request.days), frozenset(request.weekdays))
+    if row.version and (row.days, row.source) == (wanted, request.source):
+        return accepted(incoming, unchanged=True)
+    columns: dict[str, object] = {
+        "tenant": incoming.tenant,
+        "name": request.name,
+        "days": sorted(wanted.days),
+        "weekdays": sorted(wanted.weekdays),
+        "source": request.source,
+    }
+    jobs = _jobs_of(connection, incoming.tenant, request.name) if row.version and row.days != wanted else []
+    if not jobs:
+        connection.execute(_UPDATE_CALENDAR, columns)
+        return accepted(incoming)
+    locked = lock_jobs_by_id(connection, jobs)
+    settle(connection, installation, locked, [job.job_id for job in locked.jobs.values() if job.exists])
+    connection.execute(_UPDATE_CALENDAR, columns)
+    _set_anew(connection, installation, jobs)
+    return accepted(incoming)
+
+
+def _delete(connection: Conn, incoming: Incoming) -> Reply:
+    request = incoming.request
+    assert isinstance(request, CalendarDelete)  # noqa: S101 - by accept's table
+    columns = {"tenant": incoming.tenant, "name": request.name}
+    if connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone() is None:
+        remedy = _instead(request.name, _names(connection, incoming.tenant))
+        return rejected(incoming, UnknownCalendar(incoming.tenant, request.name, remedy))
+    found = connection.execute(_NAME_CALENDAR_JOBS, columns, binary=True).fetchone()
+    if found is not None:
+        key, jobs = found
+        problem = f"{jobs} jobs name it, {key!r} first" if jobs != 1 else f"the job {key!r} names it"
+        return rejected(incoming, InvalidInput([FieldError("name", problem, "leave it out of them, or delete them")]))
+    connection.execute(_DELETE_CALENDAR, columns)
+    return accepted(incoming)
+
+
+def _enter(connection: Conn, tenant: str, name: str) -> _Row:
+    """The calendar's row, locked; made where there is none."""
+    columns = {"tenant": tenant, "name": name}
+    for _ in range(_TRIES):
+        connection.execute(_ENTER_CALENDAR, columns)
+        found = connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone()
+        if found is not None:
+            version, days, weekdays, source = cast("tuple[int, list[date], list[int], str | None]", found)
+            return _Row(version, DaySet(frozenset(days), frozenset(weekdays)), source)
+    message = f"calendar {name!r} is made and deleted by somebody else all the time"
+    raise Unavailable(message)
+
+
+def _jobs_of(connection: Conn, tenant: str, name: str) -> list[UUID]:
+    rows = connection.execute(_FIND_CALENDAR_JOBS, {"tenant": tenant, "name": name}, binary=True).fetchall()
+    return [cast("UUID", job) for (job,) in rows]
+
+
+def _names(connection: Conn, tenant: str) -> list[str]:
+    return [str(name) for (name,) in connection.execute(_CALENDAR_NAMES, {"tenant": tenant}, binary=True)]
+
+
+def _instead(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"write one of {', '.join(names[:10])}" if names else "put the calendar first"
+
+
+def _set_anew(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> None:
+    """Set the timers of settled jobs by the days as they now are; a job that has occurrences again gets its timer back.
+
+    A pause stays, and so does what was set aside.
+    """
+    locked = lock_jobs_by_id(connection, job_ids)
+    timers = [timer for timer in locked.timers.values() if timer.held != Held.SET_ASIDE]
+    circumstances = read_circumstances(connection, timers)
+    advance_timers(
+        connection, installation, timers, lambda timer: _anew(timer, circumstances, locked.now), now=locked.now
+    )
+    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
+        columns = {"job_ids": list(job_ids), "now": locked.now}
+        timerless = [row for row in cursor.execute(_READ_TIMERLESS, columns) if row.job_id not in locked.timers]
+    circumstances = read_circumstances(connection, timerless)
+    revived = [
+        _timer(locked.jobs[row.job_id], decision)
+        for row in timerless
+        if (decision := _anew(row, circumstances, locked.now)).next_at is not None
+    ]
+    if revived:
+        put_timers(connection, revived)
+        connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in revived]})
+
+
+def _anew(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> Decision:
+    """Where a timer is to stand, all up to now being recorded."""
+    try:
+        where = standing(timer, circumstances.day_sets, circumstances.of(timer))
+    except ScheduleRefused:  # firing sets it aside
+        held = Held(timer.held) if timer.held else None
+        return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, held=held, overridden=timer.overridden)
+    recorded = _recorded(timer, where, now)
+    look = next_look(where, recorded)
+    if look is None:
+        return Decision()
+    nominal = where.schedule.after(recorded)
+    paused = timer.held == Held.PAUSE
+    return Decision(
+        next_at=look if nominal is None else min(nominal, look),
+        due_at=timer.due_at if paused else look,
+        held=Held.PAUSE if paused else None,
+        overridden=bool(where.moved) or (where.overridden_until is not None and where.overridden_until > recorded),
+    )
+
+
+def _recorded(timer: LockedTimer, where: Standing, now: datetime) -> datetime:
+    # A `once` whose instant lies in a pause is neither fired nor passed over: it is still to come.
+    kept = isinstance(where.schedule, Once) and timer.held == Held.PAUSE
+    return min(now, timer.scheduled_at - _TICK) if kept else now
+
+
+def _timer(job: JobRow, decision: Decision) -> TimerToPut:
+    assert decision.next_at is not None  # noqa: S101 - who calls has looked
+    return TimerToPut(
+        job.job_id,
+        job.tenant,
+        job.shard,
+        job.version,
+        decision.next_at,
+        due_at=decision.due_at,
+        held=Held.PAUSE if job.paused else None,
+        until=job.paused_until,
+    )

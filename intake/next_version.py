@@ -1,0 +1,212 @@
+"""What a submitted spec becomes under its job's lock: the next version, its schedule in full, its first instant.
+
+Pure but for the locks that its facts were read under.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from tidewheel.errors import ScheduleRefused
+from tidewheel.intake.locks import JobRow
+from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
+from tidewheel.jobs.strict_json import canonical
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.occurrences import Held
+from tidewheel.scheduler.recurrence.calendared import ensure_open_days
+from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
+from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.scheduler.recurrence.nth import nth_occurrence
+from tidewheel.scheduler.recurrence.once import Once
+from tidewheel.scheduler.recurrence.policies import CatchUp
+from tidewheel.scheduler.recurrence.schedules import ensure_can_fire
+from tidewheel.scheduler.recurrence.standing import DaySets, standing
+
+OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older one would lie in a partition that is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the settled job stands as its next version is made.
+
+    Args:
+        now: The database's clock.
+        left: The first instant that the version in force had still to fire; None where it has none.
+        settled: Whether what was overdue has just used its timer up.
+        chained: Whether a timer-made run of it is open.
+    """
+
+    now: datetime
+    left: datetime | None
+    settled: bool
+    chained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NextVersion:
+    """A version to be written.
+
+    Args:
+        job: The job, locked.
+        number: The version's number.
+        spec: As submitted.
+        schedule_text: The schedule in full: the memo key of recurrence, with the policy.
+        policy_text: How it is fired.
+        anchor: When its interval was first accepted.
+        every_us: Its interval or fixed delay.
+        paused: Whether it is.
+        next_at: The first instant that nothing is recorded of; None where it can never fire again.
+        due_at: When firing must look; as `next_at` where no calendar is named.
+        held: Why it is not due then.
+    """
+
+    job: JobRow
+    number: int
+    spec: JobSpec
+    schedule_text: str
+    policy_text: str
+    anchor: datetime | None
+    every_us: int | None
+    paused: bool
+    next_at: datetime | None
+    due_at: datetime | None
+    held: Held | None
+
+    @property
+    def created(self) -> bool:
+        """Whether it is the first one since there is such a job."""
+        return not self.job.exists
+
+    @property
+    def kind(self) -> str:
+        """The schedule's kind."""
+        return str(json.loads(self.schedule_text)["kind"])
+
+
+def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) -> NextVersion:
+    """The version that a spec becomes.
+
+    Raises:
+        ScheduleRefused: It cannot be read; paths are relative to `job`.
+    """
+    every_us = _every_us(spec)
+    anchor = None
+    if every_us is not None:
+        kept = job.anchor if job.exists and job.every_us == every_us else None
+        anchor = kept or place.now
+    text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
+    policy = canonical(policy_document(spec)).decode()
+    paused = job.paused if job.exists else spec.paused
+    held = Held.PAUSE if paused else None
+    schedule = schedule_from_text(text, job.job_id)
+    where = standing(_Row(job, text, policy, place.now), day_sets)
+    if isinstance(schedule, Once):
+        next_at = due_at = _once(schedule, job, text, place)
+    elif isinstance(schedule, FixedDelay):
+        next_at = due_at = _chain(schedule, job, every_us or 0, place)
+        held = held or (Held.RUN if place.chained else None)
+    else:
+        next_at, due_at = schedule.after(place.now), where.live.after(place.now)
+        next_at = None if due_at is None else next_at or due_at
+    return NextVersion(
+        job=job,
+        number=job.version + 1,
+        spec=spec,
+        schedule_text=text,
+        policy_text=policy,
+        anchor=anchor,
+        every_us=every_us,
+        paused=paused,
+        next_at=next_at,
+        due_at=due_at,
+        held=held,
+    )
+
+
+def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets) -> None:
+    """Refuse what can never fire; as for an edit, the first acceptance of a job that exists counts its `max_runs`.
+
+    Raises:
+        Refused: It can never fire, or not be read; paths are relative to `job` or its schedule.
+    """
+    text = schedule_text(spec, job, now, first=job.created_at if job.exists else now)
+    schedule = schedule_from_text(text, job.job_id)
+    ensure_can_fire(schedule, now)
+    if isinstance(schedule, Once) and schedule.at < now - OLDEST_ONCE:
+        problem = f"{format_timestamp(schedule.at)} is more than {OLDEST_ONCE.days} days ago, longer than runs are kept"
+        raise ScheduleRefused(problem, "trigger the job instead", "once")
+    if isinstance(schedule, Once) and schedule.at <= now and CatchUp(spec.catch_up) is CatchUp.SKIP:
+        problem = f"{format_timestamp(schedule.at)} has passed, and catch_up is skip: it would never fire"
+        raise ScheduleRefused(problem, "write a later time, or leave catch_up out to fire it late", "once")
+    policy = canonical(policy_document(spec)).decode()
+    ensure_open_days(standing(_Row(job, text, policy, now), day_sets).effective, now)
+
+
+def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: datetime) -> str:
+    """The canonical schedule: what recurrence reads and remembers answers by.
+
+    Args:
+        spec: As submitted.
+        job: Its job.
+        anchor: When an interval without an anchor of its own was first accepted.
+        first: When the job was; the n-th occurrence from then is the last one of `max_runs: n`.
+
+    Raises:
+        ScheduleRefused: It cannot be read, or its occurrences not be counted.
+    """
+    document: dict[str, object] = dict(schedule_document(spec))
+    if document["kind"] == "interval":
+        document["anchor_fires"] = document["anchor"] is not None
+        document["anchor"] = document["anchor"] or anchor.isoformat()
+    text = canonical(document).decode()
+    if spec.max_runs is None:
+        return text
+    last = nth_occurrence(schedule_from_text(text, job.job_id), first, spec.max_runs)
+    if last is not None:
+        document["end_at"] = format_timestamp(last)
+        text = canonical(document).decode()
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A timer that is not yet, as far as deciding needs one."""
+
+    job: JobRow
+    schedule: str
+    policy: str
+    scheduled_at: datetime
+    catch_up_end: datetime | None = None
+
+    @property
+    def job_id(self) -> UUID:
+        """The job's."""
+        return self.job.job_id
+
+    @property
+    def tenant(self) -> str:
+        """The job's."""
+        return self.job.tenant
+
+
+def _every_us(spec: JobSpec) -> int | None:
+    every = schedule_document(spec).get("every_us")
+    return every if isinstance(every, int) else None
+
+
+def _once(schedule: Once, job: JobRow, text: str, place: Place) -> datetime | None:
+    # One whose time has passed fires at once, unless this very instant has fired already and was not taken back.
+    over = place.settled or (job.finished_at is not None and place.left is None)
+    return None if job.exists and job.schedule == text and over else schedule.at
+
+
+def _chain(schedule: FixedDelay, job: JobRow, every_us: int, place: Place) -> datetime | None:
+    """The next instant of a fixed_delay: an edit keeps the end of the last run that it counts from."""
+    was = json.loads(job.schedule) if job.exists and job.schedule else {}
+    if was.get("kind") != "fixed_delay" or place.left is None:
+        return schedule.due(place.now, None)
+    if place.chained:
+        return place.left
+    longer = timedelta(microseconds=every_us - int(was["every_us"]))
+    return schedule.due(max(place.left + longer, place.now), None)

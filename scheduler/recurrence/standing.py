@@ -1,0 +1,119 @@
+"""Everything a decision needs of one timer, built from its row: for firing, for edits and for previews alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+from tidewheel.occurrences import DaySet, Override
+from tidewheel.scheduler.recurrence.calendared import Calendared
+from tidewheel.scheduler.recurrence.cron_schedule import CronSchedule
+from tidewheel.scheduler.recurrence.kinds import Schedule
+from tidewheel.scheduler.recurrence.memo import schedule_from_text
+from tidewheel.scheduler.recurrence.policies import Policies, policies_from_text
+from tidewheel.scheduler.recurrence.without import Without, is_occurrence
+
+DaySets = Mapping[tuple[str, str], DaySet]
+"""Calendars by (tenant, name)."""
+
+
+class Timer(Protocol):
+    """The part of a timer's row, with its version, that a decision needs."""
+
+    @property
+    def job_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
+    @property
+    def tenant(self) -> str: ...  # noqa: D102
+    @property
+    def schedule(self) -> str: ...  # noqa: D102
+    @property
+    def policy(self) -> str: ...  # noqa: D102
+    @property
+    def scheduled_at(self) -> datetime: ...  # noqa: D102
+    @property
+    def catch_up_end(self) -> datetime | None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a timer stands.
+
+    Args:
+        schedule: What the schedule says, within its bounds.
+        effective: The same without excluded days.
+        live: The same without what people have skipped or moved: what fires by itself.
+        policies: How it is fired.
+        cursor: The first instant that nothing is recorded of yet.
+        catch_up_end: Up to here a catch-up was decided.
+        skipped: Instants that people have left out, from the cursor on.
+        moved: Nominal instants that fire at another time and have not yet, with that time.
+    """
+
+    schedule: Schedule
+    effective: Schedule
+    live: Schedule
+    policies: Policies
+    cursor: datetime
+    catch_up_end: datetime | None = None
+    skipped: frozenset[datetime] = frozenset()
+    moved: Mapping[datetime, datetime] = field(default_factory=dict[datetime, datetime])
+    overridden_until: datetime | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every occurrence of the schedule fires at its instant."""
+        return self.live is self.schedule and not self.moved
+
+
+def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()) -> Standing:
+    """Where a timer stands.
+
+    Args:
+        timer: Its row.
+        day_sets: At least the calendars that its policy names.
+        overrides: Its job's, from its cursor on, and moved ones that have not fired.
+
+    Raises:
+        ScheduleRefused: The stored schedule cannot be read.
+        ValueError: The stored policy cannot be read.
+        KeyError: A calendar is missing.
+    """
+    schedule = schedule_from_text(timer.schedule, timer.job_id)
+    policies = policies_from_text(timer.policy)
+    effective = effective_schedule(schedule, policies, timer.tenant, day_sets)
+    if not overrides:
+        return Standing(schedule, effective, effective, policies, timer.scheduled_at, timer.catch_up_end)
+    return Standing(
+        schedule,
+        effective,
+        Without(effective, frozenset(each.scheduled_at for each in overrides)),
+        policies,
+        timer.scheduled_at,
+        timer.catch_up_end,
+        frozenset(each.scheduled_at for each in overrides if each.moved_to is None),
+        {
+            each.scheduled_at: each.moved_to
+            for each in overrides
+            if each.moved_to is not None and not each.done and is_occurrence(effective, each.scheduled_at)
+        },
+        max(each.scheduled_at for each in overrides),
+    )
+
+
+def effective_schedule(schedule: Schedule, policies: Policies, tenant: str, day_sets: DaySets) -> Schedule:
+    """The schedule without the days that its calendars exclude; itself where it names none."""
+    if not policies.calendars:
+        return schedule
+    return Calendared(
+        schedule,
+        tuple(day_sets[tenant, name] for name in policies.exclude),
+        tuple(day_sets[tenant, name] for name in policies.include),
+        zone_name(schedule),
+        policies.shift,
+    )
+
+
+def zone_name(schedule: Schedule) -> str:
+    """The zone whose days are meant: the first expression's, else UTC."""
+    return schedule.entries[0].zone_name if isinstance(schedule, CronSchedule) else "UTC"

@@ -1,0 +1,69 @@
+"""The `tidewheel` command as tests give it: as a process, or, much faster, its entry point in this one."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.fixtures.database import Database
+from tidewheel.control.cli.main import main
+
+NOBODY = "postgresql://127.0.0.1:1/none"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - as json.loads
+        """Its answer, which is one line of JSON and nothing else."""
+        assert (self.code, self.err, self.out.count("\n")) == (0, "", 1), self
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        """Its answer in text, of which no line is wider than a page."""
+        assert (self.code, self.err) == (0, ""), self
+        return self.out.splitlines()
+
+    @property
+    def refusals(self) -> list[str]:
+        """The lines of a refusal, each after the command's name."""
+        assert (self.code, self.out) == (1, ""), self
+        return [line.removeprefix("tidewheel: ") for line in self.err.splitlines()]
+
+
+def process(*arguments: str) -> Done:
+    """Run the command as a process of its own."""
+    command = [sys.executable, "-c", "from tidewheel.control.cli.main import main; main()", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def tidewheel(database: Database | str, *arguments: object, stdin: str = "") -> Done:
+    """Run the command's entry point on a database, or on what an URL names."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("TIDEWHEEL_DATABASE_URL", database if isinstance(database, str) else database.url)
+        patch.setattr(sys, "argv", ["tidewheel", *map(str, arguments)])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def asked(database: Database, *arguments: object, stdin: str = "") -> Any:  # noqa: ANN401 - as json.loads
+    """What the command answers in JSON."""
+    return tidewheel(database, *arguments, "--output", "json", stdin=stdin).json

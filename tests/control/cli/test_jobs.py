@@ -1,0 +1,300 @@
+"""`tidewheel job create | list | show | update | pause | resume | delete | trigger`, on a real database."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.control.cli.command import NOBODY, Done, asked, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import begin, end, ending, succeed, trigger
+from tidewheel.control.client import Client
+from tidewheel.ids import job_id
+from tidewheel.runs import RunState
+
+NIGHTLY = ("nightly", "--cron", "30 2 * * *", "--tz", "Europe/Berlin", "--handler", "count-stock")
+
+
+def create(database: Database, *arguments: object) -> Done:
+    done = tidewheel(database, "job", "create", *arguments)
+    assert done.code == 0, done.err
+    return done
+
+
+def manual(database: Database, key: str, *arguments: object) -> None:
+    create(database, key, "--manual", "--handler", "send-email", *arguments)
+
+
+def test_a_job_is_made_by_flags_and_shown(database: Database) -> None:
+    made = create(database, *NIGHTLY, "--payload", '{"depth": 2}', "--label", "team=stock", "--overlap", "buffer_one")
+    assert made.out.startswith("nightly: created, version 1; next ")
+    assert made.out.count("T02:30:00+0") == 1, "the wall time stands beside"
+    shown = asked(database, "job", "show", "nightly")
+    assert (shown["key"], shown["version"], shown["kind"]) == ("nightly", 1, "cron")
+    assert shown["job_id"] == str(job_id("default", "nightly"))
+    assert shown["job"] == {
+        "key": "nightly",
+        "schedule": {"cron": ["30 2 * * *"], "timezone": "Europe/Berlin"},
+        "target": {"type": "handler", "name": "count-stock"},
+        "payload": {"depth": 2},
+        "overlap": "buffer_one",
+        "labels": {"team": "stock"},
+    }
+    assert shown["next_at"].endswith("Z")
+    text = tidewheel(database, "job", "show", "nightly").lines
+    assert "30 2 * * * Europe/Berlin" in [line.partition("  ")[2].strip() for line in text]
+    assert any(line.startswith("next") and "T02:30:00+0" in line for line in text)
+
+
+def test_what_show_prints_can_be_made_again(database: Database, tmp_path: Path) -> None:
+    with Client(database.url) as client:
+        made = client.submit(
+            {
+                "key": "all", "schedule": {"interval": "90s"}, "target": {"type": "http", "url": "http://a.example"},
+                "start_to_close": "250ms", "jitter": "10%", "window": "2h", "payload": None,
+                "retry": {"jitter": "12.5%", "intervals": ["1s", "5m"], "non_retryable": ["ValueError"]},
+            }
+        )  # fmt: skip
+        shown = asked(database, "job", "show", "all")["job"]
+        again = client.submit(shown)
+    assert (again.version, again.unchanged) == (made.version, True), shown
+    (file := tmp_path / "job.json").write_text(json.dumps(shown))
+    assert asked(database, "job", "update", "--file", file)["unchanged"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"key": "a", "schedule": "0 8 * * *", "target": "send-email", "end_at": "2999-01-01T00:00:00Z"}',
+        """
+        # the same, as people write it
+        key: a
+        schedule: 0 8 * * *
+        target: send-email
+        end_at: 2999-01-01T00:00:00Z
+        """,
+    ],
+)
+def test_a_file_is_json_or_yaml(database: Database, tmp_path: Path, text: str) -> None:
+    (file := tmp_path / "job").write_text(text.replace("        ", ""))
+    assert asked(database, "job", "create", "-f", file)["version"] == 1
+    assert asked(database, "job", "show", "a")["job"] == {
+        "key": "a",
+        "schedule": {"cron": ["0 8 * * *"]},
+        "target": {"type": "handler", "name": "send-email"},
+        "end_at": "2999-01-01T00:00:00.000000Z",
+    }
+
+
+def test_flags_are_laid_on_top_of_a_file_from_standard_input(database: Database) -> None:
+    text = '{"schedule": "0 8 * * *", "target": "send-email", "labels": {"a": "1", "b": "2"}}'
+    arguments = ("job", "create", "-f", "-", "--key", "a", "--tz", "Asia/Tokyo", "--label", "b=3")
+    assert asked(database, *arguments, stdin=text)["key"] == "a"
+    job = asked(database, "job", "show", "a")["job"]
+    assert job["schedule"] == {"cron": ["0 8 * * *"], "timezone": "Asia/Tokyo"}
+    assert job["labels"] == {"a": "1", "b": "3"}
+
+
+def test_a_local_time_is_read_on_the_clock_of_the_zone(database: Database) -> None:
+    create(database, "once", "--at", "2099-07-01T08:00", "--tz", "Europe/Berlin", "--url", "http://a.example")
+    assert asked(database, "job", "show", "once")["next_at"] == "2099-07-01T06:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("a", "--cron", "0 25 * * *", "--handler", "h"), ("job.schedule.cron: hour 25", "0 23 * * *")),
+        (("a", "--cron", "0 8 * * *"), ("job.target: is missing",)),
+        (("a", "--handler", "h", "--overlap", "skipp", "--manual"), ("job.overlap: 'skipp'", "did you mean 'skip'?")),
+        (("a", "--handler", "h", "--every", "1s", "--cron", "0 8 * * *"), ("--cron and --every exclude each other",)),
+        (("a", "--handler", "h", "--every", "1s", "--tz", "UTC"), ("job.schedule.timezone", "belongs to cron")),
+        (("a", "--handler", "h", "--manual", "--url", "http://a"), ("target: ", "exclude each other")),
+        (("a", "--handler", "h", "--manual", "--payload", "{"), ("--payload:", "is no JSON")),
+        (("a", "--handler", "h", "--manual", "--label", "x"), ("--label:", "x=VALUE")),
+        (("a", "--handler", "h", "--at", "2999-01-01T00:00"), ("--at:", "--tz", "2999-01-01T00:00:00Z")),
+        (("a", "--key", "b", "--handler", "h", "--manual"), ("key: 'a' and 'b' were read",)),
+        (("--handler", "h", "--manual"), ("key: is missing",)),
+        (("a", "-f", "/nowhere/job.json"), ("--file: /nowhere/job.json cannot be read",)),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_field(
+    database: Database, arguments: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    [refusal] = tidewheel(database, "job", "create", *arguments).refusals
+    for part in parts:
+        assert part in refusal
+    assert database.count("jobs") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("- a\n- b\n", "neither a JSON object nor a YAML mapping"),
+        ("key: a\nkey: b\n", "the name 'key' is given twice"),
+        ("1: a\n", "the name '1' is no text"),
+        ("key: [\n", "this is no YAML"),
+        ('{"key": ', "this is no JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(database: Database, text: str, part: str) -> None:
+    [refusal] = tidewheel(database, "job", "create", "-f", "-", stdin=text).refusals
+    assert part in refusal
+
+
+def test_every_problem_has_a_line_of_its_own(database: Database) -> None:
+    refusals = tidewheel(database, "job", "create", "a", "--manual", "--lane", "fast", "--queue", "A B").refusals
+    assert [line.partition(":")[0] for line in refusals] == ["job.target", "job.lane", "job.queue"]
+
+
+def test_a_job_that_exists_is_not_made_again(database: Database) -> None:
+    manual(database, "a")
+    [refusal] = tidewheel(database, "job", "create", "a", "--manual", "--handler", "other").refusals
+    assert "if_version" in refusal
+    assert asked(database, "job", "show", "a")["version"] == 1
+
+
+def test_an_update_changes_what_flags_name_and_nothing_else(database: Database) -> None:
+    create(database, *NIGHTLY, "--payload", '{"depth": 2}', "--label", "team=stock", "--max-attempts", 2)
+    done = asked(database, "job", "update", "nightly", "--cron", "0 4 * * *", "--label", "area=eu", "--lane", "batch")
+    assert (done["version"], done["unchanged"]) == (2, False)
+    assert asked(database, "job", "show", "nightly")["job"] == {
+        "key": "nightly",
+        "schedule": {"cron": ["0 4 * * *"], "timezone": "Europe/Berlin"},
+        "target": {"type": "handler", "name": "count-stock"},
+        "payload": {"depth": 2},
+        "lane": "batch",
+        "retry": {"max_attempts": 2},
+        "labels": {"team": "stock", "area": "eu"},
+    }
+    done = asked(database, "job", "update", "nightly", "--unset", "labels.team", "--unset", "retry", "--every", "1h")
+    assert done["version"] == 3
+    job = asked(database, "job", "show", "nightly")["job"]
+    assert (job["labels"], job["schedule"], "retry" in job) == ({"area": "eu"}, {"interval": "1h"}, False)
+    assert asked(database, "job", "update", "nightly", "--every", "60m")["unchanged"]
+
+
+def test_a_file_replaces_the_whole_job(database: Database) -> None:
+    create(database, *NIGHTLY, "--label", "team=stock")
+    text = '{"key": "nightly", "schedule": "manual", "target": "count-stock"}'
+    assert asked(database, "job", "update", "-f", "-", stdin=text)["version"] == 2
+    assert asked(database, "job", "show", "nightly")["labels"] == {}
+
+
+def test_an_update_needs_a_job_and_the_version_it_names(database: Database) -> None:
+    [refusal] = tidewheel(database, "job", "update", "a", "--every", "1h").refusals
+    assert refusal.startswith("key: tenant 'default' has no job 'a'")
+    manual(database, "a")
+    [refusal] = tidewheel(database, "job", "update", "a", "--every", "1h", "--if-version", 7).refusals
+    assert "if_version" in refusal
+    assert asked(database, "job", "update", "a", "--every", "1h", "--if-version", 1)["version"] == 2
+    [refusal] = tidewheel(database, "job", "update", "a", "--unset", "labels").refusals
+    assert refusal.startswith("--unset: the job says nothing of 'labels'; it says: ")
+
+
+def test_a_job_is_paused_resumed_and_deleted(database: Database) -> None:
+    create(database, "a", "--every", "1h", "--handler", "h")
+    assert tidewheel(database, "job", "pause", "a", "--reason", "a holiday").lines == ["a: paused, version 1"]
+    shown = asked(database, "job", "show", "a")
+    assert (shown["paused"], shown["pause_reason"], shown["next_at"]) == (True, "a holiday", None)
+    assert tidewheel(database, "job", "pause", "a").lines == ["a: is paused already, version 1"]
+    assert any("a holiday" in line for line in tidewheel(database, "job", "show", "a").lines)
+    resumed = asked(database, "job", "resume", "a")
+    assert (resumed["unchanged"], resumed["next_run_at"] is None) == (False, False)
+    assert tidewheel(database, "job", "delete", "a").lines == ["a: deleted, version 1"]
+    for command in ("show", "pause", "resume", "delete", "trigger"):
+        [refusal] = tidewheel(database, "job", command, "a").refusals
+        assert refusal.startswith("key: tenant 'default' has no job 'a'")
+
+
+def test_a_pause_may_name_its_end(database: Database) -> None:
+    create(database, "a", "--every", "1h", "--handler", "h")
+    done = tidewheel(database, "job", "pause", "a", "--until", "2099-07-01T08:00", "--tz", "Europe/Berlin")
+    assert "paused until 2099-07-01T06:00:00Z  Wed 2099-07-01T08:00:00+02:00 CEST" in done.lines[0]
+    assert asked(database, "job", "show", "a")["paused_until"] == "2099-07-01T06:00:00Z"
+
+
+def test_a_job_made_paused_fires_nothing(database: Database) -> None:
+    assert asked(database, "job", "create", "a", "--every", "1h", "--handler", "h", "--paused")["next_run_at"] is None
+
+
+def test_a_trigger_says_which_run_it_made(database: Database) -> None:
+    manual(database, "a")
+    made = asked(database, "job", "trigger", "a", "--payload", '{"to": "ann"}', "--label", "x=1", "--request-id", "r")
+    assert asked(
+        database, "job", "trigger", "a", "--payload", '{"to": "ann"}', "--label", "x=1", "--request-id", "r"
+    ) == (made)
+    [line] = tidewheel(database, "job", "trigger", "a", "--delay", "1h").lines
+    with Client(database.url) as client:
+        assert str(client.run(made["run_id"]).run_id) == made["run_id"]
+        later = client.run(line.removeprefix("run ")).scheduled_at
+    assert timedelta(minutes=59) < later - database.now() <= timedelta(hours=1)
+    [refusal] = tidewheel(database, "job", "trigger", "a", "--delay", "soon").refusals
+    assert refusal.startswith("--delay: 'soon' is no duration")
+
+
+def test_a_list_shows_what_comes_next_and_how_the_last_run_went(database: Database) -> None:
+    create(database, "hourly", "--every", "1h", "--handler", "send-email")
+    manual(database, "never")
+    manual(database, "went")
+    manual(database, "failed")
+    succeed(database, begin(database, trigger(database, "went")))
+    end(database, ending(begin(database, trigger(database, "failed")), RunState.FAILED, error_type="ValueError"))
+    jobs = {job["key"]: job for job in asked(database, "job", "list")["jobs"]}
+    assert list(jobs) == ["failed", "hourly", "never", "went"]
+    assert jobs["hourly"]["next_at"] is not None
+    assert jobs["hourly"]["schedule"]["every_us"] == 3_600_000_000
+    assert (jobs["never"]["next_at"], jobs["never"]["last_run"]) == (None, None)
+    last = jobs["failed"]["last_run"]
+    assert (last["state"], last["error_type"], last["duration"].endswith("s")) == ("failed", "ValueError", True)
+    assert jobs["went"]["last_run"]["state"] == "succeeded"
+    lines = tidewheel(database, "job", "list").lines
+    assert lines[0].split() == ["key", "schedule", "state", "next", "last", "run", "took"]
+    assert all(len(line) <= 100 for line in lines)
+    assert lines[2].split()[:4] == ["hourly", "every", "1h", "active"]
+
+
+def test_a_list_is_narrowed_and_paged(database: Database) -> None:
+    for number in range(5):
+        manual(database, f"a-{number}", "--label", f"even={number % 2 == 0}", "--label", "x=1")
+    create(database, "b", "--every", "1h", "--handler", "h", "--paused")
+
+    def keys(*arguments: object) -> list[str]:
+        return [job["key"] for job in asked(database, "job", "list", *arguments)["jobs"]]
+
+    assert keys("--prefix", "a-", "--label", "even=True", "--label", "x=1") == ["a-0", "a-2", "a-4"]
+    assert keys("--paused") == keys("--kind", "interval") == ["b"]
+    assert len(keys("--not-paused")) == 5
+    first = asked(database, "job", "list", "-n", 4)
+    assert first["following"] == "a-3"
+    assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]
+    assert asked(database, "job", "list", "-n", 6)["following"] is None
+    assert tidewheel(database, "job", "list", "-n", 4).lines[-1] == "more: add --after 'a-3'"
+    assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no such job"]
+
+
+def test_tenants_see_their_own_jobs_alone(database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    manual(database, "a", "--tenant", "acme")
+    assert asked(database, "job", "list")["jobs"] == []
+    assert asked(database, "job", "show", "a", "--tenant", "acme")["key"] == "a"
+    [refusal] = tidewheel(database, "job", "show", "a").refusals
+    assert "has no job 'a'" in refusal
+
+
+def test_a_key_with_brackets_is_shown_as_it_is(database: Database) -> None:
+    manual(database, "[bold]a[/bold] :smile:")
+    assert tidewheel(database, "job", "list").lines[1].startswith("[bold]a[/bold] :smile:")
+
+
+def test_a_database_that_does_not_answer_is_told_in_one_line() -> None:
+    for arguments in (("list",), ("show", "a"), ("pause", "a"), ("create", "a", "--manual", "--handler", "h")):
+        [line] = tidewheel(NOBODY, "job", *arguments).refusals
+        assert line.startswith("the database does not answer: ")
+        assert "TIDEWHEEL_DATABASE_URL" in line
+
+
+def test_a_database_that_was_never_migrated_is_told_in_one_line(fresh_database: Database) -> None:
+    fresh_database.execute("DROP TABLE tidewheel_migrations")
+    [line] = tidewheel(fresh_database, "job", "list").refusals
+    assert "`tidewheel migrate`" in line

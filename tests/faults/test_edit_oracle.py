@@ -1,0 +1,155 @@
+"""The oracle of random edits: a history that was doctored is flagged, each in its own way, and the real one is not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.faults.edit_oracle import SECOND, Act, Fired, Grid, Verdict
+
+EACH = Grid(0, SECOND)
+HALF = Grid(SECOND // 2, SECOND)
+START = 1_800_000_000 * SECOND
+LATENCY = SECOND // 20
+
+Doctor = Callable[[list[Act], list[Fired]], None]
+
+
+def at(seconds: float) -> int:
+    return START + int(seconds * SECOND)
+
+
+def act(kind: str, seconds: float, version: int | None, **fields: object) -> Act:
+    """A request whose answer came a twentieth of a second later."""
+    return replace(Act(kind, at(seconds), at(seconds) + LATENCY, version=version), **fields)  # type: ignore[arg-type]
+
+
+def fired(seconds: float, version: int, token: int) -> Fired:
+    return Fired(at(seconds), f"run-{seconds}", version, "succeeded", token)
+
+
+def history() -> tuple[list[Act], list[Fired]]:
+    """Every kind of request, some of them right at an instant of the job."""
+    acts = [
+        act("pause", 0.1, None, accepted=False),
+        act("submit", 0.2, 1, token=1, grid=EACH, next_run_at=at(1)),
+        act("submit", 2.98, 2, token=2, grid=HALF, next_run_at=at(3.5)),
+        act("submit", 4.4, 2, token=2, grid=HALF, unchanged=True),
+        act("submit", 4.7, None, token=3, grid=EACH, fits=False, accepted=False),
+        act("pause", 6.48, 2),
+        act("pause", 7.0, 2, unchanged=True),
+        act("submit", 7.3, 3, token=4, grid=EACH),
+        act("resume", 8.1, 3, next_run_at=at(9)),
+        act("delete", 10.99, 3),
+        act("submit", 12.1, 4, token=4, grid=EACH, paused=True),
+        act("resume", 12.2, 4, next_run_at=at(13)),
+        act("skip", 12.3, 4, at=at(14)),
+        act("skip", 12.4, 4, at=at(15)),
+        act("unskip", 12.5, 4, at=at(15)),
+        act("delete", 16.3, 4),
+    ]
+    runs = [
+        *(fired(seconds, 1, 1) for seconds in (1, 2, 3)),
+        *(fired(seconds, 2, 2) for seconds in (3.5, 4.5, 5.5, 6.5)),
+        *(fired(seconds, 3, 4) for seconds in (9, 10)),
+        replace(fired(11, 3, 4), status="cancelled", reason="job_deleted", token=None),
+        *(fired(seconds, 4, 4) for seconds in (13, 15, 16)),
+    ]
+    return acts, runs
+
+
+def drop(runs: list[Fired], seconds: float) -> None:
+    runs[:] = [run for run in runs if run.at != at(seconds)]
+
+
+def change(runs: list[Fired], seconds: float, **fields: object) -> None:
+    runs[:] = [replace(run, **fields) if run.at == at(seconds) else run for run in runs]  # type: ignore[arg-type]
+
+
+def answer(acts: list[Act], seconds: float, **fields: object) -> None:
+    acts[:] = [replace(one, **fields) if one.sent == at(seconds) else one for one in acts]  # type: ignore[arg-type]
+
+
+DOCTORED: dict[str, tuple[Doctor, str]] = {
+    "an instant is lost": (lambda _, runs: drop(runs, 2), "is lost"),
+    "the first instant after an edit is lost": (lambda _, runs: drop(runs, 3.5), "is lost"),
+    "an instant fires twice": (lambda _, runs: runs.append(replace(runs[1], run_id="other")), "fired 2 times"),
+    "an old definition fires": (lambda _, runs: runs.append(fired(4, 1, 1)), "does not belong"),
+    "an old definition fires in place of the new": (
+        lambda _, runs: change(runs, 9, version=2, token=2),
+        "does not belong",
+    ),
+    "an old definition fires right after the edit": (
+        lambda _, runs: change(runs, 3.5, version=1, token=1),
+        "does not belong",
+    ),
+    "a new definition fires before its time": (lambda _, runs: runs.append(fired(2.5, 2, 2)), "does not belong"),
+    "something fires in a pause": (lambda _, runs: runs.append(fired(7.5, 2, 2)), "does not belong"),
+    "both sides of a pause's edge": (
+        lambda _, runs: (drop(runs, 6.5), runs.append(fired(6.52, 2, 2)))[0],
+        "no moment of this change",
+    ),
+    "something fires after the deletion": (lambda _, runs: runs.append(fired(11.9, 3, 4)), "does not belong"),
+    "something fires at the very end": (lambda _, runs: runs.append(fired(17, 4, 4)), "does not belong"),
+    "something fires before the beginning": (lambda _, runs: runs.append(fired(0, 1, 1)), "before the job was there"),
+    "what was skipped fires": (lambda _, runs: runs.append(fired(14, 4, 4)), "does not belong"),
+    "what is not skipped any more is lost": (lambda _, runs: drop(runs, 15), "is lost"),
+    "a run was given another payload": (lambda _, runs: change(runs, 5.5, token=1), "was given 1, not 2"),
+    "a run failed": (lambda _, runs: change(runs, 5.5, status="failed"), "failed was given"),
+    "a run was cancelled long after": (
+        lambda _, runs: change(runs, 16, status="cancelled", reason="request"),
+        "cancelled was given",
+    ),
+    "a version of nobody's": (lambda _, runs: change(runs, 16, version=9), "nobody was told of"),
+    "a request is refused for nothing": (lambda acts, _: answer(acts, 6.48, accepted=False), "must be accepted"),
+    "a bad request is accepted": (lambda acts, _: answer(acts, 4.7, accepted=True), "must be rejected"),
+    "a change is said to be none": (lambda acts, _: answer(acts, 6.48, unchanged=True), "must be accepted"),
+    "no change is said to be one": (lambda acts, _: answer(acts, 4.4, unchanged=False), "must be unchanged"),
+    "a version is left out": (lambda acts, _: answer(acts, 7.3, version=4), "names version 4, not 3"),
+    "the next instant is none": (
+        lambda acts, _: answer(acts, 0.2, next_run_at=at(1.5)),
+        "does not name the next instant",
+    ),
+    "the next instant is not told": (lambda acts, _: answer(acts, 8.1, next_run_at=None), "does not name the next"),
+    "the next instant is one too late": (lambda acts, _: answer(acts, 8.1, next_run_at=at(10)), "do not follow"),
+}
+
+
+def test_what_is_right_is_not_flagged() -> None:
+    verdict = Verdict("job", *history()).judge()
+    assert not verdict.problems, "\n".join(verdict.problems)
+    assert len(verdict.changes) == 12
+    assert verdict.missing() == []
+
+
+@pytest.mark.parametrize("name", DOCTORED)
+def test_what_is_doctored_is_flagged(name: str) -> None:
+    doctor, said = DOCTORED[name]
+    acts, runs = history()
+    doctor(acts, runs)
+    assert said in "\n".join(Verdict("job", acts, runs).judge().problems)
+
+
+def test_what_must_still_come_is_known() -> None:
+    acts, runs = history()
+    edges = {at(3), at(6.5), at(11)}
+    assert Verdict("job", acts, runs[:2]).missing() == [run.at for run in runs[2:] if run.at not in edges]
+
+
+def test_an_edge_may_fall_either_way_but_not_both() -> None:
+    """The instant lies between the sending of a pause and its answer."""
+    acts, runs = history()
+    drop(runs, 6.5)
+    assert not Verdict("job", acts, runs).judge().problems
+
+
+@pytest.mark.parametrize(("following", "lost"), [(2, False), (3, True)])
+def test_the_instant_that_an_answer_names_decides_the_edge(following: int, lost: bool) -> None:  # noqa: FBT001
+    acts = [
+        act("submit", 0.2, 1, token=1, grid=EACH, next_run_at=at(1)),
+        act("submit", 1.98, 2, token=2, grid=EACH, next_run_at=at(following)),
+        act("pause", 3.5, 2),
+    ]
+    runs = [fired(1, 1, 1), *(fired(seconds, 2, 2) for seconds in range(following, 4))]
+    problems = Verdict("job", acts, runs).judge().problems
+    assert [problem.splitlines()[0] for problem in problems] == (["job: 08:00:02.000000 is lost"] if lost else [])

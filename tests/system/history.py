@@ -1,0 +1,322 @@
+"""A random history of jobs on a clock that the test moves, and what its occurrences must have been.
+
+The expectation knows the requests, the clock and the rules of docs/time.md. It walks real time tick by tick and shares
+no code with what decides: cron expressions are read by the daemon in slow motion, intervals second by second.
+"""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.scheduler.recurrence.brute_force import occurrences, pinned_zone, wall_clock
+from tests.transitions.acts import about, ask, claim, ending, open_runs, submission
+from tests.transitions.acts import end as end_runs
+from tidewheel.runs import RunState
+from tidewheel.schemas.records import Reply, ReplyStatus
+
+START = datetime(2026, 3, 28, 12, tzinfo=UTC)  # a Saturday; Berlin's clock goes forward on Sunday
+END = START + timedelta(hours=56)
+EARLIER = timedelta(days=4)  # a shifted occurrence's own day may lie before the history
+
+_SECOND = timedelta(seconds=1)
+_DAY = timedelta(days=1)
+
+SCHEDULES: tuple[dict[str, object], ...] = (
+    {"interval": "1s"},
+    {"interval": "7s"},
+    {"interval": "90s", "anchor": "2026-03-28T00:00:13Z"},
+    {"interval": "11m"},
+    {"cron": "*/20 * * * * *"},
+    {"cron": "* * * * *", "timezone": "Europe/Berlin"},
+    {"cron": "*/7 0-12 * * *"},
+    {"cron": "30 * * * *", "timezone": "Europe/Berlin"},
+    {"cron": "30 2 * * *", "timezone": "Europe/Berlin"},
+    {"cron": "15,45 1-3 * * *", "timezone": "Europe/Berlin", "dst_gap": "skip"},
+    {"cron": "0 9,21 * * *"},
+)
+CALENDARS: tuple[tuple[dict[str, object], frozenset[date], frozenset[int]], ...] = (
+    ({"weekdays": ["SUN"]}, frozenset(), frozenset({0})),
+    ({"weekdays": ["SAT", "SUN"]}, frozenset(), frozenset({0, 6})),
+    ({"days": ["2026-03-28"]}, frozenset({date(2026, 3, 28)}), frozenset()),
+    ({"days": ["2026-03-30"], "weekdays": ["SUN"]}, frozenset({date(2026, 3, 30)}), frozenset({0})),
+)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version as it was accepted, with what it was accepted after."""
+
+    spec: dict[str, object]
+    since: datetime
+    anchor: datetime
+    first: datetime
+
+
+@dataclass
+class Job:
+    """What the test knows of one job."""
+
+    key: str
+    versions: list[Version] = field(default_factory=list[Version])
+    ends: list[datetime] = field(default_factory=list[datetime])  # of versions that have ended, in their order
+    exists: bool = False
+    paused: bool = False
+    skipped: set[datetime] = field(default_factory=set[datetime])
+    moved: set[datetime] = field(default_factory=set[datetime])
+
+    def spans(self) -> Iterator[tuple[Version, datetime, datetime]]:
+        """Each version with the times between which it was in force."""
+        for number, version in enumerate(self.versions):
+            yield version, version.since, self.ends[number] if number < len(self.ends) else END + _DAY
+
+
+@dataclass
+class History:
+    """A seeded history, as it goes on."""
+
+    database: ClockedDatabase
+    rng: random.Random
+    jobs: list[Job]
+    days: list[tuple[datetime, frozenset[date], frozenset[int]]] = field(
+        default_factory=list[tuple[datetime, frozenset[date], frozenset[int]]]
+    )
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    now: datetime = START
+
+    def run(self) -> None:
+        """Live through it, up to `END`, and let everything that is due then be fired."""
+        self.now = self.database.stop_clock(START)
+        self._calendar()
+        while self.now < END:
+            self._advance()
+            for _ in range(self.rng.choice((0, 1, 1, 2, 5))):
+                self._fire()
+            for _ in range(self.rng.choice((0, 1, 1, 3))):
+                self._act(self.rng.choice(self.jobs))
+            if self.rng.random() < 0.2:
+                self._execute()
+        for _ in range(200):
+            if not fire_due(self.database):
+                return
+        message = "there is always something due"
+        raise AssertionError(message)
+
+    def _advance(self) -> None:
+        rng = self.rng
+        step = rng.choice((1, 1, 2, 3, rng.randint(4, 90), rng.randint(60, 900), rng.randint(300, 2000)))
+        if rng.random() < 0.02:
+            step = rng.randint(7200, 30000)
+        self.now = self.database.stop_clock(self.now + step * _SECOND)
+
+    def _fire(self) -> None:
+        self._count("firings")
+        fire_due(self.database, lookahead=self.rng.choice((0, 5, 5, 60)) * _SECOND)
+
+    def _act(self, job: Job) -> None:
+        if not job.exists:
+            self._submit(job)
+            return
+        acts = (self._submit, self._pause, self._resume, self._resume, self._skip, self._move, self._unskip)
+        if self.rng.random() < 0.04:
+            self._delete(job)
+        elif self.rng.random() < 0.04:
+            self._calendar()
+        else:
+            self.rng.choice(acts)(job)
+
+    def _submit(self, job: Job) -> None:
+        spec = self._spec()
+        if self._ask(submission(job.key, **spec)) is None:
+            return
+        if job.exists and spec == job.versions[-1].spec:
+            return
+        last = job.versions[-1] if job.exists else None
+        every = _schedule(spec).get("interval")
+        kept = last is not None and _schedule(last.spec).get("interval") == every
+        anchor = last.anchor if kept and last is not None else self.now
+        first = last.first if last is not None else self.now
+        if job.exists:
+            job.ends.append(self.now)
+        else:
+            job.paused = False
+        job.versions.append(Version(spec, self.now, anchor, first))
+        job.exists = True
+
+    def _spec(self) -> dict[str, object]:
+        rng = self.rng
+        spec: dict[str, object] = {
+            "schedule": rng.choice(SCHEDULES),
+            "catch_up": rng.choice(("fire_once", "fire_all", "skip")),
+            "on_resume": rng.choice(("fire_once", "fire_all", "skip", "skip")),
+            "window": rng.choice(("2m", "30m", "24h")),
+            "overlap": rng.choice(("skip", "skip", "buffer_one", "buffer_all", "allow_all", "terminate_other")),
+        }
+        if rng.random() < 0.25:
+            spec["jitter"] = rng.choice(("5s", "10%"))
+        if rng.random() < 0.4:
+            spec["exclude_calendars"] = ["closed"]
+            if "timezone" not in _schedule(spec) and rng.random() < 0.4:
+                spec["on_excluded"] = "next_business_day"
+        if rng.random() < 0.2:
+            spec["start_at"] = _text(self.now + rng.randint(0, 7200) * _SECOND)
+        if rng.random() < 0.15:
+            spec["end_at"] = _text(self.now + rng.randint(7300, 40000) * _SECOND)
+        elif rng.random() < 0.1:
+            spec["max_runs"] = rng.randint(1, 40)
+        return spec
+
+    def _pause(self, job: Job) -> None:
+        until = {"until": _text(self.now + self.rng.randint(1, 4000) * _SECOND)} if self.rng.random() < 0.5 else {}
+        if self._ask(about("job.pause", job.key, **until)) is not None:
+            job.paused = not until
+
+    def _resume(self, job: Job) -> None:
+        self._ask(about("job.resume", job.key))
+        job.paused = False
+
+    def _delete(self, job: Job) -> None:
+        self._ask(about("job.delete", job.key))
+        job.exists = False
+        job.ends.append(self.now)
+
+    def _skip(self, job: Job) -> None:
+        at = self._coming(job)
+        if at is not None and self._ask(about("job.skip", job.key, at=_text(at))) is not None:
+            job.skipped.add(at)
+            job.moved.discard(at)
+
+    def _move(self, job: Job) -> None:
+        at = self._coming(job)
+        to = self.now + self.rng.randint(1, 3000) * _SECOND
+        if at is not None and self._ask(about("job.move", job.key, at=_text(at), to=_text(to))) is not None:
+            job.moved.add(at)
+            job.skipped.discard(at)
+
+    def _unskip(self, job: Job) -> None:
+        ahead = sorted(at for at in job.skipped | job.moved if at > self.now)
+        if ahead and self._ask(about("job.unskip", job.key, at=_text(ahead[0]))) is not None:
+            job.skipped.discard(ahead[0])
+            job.moved.discard(ahead[0])
+
+    def _coming(self, job: Job) -> datetime | None:
+        version = job.versions[-1]
+        ahead = self.effective(version, self.now, self.now + timedelta(minutes=30))
+        return self.rng.choice(sorted(ahead)[:6]) if ahead else None
+
+    def _calendar(self) -> None:
+        document, days, weekdays = self.rng.choice(CALENDARS)
+        if self._ask({"type": "calendar.put", "name": "closed", **document}) is not None:
+            self.days.append((self.now, days, weekdays))
+
+    def _execute(self) -> None:
+        """Let an executor take some runs, and end some of those under way."""
+        due = [run for run in open_runs(self.database) if run.publish_at <= self.now]
+        queued = [run.run_id for run in due if run.state == RunState.QUEUED]
+        running = [run for run in due if run.state == RunState.RUNNING]
+        started = claim(self.database, *self.rng.sample(queued, min(3, len(queued)))).started if queued else []
+        end_runs(self.database, *(ending(each, RunState.SUCCEEDED) for each in started if self.rng.random() < 0.5))
+        end_runs(
+            self.database,
+            *(ending(run, RunState.FAILED) for run in running if self.rng.random() < 0.3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # has run_id and attempt
+        )
+
+    def _ask(self, document: dict[str, object]) -> Reply | None:
+        """Ask; None when it is refused."""
+        [reply] = ask(self.database, document)
+        taken = reply.status is ReplyStatus.ACCEPTED
+        self._count(f"{document['type']}{'' if taken else ' refused'}")
+        return reply if taken else None
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def closed(self, at: datetime, known: datetime, zone: str) -> bool:
+        """Whether an instant is on a day that was closed by what was known then."""
+        _, days, weekdays = [each for each in self.days if each[0] < known or each is self.days[0]][-1]
+        day = at.astimezone(pinned_zone(zone)).date()
+        return day in days or day.isoweekday() % 7 in weekdays
+
+    def effective(self, version: Version, after: datetime, until: datetime) -> set[datetime]:
+        """What fires by itself in ``(after, until]`` under the calendars of each moment."""
+        zone = _zone(version.spec)
+        named = "exclude_calendars" in version.spec
+        kept = {at for at in nominal(version, after, until) if not named or not self.closed(at, at, zone)}
+        if version.spec.get("on_excluded") != "next_business_day":
+            return kept
+        return kept | {to for to in self._shifted(version, after, until) if after < to <= until}
+
+    def excluded(self, version: Version, after: datetime, until: datetime) -> set[datetime]:
+        """What calendars leave out in ``(after, until]``."""
+        if "exclude_calendars" not in version.spec:
+            return set()
+        return {at for at in nominal(version, after, until) if self.closed(at, at, _zone(version.spec))}
+
+    def _shifted(self, version: Version, after: datetime, until: datetime) -> Iterator[datetime]:
+        """Where closed days' occurrences go: the same time on the next open day, by what is known when that comes."""
+        for at in nominal(version, after - EARLIER, until):
+            for ahead in range(1, 5):
+                to = at + ahead * _DAY
+                if self.closed(at, to, "UTC") and not self.closed(to, to, "UTC"):
+                    if all(self.closed(at + days * _DAY, to, "UTC") for days in range(ahead)):
+                        yield to
+                    break
+
+
+def nominal(version: Version, after: datetime, until: datetime) -> list[datetime]:
+    """The instants of a version's schedule in ``(after, until]``, within its bounds."""
+    spec = version.spec
+    found = _unbounded(version)
+    start, end = spec.get("start_at"), spec.get("end_at")
+    if start is not None:
+        found = [at for at in found if at >= datetime.fromisoformat(str(start))]
+    if end is not None:
+        found = [at for at in found if at <= datetime.fromisoformat(str(end))]
+    most = spec.get("max_runs")
+    if isinstance(most, int):
+        counted = [at for at in found if at > version.first][:most]
+        found = [at for at in found if len(counted) < most or at <= counted[-1]]
+    return [at for at in found if after < at <= until]
+
+
+def _unbounded(version: Version) -> Iterable[datetime]:
+    schedule = _schedule(version.spec)
+    if "cron" in schedule:
+        return _cron(str(schedule["cron"]), _zone(version.spec), str(schedule.get("dst_gap", "shift_forward")))
+    text = str(schedule["interval"])
+    every = int(text[:-1]) * (60 if text.endswith("m") else 1)
+    given = schedule.get("anchor")
+    return _interval(every, datetime.fromisoformat(str(given)) if given else version.anchor, given is not None)
+
+
+@lru_cache(maxsize=512)
+def _interval(every: int, anchor: datetime, fires: bool) -> list[datetime]:  # noqa: FBT001 - a memo's key
+    seconds = int((END + _DAY - anchor) / _SECOND)
+    return [anchor + n * _SECOND for n in range(seconds + 1) if n % every == 0 and (n or fires)]
+
+
+@lru_cache(maxsize=64)
+def _cron(expression: str, zone: str, gap: str) -> list[datetime]:
+    return occurrences(_readings(zone, 1 if len(expression.split()) == 6 else 60), expression, gap, "first")
+
+
+@lru_cache(maxsize=8)
+def _readings(zone: str, step: int):  # type: ignore[no-untyped-def]
+    return wall_clock(zone, START - EARLIER, END + _DAY, step * _SECOND)
+
+
+def _schedule(spec: dict[str, object]) -> dict[str, object]:
+    schedule = spec["schedule"]
+    assert isinstance(schedule, dict)
+    return schedule
+
+
+def _zone(spec: dict[str, object]) -> str:
+    return str(_schedule(spec).get("timezone", "UTC"))
+
+
+def _text(at: datetime) -> str:
+    return at.isoformat()

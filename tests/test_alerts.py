@@ -1,0 +1,94 @@
+"""The alert rules ask for what the services export, and docs/operations.md lists them all."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.strict_types import ROOT
+from tidewheel.metrics import METRICS, Kind
+
+FILE = ROOT / "compose" / "alerts.yml"
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+# What may stand in an expression beside our metrics and their labels.
+# Source: Prometheus documentation, "Querying basics", "Operators", "Functions".
+FUNCTIONS = {"abs", "histogram_quantile", "increase", "max", "rate", "sum"}
+WORDS = {"by", "le"}
+LABELS = {label for metric in METRICS for label in metric.labels}
+SUFFIXES = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+SERIES = {f"tidewheel_{metric.name}{suffix}": metric for metric in METRICS for suffix in SUFFIXES[metric.kind]}
+
+TOKENS = re.compile(
+    r"""\s*(?:(?P<word>[a-z_]+)|(?P<number>\d+(?:\.\d+)?)|(?P<range>\[\d+[smhd]\])
+          |(?P<matcher>\{[^}]*\})|(?P<sign>[-+*/(),]|>))""",
+    re.VERBOSE,
+)
+SPAN = re.compile(r"\d+[smhd]")
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"]
+    return group["rules"]
+
+
+def tokens(expression: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(expression.rstrip()):
+        found = TOKENS.match(expression, at)
+        assert found is not None, f"not understood: {expression[at:]}"
+        yield str(found.lastgroup), str(found[str(found.lastgroup)])
+        at = found.end()
+
+
+def series_in(text: str) -> set[str]:
+    return set(re.findall(r"tidewheel_[a-z_]+", text))
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_a_rule_is_one_that_prometheus_takes(rule: dict[str, Any]) -> None:
+    """Its shape; that `promtool check rules` takes the file was seen by hand."""
+    assert {"alert", "expr", "labels", "annotations"} <= set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"Tidewheel[A-Z][A-Za-z]+", rule["alert"])
+    assert SPAN.fullmatch(rule.get("for", "0s"))
+    assert set(rule["labels"]) == {"severity"}
+    assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+    assert set(rule["annotations"]) == {"summary", "description"}
+    assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_a_rule_asks_for_what_is_exported(rule: dict[str, Any]) -> None:
+    read = list(tokens(rule["expr"]))
+    words = {text for kind, text in read if kind == "word"}
+    assert words & set(SERIES)
+    assert words <= set(SERIES) | FUNCTIONS | WORDS | LABELS
+    for (_, before), (kind, text) in pairwise(read):
+        if kind == "matcher":
+            named = re.findall(r'([a-z_]+)="([a-z_]+)"', text)
+            assert {label for label, _ in named} <= set(SERIES[before].labels), text
+        if kind == "range":
+            assert SERIES[before if before in SERIES else series_in(rule["expr"]).pop()].kind is not Kind.GAUGE, text
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_what_is_told_of_a_rule_names_labels_that_it_has(rule: dict[str, Any]) -> None:
+    told = " ".join(rule["annotations"].values())
+    assert set(re.findall(r"\$labels\.([a-z_]+)", told)) <= LABELS | {"instance"}
+    assert told.count("{{") == told.count("}}")
+
+
+def test_names_are_unique() -> None:
+    assert len({rule["alert"] for rule in rules()}) == len(rules())
+
+
+def test_the_page_lists_the_rules_and_what_they_ask_for() -> None:
+    section = PAGE.split("## What to alert on", 1)[1].split("\n## ", 1)[0]
+    rows = {found[1]: found[0] for found in re.findall(r"^(\|.*\| `(Tidewheel[A-Za-z]+)` \|)$", section, re.MULTILINE)}
+    assert set(rows) == {rule["alert"] for rule in rules()}
+    for rule in rules():
+        named = {name.removesuffix("_bucket") for name in series_in(rule["expr"])}
+        assert named == series_in(rows[rule["alert"]]), rule["alert"]

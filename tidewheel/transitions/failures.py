@@ -1,0 +1,91 @@
+"""`pause_on_failure`: failures in a row are counted where runs end; the one too many asks for a pause.
+
+The request leaves through the outbox, in the ending transaction, and comes back by intake like anybody's: the pause is
+made by the one piece of code that makes pauses, under the locks that it takes. Its request_id is the run's, so that it
+is asked for once. Only jobs that have the policy cost anything here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from tidewheel.db import Conn
+from tidewheel.outbox import OutboxClass, OutboxRow
+from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.schemas import records
+from tidewheel.schemas.codec import encode
+from tidewheel.sql import Statements
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.transitions")
+_LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
+_COUNT_FAILURES = _SQL["count_failures"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A run of a job that is to be paused after so many failures in a row."""
+
+    run_id: UUID
+    job_id: UUID
+    job_key: str
+    tenant: str
+    shard: int
+    state: RunState
+    most: int
+    ended_at: datetime
+
+
+def count_failures(connection: Conn, installation: Installation, endings: Iterable[Ending]) -> list[OutboxRow]:
+    """Count failures in a row, in the caller's transaction; returns the requests for pauses that they call for."""
+    by_job: dict[UUID, list[Ending]] = {}
+    for ending in endings:
+        if ending.state in DEAD_LETTERED or ending.state is RunState.SUCCEEDED:
+            by_job.setdefault(ending.job_id, []).append(ending)
+    if not by_job:
+        return []
+    jobs = sorted(by_job)
+    streaks = [_streak(by_job[job]) for job in jobs]
+    columns = {
+        "job_ids": jobs,
+        "failures": [failures for failures, _ in streaks],
+        "broken": [broken for _, broken in streaks],
+    }
+    connection.execute(_LOCK_COUNTED_JOBS, {"job_ids": jobs})
+    rows = cast("list[tuple[UUID, int, int]]", connection.execute(_COUNT_FAILURES, columns, binary=True).fetchall())
+    asked: list[OutboxRow] = []
+    for job, before, after in rows:
+        last = by_job[job][-1]
+        if before < last.most <= after:
+            asked.append(_pause(installation, last, after))
+    return asked
+
+
+def _streak(endings: Sequence[Ending]) -> tuple[int, bool]:
+    """How many failures there are since the last success, and whether there was one."""
+    failures = 0
+    for ending in reversed(endings):
+        if ending.state is RunState.SUCCEEDED:
+            return failures, True
+        failures += 1
+    return failures, False
+
+
+def _pause(installation: Installation, ending: Ending, failures: int) -> OutboxRow:
+    request = records.Request(
+        type=records.RequestType.JOB_PAUSE,
+        request_id=f"pause-on-failure/{ending.run_id}",
+        tenant=ending.tenant,
+        key=ending.job_key,
+        reason=f"{failures} failures in a row, the last one run {ending.run_id}; pause_on_failure is {ending.most}",
+    )
+    return OutboxRow(
+        shard=ending.shard,
+        outbox_class=OutboxClass.EVENTS,
+        topic=installation.topics.requests,
+        key=ending.job_key.encode(),
+        value=encode(request),
+        publish_at=ending.ended_at,
+    )
