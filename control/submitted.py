@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from tidewheel.jobs.durations import format_duration, parse_duration
 from tidewheel.jobs.payload import JSON_CONTENT
-from tidewheel.jobs.strict_json import Json, as_list, as_object
+from tidewheel.jobs.strict_json import as_list, as_object
 
 _MICROSECONDS = re.compile(r"\d+us", re.ASCII)
 
@@ -57,21 +57,25 @@ def _duration(value: object) -> object:
     return value
 
 
-def _percentage(value: object) -> Json:
-    """A fraction as the percentage it was submitted as; those have six decimals at most."""
-    return f"{round(value * 100, 6):.10g}%" if isinstance(value, int | float) else str(value)
+def _fraction(value: object) -> object:
+    """A fraction as the percentage it was submitted as."""
+    return _percentage(value * 100) if isinstance(value, int | float) else value
+
+
+def _percentage(percent: float) -> str:
+    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"  # six decimals are the most that is read
 
 
 def _jitter(value: object) -> object:
     """A duration or a percentage, also where the pair of both was stored."""
     match as_list(value):
         case [span, percent]:
-            return f"{percent:g}%" if percent else _duration(span)
+            return _percentage(percent) if isinstance(percent, int | float) and percent else _duration(span)
         case _:
             return _duration(value)
 
 
-_RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _percentage}
+_RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _fraction}
 _SCHEDULE: Reading = {"interval": _duration, "fixed_delay": _duration}
 _JOB: Reading = {
     "schedule": _within(_SCHEDULE),

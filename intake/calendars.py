@@ -1,9 +1,9 @@
 """`calendar.put` and `calendar.delete`: named sets of days, and the timers of the jobs that name them.
 
-A change holds at once and exactly: in one transaction what is overdue is settled under the days that were, the runs whose
-instant is ahead are taken back, and the timers are set anew under the days that are. Locks: calendars, then timers,
-jobs, open_runs. A submit shares its calendars before it takes its timers, so that no change passes it by; firing only
-reads them, since a change holds the timers. Rows written: calendars, job_calendars, timers.
+A change holds at once and exactly: in one transaction what is overdue is settled under the days that were, the runs
+whose instant is ahead are taken back, and the timers are set anew under the days that are. Locks: calendars, then
+timers, jobs, open_runs. A submit shares its calendars before it takes its timers, so that no change passes it by;
+firing only reads them, since a change holds the timers. Rows written: calendars, job_calendars, timers.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -226,10 +226,10 @@ def _anew(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> De
     look = next_look(where, recorded)
     if look is None:
         return Decision()
-    nominal = where.schedule.after(recorded)
+    coming = (where.schedule.after(recorded), where.effective.after(recorded))
     paused = timer.held == Held.PAUSE
     return Decision(
-        next_at=look if nominal is None else min(nominal, look),
+        next_at=min((at for at in coming if at is not None), default=look),
         due_at=timer.due_at if paused else look,
         held=Held.PAUSE if paused else None,
         overridden=bool(where.moved) or (where.overridden_until is not None and where.overridden_until > recorded),

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from tidewheel.db import Conn
 from tidewheel.errors import UnknownJob
+from tidewheel.intake.calendars import write_job_calendars
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import job_id_of, lock_jobs, settle
 from tidewheel.intake.pause import existing, tell
@@ -35,6 +36,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     ids = [job.job_id for job in jobs]
     settle(connection, installation, locked, ids)
     drop_timers(connection, ids)
+    write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
     columns: dict[str, object] = {
         "job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED], "most": _AT_ONCE,
         "tenants": [job.tenant for job in jobs], "now": locked.now,

@@ -79,6 +79,11 @@ class NextVersion:
         return not self.job.exists
 
     @property
+    def calendars(self) -> tuple[str, ...]:
+        """The calendars it names."""
+        return (*self.spec.exclude_calendars, *self.spec.include_calendars)
+
+    @property
     def kind(self) -> str:
         """The schedule's kind."""
         return str(json.loads(self.schedule_text)["kind"])
@@ -107,8 +112,9 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
         next_at = due_at = _chain(schedule, job, every_us or 0, place)
         held = held or (Held.RUN if place.chained else None)
     else:
-        next_at, due_at = schedule.after(place.now), where.live.after(place.now)
-        next_at = None if due_at is None else next_at or due_at
+        nominal, due_at = schedule.after(place.now), where.live.after(place.now)
+        # What is shifted to another day may come before the next nominal instant.
+        next_at = due_at if due_at is None or nominal is None else min(nominal, due_at)
     return NextVersion(
         job=job,
         number=job.version + 1,

@@ -101,7 +101,7 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
 
 def _resumed(timer: LockedTimer, circumstances: Circumstances, now: datetime, *, waits: bool) -> Decision:
     decision = after_pause(timer, circumstances, now)
-    return replace(decision, held=Held.RUN) if waits else decision
+    return replace(decision, held=Held.RUN, due_at=None) if waits else decision
 
 
 def _until_passed(incoming: Incoming, locked: Locked) -> InvalidInput:

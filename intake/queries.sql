@@ -318,3 +318,60 @@ UPDATE intake_offsets AS o
    AND o.epoch = moved.epoch
    AND o.next_offset = moved.base
 RETURNING o.partition
+
+-- name: read_backfilled_jobs
+-- What backfills need of the jobs just locked, with how many are unfinished and when the last one was made.
+-- Index: jobs_pkey, backfills_by_job. No lock.
+SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, known.last_made_at
+  FROM jobs AS j
+ CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused')) AS unfinished, max(b.made_at) AS last_made_at
+      FROM backfills AS b
+     WHERE b.job_id = j.job_id
+  ) AS known
+ WHERE j.job_id = ANY (%(job_ids)s)
+
+-- name: find_backfill
+-- A backfill that was accepted before, under a request that has come again.
+-- Index: backfills_pkey. No lock: they are made under their jobs' locks.
+SELECT wanted FROM backfills WHERE backfill_id = %(backfill_id)s
+
+-- name: add_backfill
+-- A backfill that was accepted.
+-- Index: backfills_pkey. Lock: the new row, under its job's lock.
+INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions, job_version, overlap,
+                       newest_first, max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason,
+                       made_at)
+VALUES (%(backfill_id)s, %(tenant)s, %(job_id)s, %(shard)s, 'running', %(first_at)s, %(last_at)s, %(what)s, %(versions)s,
+        %(job_version)s, %(overlap)s, %(newest_first)s, %(max_concurrent)s, %(occurrences)s, %(wanted)s, %(cursor_at)s,
+        %(request_id)s, %(traceparent)s, %(reason)s, %(made_at)s)
+
+-- name: lock_backfill
+-- A backfill that is to be paused, resumed or cancelled.
+-- Index: backfills_pkey. Lock: the row, waiting for a batch of its runs that is being made.
+SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, occurrences, wanted, made, passed_over,
+       made_at
+  FROM backfills
+ WHERE backfill_id = %(backfill_id)s AND tenant = %(tenant)s
+   FOR UPDATE
+
+-- name: read_job_key
+-- The key of a backfill's job.
+-- Index: jobs_pkey. No lock.
+SELECT key FROM jobs WHERE job_id = %(job_id)s
+
+-- name: move_backfill
+-- A backfill that was paused, resumed or cancelled.
+-- Index: backfills_pkey. Lock: the row, locked already.
+UPDATE backfills
+   SET state = %(state)s, reason = %(reason)s, finished_at = %(finished_at)s
+ WHERE backfill_id = %(backfill_id)s
+
+-- name: lock_unbegun_of_backfill
+-- The runs of a backfill that no attempt has begun: at most as many as may be open at once, which is a thousand.
+-- Index: open_runs_pkey. Lock: each row in run_id order, waiting for a claim under way (which then has begun it).
+SELECT run_id FROM open_runs
+ WHERE run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND job_id = %(job_id)s AND cause = 'backfill' AND attempt = 0
+   AND state = ANY (%(states)s)
+ ORDER BY run_id
+   FOR UPDATE

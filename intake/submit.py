@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, Refused, VersionConflict
 from tidewheel.ids import bucket_of, shard_of
+from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
 from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version
@@ -29,7 +30,6 @@ from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
-from tidewheel.transitions.day_sets import read_day_sets
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import drop_timers
@@ -68,10 +68,14 @@ class _Submission:
 def apply_submits(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Apply submits of different jobs, in the caller's transaction; an answer for each, in their order."""
     chosen = [_submission(incoming) for incoming in batch]
-    day_sets = read_day_sets(connection, {pair for submission in chosen for pair in _calendars(submission)})
+    # Before any timer, so that no change of a calendar passes the versions by that name it.
+    day_sets = hold_calendars(connection, {pair for submission in chosen for pair in _calendars(submission)})
+    unknown = {s.job_id: unknown_calendars(connection, s.incoming.tenant, s.spec, day_sets) for s in chosen}
     _enter(connection, installation, chosen)
     locked = lock_jobs(connection, batch)
-    refused = {s.job_id: error for s in chosen if (error := _refusal(s, locked, day_sets)) is not None}
+    refused = {
+        s.job_id: error for s in chosen if (error := _refusal(s, locked, day_sets, unknown[s.job_id])) is not None
+    }
     if refused:
         # The place that was made for a job that is not to be.
         connection.execute(_FORGET_PLACES, {"job_ids": list(refused)})
@@ -106,13 +110,15 @@ def _calendars(submission: _Submission) -> set[tuple[str, str]]:
     return {(submission.incoming.tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)}
 
 
-def _refusal(submission: _Submission, locked: Locked, day_sets: DaySets) -> Refused | None:
-    """Why a submit is refused, if it is: its version's time has passed, or its spec can never fire."""
+def _refusal(submission: _Submission, locked: Locked, day_sets: DaySets, unknown: Refused | None) -> Refused | None:
+    """Why a submit is refused, if it is: its version's time has passed, it names no calendar, or it can never fire."""
     job, wanted = locked.jobs[submission.job_id], submission.request.if_version
     if wanted is not None and wanted != (job.version if job.exists else 0):
         return VersionConflict(wanted, job.version if job.exists else None)
     if _unchanged(submission, job):
         return None  # also when nothing is left to fire: a deploy submits again what it always submits
+    if unknown is not None:
+        return unknown
     try:
         ensure_worth_it(submission.spec, job, locked.now, day_sets)
     except Refused as refused:
@@ -166,6 +172,8 @@ def _write(
     _write_jobs(connection, versions, now)
     _copy_versions(connection, versions, now)
     made = [version for _, version in versions]
+    named = {v.job.job_id: (v.job.tenant, v.calendars) for v in made if v.job.version or v.calendars}
+    write_job_calendars(connection, named)
     put_timers(connection, [_timer(version) for version in made if version.next_at is not None])
     without = [version.job.job_id for version in made if version.next_at is None]
     if without:

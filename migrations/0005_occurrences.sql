@@ -60,7 +60,8 @@ CREATE TABLE job_calendars (
 COMMENT ON TABLE job_calendars IS 'which jobs'' current versions name a calendar: their timers are set anew when it changes';
 CREATE INDEX job_calendars_by_job ON job_calendars (job_id);
 
--- A past range made up for on request; the scheduler makes its runs some at a time.
+-- A past range made up for on request; the scheduler makes its runs some at a time. Its runs are found by their ids: all
+-- have made_at in their first 48 bits, and no other backfill of the job has the same.
 CREATE TABLE backfills (
     backfill_id    uuid PRIMARY KEY,
     tenant         text NOT NULL,
@@ -76,23 +77,24 @@ CREATE TABLE backfills (
     newest_first   boolean NOT NULL,
     max_concurrent integer NOT NULL,
     occurrences    bigint NOT NULL,
+    wanted         bigint NOT NULL,
     made           bigint NOT NULL DEFAULT 0,
     passed_over    bigint NOT NULL DEFAULT 0,
     cursor_at      timestamptz,
     request_id     text,
+    traceparent    text,
     reason         text,
     made_at        timestamptz NOT NULL,
     finished_at    timestamptz
 );
-COMMENT ON COLUMN backfills.cursor_at IS 'the next instant to look at; null when none is left';
 COMMENT ON COLUMN backfills.job_version IS 'the current one when it was accepted';
+COMMENT ON COLUMN backfills.overlap IS 'null: the job''s, one after another where that does not allow all';
+COMMENT ON COLUMN backfills.occurrences IS 'of the range, when it was accepted';
+COMMENT ON COLUMN backfills.wanted IS 'how many of them were to be run then';
+COMMENT ON COLUMN backfills.cursor_at IS 'the next instant to look at; null when none is left';
+COMMENT ON COLUMN backfills.made_at IS 'in whole milliseconds';
 CREATE INDEX backfills_open ON backfills (shard, backfill_id) WHERE state IN ('running', 'paused');
-CREATE INDEX backfills_by_job ON backfills (job_id, made_at);
-
-CREATE TABLE backfill_runs (
-    backfill_id uuid NOT NULL REFERENCES backfills,
-    run_id      uuid NOT NULL,
-    PRIMARY KEY (backfill_id, run_id)
-);
+CREATE UNIQUE INDEX backfills_by_job ON backfills (job_id, made_at);
+CREATE INDEX backfills_by_tenant ON backfills (tenant, made_at);
 
 INSERT INTO settings (name, value) VALUES ('tzdata', 'null');

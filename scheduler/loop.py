@@ -17,7 +17,7 @@ from tidewheel.metrics import metrics
 from tidewheel.partitions import ensure_coming_days
 from tidewheel.scheduler.cancelling import cancel_some
 from tidewheel.scheduler.firing import EVER, Round, fire
-from tidewheel.scheduler.mend import mend_shard
+from tidewheel.scheduler.mend import mend_shard, release_chains
 from tidewheel.scheduler.turns import TurnSweep
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import SchedulerSettings
@@ -147,6 +147,7 @@ class Scheduler:
                 ensure_coming_days(connection)
             self._next_partitions = now + _PARTITIONS_SECONDS
         if now >= self._next_mend:
+            release_chains(self._session)
             if self._shards:
                 shard = self._shards[self._mending % len(self._shards)]
                 mend_shard(self._session, shard, self._installation.shards)

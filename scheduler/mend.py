@@ -1,4 +1,4 @@
-"""Finds jobs that should have a timer and have none, and gives it back.
+"""Finds jobs that should have a timer and have none, and gives it back; and chains that wait for nothing.
 
 No transaction of Tidewheel's leaves such a job behind; a person with psql, or a restore that missed a table, can. What
 is found is logged and counted, because it is always a sign of something.
@@ -13,6 +13,7 @@ from tidewheel.db import Session
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_range
 from tidewheel.metrics import metrics
+from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.memo import schedule_from_text
 from tidewheel.scheduler.recurrence.once import Once
@@ -24,6 +25,7 @@ _SQL = Statements("tidewheel.scheduler")
 _FIND_LOST_TIMERS = _SQL["find_lost_timers"]
 _LOCK_JOB_WITHOUT_TIMER = _SQL["lock_job_without_timer"]
 _MEND_TIMER = _SQL["mend_timer"]
+_RELEASE_HELD_CHAINS = _SQL["release_held_chains"]
 
 
 def mend_shard(session: Session, shard: int, shards: int) -> int:
@@ -44,6 +46,23 @@ def mend_shard(session: Session, shard: int, shards: int) -> int:
         metrics.count("timers_mended", mended)
         _LOG.error("%d jobs of shard %d had lost their timers; mended", mended, shard)
     return mended
+
+
+def release_chains(session: Session) -> int:
+    """Let go of fixed_delay jobs whose timers wait for the end of a run that is not open.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        Unavailable: The database does not answer.
+    """
+    with session.transaction() as connection:
+        released = connection.execute(_RELEASE_HELD_CHAINS).rowcount
+    if released:
+        metrics.count("timers_mended", released)
+        _LOG.error("%d fixed_delay jobs waited for runs that are over; mended", released)
+    return released
 
 
 def _mend(session: Session, job_id: UUID) -> bool:
@@ -73,4 +92,6 @@ def _following(schedule: Schedule, last_at: datetime | None, known_until: dateti
     if isinstance(schedule, Once):
         # It always fires, also when its instant had passed before it was submitted.
         return schedule.at if last_at is None or last_at < schedule.at else None
+    if isinstance(schedule, FixedDelay):
+        return schedule.due(known_until, None)
     return schedule.after(known_until)

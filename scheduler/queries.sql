@@ -68,10 +68,27 @@ SELECT j.job_id
   FROM jobs AS j
  WHERE j.job_id BETWEEN %(first)s AND %(last)s
    AND j.shard = %(shard)s
-   AND j.schedule_kind IN ('once', 'interval', 'cron')
+   AND j.schedule_kind IN ('once', 'interval', 'fixed_delay', 'cron')
    AND j.deleted_at IS NULL AND j.finished_at IS NULL AND NOT j.paused
    AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
  LIMIT 1000
+
+-- name: release_held_chains
+-- Timers of fixed_delay jobs that are held by a run that is not open: no transaction leaves such a one behind.
+-- Index: jobs_fixed_delay, timers_pkey, open_runs_by_job; once a minute. Lock: the timers, passed over when taken.
+WITH stuck AS (
+    SELECT t.job_id
+      FROM jobs AS j
+      JOIN timers AS t USING (job_id)
+     WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL AND t.held = 'run'
+       AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = t.job_id AND o.cause = 'timer')
+       FOR UPDATE OF t SKIP LOCKED
+)
+UPDATE timers AS t
+   SET held = NULL, scheduled_at = tidewheel_now(), due_at = tidewheel_now()
+  FROM stuck
+ WHERE t.job_id = stuck.job_id
+   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = t.job_id AND o.cause = 'timer')
 
 -- name: lock_job_without_timer
 -- Such a job again, under its lock: an edit may have mended it meanwhile.
@@ -132,7 +149,7 @@ SELECT job_id FROM turns WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UP
 
 -- name: find_stranded
 -- Jobs of a shard with runs that wait for a turn which is not marked as waited for: somebody has removed it.
--- Index: open_runs_by_job (a shard is a range of job_id), turns_pkey; once a minute, one shard. No lock.
+-- Index: open_runs_by_job (a shard is a range of job_id), turns_waiting; once a minute, one shard. No lock.
 SELECT DISTINCT o.job_id, o.tenant
   FROM open_runs AS o
  WHERE o.job_id BETWEEN %(first)s AND %(last)s

@@ -6,6 +6,7 @@
     │   ├── ScheduleRefused      a schedule that cannot be read or can never fire (also a ValueError)
     │   ├── UnknownJob           no such job in this tenant
     │   ├── UnknownRun           no such run in this tenant
+    │   ├── UnknownBackfill      no such backfill in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── VersionConflict      the job's current version is another one
     │   └── RequestConflict      a request_id seen before with another body
@@ -96,6 +97,17 @@ class UnknownRun(Refused):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         super().__init__((FieldError("run_id", f"there is no run {run_id}", "copy the id from a reply or an event"),))
+
+
+class UnknownBackfill(Refused):
+    """No backfill of this id in this tenant."""
+
+    code = "unknown_backfill"
+
+    def __init__(self, backfill_id: str) -> None:
+        self.backfill_id = backfill_id
+        problem = f"there is no backfill {backfill_id}"
+        super().__init__((FieldError("backfill_id", problem, "copy the id from the reply that it was made with"),))
 
 
 class UnknownCalendar(Refused):

@@ -94,6 +94,12 @@ def run_instant(run: UUID) -> datetime:
     return _EPOCH + (run.int >> 80) * _MILLISECOND
 
 
+def run_range(job: UUID, at: datetime) -> tuple[UUID, UUID]:
+    """The first and the last run_id there can be of this job's bucket with this millisecond in the 48 bits."""
+    first = ((at - _EPOCH) // _MILLISECOND << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT
+    return UUID(int=first), UUID(int=first | _LOW_62_BITS)
+
+
 def first_run_id(instant: datetime) -> UUID:
     """The smallest value of type uuid that a run of this millisecond can have: a partition's bound."""
     return UUID(int=((instant - _EPOCH) // _MILLISECOND) << 80)

@@ -32,6 +32,15 @@ class Held(StrEnum):
     RUN = "run"
 
 
+class BackfillState(StrEnum):
+    """Where a backfill stands; the CHECK constraint of `backfills` is compared with it."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+
 @dataclass(frozen=True, slots=True)
 class Skip:
     """A span of occurrences that did not fire.

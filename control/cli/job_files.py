@@ -6,8 +6,9 @@ is refused.
 
 import re
 import sys
+from collections.abc import Hashable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import yaml
 
@@ -67,7 +68,7 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - filled below, of this class alone
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:  # noqa: FBT001, FBT002
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         """Refuse names that are no text, and those given twice."""
         seen: set[str] = set()
         for name, _ in node.value:
@@ -88,4 +89,6 @@ _SCALARS = (
     ("float", r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?", list("-0123456789")),
 )
 for name, pattern, first in _SCALARS:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(rf"(?:{pattern})\Z"), first)
+    _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
+        f"tag:yaml.org,2002:{name}", re.compile(rf"(?:{pattern})\Z"), first
+    )

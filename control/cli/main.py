@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from tidewheel.control.cli import demo, dev, jobs, operate, services
+from tidewheel.control.cli import backfills, demo, dev, jobs, occurrences, operate, services, versions
 from tidewheel.control.cli.answers import COLUMNS
 from tidewheel.control.cli.cron import cron
 from tidewheel.errors import Refused, TidewheelError
@@ -47,12 +47,26 @@ _JOB_COMMANDS: dict[str, Callable[..., None]] = {
     "resume": jobs.resume,
     "delete": jobs.delete,
     "trigger": jobs.trigger,
+    "backfill": backfills.backfill_job,
+    "skip": occurrences.skip,
+    "move": occurrences.move,
+    "unskip": occurrences.unskip,
+    "rollback": versions.rollback,
+}
+_BACKFILL_COMMANDS: dict[str, Callable[..., None]] = {
+    "pause": backfills.pause_backfill,
+    "resume": backfills.resume_backfill,
+    "cancel": backfills.cancel_backfill,
 }
 job = typer.Typer(help="Jobs, their occurrences and versions.", no_args_is_help=True)
 for name, command in _JOB_COMMANDS.items():
     job.command(name)(command)
+backfill = typer.Typer(help="Past ranges that are being made up for.", no_args_is_help=True)
+for name, command in _BACKFILL_COMMANDS.items():
+    backfill.command(name)(command)
 
 app.add_typer(job, name="job")
+app.add_typer(backfill, name="backfill")
 app.add_typer(cron, name="cron")
 app.add_typer(operate.topics, name="topics")
 app.add_typer(operate.schemas, name="schemas")

@@ -61,7 +61,7 @@ def decide(
         position = first + _TICK
         first = live.after(first)
     truncated = first is not None and first <= horizon
-    recorded = position - _TICK if truncated else max(position - _TICK, now)
+    recorded = position - _TICK if truncated else max(position - _TICK, now, *_by_hand(standing, horizon))
     done = Decision(tuple(fires), tuple(skips), next_at=first)
     if not standing.plain:
         done = _with_overrides(standing, done, recorded, now=now, horizon=horizon, missed_until=missed_until)
@@ -74,7 +74,8 @@ def resume(standing: Standing, *, now: datetime) -> Decision:
 
     What is to be made up for is left to the next firing, but for the single run of `fire_once`.
     """
-    if isinstance(standing.schedule, FixedDelay | Once) or standing.cursor > now:
+    overdue = any(to <= now for to in standing.moved.values())
+    if isinstance(standing.schedule, FixedDelay | Once) or (standing.cursor > now and not overdue):
         return _going_on(standing, standing.cursor)
     live = standing.live
     first, latest = live.after(standing.cursor - _TICK), live.before(now + _TICK)
@@ -83,8 +84,9 @@ def resume(standing: Standing, *, now: datetime) -> Decision:
     if first is not None and latest is not None and first <= latest:
         skips, first = _made_up(standing, first, latest, standing.policies.on_resume, now, SkipReason.PAUSED)
         end = None if first is None else latest
-    recorded = now if first is None or first > now else first - _TICK
-    following = first if first is not None and first <= now else live.after(now)
+    # With the cursor ahead, all up to it is recorded already, and only what was moved into the pause is decided.
+    recorded = max(now, standing.cursor - _TICK) if first is None or first > now else first - _TICK
+    following = first if first is not None and first <= now else live.after(recorded)
     done = Decision((), tuple(skips), next_at=following)
     if not standing.plain:
         done = _with_overrides(standing, done, recorded, now=now, horizon=None, missed_until=now)
@@ -203,11 +205,7 @@ def _with_overrides(
     Without a horizon no moved occurrence fires: it is passed over where the pause swallowed it, or left to firing.
     """
     fires, skips, moved = list(done.fires), list(done.skips), []
-    skips += [
-        Skip(SkipReason.BY_HAND, at, at, 1)
-        for at in sorted(standing.skipped)
-        if standing.cursor <= at <= recorded and is_occurrence(standing.effective, at)
-    ]
+    skips += [Skip(SkipReason.BY_HAND, at, at, 1) for at in _by_hand(standing, recorded)]
     skips += _excluded(standing, recorded, now)
     pending = dict(standing.moved)
     policy = standing.policies.catch_up if horizon is not None else standing.policies.on_resume
@@ -223,7 +221,9 @@ def _with_overrides(
         moved.append(nominal)
         del pending[nominal]
     look = next_look(replace(standing, moved=pending), recorded)
-    following = standing.schedule.after(recorded) if look is not None else None
+    # What is shifted to another day may come before the schedule's own next instant.
+    coming = (standing.schedule.after(recorded), standing.effective.after(recorded))
+    following = min((at for at in coming if at is not None), default=None) if look is not None else None
     until = standing.overridden_until
     return replace(
         done,
@@ -231,8 +231,15 @@ def _with_overrides(
         skips=tuple(skips),
         next_at=following or look,
         due_at=look,
-        moved=tuple(moved),
+        moved=(*moved, *sorted(at for at in standing.dropped if at <= recorded)),
         overridden=bool(pending) or (until is not None and until > recorded),
+    )
+
+
+def _by_hand(standing: Standing, until: datetime) -> list[datetime]:
+    """The occurrences that people have left out, from the cursor to `until`."""
+    return sorted(
+        at for at in standing.skipped if standing.cursor <= at <= until and is_occurrence(standing.effective, at)
     )
 
 

@@ -48,6 +48,8 @@ class Standing:
         catch_up_end: Up to here a catch-up was decided.
         skipped: Instants that people have left out, from the cursor on.
         moved: Nominal instants that fire at another time and have not yet, with that time.
+        dropped: Instants that were moved and that the schedule has no more.
+        overridden_until: The last instant that anything was said about.
     """
 
     schedule: Schedule
@@ -58,6 +60,7 @@ class Standing:
     catch_up_end: datetime | None = None
     skipped: frozenset[datetime] = frozenset()
     moved: Mapping[datetime, datetime] = field(default_factory=dict[datetime, datetime])
+    dropped: frozenset[datetime] = frozenset()
     overridden_until: datetime | None = None
 
     @property
@@ -84,6 +87,9 @@ def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()
     effective = effective_schedule(schedule, policies, timer.tenant, day_sets)
     if not overrides:
         return Standing(schedule, effective, effective, policies, timer.scheduled_at, timer.catch_up_end)
+    waiting = {each.scheduled_at: each.moved_to for each in overrides if each.moved_to is not None and not each.done}
+    # What lies behind the cursor was an occurrence when its instant came, whatever the schedule says now.
+    dropped = {at for at in waiting if at >= timer.scheduled_at and not is_occurrence(effective, at)}
     return Standing(
         schedule,
         effective,
@@ -91,13 +97,10 @@ def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()
         policies,
         timer.scheduled_at,
         timer.catch_up_end,
-        frozenset(each.scheduled_at for each in overrides if each.moved_to is None),
-        {
-            each.scheduled_at: each.moved_to
-            for each in overrides
-            if each.moved_to is not None and not each.done and is_occurrence(effective, each.scheduled_at)
-        },
-        max(each.scheduled_at for each in overrides),
+        skipped=frozenset(each.scheduled_at for each in overrides if each.moved_to is None),
+        moved={at: to for at, to in waiting.items() if at not in dropped},
+        dropped=frozenset(dropped),
+        overridden_until=max(each.scheduled_at for each in overrides),
     )
 
 

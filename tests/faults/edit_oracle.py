@@ -2,8 +2,8 @@
 
 Nothing of Tidewheel's is asked or imported: an instant is an integer, microseconds since 1970, and a schedule is a grid
 of them. Each change took effect at some moment between the sending of its request and the arrival of its answer; the
-first instant that the answer names narrows this down. The history is right if such moments exist, in order, that between
-each two of them exactly the instants of the definition then in force have fired, each once and by that version.
+first instant that the answer names narrows this down. The history is right if such moments exist, in order, that
+between each two of them exactly the instants of the definition then in force have fired, each once, by that version.
 """
 
 from collections import defaultdict

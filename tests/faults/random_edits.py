@@ -7,7 +7,7 @@ instant of their job: they are sent some milliseconds before or after it.
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
@@ -30,6 +30,7 @@ _PAUSES = (0.0, 0.0, 0.02, 0.1, 0.3, 0.8, 1.5, 3.0)  # seconds between the answe
 _AIM_SECONDS = 0.015
 _LOOK_SECONDS = 0.005
 _ANSWER_SECONDS = 60.0
+_COMPLETED_SECONDS = 20.0
 _QUIET_SECONDS = 3.0  # several sweeps and polls: what would still come has come by then
 
 # What a schedule is written as, and the grid that it means.
@@ -246,22 +247,21 @@ class RandomEdits:
                 said = (self._client.delete if number % 2 else self._client.pause)(job.key)
                 job.acts.append(replace(act, told=self._now(), version=said.version))
                 job.standing = job.standing.after(act)
-        self._fleet.until(self._nothing_missing, f"these have completed: {self._missing()}", seconds=_ANSWER_SECONDS)
-        quiet = monotonic_seconds() + _QUIET_SECONDS
-        while monotonic_seconds() < quiet:
+        # What is still missing then is lost, and the verdict will say so with the history around it.
+        self._look_for(_COMPLETED_SECONDS, until=lambda: not self._missing())
+        self._look_for(_QUIET_SECONDS)
+
+    def _look_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        end = monotonic_seconds() + seconds
+        while monotonic_seconds() < end and not until():
             self._look()
 
     def _all_answered(self) -> bool:
         self._look()
         return not any(job.waiting for job in self._jobs)
 
-    def _nothing_missing(self) -> bool:
-        self._look()
-        return not self._missing()
-
-    def _missing(self) -> dict[str, Sequence[int]]:
-        missing = {job.key: Verdict(job.key, job.acts, self._of(job.key)).missing() for job in self._jobs}
-        return {key: found for key, found in missing.items() if found}
+    def _missing(self) -> bool:
+        return any(Verdict(job.key, job.acts, self._of(job.key)).missing() for job in self._jobs)
 
     def _now(self) -> int:
         """The database's clock, which is all that is asked of it."""

@@ -24,6 +24,8 @@ def test_no_edit_makes_an_instant_fire_wrongly_twice_or_never(
     """Set TIDEWHEEL_EDITS_SECONDS for more than 30 s each, TIDEWHEEL_EDITS_SEED to repeat the choices of a seed."""
     seed = int(_SEED) if _SEED else SystemRandom().getrandbits(32)
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)  # for the client, which is in this process
+    with capsys.disabled():
+        sys.stdout.write(f"\nseed {seed}, lookahead {lookahead}: ")
     fleet.start_all(LOOKAHEAD=lookahead, LEASE=LONG_LEASE, SLOTS="100")
     fleet.start("scheduler", LOOKAHEAD=lookahead)
     fleet.wait_started()
@@ -41,8 +43,7 @@ def test_no_edit_makes_an_instant_fire_wrongly_twice_or_never(
     told = ", ".join(f"{count} {kind}" for kind, count in acts.most_common())
     with capsys.disabled():
         sys.stdout.write(
-            f"\nseed {seed}, lookahead {lookahead}: {acts.total()} requests ({told}), {changes} changes, {fired} runs,"
-            f" {len(problems)} problems\n"
+            f"{acts.total()} requests ({told}), {changes} changes, {fired} runs, {len(problems)} problems\n"
         )
     assert not problems, f"seed {seed}: {len(problems)} problems\n" + "\n".join(problems[:5])
     assert acts.total() > _SECONDS

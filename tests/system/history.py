@@ -9,14 +9,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
+from typing import LiteralString
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.scheduler.recurrence.brute_force import occurrences, pinned_zone, wall_clock
-from tests.transitions.acts import about, ask, claim, ending, open_runs, submission
+from tests.transitions.acts import EXECUTOR, about, ask, submission
 from tests.transitions.acts import end as end_runs
 from tidewheel.runs import RunState
 from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.transitions.end import RunEnd
+from tidewheel.transitions.start import Claim, start_runs
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)  # a Saturday; Berlin's clock goes forward on Sunday
 END = START + timedelta(hours=56)
@@ -38,6 +41,11 @@ SCHEDULES: tuple[dict[str, object], ...] = (
     {"cron": "15,45 1-3 * * *", "timezone": "Europe/Berlin", "dst_gap": "skip"},
     {"cron": "0 9,21 * * *"},
 )
+_TO_CLAIM: LiteralString = """
+SELECT run_id, attempt, job_version FROM open_runs
+ WHERE state = ANY (%(states)s) AND publish_at <= %(now)s ORDER BY run_id DESC LIMIT 6
+"""
+_TO_END: LiteralString = "SELECT run_id, attempt FROM open_runs WHERE state = ANY (%(states)s) ORDER BY run_id"
 CALENDARS: tuple[tuple[dict[str, object], frozenset[date], frozenset[int]], ...] = (
     ({"weekdays": ["SUN"]}, frozenset(), frozenset({0})),
     ({"weekdays": ["SAT", "SUN"]}, frozenset(), frozenset({0, 6})),
@@ -120,7 +128,7 @@ class History:
         if not job.exists:
             self._submit(job)
             return
-        acts = (self._submit, self._pause, self._resume, self._resume, self._skip, self._move, self._unskip)
+        acts = (self._submit, self._pause, self._resume, self._resume)
         if self.rng.random() < 0.04:
             self._delete(job)
         elif self.rng.random() < 0.04:
@@ -214,15 +222,14 @@ class History:
 
     def _execute(self) -> None:
         """Let an executor take some runs, and end some of those under way."""
-        due = [run for run in open_runs(self.database) if run.publish_at <= self.now]
-        queued = [run.run_id for run in due if run.state == RunState.QUEUED]
-        running = [run for run in due if run.state == RunState.RUNNING]
-        started = claim(self.database, *self.rng.sample(queued, min(3, len(queued)))).started if queued else []
-        end_runs(self.database, *(ending(each, RunState.SUCCEEDED) for each in started if self.rng.random() < 0.5))
-        end_runs(
-            self.database,
-            *(ending(run, RunState.FAILED) for run in running if self.rng.random() < 0.3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # has run_id and attempt
-        )
+        rows = self.database.rows(_TO_CLAIM, {"states": [RunState.QUEUED], "now": self.now})
+        wanted = [Claim(run, attempt + 1, version, None) for run, attempt, version in rows]
+        with self.database.transaction() as connection:
+            start_runs(connection, self.database.installation, wanted, executor_id=EXECUTOR)
+        for run, attempt in self.database.rows(_TO_END, {"states": [RunState.RUNNING, RunState.CANCELLING]}):
+            if self.rng.random() < 0.4:
+                state = self.rng.choice((RunState.SUCCEEDED, RunState.FAILED))
+                end_runs(self.database, RunEnd(run, attempt, state, EXECUTOR))
 
     def _ask(self, document: dict[str, object]) -> Reply | None:
         """Ask; None when it is refused."""

@@ -2,7 +2,7 @@
 
 import logging
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from prometheus_client import REGISTRY
@@ -14,6 +14,7 @@ from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.membership import Membership
 from tidewheel.service import Stop
 from tidewheel.skew import Skew
+from tidewheel.transitions.signal import Signal
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 MOST = timedelta(seconds=2)
@@ -91,7 +92,7 @@ def test_an_executor_measures_it_with_each_beat(clocked: ClockedDatabase) -> Non
         handlers=[],
         slots=1,
         every=QUICK,
-        on_signal=lambda *_: False,
+        on_signal=never_here,
         busy=lambda: False,
         skew=Skew(MOST),
     )
@@ -100,6 +101,10 @@ def test_an_executor_measures_it_with_each_beat(clocked: ClockedDatabase) -> Non
         sees_both_ways(clocked)
     finally:
         beating.leave(clean=True)
+
+
+def never_here(run_id: UUID, attempt: int, signal: Signal) -> bool:
+    return False
 
 
 def sees_both_ways(clocked: ClockedDatabase) -> None:

@@ -33,7 +33,7 @@ PACKAGES = sorted(package_of(path.parent) for folder in FOLDERS for path in real
 STATEMENTS = [(package, name) for package in PACKAGES for name in Statements(package).names()]
 PARAMETER = re.compile(r"%\((\w+)\)s")
 INDEX_LINE = re.compile(r"^-- (?:Index|No index)\b.*", re.MULTILINE)
-INDEX_NAME = re.compile(r"\b[a-z_]+_(?:pkey|key|due|by_[a-z]+|deadline)\b")
+INDEX_NAME = re.compile(r"\b[a-z_]+_(?:pkey|key|due|by_[a-z]+|deadline|waiting)\b")
 
 
 def numbered(statement: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, LiteralString
 from uuid import UUID
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.fixtures.database import Database, Template
 from tests.tidewheel.test_sql import INDEX_LINE, INDEX_NAME
@@ -162,22 +163,31 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "due_for": timedelta(seconds=1),
         "handlers": ["send-email"],
     },
+    "find_waiting": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
+    "release_next": {"buffered": RunState.BUFFERED},
+    "hand_on_turns": {"buffered": RunState.BUFFERED, "released": [False] * BATCH},
+    "wait_for_turns": {"nobody": UUID(int=0)},
+    "look_at_turns": {"after": UUID(int=0), "most": 1000},
+    "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
+    "read_signals": {"stray_after": timedelta(seconds=10)},
     "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
+    "list_jobs": {"after": "job-2", "prefix": "", "labels": Jsonb({}), "paused": None, "kind": None, "most": 51},
 }
 _HOT = {
     "tidewheel.transitions": """
-        lock_claims take_turns take_over_turns start_attempts read_claims close_runs find_unclosed finish_job_runs
+        lock_claims take_turns find_gone_turns start_attempts read_claims close_runs find_unclosed finish_job_runs
         give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
-        forget_job_runs move_timers drop_timers finish_jobs ask_to_cancel
+        forget_job_runs move_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
+        wait_for_turns release_next hand_on_turns
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
         lock_run read_run read_timers resume_jobs
     """,
-    "tidewheel.scheduler": "probe_timers lock_due_timers lock_timer lock_job_without_timer",
+    "tidewheel.scheduler": "probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded",
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs read_signals",
-    "tidewheel.control": "read_run",
+    "tidewheel.control": "read_run list_jobs show_job",
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 

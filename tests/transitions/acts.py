@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 from uuid import UUID, uuid4
 
@@ -25,6 +25,7 @@ R = TypeVar("R")
 
 EXECUTOR = UUID("00000000-0000-4000-8000-00000000000e")
 HANDLER = "send-email"
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # stands for infinity, which psycopg has no value for
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,10 @@ def requeue(database: Database, started: Started, outcome: AttemptOutcome, delay
 def open_runs(database: Database) -> list[OpenRun]:
     """All open runs, oldest instant first."""
     with database.transaction() as connection, connection.cursor(row_factory=class_row(OpenRun)) as cursor:
-        names = sql.SQL(", ").join(sql.Identifier(each.name) for each in fields(OpenRun))
-        query = sql.SQL("SELECT {} FROM open_runs ORDER BY scheduled_at, run_id").format(names)
-        return cursor.execute(query).fetchall()
+        columns: dict[str, sql.Composable] = {each.name: sql.Identifier(each.name) for each in fields(OpenRun)}
+        columns["publish_at"] = sql.SQL("least(publish_at, {}) AS publish_at").format(NEVER)
+        query = sql.SQL("SELECT {} FROM open_runs ORDER BY scheduled_at, run_id")
+        return cursor.execute(query.format(sql.SQL(", ").join(columns.values()))).fetchall()
 
 
 def open_run(database: Database, run_id: UUID) -> OpenRun:

@@ -62,7 +62,7 @@ def run_in(database: Database, state: RunState) -> UUID:
 def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
     """Every row there is about a run."""
     return {
-        "open": database.rows("SELECT * FROM open_runs WHERE run_id = %s", [run_id]),
+        "open": database.rows("SELECT to_jsonb(o) FROM open_runs AS o WHERE run_id = %s", [run_id]),
         "run": database.rows("SELECT * FROM job_runs WHERE run_id = %s", [run_id]),
         "attempts": attempts(database, run_id),
         "signals": database.rows("SELECT * FROM signals WHERE run_id = %s", [run_id]),

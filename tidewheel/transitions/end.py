@@ -18,13 +18,15 @@ from tidewheel.db import Conn
 from tidewheel.ids import event_id
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxClass, OutboxRow, append
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Overlap, RunState, end_of, sequence_of
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Overlap, RunState, end_of, sequence_of
 from tidewheel.schemas import records
 from tidewheel.schemas.cloudevents import completion_headers
 from tidewheel.sql import Statements
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
+from tidewheel.transitions.chains import advance_chains
 from tidewheel.transitions.dead_letters import bury
 from tidewheel.transitions.dispatch import Definitions, build_requests
+from tidewheel.transitions.failures import Ending, count_failures
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.turns import give_up_turns
 
@@ -150,10 +152,12 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
     _finish(connection, outcomes)
     write_attempts(connection, [_attempt(outcome) for outcome in outcomes if _ran(outcome.row)])
     # Whatever may wait for timers or jobs has its place here: with a turn in hand nobody waits for them (ADR 0008).
+    advance_chains(connection, [_link(outcome.row) for outcome in outcomes if _chains(outcome)])
+    pauses = count_failures(connection, installation, [_ending(outcome) for outcome in outcomes if _counts(outcome)])
     dead = [outcome for outcome in outcomes if outcome.state in DEAD_LETTERED]
     events = [_completion(outcome, installation) for outcome in outcomes]
     events += [_bury(connection, installation, outcome) for outcome in dead]
-    append(connection, events, shards=installation.shards)
+    append(connection, events + pauses, shards=installation.shards)
     holders = [outcome.row for outcome in outcomes if outcome.row.overlap != Overlap.ALLOW_ALL]
     give_up_turns(connection, installation, [(row.job_id, row.run_id) for row in holders])
     cancelled = [outcome.row.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
@@ -267,6 +271,7 @@ def _completion(outcome: _Outcome, installation: Installation) -> OutboxRow:
         parent_run_id=outcome.request.parent_run_id,
         root_run_id=outcome.request.root_run_id,
         sequence=sequence,
+        late_ms=outcome.request.late_ms,
         reason=end.reason,
     )
     return OutboxRow(
@@ -294,6 +299,32 @@ def _bury(connection: Conn, installation: Installation, outcome: _Outcome) -> Ou
         state=outcome.state,
         request=outcome.request,
         definition=outcome.definition,
+    )
+
+
+def _chains(outcome: _Outcome) -> bool:
+    return bool(outcome.definition.fixed_delay) and outcome.row.cause == Cause.TIMER
+
+
+def _link(row: ClosedRun) -> tuple[UUID, datetime, datetime]:
+    return row.job_id, row.scheduled_at, row.ended_at
+
+
+def _counts(outcome: _Outcome) -> bool:
+    return outcome.definition.pause_on_failure is not None
+
+
+def _ending(outcome: _Outcome) -> Ending:
+    row, definition = outcome.row, outcome.definition
+    return Ending(
+        run_id=row.run_id,
+        job_id=row.job_id,
+        job_key=definition.job_key,
+        tenant=row.tenant,
+        shard=row.shard,
+        state=outcome.state,
+        most=definition.pause_on_failure or 0,
+        ended_at=row.ended_at,
     )
 
 

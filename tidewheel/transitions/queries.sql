@@ -205,7 +205,7 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
 -- name: hand_on_turns
 -- Turns that were given up just now, for those who were released. One whose waiting runs are all in somebody's hands stays
 -- with the run that is over, to be handed on at the next look; one that nobody waits for is gone.
--- Index: open_runs_by_job, turns_pkey. Lock: the new rows; nobody else can have made one meanwhile.
+-- Index: open_runs_by_job; turns_pkey grows. Lock: the new rows; nobody else can have made one meanwhile.
 INSERT INTO turns (job_id, tenant, run_id, waiting)
 SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[], %(released)s::boolean[])
@@ -311,17 +311,16 @@ SELECT *
 RETURNING run_id
 
 -- name: take_back_runs
--- Takes back the timer-made runs of these jobs whose instant, or where it was moved to, is still ahead and which nobody has
--- claimed.
+-- Takes back the timer-made runs of these jobs that nobody has claimed and whose instant, or the time it was moved to, is
+-- still ahead.
 -- Index: open_runs_by_job, overrides_pkey. Lock: each row, waiting for a claim under way (which then has won).
 DELETE FROM open_runs AS o
  WHERE o.job_id = ANY (%(job_ids)s)
    AND o.cause = 'timer'
    AND o.attempt = 0
    AND o.state = ANY (%(sources)s)
-   AND (o.scheduled_at > %(now)s
-        OR EXISTS (SELECT FROM overrides AS v
-                    WHERE v.job_id = o.job_id AND v.scheduled_at = o.scheduled_at AND v.moved_to > %(now)s))
+   AND coalesce((SELECT v.moved_to FROM overrides AS v WHERE v.job_id = o.job_id AND v.scheduled_at = o.scheduled_at),
+                o.scheduled_at) > %(now)s
 RETURNING o.run_id, o.job_id, o.scheduled_at
 
 -- name: forget_job_runs
@@ -376,11 +375,13 @@ UPDATE overrides AS v
  WHERE v.job_id = done.job_id AND v.scheduled_at = done.scheduled_at
 
 -- name: undo_moves
--- Moved occurrences whose run was taken back: they are to fire again.
+-- Moved occurrences whose run, or skip, was taken back: they are to fire again.
 -- Index: overrides_pkey. Lock: the rows, under their timers' locks.
-UPDATE overrides
+UPDATE overrides AS v
    SET done_at = NULL
- WHERE job_id = ANY (%(job_ids)s) AND moved_to > %(now)s AND done_at IS NOT NULL
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS back (job_id, scheduled_at)
+ WHERE v.job_id = back.job_id AND v.scheduled_at = back.scheduled_at AND v.done_at IS NOT NULL
+RETURNING v.job_id, v.scheduled_at, v.moved_to
 
 -- name: take_back_skips
 -- Occurrences that were passed over ahead of time, within the lookahead.
@@ -477,3 +478,50 @@ UPDATE jobs AS j
  WHERE j.job_id = ended.job_id
    AND (ended.failures > 0 OR j.failures > 0)
 RETURNING j.job_id, j.failures - ended.failures, j.failures
+
+-- name: read_versions_in_force
+-- The versions of a job that were in force in a range, with when: later than `after`, not later than `until`.
+-- Index: job_versions_pkey. No lock.
+SELECT f.version, f.schedule, f.policy, f.after, f.until
+  FROM (
+    SELECT v.version, v.schedule, v.policy, v.effective_at AS after,
+           least(v.retired_at, min(v.effective_at) OVER following) AS until
+      FROM job_versions AS v
+     WHERE v.job_id = %(job_id)s
+    WINDOW following AS (ORDER BY v.version ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)
+  ) AS f
+ WHERE f.after < %(last)s AND coalesce(f.until >= %(first)s, true) AND coalesce(f.until > f.after, true)
+ ORDER BY f.version
+ LIMIT %(most)s
+
+-- name: read_one_version
+-- A version of a job, as if it had been in force throughout.
+-- Index: job_versions_pkey. No lock.
+SELECT v.version, v.schedule, v.policy, NULL::timestamptz AS after, NULL::timestamptz AS until
+  FROM job_versions AS v
+ WHERE v.job_id = %(job_id)s AND v.version = %(version)s
+
+-- name: read_undecided
+-- From where on a job's timer has still to say what becomes of its instants. It says nothing where it is set aside, and
+-- where a pause is to pass over what lies in it.
+-- Index: timers_pkey, job_versions_pkey. No lock: what it moves past from now on is seen by a later statement.
+SELECT t.scheduled_at
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = %(job_id)s
+   AND t.held IS DISTINCT FROM 'set_aside'
+   AND NOT (t.held IS NOT DISTINCT FROM 'pause'
+            AND coalesce(v.policy::jsonb ->> 'on_resume', 'skip') = 'skip' AND v.schedule::jsonb ->> 'kind' <> 'once')
+
+-- name: read_recorded
+-- The instants of a range for which a job has runs, or is still to have one at the time it was moved to. The bound on
+-- run_id leaves out partitions of days before the range: no run has an id from before its instant.
+-- Index: job_runs_by_job, overrides_pkey. No lock.
+SELECT r.scheduled_at
+  FROM job_runs AS r
+ WHERE r.job_id = %(job_id)s AND r.scheduled_at BETWEEN %(first)s AND %(last)s AND r.run_id >= %(first_run_id)s
+   AND r.cause IN ('timer', 'backfill') AND r.state <> ALL (%(undone)s)
+ UNION ALL
+SELECT v.scheduled_at
+  FROM overrides AS v
+ WHERE v.job_id = %(job_id)s AND v.scheduled_at BETWEEN %(first)s AND %(last)s AND v.kind = 'move' AND v.done_at IS NULL

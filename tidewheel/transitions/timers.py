@@ -7,6 +7,7 @@ instants fire, which are passed over, which comes next) comes from a pure functi
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from tidewheel.arrays import instants, uuids
@@ -144,7 +145,8 @@ def take_back(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> di
     again by whatever the job becomes.
 
     Returns:
-        The earliest instant taken back, by job.
+        The earliest instant that is open again, by job: of a moved occurrence whose own has passed, the time it was
+        moved to.
     """
     if not job_ids:
         return {}
@@ -152,15 +154,24 @@ def take_back(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> di
     rows = connection.execute(_TAKE_BACK_RUNS, columns, binary=True).fetchall()
     if rows:
         connection.execute(_FORGET_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
-        connection.execute(_UNDO_MOVES, columns)
     # What was passed over ahead of time is open again too.
     skipped = connection.execute(_TAKE_BACK_SKIPS, columns, binary=True).fetchall()
+    back = cast("list[tuple[UUID, datetime]]", [*(row[1:] for row in rows), *skipped])
+    moved = _undo_moves(connection, back)
     earliest: dict[UUID, datetime] = {}
-    for job, at in [*(row[1:] for row in rows), *skipped]:
-        assert isinstance(job, UUID)  # noqa: S101 - the column's type
-        assert isinstance(at, datetime)  # noqa: S101 - the column's type
-        earliest[job] = min(at, earliest.get(job, at))
+    for job, at in back:
+        opens = at if at > now else moved.get((job, at), at)
+        earliest[job] = min(opens, earliest.get(job, opens))
     return earliest
+
+
+def _undo_moves(connection: Conn, back: Sequence[tuple[UUID, datetime]]) -> dict[tuple[UUID, datetime], datetime]:
+    """Let moved occurrences among these fire again; returns where each was moved to."""
+    if not back:
+        return {}
+    columns = {"job_ids": uuids(job for job, _ in back), "instants": instants(at for _, at in back)}
+    rows = connection.execute(_UNDO_MOVES, columns, binary=True).fetchall()
+    return {(job, at): to for job, at, to in cast("list[tuple[UUID, datetime, datetime]]", rows)}
 
 
 def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:

@@ -1,0 +1,246 @@
+"""Days from an iCalendar file: those that its events touch, on the clock that each event is written in.
+
+An all-day event touches each of its days but the one that DTEND names; a timed one the days from its start to its end,
+but not a day that it ends at the first instant of. Repeats are followed to a horizon. Cancelled events, cancelled
+single occurrences and EXDATEs are left out; moved occurrences are where they were moved to. What cannot be read is
+refused, with file and event, never passed over: a holiday that is silently missing is found out about on that day.
+Source: RFC 5545, sections 3.6.1 (VEVENT), 3.8.4.4 (RECURRENCE-ID) and 3.8.5 (EXDATE, RDATE, RRULE).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import NoReturn, cast
+
+from dateutil.rrule import rrulestr
+from icalendar import Calendar, Component, vDDDLists, vRecur
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.jobs.values import MAX_DAYS
+
+MOST_BYTES = 4 * 2**20
+"""Of a file: twenty times a country's holidays of a century."""
+
+MOST_EVENTS = 10_000
+"""In a file, as many as days in a calendar."""
+
+HORIZON_YEARS = 10
+"""How far repeats are followed beyond today, unless told otherwise."""
+
+MOST_YEARS = 50
+"""The farthest horizon."""
+
+_MOST_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes five
+_FREQUENCIES = ("DAILY", "WEEKLY", "MONTHLY", "YEARLY")
+_READ = {"DTSTART", "DTEND", "DURATION", "RRULE", "RDATE", "EXDATE", "RECURRENCE-ID", "STATUS", "UID"}
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDays:
+    """What a file holds.
+
+    Args:
+        days: The days that its events touch.
+        events: How many events they come from.
+        repeats_until: The last day to which repeats were followed; None when none goes on so long.
+    """
+
+    days: frozenset[date]
+    events: int
+    repeats_until: date | None
+
+
+def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -> FileDays:
+    """The days of an iCalendar file.
+
+    Args:
+        path: The file.
+        today: Where the horizon is counted from.
+        years: How far ahead repeats are followed.
+
+    Raises:
+        InvalidInput: It cannot be read; the file, and the event where it is one's fault, are named.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        _refuse(path.name, f"it cannot be read: {error.strerror}", "name a file in iCalendar format")
+    return days_of(data, path.name, today=today, years=years)
+
+
+def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) -> FileDays:
+    r"""The days of an iCalendar file's content; `name` is what errors call it.
+
+    >>> lines = ["BEGIN:VEVENT", "DTSTART;VALUE=DATE:20261225", "DTEND;VALUE=DATE:20261227", "END:VEVENT"]
+    >>> found = days_of("\n".join(lines).encode(), "holidays.ics", today=date(2026, 11, 20))
+    >>> [str(day) for day in sorted(found.days)]
+    ['2026-12-25', '2026-12-26']
+
+    Raises:
+        InvalidInput: As `read_calendar_file`.
+    """
+    if len(data) > MOST_BYTES:
+        _refuse(name, f"it has more than {MOST_BYTES // 2**20} MiB", "leave out what is no event, or split it")
+    if not 1 <= years <= MOST_YEARS:
+        _refuse("years", f"{years} was read", f"write 1 to {MOST_YEARS}")
+    horizon = date(today.year + years, today.month, min(today.day, 28))
+    events = _events(data, name)
+    replaced = {(event.uid, event.instead_of) for event in events if event.instead_of is not None}
+    deadline = monotonic_seconds() + _MOST_SECONDS
+    days: set[date] = set()
+    touching, beyond = 0, False
+    for event in events:
+        if event.cancelled:
+            continue
+        touching += 1
+        starts, cut = event.starts(horizon)
+        beyond = beyond or cut
+        for start in starts:
+            if event.instead_of is None and (event.uid, start.date()) in replaced:
+                continue
+            days.update(event.touched(start))
+            if len(days) > MAX_DAYS:
+                event.refuse(
+                    f"with it there are more than {MAX_DAYS} days", "follow repeats less far, or split the file"
+                )
+        if monotonic_seconds() > deadline:
+            event.refuse(f"its repeats take longer than {_MOST_SECONDS:g} s", "write the rule more simply")
+    if not days:
+        _refuse(name, "its events touch no day", "put an event into it that is not cancelled")
+    return FileDays(frozenset(days), touching, horizon if beyond else None)
+
+
+class _Event:
+    """One VEVENT, read."""
+
+    def __init__(self, component: Component, file: str, number: int) -> None:
+        self._component, self._file, self._number = component, file, number
+        self.uid = str(component.get("UID", f"without a UID, number {number}"))
+        for prop, problem in cast("Sequence[tuple[str | None, str]]", component.errors):
+            if prop is None or prop in _READ:
+                self.refuse(f"{prop}: {problem}" if prop else problem, "correct it")
+        self.cancelled = str(component.get("STATUS", "")).upper() == "CANCELLED"
+        given = self._instant("DTSTART")
+        if given is None:
+            self.refuse("DTSTART is missing", "say when it begins")
+        self._all_day = not isinstance(given, datetime)
+        self._zone = given.tzinfo if isinstance(given, datetime) else None
+        self.start = self._local(given)
+        self._length = self._read_length()
+        instead_of = self._instant("RECURRENCE-ID")
+        self.instead_of = None if instead_of is None else self._local(instead_of).date()
+        self._refuse_unread()
+
+    def starts(self, horizon: date) -> tuple[list[datetime], bool]:
+        """When it begins, each time; repeats up to the horizon, and whether they go on beyond it."""
+        repeats, cut = self._repeats(datetime.combine(horizon, time.max))
+        left_out = {at.date() for at in self._instants("EXDATE")}
+        every = (self.start, *self._instants("RDATE"), *repeats)
+        return [at for at in every if at.date() not in left_out], cut
+
+    def touched(self, start: datetime) -> Iterator[date]:
+        """The days it touches when it begins then."""
+        last = max(start, start + self._length - timedelta.resolution).date()
+        days = min((last - start.date()).days, MAX_DAYS)
+        for number in range(days + 1):
+            yield start.date() + number * _DAY
+
+    def refuse(self, problem: str, remedy: str) -> NoReturn:
+        """Refuse the file for this event."""
+        summary = str(self._component.get("SUMMARY", "")).strip()[:64]
+        called = f"event {self._number}" + (f" {summary!r}" if summary else "") + f" (UID {self.uid[:64]})"
+        _refuse(self._file, f"{called}: {problem}", remedy)
+
+    def _repeats(self, horizon: datetime) -> tuple[list[datetime], bool]:
+        found: list[datetime] = []
+        cut = False
+        for rule in self._all("RRULE"):
+            assert isinstance(rule, vRecur)  # noqa: S101 - by its property; a broken one was refused
+            ends = [self._last(at) for at in cast("list[date]", rule.get("UNTIL", []))]
+            last = min([horizon, *ends])
+            times = list(islice(takewhile(last.__ge__, self._rule(rule)), MAX_DAYS + 1))
+            most = cast("list[int]", rule.get("COUNT", []))
+            cut = cut or (not any(end <= horizon for end in ends) and not any(len(times) >= count for count in most))
+            found += times
+        return found, cut
+
+    def _rule(self, rule: vRecur) -> Iterable[datetime]:
+        if str(rule.get("FREQ", [""])[0]).upper() not in _FREQUENCIES:
+            self.refuse("its RRULE has no FREQ of days or longer", f"write one of {', '.join(_FREQUENCIES)}")
+        if int(rule.get("INTERVAL", [1])[0]) < 1:
+            self.refuse("the INTERVAL of its RRULE is less than 1", "write 1 or more")
+        text = str(rule.to_ical(), "utf-8")  # type: ignore[no-untyped-call]  # it gives bytes
+        parts = [part for part in text.split(";") if not part.upper().startswith("UNTIL=")]
+        try:
+            return rrulestr(";".join(parts), dtstart=self.start)
+        except ValueError as error:
+            self.refuse(f"its RRULE cannot be read: {error}", "correct it")
+
+    def _last(self, until: date) -> datetime:
+        # UNTIL of an all-day event may carry a time: that day counts whole.
+        at = self._local(until)
+        return datetime.combine(at.date(), time.max) if self._all_day or not isinstance(until, datetime) else at
+
+    def _read_length(self) -> timedelta:
+        end, length = self._instant("DTEND"), self._component.get("DURATION")
+        if end is not None:
+            found = self._local(end) - self.start
+        else:
+            found = cast("timedelta", length.dt) if length is not None else (_DAY if self._all_day else timedelta(0))
+        if found < timedelta(0):
+            self.refuse("it ends before it begins", "exchange DTSTART and DTEND")
+        if found > MAX_DAYS * _DAY:
+            self.refuse(f"it is longer than {MAX_DAYS} days", "write an RRULE, or put weekdays into the calendar")
+        return found
+
+    def _refuse_unread(self) -> None:
+        if self._component.get("EXRULE") is not None:
+            self.refuse("EXRULE is no longer part of the format", "write EXDATEs")
+        found = self._component.get("RECURRENCE-ID")
+        if found is not None and "RANGE" in found.params:
+            self.refuse("RANGE=THISANDFUTURE is not read", "end the series with UNTIL and begin another")
+
+    def _instant(self, name: str) -> date | None:
+        found = self._component.get(name)
+        if isinstance(found, list):
+            self.refuse(f"{name} is there twice", "leave one of them out")
+        return None if found is None else cast("date", found.dt)
+
+    def _instants(self, name: str) -> Iterator[datetime]:
+        for group in self._all(name):
+            assert isinstance(group, vDDDLists)  # noqa: S101 - by its property; a broken one was refused
+            for each in group.dts:
+                at = cast("date | tuple[date, object]", each.dt)
+                yield self._local(at[0] if isinstance(at, tuple) else at)
+
+    def _all(self, name: str) -> list[object]:
+        found = self._component.get(name)
+        return cast("list[object]", found) if isinstance(found, list) else [] if found is None else [found]
+
+    def _local(self, at: date) -> datetime:
+        """On the event's own clock, without a zone."""
+        if not isinstance(at, datetime):
+            return datetime.combine(at, time())
+        return (at.astimezone(self._zone) if at.tzinfo and self._zone else at).replace(tzinfo=None)
+
+
+def _events(data: bytes, file: str) -> list[_Event]:
+    try:
+        found = Calendar.from_ical(data, multiple=True)
+    except ValueError as error:
+        _refuse(file, f"it is no iCalendar file: {str(error)[:120]}", "export it again as .ics")
+    components = [event for each in found for event in each.walk("VEVENT")]  # pyright: ignore[reportUnknownMemberType]  # a default of its has no type
+    if not components:
+        _refuse(file, "it holds no event", "name a file with events (VEVENT)")
+    if len(components) > MOST_EVENTS:
+        _refuse(file, f"it holds {len(components)} events", f"write at most {MOST_EVENTS}")
+    return [_Event(component, file, number) for number, component in enumerate(components, start=1)]
+
+
+def _refuse(path: str, problem: str, remedy: str) -> NoReturn:
+    raise InvalidInput([FieldError(path, problem, remedy)])

@@ -1,0 +1,131 @@
+"""`job.backfill`: a past range is looked at, bounded and written down; the scheduler makes its runs.
+
+Everything is decided under the job's lock: how many backfills it has, which versions its range has, and the instant that
+tells this backfill's runs from those of all others. Asked again under the same name, a backfill is found, not made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob
+from tidewheel.ids import hashed_id
+from tidewheel.intake.backfill_range import Found, find_occurrences
+from tidewheel.intake.incoming import Incoming, accepted, rejected
+from tidewheel.intake.locks import job_id_of, read_now
+from tidewheel.jobs.requests import JobBackfill
+from tidewheel.schemas.records import Reply
+from tidewheel.sql import Statements
+from tidewheel.transitions.backfills import Backfill, tell_backfills
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.intake")
+_LOCK_JOBS = _SQL["lock_jobs"]
+_READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
+_FIND_BACKFILL = _SQL["find_backfill"]
+_ADD_BACKFILL = _SQL["add_backfill"]
+
+MOST_UNFINISHED = 100
+"""Backfills of one job at once: each is looked at several times a second."""
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(slots=True)
+class _Job:
+    job_id: UUID
+    key: str
+    shard: int
+    version: int
+    deleted_at: datetime | None
+    unfinished: int
+    last_made_at: datetime | None
+
+
+def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Accept backfills, in the caller's transaction; an answer for each request, in their order."""
+    ids = sorted({job_id_of(incoming) for incoming in batch})
+    connection.execute(_LOCK_JOBS, {"job_ids": ids})
+    with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
+        found = cursor.execute(_READ_BACKFILLED_JOBS, {"job_ids": ids})
+        jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
+    return [_answer(connection, installation, incoming, jobs.get(job_id_of(incoming))) for incoming in batch]
+
+
+def _answer(connection: Conn, installation: Installation, incoming: Incoming, job: _Job | None) -> Reply:
+    request = incoming.request
+    assert isinstance(request, JobBackfill)  # noqa: S101 - by accept's table
+    if job is None:
+        return rejected(incoming, UnknownJob(incoming.tenant, incoming.key or ""))
+    backfill_id = _backfill_id(incoming, job.job_id)
+    known = connection.execute(_FIND_BACKFILL, {"backfill_id": backfill_id}, binary=True).fetchone()
+    if known and not request.dry_run:
+        return _accepted(incoming, job, occurrences=known[0], backfill_id=str(backfill_id), unchanged=True)
+    now = read_now(connection)
+    try:
+        _ensure_few(job, request)
+        found = find_occurrences(connection, incoming.tenant, job.job_id, job.version, request, now)
+    except Refused as refused:
+        return rejected(incoming, refused)
+    if request.dry_run:
+        return _accepted(incoming, job, occurrences=found.wanted)
+    _write(connection, installation, incoming, job, request, found, backfill_id, now)
+    return _accepted(incoming, job, occurrences=found.wanted, backfill_id=str(backfill_id))
+
+
+def _accepted(incoming: Incoming, job: _Job, **facts: object) -> Reply:
+    return accepted(incoming, job_id=str(job.job_id), job_version=job.version, **facts)
+
+
+def _backfill_id(incoming: Incoming, job_id: UUID) -> UUID:
+    seed = incoming.seed()
+    return hashed_id(b"backfill%b%b" % (job_id.bytes, seed)) if seed else uuid4()
+
+
+def _ensure_few(job: _Job, request: JobBackfill) -> None:
+    if job.unfinished >= MOST_UNFINISHED and not request.dry_run:
+        problem = f"the job has {job.unfinished} backfills that are not finished, and may have {MOST_UNFINISHED}"
+        raise InvalidInput([FieldError("key", problem, "wait for them, or cancel some")])
+
+
+def _write(
+    connection: Conn,
+    installation: Installation,
+    incoming: Incoming,
+    job: _Job,
+    request: JobBackfill,
+    found: Found,
+    backfill_id: UUID,
+    now: datetime,
+) -> None:
+    made_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
+    if job.last_made_at is not None:
+        # Its runs are told from another backfill's by this millisecond alone.
+        made_at = max(made_at, job.last_made_at + _MILLISECOND)
+    newest_first = request.order == "newest_first"
+    columns: dict[str, object] = {
+        "backfill_id": backfill_id, "tenant": incoming.tenant, "job_id": job.job_id, "shard": job.shard,
+        "first_at": request.from_at, "last_at": request.to_at, "what": request.what, "versions": request.versions,
+        "job_version": job.version, "overlap": request.overlap, "newest_first": newest_first,
+        "max_concurrent": request.max_concurrent, "occurrences": found.occurrences, "wanted": found.wanted,
+        "cursor_at": request.to_at if newest_first else request.from_at, "request_id": request.request_id,
+        "traceparent": request.traceparent, "reason": request.reason, "made_at": made_at,
+    }  # fmt: skip
+    connection.execute(_ADD_BACKFILL, columns)
+    job.unfinished, job.last_made_at = job.unfinished + 1, made_at
+    told = Backfill(
+        backfill_id=backfill_id,
+        tenant=incoming.tenant,
+        job_id=job.job_id,
+        job_key=job.key,
+        job_version=job.version,
+        shard=job.shard,
+        first_at=request.from_at,
+        last_at=request.to_at,
+        occurrences=found.occurrences,
+    )
+    tell_backfills(connection, installation, "job.backfill_started", [told], now=now, reason=request.reason)

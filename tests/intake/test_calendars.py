@@ -1,0 +1,306 @@
+"""A change of a calendar holds at once and exactly for every job that names it."""
+
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, ask_within, begin, open_runs, submission, submit
+from tests.transitions.stepping import in_background
+from tidewheel.schemas.records import Reply
+
+SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+FRIDAY_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAILY = {"schedule": {"cron": "0 9 * * *"}, "overlap": "allow_all"}
+
+
+def put(database: Database, name: str = "holidays", **fields: object) -> Reply:
+    [reply] = ask(database, putting(name, **fields))
+    return reply
+
+
+def putting(name: str = "holidays", **fields: object) -> dict[str, object]:
+    return {"type": "calendar.put", "name": name} | (fields or {"weekdays": ["SAT", "SUN"]})
+
+
+def deleting(name: str = "holidays") -> dict[str, object]:
+    return {"type": "calendar.delete", "name": name}
+
+
+def fired(database: Database) -> list[datetime]:
+    return [at for (at,) in database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")]
+
+
+def skipped(database: Database) -> list[tuple[str, datetime, datetime, int]]:
+    return database.rows("SELECT reason, first_at, last_at, occurrences FROM skips ORDER BY first_at")
+
+
+def timer(database: Database) -> tuple[datetime, datetime]:
+    [row] = database.rows("SELECT scheduled_at, due_at FROM timers")
+    return row
+
+
+def november(day: int, hour: int = 9, minute: int = 0, second: int = 0) -> datetime:
+    return datetime(2026, 11, day, hour, minute, second, tzinfo=UTC)
+
+
+@pytest.fixture
+def friday(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A clock that stands at noon of Friday, 20 November 2026."""
+    clocked.stop_clock(FRIDAY_NOON)
+    return clocked
+
+
+def test_a_calendar_is_put_once_and_an_identical_one_changes_nothing(friday: Database) -> None:
+    first = put(friday, days=["2026-12-26", "2026-12-25", "2026-12-25"], weekdays=["SUN"], source="by hand")
+    again = put(friday, days=["2026-12-25", "2026-12-26"], weekdays=[0], source="by hand")
+    assert [(r.status, r.unchanged, r.key) for r in (first, again)] == [
+        ("accepted", False, None),
+        ("accepted", True, None),
+    ]
+    [row] = friday.rows("SELECT version, days::text[], weekdays, source FROM calendars")
+    assert row == (1, ["2026-12-25", "2026-12-26"], [0], "by hand")
+    assert not put(friday, days=["2026-12-25"]).unchanged
+    assert friday.rows("SELECT version, weekdays, source FROM calendars") == [(2, [], None)]
+
+
+def test_a_job_fires_on_open_days_alone_and_what_is_left_out_is_written_down(friday: ClockedDatabase) -> None:
+    put(friday)
+    assert submit(friday, **DAILY, exclude_calendars=["holidays"]).next_run_at == november(23)
+    friday.stop_clock(november(24, 10))
+    fire_due(friday)
+    friday.stop_clock(november(24, 10))
+    assert fired(friday) == [november(24)]
+    assert ("excluded", november(21), november(22), 2) in skipped(friday)
+    assert timer(friday) == (november(25), november(25))
+
+
+def test_an_included_day_is_the_only_kind_of_day_that_fires(friday: ClockedDatabase) -> None:
+    put(friday, "paydays", days=["2026-11-26", "2026-12-26"])
+    put(friday, "weekend")
+    reply = submit(friday, **DAILY, include_calendars=["paydays"], exclude_calendars=["weekend"])
+    assert reply.next_run_at == november(26)
+    friday.stop_clock(november(26))
+    fire_due(friday)
+    assert fired(friday) == [november(26)]
+    assert friday.count("timers") == 0  # 26 December is a Saturday
+    assert friday.value("SELECT finished_at IS NOT NULL FROM jobs")
+
+
+def test_an_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
+    put(friday, weekdays=["SAT", "SUN", "MON"])
+    saturdays = {"schedule": {"cron": "0 9 * * SAT"}, "on_excluded": "next_business_day"}
+    assert submit(friday, **saturdays, exclude_calendars=["holidays"]).next_run_at == november(24)
+    for day in (21, 22, 23, 24):
+        friday.stop_clock(november(day))
+        fire_due(friday)
+    assert fired(friday) == [november(24)]
+    assert skipped(friday) == [("excluded", november(21), november(21), 1)]
+    assert timer(friday)[1] == november(24) + 7 * DAY
+
+
+def test_a_put_takes_back_what_is_made_ahead_for_a_day_that_is_now_excluded(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.advance(2 * SECOND)
+    fire_due(friday, lookahead=5 * SECOND)
+    assert len(fired(friday)) == 7
+    put(friday, days=["2026-11-20"])
+    assert fired(friday) == [FRIDAY_NOON + SECOND, FRIDAY_NOON + 2 * SECOND]
+    assert timer(friday)[1] == november(21, 0)
+    fire_due(friday, lookahead=5 * SECOND)
+    assert len(open_runs(friday)) == 2
+
+
+def test_what_is_overdue_is_settled_under_the_days_that_were(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.advance(3 * SECOND)
+    put(friday, days=["2026-11-20"])
+    assert fired(friday) == [FRIDAY_NOON + n * SECOND for n in (1, 2, 3)]
+    put(friday, days=["2027-01-01"])
+    friday.advance(2 * SECOND)
+    fire_due(friday)
+    assert fired(friday) == [FRIDAY_NOON + n * SECOND for n in (1, 2, 3, 4, 5)]
+
+
+def test_what_a_day_left_out_until_now_stays_left_out_when_it_is_opened(friday: ClockedDatabase) -> None:
+    put(friday, days=["2026-11-20"])
+    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.advance(3 * SECOND)
+    put(friday, days=["2027-01-01"])
+    assert skipped(friday) == [("excluded", FRIDAY_NOON + SECOND, FRIDAY_NOON + 3 * SECOND, 3)]
+    friday.advance(SECOND)
+    fire_due(friday)
+    assert fired(friday) == [FRIDAY_NOON + 4 * SECOND]
+
+
+def test_a_put_leaves_alone_what_has_begun(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.advance(SECOND)
+    fire_due(friday)
+    [run] = open_runs(friday)
+    begin(friday, run.run_id)
+    put(friday, days=["2026-11-20"])
+    assert [open_run.state for open_run in open_runs(friday)] == ["running"]
+
+
+def test_a_job_that_a_put_leaves_nothing_of_ends_and_one_that_gets_days_again_goes_on(friday: ClockedDatabase) -> None:
+    put(friday, "only", days=["2026-11-25"])
+    submit(friday, **DAILY, include_calendars=["only"])
+    put(friday, "only", days=["2026-11-19"])
+    assert friday.count("timers") == 0
+    assert friday.value("SELECT finished_at IS NOT NULL FROM jobs")
+    put(friday, "only", days=["2026-11-19", "2026-11-30"])
+    assert timer(friday)[1] == november(30)
+    assert friday.value("SELECT finished_at IS NULL FROM jobs")
+
+
+def test_a_once_that_has_fired_does_not_fire_again_when_its_day_is_opened(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    submit(friday, schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
+    friday.advance(10 * SECOND)
+    fire_due(friday)
+    put(friday, days=["2026-11-20"])
+    put(friday, days=["2027-01-01"])
+    assert (fired(friday), friday.count("timers")) == ([FRIDAY_NOON + 10 * SECOND], 0)
+
+
+def test_a_once_on_a_day_that_becomes_excluded_and_open_again_fires_at_its_time(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    submit(friday, schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
+    fire_due(friday, lookahead=20 * SECOND)
+    put(friday, days=["2026-11-20"])
+    assert (fired(friday), friday.count("timers")) == ([], 0)
+    put(friday, days=["2027-01-01"])
+    friday.advance(10 * SECOND)
+    fire_due(friday)
+    assert fired(friday) == [FRIDAY_NOON + 10 * SECOND]
+
+
+def test_a_pause_stays_and_ends_under_the_days_that_are(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    submit(friday, **DAILY, exclude_calendars=["holidays"], on_resume="fire_all")
+    ask(friday, about("job.pause"))
+    friday.stop_clock(november(23, 10))
+    put(friday)
+    assert friday.rows("SELECT held, due_at = 'infinity' FROM timers") == [("pause", True)]
+    friday.stop_clock(november(28, 10))
+    [reply] = ask(friday, about("job.resume"))
+    fire_due(friday)
+    assert reply.status == "accepted"
+    assert [(reason, count) for reason, _, _, count in skipped(friday) if reason == "paused"] == [("paused", 3)]
+    assert fired(friday) == [november(day) for day in (24, 25, 26, 27)]
+
+
+def test_an_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> None:
+    put(friday, "german-holidays")
+    job = DAILY | {"exclude_calendars": ["german-holidays"], "include_calendars": ["german-holidays", "german-holiday"]}
+    [reply] = ask(friday, submission(**job))
+    [error] = reply.errors or ()
+    assert (error.path, error.problem) == (
+        "job.include_calendars.1",
+        "tenant 'default' has no calendar 'german-holiday'",
+    )
+    assert error.remedy == "did you mean 'german-holidays'?"
+    assert friday.count("jobs") == 0
+
+
+def test_calendars_of_another_tenant_are_unknown(friday: Database) -> None:
+    friday.execute("INSERT INTO tenants (tenant) VALUES ('other')")
+    ask(friday, putting() | {"tenant": "other"})
+    [reply] = ask(friday, submission(**DAILY, exclude_calendars=["holidays"]))
+    assert [error.remedy for error in reply.errors or ()] == ["put the calendar first"]
+
+
+def test_a_job_that_calendars_leave_nothing_of_is_refused(friday: Database) -> None:
+    put(friday)
+    [reply] = ask(friday, submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
+    [error] = reply.errors or ()
+    assert error.path == "job.exclude_calendars"
+    assert "can never fire" in error.problem
+
+
+def test_a_calendar_is_deleted_when_no_job_names_it_any_more(friday: Database) -> None:
+    put(friday)
+    for key in ("b", "a"):
+        submit(friday, key, **DAILY, exclude_calendars=["holidays"])
+    [reply] = ask(friday, deleting())
+    assert [str(error) for error in reply.errors or ()] == [
+        "name: 2 jobs name it, 'a' first; leave it out of them, or delete them"
+    ]
+    submit(friday, "a", **DAILY)
+    ask(friday, about("job.delete", "b"))
+    assert [reply.status for reply in ask(friday, deleting(), deleting())] == ["accepted", "rejected"]
+    assert friday.count("calendars") == 0
+
+
+def test_deleting_an_unknown_calendar_says_which_there_are(friday: Database) -> None:
+    put(friday, "holidays")
+    [reply] = ask(friday, deleting("weekends-and-more"))
+    [error] = reply.errors or ()
+    assert (reply.code, error.path, error.remedy) == ("unknown_calendar", "name", "write one of holidays")
+
+
+def test_a_job_follows_the_calendars_of_its_current_version_alone(friday: ClockedDatabase) -> None:
+    put(friday, "old", days=["2027-01-01"])
+    put(friday, "new", days=["2027-01-01"])
+    submit(friday, **DAILY, exclude_calendars=["old"])
+    submit(friday, **DAILY, exclude_calendars=["new"], include_calendars=[])
+    put(friday, "old", days=["2026-11-21"])
+    assert timer(friday)[1] == november(21)
+    put(friday, "new", days=["2026-11-21"])
+    assert timer(friday)[1] == november(22)
+
+
+def test_a_submit_waits_for_a_put_under_way_and_obeys_its_days(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    connection = friday.connection()
+    ask_within(connection, friday, putting(days=["2026-11-21"]))
+    asked = background(friday, submission(**DAILY, exclude_calendars=["holidays"]))
+    until(lambda: waiting(friday), "the submit waits for the calendar")
+    connection.commit()
+    [reply] = asked.result(30)
+    assert reply.next_run_at == november(22)
+
+
+def test_a_put_waits_for_a_submit_under_way_and_reaches_its_job(friday: ClockedDatabase) -> None:
+    put(friday, days=["2027-01-01"])
+    connection = friday.connection()
+    ask_within(connection, friday, submission(**DAILY, exclude_calendars=["holidays"]))
+    asked = background(friday, putting(days=["2026-11-21"]))
+    until(lambda: waiting(friday), "the put waits for the submit")
+    connection.commit()
+    asked.result(30)
+    assert timer(friday)[1] == november(22)
+
+
+def test_a_firing_that_waits_for_a_put_obeys_its_days(friday: ClockedDatabase) -> None:
+    """Were the days read before the timer was locked, the run would be made on a day that is excluded."""
+    put(friday, days=["2027-01-01"])
+    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    connection = friday.connection()
+    ask_within(connection, friday, putting(days=["2026-11-20"]))
+    friday.advance(SECOND)
+    fire_due(friday)
+    connection.commit()
+    fire_due(friday)
+    assert fired(friday) == []
+
+
+def background(database: Database, document: dict[str, object]) -> Future[list[Reply]]:
+    return in_background(lambda: ask(database, document))
+
+
+def waiting(database: Database) -> bool:
+    return bool(
+        database.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+    )

@@ -1,0 +1,139 @@
+"""Catch-up end to end: decided once, whatever happens in between; marked, paced, one after another."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.scheduler.test_firing import scheduler_of
+from tests.transitions.acts import about, ask, begin, completions, end, ending, open_runs, requests, submit
+from tidewheel.errors import Unavailable
+from tidewheel.runs import RunState
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
+    return [
+        (reason, count) for reason, count in database.rows("SELECT reason, occurrences FROM skips ORDER BY skip_id")
+    ]
+
+
+def fire_all(database: ClockedDatabase) -> None:
+    while fire_due(database):
+        pass
+
+
+def test_fire_all_makes_every_missed_run_in_the_window_marked_with_how_late(still: ClockedDatabase) -> None:
+    submit(still, schedule="@every 1h", catch_up="fire_all", window="3h")
+    still.advance(6 * HOUR + 30 * MINUTE)
+    fire_all(still)
+    late = [request.late_ms for request in requests(still)]
+    assert late == [hours * 3_600_000 for hours in (2.5, 1.5, 0.5)]
+    assert skips(still) == [("misfire", 3)]
+
+
+def test_the_mark_stays_with_the_run_to_its_completion(still: ClockedDatabase) -> None:
+    submit(still, schedule="@every 1h")
+    still.advance(90 * MINUTE)
+    fire_all(still)
+    [run] = open_runs(still)
+    end(still, ending(begin(still, run.run_id), RunState.SUCCEEDED))
+    [completion] = completions(still)
+    assert completion.late_ms == 1_800_000
+
+
+def test_what_is_made_up_for_runs_one_after_another_where_runs_may_not_overlap(still: ClockedDatabase) -> None:
+    submit(still, schedule="@every 1h", catch_up="fire_all", overlap="skip")
+    still.advance(3 * HOUR + 2 * MINUTE)
+    fire_all(still)
+    overlaps = still.rows("SELECT overlap FROM open_runs")
+    assert overlaps == [("buffer_all",)] * 3
+
+
+def test_catching_up_leaves_at_the_fleets_pace(still: ClockedDatabase) -> None:
+    for name in ("a", "b"):
+        submit(still, name, schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
+    now = still.advance(10 * HOUR + 2 * MINUTE)
+    fire_all(still)
+    leaving = sorted(run.publish_at for run in open_runs(still))
+    every = SECOND / still.installation.catch_up_rate
+    assert leaving == [now + number * every for number in range(20)]
+
+
+def lost_on_the_way(database: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firing that has written everything and dies before its COMMIT."""
+
+    def die(name: str) -> None:
+        if name == "firing.before_commit":
+            raise Unavailable(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tidewheel.scheduler.firing.failpoint", die)
+        with pytest.raises(Unavailable):
+            fire_due(database)
+
+
+def test_a_thousand_are_made_up_for_a_hundred_at_a_time_and_a_crash_in_between_changes_nothing(
+    still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(still, schedule="@every 1s", catch_up="fire_all", overlap="allow_all")
+    still.advance(2 * HOUR)
+    decided_end: set[datetime | None] = set()
+    for crash in range(30):
+        if crash % 3 == 2:
+            lost_on_the_way(still, monkeypatch)
+        if not fire_due(still):
+            break
+        decided_end |= {row[0] for row in still.rows("SELECT catch_up_end FROM timers")}
+        still.advance(SECOND)
+    [(runs, first, last)] = still.rows("SELECT count(*), min(scheduled_at), max(scheduled_at) FROM job_runs")
+    assert runs == (last - first) // SECOND + 1
+    assert len(decided_end - {None}) == 1
+    assert [reason for reason, _ in skips(still)] == ["limit"]
+    [(covered,)] = still.rows("SELECT sum(occurrences) + (SELECT count(*) FROM job_runs) FROM skips")
+    [(elapsed,)] = still.rows("SELECT scheduled_at - (SELECT created_at FROM jobs) FROM timers")
+    assert covered == elapsed // SECOND - 1
+
+
+def test_what_is_on_time_goes_before_what_was_missed(still: ClockedDatabase) -> None:
+    for number in range(40):
+        submit(still, f"behind-{number}", schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
+    still.advance(3 * HOUR)
+    submit(still, "on-time", schedule="@every 10s")
+    still.advance(10 * SECOND)
+    with scheduler_of(still, fire_batch=8, lookahead=0) as scheduler:
+        scheduler.step()
+    on_time = still.value("SELECT run_id FROM job_runs JOIN jobs USING (job_id) WHERE key = 'on-time'")
+    sent = [key for (key,) in still.rows("SELECT key FROM outbox WHERE class = 'standard' ORDER BY id")]
+    assert len(sent) > 1
+    assert sent[0] == str(on_time).encode()
+
+
+def test_a_change_in_the_middle_of_a_catch_up_finishes_it_by_the_version_in_force(still: ClockedDatabase) -> None:
+    submit(still, schedule="@every 10s", catch_up="fire_all", overlap="allow_all")
+    still.advance(HOUR)
+    fire_due(still)
+    ask(still, about("job.pause"))
+    [(runs,)] = still.rows("SELECT count(*) FROM job_runs")
+    assert runs == 360
+    assert {row[0] for row in still.rows("SELECT job_version FROM job_runs")} == {1}
+
+
+def test_a_once_that_is_not_to_be_late_is_refused_when_its_time_has_passed(still: ClockedDatabase) -> None:
+    past = (still.now() - MINUTE).isoformat()
+    [reply] = ask(
+        still,
+        {"type": "job.submit", "job": {"key": "k", "schedule": {"once": past}, "target": "t", "catch_up": "skip"}},
+    )
+    assert [(error.path, "catch_up is skip" in error.problem) for error in reply.errors] == [
+        ("job.schedule.once", True)
+    ]
+    assert still.count("jobs") == 0

@@ -1,0 +1,138 @@
+"""fixed_delay: the first run at once, each later one so long after the end of the last, through every change."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import EXECUTOR, about, ask, begin, end, ending, open_runs, requeue, submit, trigger
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.mend import release_chains
+from tidewheel.transitions.start import Started
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+
+
+@pytest.fixture
+def chain(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    submit(clocked, schedule={"fixed_delay": "60s"})
+    return clocked
+
+
+def timer(database: ClockedDatabase) -> tuple[str | None, float | None]:
+    """Why the timer is held, and in how many seconds it is due; None for never."""
+    [(held, seconds)] = database.rows(
+        "SELECT held, CASE WHEN due_at < 'infinity' THEN extract(epoch FROM due_at - tidewheel_now()) END FROM timers"
+    )
+    return held, None if seconds is None else float(seconds)
+
+
+def start(database: ClockedDatabase) -> Started:
+    fire_due(database)
+    [run] = open_runs(database)
+    return begin(database, run.run_id)
+
+
+def test_the_first_run_is_due_at_once_and_the_timer_waits_for_its_end(chain: ClockedDatabase) -> None:
+    start(chain)
+    assert timer(chain) == ("run", None)
+    chain.advance(10 * MINUTE)
+    assert fire_due(chain) == 0
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT])
+def test_the_next_run_is_due_so_long_after_the_end_whatever_it_was(chain: ClockedDatabase, state: RunState) -> None:
+    started = start(chain)
+    chain.advance(7 * SECOND)
+    end(chain, ending(started, state, error_type="E"))
+    assert timer(chain) == (None, 60.0)
+    chain.advance(60 * SECOND)
+    again = start(chain)
+    assert again.run_id != started.run_id
+
+
+def test_a_retry_is_no_end(chain: ClockedDatabase) -> None:
+    requeue(chain, start(chain), AttemptOutcome.FAILED)
+    assert timer(chain) == ("run", None)
+
+
+def test_a_trigger_is_no_link_of_the_chain(chain: ClockedDatabase) -> None:
+    start(chain)
+    run = trigger(chain)
+    ask(chain, {"type": "run.cancel", "run_id": str(run)})
+    assert timer(chain) == ("run", None)
+
+
+def test_a_pause_holds_the_chain_and_resuming_goes_on_from_the_end_of_the_run(chain: ClockedDatabase) -> None:
+    started = start(chain)
+    ask(chain, about("job.pause"))
+    assert timer(chain) == ("pause", None)
+    end(chain, ending(started, RunState.SUCCEEDED))
+    assert timer(chain) == ("pause", None)
+    chain.advance(20 * SECOND)
+    ask(chain, about("job.resume"))
+    assert timer(chain) == (None, 40.0)
+
+
+def test_resuming_while_the_run_is_open_waits_for_its_end(chain: ClockedDatabase) -> None:
+    started = start(chain)
+    ask(chain, about("job.pause"))
+    ask(chain, about("job.resume"))
+    assert timer(chain) == ("run", None)
+    end(chain, ending(started, RunState.SUCCEEDED))
+    assert timer(chain) == (None, 60.0)
+
+
+def test_an_edit_while_the_run_is_open_counts_from_its_end_by_the_new_delay(chain: ClockedDatabase) -> None:
+    started = start(chain)
+    submit(chain, schedule={"fixed_delay": "5s"})
+    assert timer(chain) == ("run", None)
+    end(chain, ending(started, RunState.SUCCEEDED))
+    assert timer(chain) == (None, 5.0)
+
+
+def test_an_edit_between_runs_keeps_the_end_that_it_counts_from(chain: ClockedDatabase) -> None:
+    end(chain, ending(start(chain), RunState.SUCCEEDED))
+    chain.advance(10 * SECOND)
+    submit(chain, schedule={"fixed_delay": "30s"})
+    assert timer(chain) == (None, 20.0)
+    submit(chain, schedule={"fixed_delay": "90s"}, description="x")
+    assert timer(chain) == (None, 80.0)
+
+
+def test_another_kind_of_schedule_ends_the_chain(chain: ClockedDatabase) -> None:
+    started = start(chain)
+    submit(chain, schedule="@every 1h")
+    before = timer(chain)
+    end(chain, ending(started, RunState.SUCCEEDED))
+    assert timer(chain) == before == (None, 3600.0)
+
+
+def test_past_its_end_the_job_is_finished(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    submit(clocked, schedule={"fixed_delay": "60s"}, end_at=(now + 90 * SECOND).isoformat())
+    end(clocked, ending(start(clocked), RunState.SUCCEEDED))
+    clocked.advance(60 * SECOND)
+    end(clocked, ending(start(clocked), RunState.SUCCEEDED))
+    clocked.advance(60 * SECOND)
+    assert fire_due(clocked) == 1
+    assert (clocked.count("timers"), clocked.count("job_runs")) == (0, 2)
+    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+
+
+def test_downtime_costs_lateness_only(chain: ClockedDatabase) -> None:
+    end(chain, ending(start(chain), RunState.SUCCEEDED))
+    chain.advance(timedelta(days=3))
+    fire_due(chain)
+    assert (len(open_runs(chain)), chain.count("skips")) == (1, 0)
+
+
+def test_a_chain_that_waits_for_a_run_that_is_gone_is_found_and_mended(chain: ClockedDatabase) -> None:
+    start(chain)
+    session = chain.session()
+    assert release_chains(session) == 0
+    chain.execute("DELETE FROM open_runs WHERE executor_id = %s", [EXECUTOR])
+    assert release_chains(session) == 1
+    assert timer(chain) == (None, 0.0)

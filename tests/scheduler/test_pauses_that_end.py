@@ -1,0 +1,102 @@
+"""A pause with an end: firing resumes the job at `paused_until`, never before, and decides as a resume does."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, lifecycle, submit
+from tidewheel.schemas.records import Reply
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+AHEAD = 5 * SECOND
+
+
+@pytest.fixture
+def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def pause(database: ClockedDatabase, minutes: int | None) -> Reply:
+    until = {} if minutes is None else {"until": (database.now() + minutes * MINUTE).isoformat()}
+    return ask(database, about("job.pause", **until))[0]
+
+
+def instants(database: ClockedDatabase) -> list[float]:
+    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
+    found = database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")
+    return [(at - accepted_at) / MINUTE for (at,) in found]
+
+
+def paused(database: ClockedDatabase) -> bool:
+    return bool(database.value("SELECT paused FROM jobs"))
+
+
+def test_it_ends_at_its_instant_and_not_within_the_lookahead(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1m", overlap="allow_all")
+    pause(ticking, 3)
+    ticking.advance(3 * MINUTE - SECOND)
+    assert fire_due(ticking, lookahead=AHEAD) == 0
+    assert paused(ticking)
+    ticking.advance(SECOND)
+    while fire_due(ticking, lookahead=AHEAD):
+        pass
+    assert not paused(ticking)
+    assert instants(ticking) == [3.0]
+    assert ticking.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
+    [resumed] = [event for event in lifecycle(ticking) if event.type == "io.tidewheel.job.resumed.v1"]
+    assert resumed.reason == "paused_until has passed"
+
+
+@pytest.mark.parametrize(("policy", "made"), [("skip", []), ("fire_once", [2.0]), ("fire_all", [1.0, 2.0])])
+def test_on_resume_decides_about_its_instants(ticking: ClockedDatabase, policy: str, made: list[float]) -> None:
+    submit(ticking, schedule="@every 1m", overlap="allow_all", on_resume=policy)
+    pause(ticking, 3)
+    ticking.advance(3 * MINUTE)
+    while fire_due(ticking):
+        pass
+    assert instants(ticking) == [*made, 3.0]
+
+
+def test_what_comes_after_its_end_is_downtime_and_not_pause(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1m", overlap="allow_all", on_resume="skip", catch_up="fire_all")
+    pause(ticking, 3)
+    ticking.advance(10 * MINUTE)
+    while fire_due(ticking):
+        pass
+    assert instants(ticking) == [float(minute) for minute in range(3, 11)]
+    assert ticking.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
+
+
+def test_pausing_again_moves_the_end_and_without_one_takes_it_away(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1m")
+    pause(ticking, 3)
+    assert not pause(ticking, 5).unchanged
+    ticking.advance(4 * MINUTE)
+    assert fire_due(ticking) == 0
+    assert not pause(ticking, None).unchanged
+    assert pause(ticking, None).unchanged
+    ticking.advance(60 * MINUTE)
+    assert fire_due(ticking) == 0
+    assert paused(ticking)
+
+
+def test_an_end_that_has_passed_is_refused(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1m")
+    reply = pause(ticking, -1)
+    assert [error.path for error in reply.errors] == ["until"]
+    assert not paused(ticking)
+
+
+def test_an_edit_leaves_the_pause_and_its_end_alone(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1m", overlap="allow_all")
+    pause(ticking, 3)
+    submit(ticking, schedule="@every 1m", overlap="allow_all", description="edited")
+    assert paused(ticking)
+    ticking.advance(3 * MINUTE)
+    while fire_due(ticking):
+        pass
+    assert not paused(ticking)
+    assert instants(ticking) == [3.0]

@@ -1,0 +1,130 @@
+"""Every occurrence has exactly one recorded outcome: fired, or skipped with a reason."""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.system.history import History, Job
+from tidewheel.ids import job_id
+from tidewheel.occurrences import SkipReason
+from tidewheel.runs import RunState
+
+JOBS = 10
+OF_THE_TIMER = frozenset({SkipReason.MISFIRE, SkipReason.PAUSED, SkipReason.LIMIT})
+
+
+@dataclass(frozen=True)
+class SkipRow:
+    """A row of the ledger."""
+
+    reason: str
+    first_at: datetime
+    last_at: datetime
+    occurrences: int
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.reason} of {self.occurrences} from {self.first_at} to {self.last_at}"
+
+
+@dataclass
+class Expected:
+    """What the occurrences of a job must have been, up to where its timer stands."""
+
+    live: set[datetime]
+    excluded: set[datetime]
+    by_hand: set[datetime]
+
+    @property
+    def all(self) -> set[datetime]:
+        """Whatever needs a record."""
+        return self.live | self.excluded | self.by_hand
+
+    def of(self, skip: SkipRow) -> list[datetime]:
+        """The occurrences that a row of the ledger accounts for."""
+        kind = {SkipReason.EXCLUDED: self.excluded, SkipReason.BY_HAND: self.by_hand}.get(
+            SkipReason(skip.reason), self.live
+        )
+        return sorted(at for at in kind if skip.first_at <= at <= skip.last_at)
+
+
+def expected(history: History, job: Job, cursor: datetime | None) -> Expected:
+    found = Expected(set(), set(), set())
+    for version, since, until in job.spans():
+        effective = history.effective(version, since, until)
+        found.live |= effective - job.skipped
+        found.by_hand |= effective & job.skipped
+        found.excluded |= history.excluded(version, since, until)
+    for kind in (found.live, found.excluded, found.by_hand):
+        kind -= {at for at in kind if cursor is not None and at >= cursor}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_every_occurrence_of_a_random_history_is_fired_or_skipped_once(clocked: ClockedDatabase, seed: int) -> None:
+    history = History(clocked, random.Random(seed), [Job(f"job-{number}") for number in range(JOBS)])
+    history.run()
+    tally: Counter[str] = Counter()
+    for job in history.jobs:
+        tally += audited(clocked, history, job)
+    print(f"seed {seed}: {dict(sorted(history.counts.items()))}; {dict(sorted(tally.items()))}")
+    assert tally["occurrences"] == tally["fired"] + sum(tally[reason] for reason in SkipReason)
+    assert tally["rows"] < tally["occurrences"] / 4, "long spans are ranges"
+
+
+def audited(database: ClockedDatabase, history: History, job: Job) -> Counter[str]:
+    """What became of a job's occurrences; fails unless it is one thing for each."""
+    runs, skips, cursor, held = recorded(database, job)
+    wanted = expected(history, job, cursor)
+    faults = [f"a run of {at}, which is no occurrence" for at in set(runs) - wanted.live]
+    if job.exists and held is None and cursor is not None:
+        coming = expected(history, job, None).live
+        faults += [f"{at} is due, and the timer stands at it" for at in coming if cursor <= at <= history.now]
+    covered = Counter(runs.keys())
+    for skip in skips:
+        accounted = wanted.of(skip)
+        covered.update(accounted)
+        if not accounted or (accounted[0], accounted[-1]) != (skip.first_at, skip.last_at):
+            faults.append(f"{skip} names no occurrence of its kind")
+        elif skip.occurrences != len(accounted) if skip.exact else skip.occurrences > len(accounted):
+            faults.append(f"{skip} accounts for {len(accounted)}")
+    faults += [f"{at}: nothing is recorded" for at in sorted(wanted.all - covered.keys())]
+    faults += [f"{at}: recorded {times} times" for at, times in sorted(covered.items()) if times > 1]
+    assert not faults, "\n".join([job.key, *faults[:6], *described(history, job)])
+    states = Counter(runs.values())
+    counts = Counter({"occurrences": len(wanted.all), "rows": len(skips)})
+    counts["fired"] = len(runs) - states[RunState.SKIPPED]
+    counts[SkipReason.OVERLAP] = states[RunState.SKIPPED]
+    for skip in skips:
+        counts[skip.reason] += len(wanted.of(skip))
+    return counts
+
+
+def described(history: History, job: Job) -> list[str]:
+    versions = [f"{since} to {until}: {version.spec}" for version, since, until in job.spans()]
+    return [*versions, *(f"{at}: closed on {sorted(map(str, days))} and {sorted(week)}" for at, days, week in history.days)]
+
+
+def recorded(
+    database: ClockedDatabase, job: Job
+) -> tuple[Mapping[datetime, str], Sequence[SkipRow], datetime | None, str | None]:
+    """A job's timer-made runs by instant, its rows of the ledger, and where its timer stands."""
+    place: Sequence[UUID] = [job_id("default", job.key)]
+    runs = database.rows("SELECT scheduled_at, state FROM job_runs WHERE job_id = %s AND cause = 'timer'", place)
+    skips = database.rows(
+        "SELECT reason, first_at, last_at, occurrences, exact FROM skips WHERE job_id = %s ORDER BY first_at", place
+    )
+    timers = database.rows("SELECT scheduled_at, held FROM timers WHERE job_id = %s", place)
+    cursor, held = timers[0] if timers else (None, None)
+    by_instant: defaultdict[datetime, list[str]] = defaultdict(list)
+    for at, state in runs:
+        by_instant[at].append(state)
+    assert all(len(states) == 1 for states in by_instant.values())
+    return {at: states[0] for at, states in by_instant.items()}, [SkipRow(*row) for row in skips], cursor, held

@@ -1,0 +1,77 @@
+"""pause_on_failure: N failures in a row ask for a pause, once; a success begins anew."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import ask, begun, end, ending, lifecycle, messages, submit
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.incoming import Incoming
+from tidewheel.runs import RunState
+from tidewheel.schemas.codec import encode
+from tidewheel.schemas.records import Request
+from tidewheel.schemas.requests import read_request
+
+
+@pytest.fixture
+def fragile(clocked: ClockedDatabase) -> ClockedDatabase:
+    submit(clocked, schedule="@every 1h", overlap="allow_all", pause_on_failure=3)
+    return clocked
+
+
+def finish(database: ClockedDatabase, *states: RunState) -> None:
+    for state in states:
+        end(database, ending(begun(database), state, error_type="E"))
+
+
+def asked(database: ClockedDatabase) -> list[Request]:
+    return messages(database, database.installation.topics.requests, Request)
+
+
+def test_so_many_failures_in_a_row_ask_for_a_pause_once(fragile: ClockedDatabase) -> None:
+    finish(fragile, RunState.FAILED, RunState.TIMED_OUT)
+    assert asked(fragile) == []
+    finish(fragile, RunState.FAILED, RunState.FAILED)
+    [request] = asked(fragile)
+    assert (request.key, request.reason is not None and request.reason.startswith("3 failures in a row")) == (
+        "job",
+        True,
+    )
+
+
+def test_a_success_begins_anew(fragile: ClockedDatabase) -> None:
+    finish(fragile, RunState.FAILED, RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED)
+    assert asked(fragile) == []
+    finish(fragile, RunState.FAILED)
+    assert len(asked(fragile)) == 1
+
+
+def test_a_batch_of_ends_counts_in_its_order(fragile: ClockedDatabase) -> None:
+    attempts = [begun(fragile) for _ in range(4)]
+    states = [RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED]
+    end(fragile, *(ending(one, state, error_type="E") for one, state in zip(attempts, states, strict=True)))
+    assert fragile.value("SELECT failures FROM jobs") == 2
+
+
+def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_none(fragile: ClockedDatabase) -> None:
+    finish(fragile, *[RunState.FAILED] * 3)
+    [request] = asked(fragile)
+    parsed, _ = read_request(encode(request))
+    for _ in range(2):  # a repeat, as Kafka may bring it
+        with fragile.transaction() as connection:
+            [reply] = apply_requests(connection, fragile.installation, [Incoming(parsed)])
+        assert reply.status == "accepted"
+    assert fragile.rows("SELECT paused, pause_reason FROM jobs") == [(True, request.reason)]
+    assert [event.reason for event in lifecycle(fragile) if event.type.endswith("job.paused.v1")] == [request.reason]
+    ask(fragile, {"type": "job.resume", "key": "job"})
+    assert fragile.value("SELECT failures FROM jobs") == 0
+    fragile.advance(timedelta(seconds=1))
+    finish(fragile, RunState.FAILED, RunState.FAILED)
+    assert len(asked(fragile)) == 1
+
+
+def test_a_job_without_the_policy_counts_nothing(clocked: ClockedDatabase) -> None:
+    submit(clocked, overlap="allow_all")
+    finish(clocked, RunState.FAILED)
+    assert clocked.value("SELECT failures FROM jobs") == 0

@@ -1,0 +1,149 @@
+"""What accepting a backfill and making its runs have in common: versions in force, what is missing, events.
+
+A backfill's row is written by `tidewheel.intake` (accepted, paused, resumed, cancelled) and by `tidewheel.scheduler`
+(its runs are made, it ends), both under its lock, which is taken before those of jobs and open runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.db import Conn
+from tidewheel.ids import first_run_id
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.outbox import append
+from tidewheel.runs import RunState
+from tidewheel.sql import Statements
+from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.transitions")
+_READ_VERSIONS_IN_FORCE = _SQL["read_versions_in_force"]
+_READ_ONE_VERSION = _SQL["read_one_version"]
+_READ_UNDECIDED = _SQL["read_undecided"]
+_READ_RECORDED = _SQL["read_recorded"]
+
+MOST_VERSIONS = 1000
+"""Versions in force in one range: a deploy a day for almost three years."""
+
+_UNDONE = [RunState.SKIPPED, RunState.CANCELLED]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInForce:
+    """A job version and when it was in force: later than `after`, not later than `until`; None is no bound."""
+
+    version: int
+    schedule: str
+    policy: str
+    after: datetime | None
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """The instants of a range that are not missing: those with a run, and those whose outcome is still to come.
+
+    Args:
+        recorded: Instants with a run, or moved to a time at which they have not fired yet.
+        undecided_from: From here on the job's timer has not said what becomes of its instants.
+    """
+
+    recorded: frozenset[datetime]
+    undecided_from: datetime | None
+
+    def __contains__(self, at: datetime) -> bool:
+        return at in self.recorded or (self.undecided_from is not None and at >= self.undecided_from)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether every instant is missing."""
+        return not self.recorded and self.undecided_from is None
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """A backfill as events tell of it."""
+
+    backfill_id: UUID
+    tenant: str
+    job_id: UUID
+    job_key: str
+    job_version: int
+    shard: int
+    first_at: datetime
+    last_at: datetime
+    occurrences: int
+    made: int = 0
+    passed_over: int = 0
+
+
+def read_versions(
+    connection: Conn, job_id: UUID, *, version: int | None, first: datetime, last: datetime
+) -> list[VersionInForce]:
+    """The versions that count in a range, by time, ascending; of more than `MOST_VERSIONS` one more than that.
+
+    Args:
+        connection: To read by.
+        job_id: The job.
+        version: The one that counts throughout; None: those in force.
+        first: Where the range begins.
+        last: Where it ends.
+    """
+    columns = {"job_id": job_id, "version": version, "first": first, "last": last, "most": MOST_VERSIONS + 1}
+    with connection.cursor(row_factory=class_row(VersionInForce), binary=True) as cursor:
+        return cursor.execute(_READ_VERSIONS_IN_FORCE if version is None else _READ_ONE_VERSION, columns).fetchall()
+
+
+def read_accounted(connection: Conn, job_id: UUID, first: datetime, last: datetime) -> Accounted:
+    """What is not missing of a past range, both ends of which belong to it.
+
+    An instant is there when a timer or a backfill has made a run for it that was not skipped or cancelled, whether it
+    has ended or not.
+    """
+    # The timer first: what it moves past meanwhile has its run before the second statement looks.
+    row = connection.execute(_READ_UNDECIDED, {"job_id": job_id}, binary=True).fetchone()
+    undecided_from = row[0] if row and isinstance(row[0], datetime) and row[0] <= last else None
+    columns = {
+        "job_id": job_id, "first": first, "last": last, "first_run_id": first_run_id(first), "undone": _UNDONE
+    }  # fmt: skip
+    rows = connection.execute(_READ_RECORDED, columns, binary=True).fetchall()
+    return Accounted(frozenset(at for (at,) in rows if isinstance(at, datetime)), undecided_from)
+
+
+def tell_backfills(
+    connection: Conn,
+    installation: Installation,
+    kind: str,
+    backfills: Sequence[Backfill],
+    *,
+    now: datetime,
+    reason: str | None = None,
+) -> None:
+    """Write the lifecycle event of each backfill that something has happened to."""
+    events = [
+        lifecycle_row(
+            installation,
+            kind=kind,
+            tenant=each.tenant,
+            job_id=each.job_id,
+            job_key=each.job_key,
+            job_version=each.job_version,
+            shard=each.shard,
+            now=now,
+            reason=reason,
+            detail={
+                "backfill_id": str(each.backfill_id),
+                "first_at": format_timestamp(each.first_at),
+                "last_at": format_timestamp(each.last_at),
+                "occurrences": str(each.occurrences),
+                "made": str(each.made),
+                "passed_over": str(each.passed_over),
+            },
+        )
+        for each in backfills
+    ]
+    append(connection, events, shards=installation.shards)
