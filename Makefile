@@ -5,12 +5,15 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check test test-quick faults up down bench docs wheel wheel-check
+.PHONY: help setup demo fmt check test test-quick faults proof up down bench docs wheel wheel-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
 
-setup: $(STAMP) ## Make .venv from the locked set; does nothing where that is done
+setproof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
+	TIDEWHEEL_PROOF=full $(BIN)/python -m pytest -s tests/scheduler/recurrence/test_proof.py
+
+up: $(STAMP) ## Make .venv from the locked set; does nothing where that is done
 
 demo: $(STAMP) ## The whole pipeline on real input: about a minute
 	$(BIN)/tidewheel demo

@@ -5,9 +5,9 @@ Requests are applied by the same code that intake uses, in one transaction each,
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import Self, cast
 from uuid import UUID
@@ -15,6 +15,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
 from tidewheel.control.enqueue import raise_if_rejected, trigger_document
 from tidewheel.db import CommitUnknown, Session
 from tidewheel.errors import Unavailable, UnknownRun
@@ -256,6 +257,57 @@ class Client:
     def cancel_backfill(self, backfill_id: UUID, *, reason: str | None = None) -> Backfilled:
         """Make no further run of a backfill, and cancel those that have not begun."""
         return self._about_backfill("backfill.cancel", backfill_id, reason)
+
+    def put_calendar(
+        self,
+        name: str,
+        *,
+        days: Iterable[date | str] = (),
+        weekdays: Iterable[str | int] = (),
+        source: str | None = None,
+    ) -> bool:
+        """Make or replace a named set of days; jobs that name it follow at once.
+
+        Args:
+            name: The calendar's name.
+            days: Single days.
+            weekdays: Days of every week, such as `SAT`.
+            source: Where the days come from, in words.
+
+        Returns:
+            Whether that changed anything.
+
+        Raises:
+            Refused: It has no days, or something in it does not fit.
+            Unavailable: The database does not answer.
+        """
+        given = [str(day) for day in days]
+        document: dict[str, object] = {
+            "type": "calendar.put", "name": name, "days": given, "weekdays": list(weekdays), "source": source,
+        }  # fmt: skip
+        return not self._ask(_without_none(document)).unchanged
+
+    def delete_calendar(self, name: str) -> None:
+        """Remove a calendar that no job names.
+
+        Raises:
+            Refused: There is no such calendar, or jobs name it.
+        """
+        self._ask({"type": "calendar.delete", "name": name})
+
+    def calendars(self) -> list[CalendarSummary]:
+        """The calendars of this tenant, by name."""
+        with self._session.transaction() as connection:
+            return list_calendars(connection, self._tenant)
+
+    def calendar(self, name: str) -> CalendarDetail:
+        """One calendar, with its days.
+
+        Raises:
+            UnknownCalendar: There is none of this name in this tenant.
+        """
+        with self._session.transaction() as connection:
+            return show_calendar(connection, self._tenant, name)
 
     def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
         """End a run, whatever state it is in.

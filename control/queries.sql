@@ -52,3 +52,190 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
          LIMIT 1) AS r ON true
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  WHERE j.job_id = %(job_id)s AND j.deleted_at IS NULL
+
+-- name: list_calendars
+-- The calendars of a tenant by name, each with the number of jobs that name it.
+-- Index: calendars_pkey, job_calendars_pkey. No lock.
+SELECT c.name, c.version, cardinality(c.days) AS days,
+       ARRAY(SELECT (ARRAY['SUN', 'MON', 'TUE', 'WED', 'THU', 'FRI', 'SAT'])[day + 1] FROM unnest(c.weekdays) AS day) AS weekdays,
+       (SELECT count(*) FROM job_calendars AS n WHERE n.tenant = c.tenant AND n.name = c.name) AS jobs,
+       c.source, c.updated_at
+  FROM calendars AS c
+ WHERE c.tenant = %(tenant)s
+ ORDER BY c.name
+
+-- name: show_calendar
+-- One calendar with its days, and the first keys of the jobs that name it.
+-- Index: calendars_pkey, job_calendars_pkey, jobs_pkey. No lock.
+SELECT c.name, c.version, c.days,
+       ARRAY(SELECT (ARRAY['SUN', 'MON', 'TUE', 'WED', 'THU', 'FRI', 'SAT'])[day + 1] FROM unnest(c.weekdays) AS day) AS weekdays,
+       (SELECT count(*) FROM job_calendars AS n WHERE n.tenant = c.tenant AND n.name = c.name) AS jobs,
+       ARRAY(SELECT j.key
+               FROM job_calendars AS n
+               JOIN jobs AS j ON j.job_id = n.job_id
+              WHERE n.tenant = c.tenant AND n.name = c.name
+              ORDER BY j.key
+              LIMIT 100) AS keys,
+       c.source, c.updated_at
+  FROM calendars AS c
+ WHERE c.tenant = %(tenant)s AND c.name = %(name)s
+
+-- name: list_backfills
+-- A tenant's backfills, or those of one of its jobs, the newest first.
+-- Index: backfills_by_tenant or backfills_by_job, from its end; jobs_pkey. No lock.
+SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
+       b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
+       b.made_at, b.finished_at
+  FROM backfills AS b
+  JOIN jobs AS j ON j.job_id = b.job_id
+ WHERE b.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR b.job_id = %(job_id)s)
+ ORDER BY b.made_at DESC
+ LIMIT %(most)s
+
+-- name: show_backfill
+-- One backfill.
+-- Index: backfills_pkey, jobs_pkey. No lock.
+SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
+       b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
+       b.made_at, b.finished_at
+  FROM backfills AS b
+  JOIN jobs AS j ON j.job_id = b.job_id
+ WHERE b.backfill_id = %(backfill_id)s AND b.tenant = %(tenant)s
+
+-- name: count_backfilled
+-- How a backfill's runs stand: their ids lie together, in one partition.
+-- Index: the partition's primary key, open_runs_pkey. No lock.
+SELECT coalesce(o.state, r.state) AS state, count(*) AS runs
+  FROM job_runs AS r
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id AND o.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s
+ WHERE r.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND r.job_id = %(job_id)s AND r.cause = 'backfill'
+ GROUP BY 1
+
+-- name: read_alike
+-- All that this transaction reads is of one moment, and it writes nothing.
+-- No index, no lock.
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
+
+-- name: read_place
+-- Where a job stands, deleted or not, with its timer and the clock.
+-- Index: jobs_pkey, timers_pkey. No lock.
+SELECT j.job_id, j.key, j.tenant, j.version, j.paused, j.paused_at, j.paused_by, j.pause_reason, j.paused_until,
+       j.finished_at, j.deleted_at, t.scheduled_at AS cursor_at, nullif(t.due_at, 'infinity') AS due_at, t.held,
+       t.catch_up_end, tidewheel_now() AS now
+  FROM jobs AS j
+  LEFT JOIN timers AS t ON t.job_id = j.job_id
+ WHERE j.job_id = %(job_id)s AND j.version > 0
+
+-- name: read_versions_near
+-- The version in force at an instant, if there is one, with some before it and some after.
+-- Index: job_versions_pkey, walked from the newest, and from the oldest. No lock.
+SELECT near.version, near.effective_at, near.retired_at, near.schedule, near.policy, near.overlap, near.handler, near.queue,
+       near.max_runs
+  FROM (
+    (SELECT v.*, (v.spec ->> 'max_runs')::bigint AS max_runs FROM job_versions AS v
+      WHERE v.job_id = %(job_id)s AND v.effective_at < %(at)s ORDER BY v.version DESC LIMIT %(most)s)
+    UNION ALL
+    (SELECT v.*, (v.spec ->> 'max_runs')::bigint AS max_runs FROM job_versions AS v
+      WHERE v.job_id = %(job_id)s AND v.effective_at >= %(at)s ORDER BY v.version LIMIT %(most)s)
+  ) AS near
+ ORDER BY near.version
+
+-- name: read_runs_at
+-- The runs of one instant of a job, the timer's first.
+-- Index: by job in every partition of runs, the others by primary key. No lock.
+SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_version, r.queue, v.handler, r.made_at,
+       nullif(o.publish_at, 'infinity') AS publish_at, i.late_ms, coalesce(o.attempt, r.attempt) AS attempt,
+       coalesce(o.started_at, r.started_at) AS started_at, o.executor_id, r.finished_at, r.error_type
+  FROM job_runs AS r
+  JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
+ WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(at)s
+ ORDER BY r.cause <> 'timer', r.made_at, r.run_id
+ LIMIT 20
+
+-- name: read_attempts_of
+-- The last hundred attempts of a run that are over, oldest first.
+-- Index: the partition's primary key. No lock.
+SELECT *
+  FROM (
+    SELECT a.attempt, a.outcome, a.executor_id, a.started_at, a.finished_at, a.error_type, a.error_message
+      FROM attempts AS a
+     WHERE a.run_id = %(run_id)s
+     ORDER BY a.attempt DESC
+     LIMIT 100
+  ) AS latest
+ ORDER BY attempt
+
+-- name: read_skips_at
+-- What the ledger has of one instant. The spans of one decision, which may lie within each other, are a few hundred.
+-- Index: skips_by_job, walked back from the instant. No lock.
+SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.exact, near.made_at, near.job_version
+  FROM (
+    SELECT s.* FROM skips AS s
+     WHERE s.job_id = %(job_id)s AND s.first_at <= %(at)s
+     ORDER BY s.first_at DESC
+     LIMIT 5000
+  ) AS near
+ WHERE near.last_at >= %(at)s
+ ORDER BY near.last_at - near.first_at
+ LIMIT 20
+
+-- name: read_said
+-- What people said about single occurrences: from an instant on, of those that were moved and have not fired, of what
+-- was asked about, and of what was moved there.
+-- Index: overrides_pkey. No lock.
+SELECT v.scheduled_at, v.moved_to, v.made_at, v.made_by, v.done_at
+  FROM overrides AS v
+ WHERE v.job_id = %(job_id)s
+   AND (v.scheduled_at >= %(cursor_at)s OR (v.kind = 'move' AND v.done_at IS NULL)
+        OR v.scheduled_at = %(at)s OR v.moved_to = %(at)s)
+ ORDER BY v.scheduled_at
+
+-- name: read_job_error
+-- Why a job was set aside, the last time.
+-- Index: set_aside_by_job. No lock.
+SELECT error, made_at FROM set_aside WHERE job_id = %(job_id)s ORDER BY id DESC LIMIT 1
+
+-- name: find_holder_at
+-- Which run had a job's turn at a moment: of those that had begun and not ended, the latest, among the last 500 of the job.
+-- Index: by job in every partition of runs, the others by primary key. No lock.
+SELECT near.run_id
+  FROM (
+    SELECT r.run_id, r.started_at, r.finished_at
+      FROM job_runs AS r
+     WHERE r.job_id = %(job_id)s AND r.scheduled_at <= %(at)s
+     ORDER BY r.scheduled_at DESC
+     LIMIT 500
+  ) AS near
+  LEFT JOIN open_runs AS o ON o.run_id = near.run_id
+ CROSS JOIN LATERAL (SELECT min(a.started_at) AS first_at FROM attempts AS a WHERE a.run_id = near.run_id) AS begun
+ WHERE near.run_id <> %(run_id)s
+   AND least(begun.first_at, near.started_at, o.started_at) <= %(at)s
+   AND coalesce(near.finished_at, 'infinity') >= %(at)s
+   AND (near.finished_at IS NOT NULL OR o.attempt > 0)
+ ORDER BY least(begun.first_at, near.started_at, o.started_at) DESC
+ LIMIT 1
+
+-- name: find_turn
+-- Which run has a job's turn now.
+-- Index: turns_pkey. No lock.
+SELECT run_id FROM turns WHERE job_id = %(job_id)s
+
+-- name: find_chain
+-- The timer-made runs before and after an instant: the occurrences of a fixed_delay are those recorded.
+-- Index: by job in every partition of runs. No lock.
+SELECT (SELECT r.scheduled_at FROM job_runs AS r
+         WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.scheduled_at < %(at)s
+         ORDER BY r.scheduled_at DESC LIMIT 1) AS before,
+       (SELECT r.scheduled_at FROM job_runs AS r
+         WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.scheduled_at > %(at)s
+         ORDER BY r.scheduled_at LIMIT 1) AS after
+
+-- name: oldest_day_of_runs
+-- The oldest day whose runs are kept, as in the name of its partition.
+-- Index: pg_inherits_parent_index, pg_class_oid_index. No lock.
+SELECT right(min(c.relname), 8)
+  FROM pg_inherits AS i
+  JOIN pg_class AS c ON c.oid = i.inhrelid
+ WHERE i.inhparent = 'job_runs'::regclass

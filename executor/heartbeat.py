@@ -125,7 +125,7 @@ class Heartbeat:
         self._pass_on(rows)
 
     def _pass_on(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Tell the attempts; a `terminate` that was acted upon goes, for its run is over and nobody else looks at it."""
+        """Tell the attempts; a `terminate` that was acted upon goes: its run is over, and nobody else takes it away."""
         acted: list[tuple[UUID, int]] = []
         for run_id, attempt, kind, stray in rows:
             assert isinstance(run_id, UUID)  # noqa: S101 - the column's type

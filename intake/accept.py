@@ -11,21 +11,33 @@ from typing import cast
 
 from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavailable
+from tidewheel.intake.backfill import apply_backfills
+from tidewheel.intake.backfill_moves import apply_backfill_cancels, apply_backfill_pauses, apply_backfill_resumes
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancels
 from tidewheel.intake.delete import apply_deletes
 from tidewheel.intake.incoming import Incoming, rejected
+from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.pause import apply_pauses, apply_resumes
+from tidewheel.intake.rollback import apply_rollbacks
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.trigger import apply_triggers
 from tidewheel.jobs.requests import (
+    BackfillCancel,
+    BackfillPause,
+    BackfillResume,
     CalendarDelete,
     CalendarPut,
+    JobBackfill,
     JobDelete,
+    JobMove,
     JobPause,
     JobResume,
+    JobRollback,
+    JobSkip,
     JobSubmit,
     JobTrigger,
+    JobUnskip,
     RunCancel,
 )
 from tidewheel.metrics import metrics
@@ -47,6 +59,14 @@ _APPLY: dict[type, Apply] = {
     JobPause: apply_pauses,
     JobResume: apply_resumes,
     JobDelete: apply_deletes,
+    JobRollback: apply_rollbacks,
+    JobSkip: apply_overrides,
+    JobMove: apply_overrides,
+    JobUnskip: apply_overrides,
+    JobBackfill: apply_backfills,
+    BackfillPause: apply_backfill_pauses,
+    BackfillResume: apply_backfill_resumes,
+    BackfillCancel: apply_backfill_cancels,
     CalendarPut: apply_calendar_puts,
     CalendarDelete: apply_calendar_deletes,
     RunCancel: apply_cancels,

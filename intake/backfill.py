@@ -1,11 +1,11 @@
 """`job.backfill`: a past range is looked at, bounded and written down; the scheduler makes its runs.
 
-Everything is decided under the job's lock: how many backfills it has, which versions its range has, and the instant that
-tells this backfill's runs from those of all others. Asked again under the same name, a backfill is found, not made.
+Everything is decided under the job's lock: how many backfills it has, which versions its range has, and the instant
+that tells this backfill's runs from those of all others. Asked for again under the same name, it is found, not made.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -18,9 +18,10 @@ from tidewheel.intake.backfill_range import Found, find_occurrences
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import job_id_of, read_now
 from tidewheel.jobs.requests import JobBackfill
+from tidewheel.occurrences import BackfillState
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
-from tidewheel.transitions.backfills import Backfill, tell_backfills
+from tidewheel.transitions.backfills import Backfill, tell_backfill
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
@@ -35,7 +36,7 @@ MOST_UNFINISHED = 100
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Job:
     job_id: UUID
     key: str
@@ -68,12 +69,16 @@ def _answer(connection: Conn, installation: Installation, incoming: Incoming, jo
     now = read_now(connection)
     try:
         _ensure_few(job, request)
-        found = find_occurrences(connection, incoming.tenant, job.job_id, job.version, request, now)
+        found = find_occurrences(connection, job.job_id, job.version, request, now=now)
     except Refused as refused:
         return rejected(incoming, refused)
     if request.dry_run:
         return _accepted(incoming, job, occurrences=found.wanted)
-    _write(connection, installation, incoming, job, request, found, backfill_id, now)
+    backfill = _backfill(backfill_id, request, job, found, _made_at(job, now))
+    connection.execute(_ADD_BACKFILL, asdict(backfill))
+    tell_backfill(
+        connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
+    )
     return _accepted(incoming, job, occurrences=found.wanted, backfill_id=str(backfill_id))
 
 
@@ -92,40 +97,33 @@ def _ensure_few(job: _Job, request: JobBackfill) -> None:
         raise InvalidInput([FieldError("key", problem, "wait for them, or cancel some")])
 
 
-def _write(
-    connection: Conn,
-    installation: Installation,
-    incoming: Incoming,
-    job: _Job,
-    request: JobBackfill,
-    found: Found,
-    backfill_id: UUID,
-    now: datetime,
-) -> None:
+def _made_at(job: _Job, now: datetime) -> datetime:
+    """A millisecond that no other backfill of the job has: it tells their runs apart."""
     made_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
-    if job.last_made_at is not None:
-        # Its runs are told from another backfill's by this millisecond alone.
-        made_at = max(made_at, job.last_made_at + _MILLISECOND)
+    return made_at if job.last_made_at is None else max(made_at, job.last_made_at + _MILLISECOND)
+
+
+def _backfill(backfill_id: UUID, request: JobBackfill, job: _Job, found: Found, made_at: datetime) -> Backfill:
     newest_first = request.order == "newest_first"
-    columns: dict[str, object] = {
-        "backfill_id": backfill_id, "tenant": incoming.tenant, "job_id": job.job_id, "shard": job.shard,
-        "first_at": request.from_at, "last_at": request.to_at, "what": request.what, "versions": request.versions,
-        "job_version": job.version, "overlap": request.overlap, "newest_first": newest_first,
-        "max_concurrent": request.max_concurrent, "occurrences": found.occurrences, "wanted": found.wanted,
-        "cursor_at": request.to_at if newest_first else request.from_at, "request_id": request.request_id,
-        "traceparent": request.traceparent, "reason": request.reason, "made_at": made_at,
-    }  # fmt: skip
-    connection.execute(_ADD_BACKFILL, columns)
-    job.unfinished, job.last_made_at = job.unfinished + 1, made_at
-    told = Backfill(
+    return Backfill(
         backfill_id=backfill_id,
-        tenant=incoming.tenant,
+        tenant=request.tenant,
         job_id=job.job_id,
-        job_key=job.key,
-        job_version=job.version,
         shard=job.shard,
+        job_version=job.version,
+        state=BackfillState.RUNNING,
         first_at=request.from_at,
         last_at=request.to_at,
+        what=request.what,
+        versions=request.versions,
+        overlap=request.overlap,
+        newest_first=newest_first,
+        max_concurrent=request.max_concurrent,
         occurrences=found.occurrences,
+        wanted=found.wanted,
+        cursor_at=request.to_at if newest_first else request.from_at,
+        request_id=request.request_id,
+        traceparent=request.traceparent,
+        reason=request.reason,
+        made_at=made_at,
     )
-    tell_backfills(connection, installation, "job.backfill_started", [told], now=now, reason=request.reason)

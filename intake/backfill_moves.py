@@ -5,8 +5,6 @@ be open at once. What has begun goes on, also between two attempts. What is over
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import cast
 from uuid import UUID
 
@@ -22,7 +20,7 @@ from tidewheel.occurrences import BackfillState
 from tidewheel.runs import RunState
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
-from tidewheel.transitions.backfills import Backfill, tell_backfills
+from tidewheel.transitions.backfills import Backfill, tell_backfill
 from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 
@@ -34,23 +32,6 @@ _LOCK_UNBEGUN_OF_BACKFILL = _SQL["lock_unbegun_of_backfill"]
 
 _UNBEGUN = [RunState.QUEUED, RunState.BUFFERED]
 _REASON = "backfill_cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class _Locked:
-    backfill_id: UUID
-    tenant: str
-    job_id: UUID
-    shard: int
-    job_version: int
-    state: str
-    first_at: datetime
-    last_at: datetime
-    occurrences: int
-    wanted: int
-    made: int
-    passed_over: int
-    made_at: datetime
 
 
 def apply_backfill_pauses(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
@@ -69,9 +50,7 @@ def apply_backfill_cancels(connection: Conn, installation: Installation, batch: 
     return [_move(connection, installation, incoming, sources) for incoming in batch]
 
 
-def _move(
-    connection: Conn, installation: Installation, incoming: Incoming, sources: Sequence[BackfillState]
-) -> Reply:
+def _move(connection: Conn, installation: Installation, incoming: Incoming, sources: Sequence[BackfillState]) -> Reply:
     request = incoming.request
     assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by accept's table
     found = _lock(connection, UUID(request.backfill_id), incoming.tenant)
@@ -83,7 +62,7 @@ def _move(
     key = str(row[0]) if row else ""
     if changed:
         state = _target(request)
-        _write(connection, installation, found, state, key, request.reason)
+        _write(connection, installation, found, state, job_key=key, reason=request.reason)
     return accepted(
         incoming,
         key=key,
@@ -113,45 +92,36 @@ _KINDS = {
 
 
 def _write(
-    connection: Conn, installation: Installation, found: _Locked, state: BackfillState, key: str, reason: str | None
+    connection: Conn,
+    installation: Installation,
+    backfill: Backfill,
+    state: BackfillState,
+    *,
+    job_key: str,
+    reason: str | None,
 ) -> None:
     now = read_now(connection)
     cancelled = state is BackfillState.CANCELLED
     columns: dict[str, object] = {
-        "backfill_id": found.backfill_id, "state": state, "reason": reason, "finished_at": now if cancelled else None
+        "backfill_id": backfill.backfill_id, "state": state, "reason": reason, "finished_at": now if cancelled else None
     }  # fmt: skip
     connection.execute(_MOVE_BACKFILL, columns)
     if cancelled:
-        _end_unbegun(connection, installation, found, reason or _REASON)
-    told = Backfill(
-        backfill_id=found.backfill_id,
-        tenant=found.tenant,
-        job_id=found.job_id,
-        job_key=key,
-        job_version=found.job_version,
-        shard=found.shard,
-        first_at=found.first_at,
-        last_at=found.last_at,
-        occurrences=found.occurrences,
-        made=found.made,
-        passed_over=found.passed_over,
-    )
-    tell_backfills(connection, installation, _KINDS[state], [told], now=now, reason=reason)
+        _end_unbegun(connection, installation, backfill, reason or _REASON)
+    tell_backfill(connection, installation, _KINDS[state], backfill, job_key=job_key, now=now, reason=reason)
 
 
-def _end_unbegun(connection: Conn, installation: Installation, found: _Locked, reason: str) -> None:
-    first, last = run_range(found.job_id, found.made_at)
+def _end_unbegun(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
+    first, last = run_range(backfill.job_id, backfill.made_at)
     columns: dict[str, object] = {
-        "job_id": found.job_id, "first_run_id": first, "last_run_id": last, "states": _UNBEGUN
+        "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": _UNBEGUN
     }  # fmt: skip
     rows = connection.execute(_LOCK_UNBEGUN_OF_BACKFILL, columns, binary=True).fetchall()
-    ends = [
-        RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows
-    ]
+    ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]
     end_runs(connection, installation, ends)
 
 
-def _lock(connection: Conn, backfill_id: UUID, tenant: str) -> _Locked | None:
+def _lock(connection: Conn, backfill_id: UUID, tenant: str) -> Backfill | None:
     columns = {"backfill_id": backfill_id, "tenant": tenant}
-    with connection.cursor(row_factory=class_row(_Locked), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(Backfill), binary=True) as cursor:
         return cursor.execute(_LOCK_BACKFILL, columns).fetchone()

@@ -22,6 +22,7 @@ MOST_OCCURRENCES = 100_000
 RUNS_KEPT = timedelta(days=90)
 """The retention of runs: what fired longer ago is not known any more."""
 
+_KEY, _FROM, _TO = "key", "from", "to"
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # run ids count from here
 _TICK = timedelta(microseconds=1)
 
@@ -39,14 +40,11 @@ class Found:
     wanted: int
 
 
-def find_occurrences(
-    connection: Conn, tenant: str, job_id: UUID, version: int, request: JobBackfill, now: datetime
-) -> Found:
+def find_occurrences(connection: Conn, job_id: UUID, version: int, request: JobBackfill, *, now: datetime) -> Found:
     """Count what a backfill would run; who calls has locked the job.
 
     Args:
         connection: To read by.
-        tenant: The job's.
         job_id: The job.
         version: Its current version.
         request: What is asked for.
@@ -56,15 +54,15 @@ def find_occurrences(
         InvalidInput: The range is not one to be backfilled.
     """
     _ensure_past(request, now)
-    current = _range(connection, tenant, job_id, request, version)
+    current = _range(connection, job_id, request, version)
     if request.to_at > now:
         raise _still_to_come(request, current, now)
-    asked = current if request.versions == "current" else _range(connection, tenant, job_id, request, None)
+    asked = current if request.versions == "current" else _range(connection, job_id, request, None)
     _ensure_computed(asked)
     count, exact = asked.count(MOST_OCCURRENCES)
     if not exact:
         problem = f"the range holds at least {count + 1} occurrences; a backfill runs {MOST_OCCURRENCES} at most"
-        raise _refused("to", problem, "split the range into several")
+        raise _refused(_TO, problem, "split the range into several")
     if not count:
         raise _nothing_there(asked, current, request, now)
     return Found(count, count if request.what == "all" else _missing(connection, job_id, asked, request, count))
@@ -77,47 +75,51 @@ def _missing(connection: Conn, job_id: UUID, asked: Range, request: JobBackfill,
     return sum(at not in accounted for at, _ in asked.walk(None, newest_first=False))
 
 
-def _range(connection: Conn, tenant: str, job_id: UUID, request: JobBackfill, version: int | None) -> Range:
+def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | None) -> Range:
     versions = read_versions(connection, job_id, version=version, first=request.from_at, last=request.to_at)
     if len(versions) > MOST_VERSIONS:
         problem = f"more than {MOST_VERSIONS} versions of the job were in force in the range"
-        raise _refused("to", problem, "split the range, or write `versions: current`")
-    day_sets = read_day_sets(connection, calendars_of(tenant, versions))
+        raise _refused(_TO, problem, "split the range, or write `versions: current`")
+    day_sets = read_day_sets(connection, calendars_of(request.tenant, versions))
     try:
-        return range_of(job_id, tenant, versions, day_sets, request.from_at, request.to_at)
+        return range_of(job_id, request.tenant, versions, day_sets, first=request.from_at, last=request.to_at)
     except ScheduleRefused as refused:
         raise _at_range(refused, versions) from refused
 
 
 def _at_range(refused: ScheduleRefused, versions: Sequence[VersionInForce]) -> InvalidInput:
     error = refused.errors[0]
-    if error.path == "from":
+    if error.path == _FROM:
         return InvalidInput([error])
     numbers = f"version {versions[0].version}" if len(versions) == 1 else "a version of the range"
-    return _refused("from", f"{numbers} cannot be read: {error.problem}", "choose a range without it")
+    return _refused(_FROM, f"{numbers} cannot be read: {error.problem}", "choose a range without it")
 
 
 def _ensure_past(request: JobBackfill, now: datetime) -> None:
     if request.from_at < _EARLIEST:
         problem = f"{format_timestamp(request.from_at)} lies before 1970"
-        raise _refused("from", problem, f"write {format_timestamp(_EARLIEST)} or later")
+        raise _refused(_FROM, problem, f"write {format_timestamp(_EARLIEST)} or later")
     known_since = now - RUNS_KEPT
     if request.what == "missing_only" and request.from_at < known_since:
-        problem = f"{format_timestamp(request.from_at)} is more than {RUNS_KEPT.days} days ago: what fired then is not known"
-        raise _refused("from", problem, f"write {format_timestamp(known_since)} or later, or `what: all`")
+        problem = (
+            f"{format_timestamp(request.from_at)} is more than {RUNS_KEPT.days} days ago: what fired then is not known"
+        )
+        raise _refused(_FROM, problem, f"write {format_timestamp(known_since)} or later, or `what: all`")
 
 
 def _ensure_computed(asked: Range) -> None:
     for stretch in asked.stretches:
         if isinstance(stretch.nominal, FixedDelay):
             problem = f"version {stretch.version} is a fixed_delay: its occurrences are those recorded, none is missing"
-            raise _refused("key", problem, "trigger the job, or choose a range without that version")
+            raise _refused(_KEY, problem, "trigger the job, or choose a range without that version")
 
 
 def _still_to_come(request: JobBackfill, current: Range, now: datetime) -> InvalidInput:
     last = max((at for each in current.stretches if (at := each.schedule.before(now + _TICK))), default=now)
-    problem = f"{format_timestamp(request.to_at)} is still to come: it is {format_timestamp(now)} by the database's clock"
-    return _refused("to", problem, f"write {format_timestamp(last)} or earlier")
+    problem = (
+        f"{format_timestamp(request.to_at)} is still to come: it is {format_timestamp(now)} by the database's clock"
+    )
+    return _refused(_TO, problem, f"write {format_timestamp(last)} or earlier")
 
 
 def _nothing_there(asked: Range, current: Range, request: JobBackfill, now: datetime) -> InvalidInput:
@@ -125,13 +127,13 @@ def _nothing_there(asked: Range, current: Range, request: JobBackfill, now: date
         problem = "no version in force then has an occurrence in the range"
         if not asked.stretches:
             problem = "there was no such job then"
-        return _refused("from", problem, "write `versions: current`")
+        return _refused(_FROM, problem, "write `versions: current`")
     schedules = [each.schedule for each in current.stretches]
     if all(isinstance(schedule, Manual) for schedule in schedules):
-        return _refused("key", "the job is manual: it has no occurrences", "trigger it instead")
+        return _refused(_KEY, "the job is manual: it has no occurrences", "trigger it instead")
     nearest = _nearest(schedules, request, now)
     remedy = f"the nearest is {format_timestamp(nearest)}" if nearest else "no occurrence of the job has passed yet"
-    return _refused("from", "there is no occurrence in the range", remedy)
+    return _refused(_FROM, "there is no occurrence in the range", remedy)
 
 
 def _nearest(schedules: Sequence[Schedule], request: JobBackfill, now: datetime) -> datetime | None:

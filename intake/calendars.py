@@ -24,8 +24,7 @@ from tidewheel.jobs.requests import CalendarDelete, CalendarPut
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.occurrences import DaySet, Decision, Held
 from tidewheel.scheduler.recurrence.due import next_look
-from tidewheel.scheduler.recurrence.once import Once
-from tidewheel.scheduler.recurrence.standing import Standing, standing
+from tidewheel.scheduler.recurrence.standing import standing
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
 from tidewheel.transitions.circumstances import Circumstances, read_circumstances
@@ -222,24 +221,19 @@ def _anew(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> De
     except ScheduleRefused:  # firing sets it aside
         held = Held(timer.held) if timer.held else None
         return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, held=held, overridden=timer.overridden)
-    recorded = _recorded(timer, where, now)
+    paused = timer.held == Held.PAUSE
+    # What a pause has left open, such as a `once` whose instant lies in it, is still to come.
+    recorded = min(now, timer.scheduled_at - _TICK) if paused else now
     look = next_look(where, recorded)
     if look is None:
         return Decision()
     coming = (where.schedule.after(recorded), where.effective.after(recorded))
-    paused = timer.held == Held.PAUSE
     return Decision(
         next_at=min((at for at in coming if at is not None), default=look),
         due_at=timer.due_at if paused else look,
         held=Held.PAUSE if paused else None,
         overridden=bool(where.moved) or (where.overridden_until is not None and where.overridden_until > recorded),
     )
-
-
-def _recorded(timer: LockedTimer, where: Standing, now: datetime) -> datetime:
-    # A `once` whose instant lies in a pause is neither fired nor passed over: it is still to come.
-    kept = isinstance(where.schedule, Once) and timer.held == Held.PAUSE
-    return min(now, timer.scheduled_at - _TICK) if kept else now
 
 
 def _timer(job: JobRow, decision: Decision) -> TimerToPut:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from tidewheel.db import Conn
-from tidewheel.errors import UnknownJob
+from tidewheel.errors import Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import write_job_calendars
 from tidewheel.intake.incoming import Incoming, accepted, rejected
-from tidewheel.intake.locks import job_id_of, lock_jobs, settle
+from tidewheel.intake.locks import Locked, job_id_of, lock_jobs, settle
+from tidewheel.intake.moves import forget_all
 from tidewheel.intake.pause import existing, tell
 from tidewheel.jobs.requests import JobDelete
 from tidewheel.runs import RunState
@@ -32,9 +33,11 @@ _AT_ONCE = 1000  # runs cancelled by the request itself; tens of milliseconds
 def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Delete jobs, in the caller's transaction; an answer for each request, in their order."""
     locked = lock_jobs(connection, batch, to_delete=True)
-    jobs = existing(locked, batch)
+    refused = {job_id_of(incoming): error for incoming in batch if (error := _refusal(incoming, locked)) is not None}
+    jobs = [job for job in existing(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]
     settle(connection, installation, locked, ids)
+    forget_all(connection, installation, jobs, locked.now)
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
     columns: dict[str, object] = {
@@ -59,8 +62,18 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     }
     tell(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
     return [
-        accepted(incoming, job_id=str(job_id_of(incoming)), job_version=locked.jobs[job_id_of(incoming)].version)
-        if job_id_of(incoming) in ids
-        else rejected(incoming, UnknownJob(incoming.tenant, incoming.key or ""))
+        rejected(incoming, refused[job_id_of(incoming)])
+        if job_id_of(incoming) in refused
+        else accepted(incoming, job_id=str(job_id_of(incoming)), job_version=locked.jobs[job_id_of(incoming)].version)
         for incoming in batch
     ]
+
+
+def _refusal(incoming: Incoming, locked: Locked) -> Refused | None:
+    request, job = incoming.request, locked.jobs.get(job_id_of(incoming))
+    assert isinstance(request, JobDelete)  # noqa: S101 - by accept's table
+    if job is None or not job.exists:
+        return UnknownJob(incoming.tenant, request.key)
+    if request.if_version is not None and request.if_version != job.version:
+        return VersionConflict(request.if_version, job.version)
+    return None

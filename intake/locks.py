@@ -35,7 +35,7 @@ _READ_NOW = _SQL["read_now"]
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job's row, locked, with the schedule in force; `set_aside` when its version could not be fired."""
+    """A job's row, locked, with the schedule and policy in force; `set_aside` when its version could not be fired."""
 
     job_id: UUID
     tenant: str
@@ -51,6 +51,7 @@ class JobRow:
     finished_at: datetime | None
     deleted_at: datetime | None
     schedule: str | None
+    policy: str | None
     set_aside: bool
 
     @property

@@ -16,6 +16,7 @@ from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.occurrences import Held
 from tidewheel.scheduler.recurrence.calendared import ensure_open_days
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
+from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.memo import schedule_from_text
 from tidewheel.scheduler.recurrence.nth import nth_occurrence
 from tidewheel.scheduler.recurrence.once import Once
@@ -59,6 +60,7 @@ class NextVersion:
         next_at: The first instant that nothing is recorded of; None where it can never fire again.
         due_at: When firing must look; as `next_at` where no calendar is named.
         held: Why it is not due then.
+        effective: Its schedule without the days that its calendars exclude.
     """
 
     job: JobRow
@@ -72,6 +74,7 @@ class NextVersion:
     next_at: datetime | None
     due_at: datetime | None
     held: Held | None
+    effective: Schedule
 
     @property
     def created(self) -> bool:
@@ -95,11 +98,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     Raises:
         ScheduleRefused: It cannot be read; paths are relative to `job`.
     """
-    every_us = _every_us(spec)
-    anchor = None
-    if every_us is not None:
-        kept = job.anchor if job.exists and job.every_us == every_us else None
-        anchor = kept or place.now
+    every_us, anchor = _every_us(spec), _anchor(spec, job, place.now)
     text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
     policy = canonical(policy_document(spec)).decode()
     paused = job.paused if job.exists else spec.paused
@@ -127,6 +126,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
         next_at=next_at,
         due_at=due_at,
         held=held,
+        effective=where.effective,
     )
 
 
@@ -136,7 +136,8 @@ def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets
     Raises:
         Refused: It can never fire, or not be read; paths are relative to `job` or its schedule.
     """
-    text = schedule_text(spec, job, now, first=job.created_at if job.exists else now)
+    anchor = _anchor(spec, job, now)
+    text = schedule_text(spec, job, anchor or now, first=job.created_at if job.exists else now)
     schedule = schedule_from_text(text, job.job_id)
     ensure_can_fire(schedule, now)
     if isinstance(schedule, Once) and schedule.at < now - OLDEST_ONCE:
@@ -199,6 +200,14 @@ class _Row:
 def _every_us(spec: JobSpec) -> int | None:
     every = schedule_document(spec).get("every_us")
     return every if isinstance(every, int) else None
+
+
+def _anchor(spec: JobSpec, job: JobRow, now: datetime) -> datetime | None:
+    """When its interval was first accepted: kept across edits that leave the interval alone."""
+    every_us = _every_us(spec)
+    if every_us is None:
+        return None
+    return (job.anchor if job.exists and job.every_us == every_us else None) or now
 
 
 def _once(schedule: Once, job: JobRow, text: str, place: Place) -> datetime | None:

@@ -78,7 +78,7 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- The jobs just locked, with the schedule in force.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.every_us, j.paused, j.paused_until,
-       j.created_at, j.finished_at, j.deleted_at, v.schedule,
+       j.created_at, j.finished_at, j.deleted_at, v.schedule, v.policy,
        EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.held = 'set_aside') AS set_aside
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
@@ -271,6 +271,61 @@ UPDATE job_versions AS v
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS gone (job_id, version)
  WHERE v.job_id = gone.job_id AND v.version = gone.version
 
+-- name: read_coming_overrides
+-- What people said about occurrences that are still to come, also where their instant has passed and they were moved.
+-- Index: overrides_pkey. No lock: they are changed under their jobs' locks alone.
+SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
+  FROM overrides AS v
+ WHERE v.job_id = ANY (%(job_ids)s)
+   AND (v.scheduled_at > %(now)s OR v.moved_to > %(now)s OR (v.kind = 'move' AND v.done_at IS NULL))
+ ORDER BY v.job_id, v.scheduled_at
+
+-- name: put_overrides
+-- What people say about single occurrences from now on, in place of what they said before.
+-- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
+INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, made_at, made_by)
+SELECT new.job_id, new.scheduled_at, new.tenant, CASE WHEN new.moved_to IS NULL THEN 'skip' ELSE 'move' END,
+       new.moved_to, %(now)s, 'request'
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[], %(tenants)s::text[], %(moved_to)s::timestamptz[])
+       AS new (job_id, scheduled_at, tenant, moved_to)
+    ON CONFLICT (job_id, scheduled_at) DO UPDATE
+   SET kind = excluded.kind, moved_to = excluded.moved_to, made_at = excluded.made_at, made_by = excluded.made_by,
+       done_at = NULL
+
+-- name: forget_overrides
+-- Occurrences about which nothing is said any more.
+-- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
+DELETE FROM overrides AS v
+ USING unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS gone (job_id, scheduled_at)
+ WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
+
+-- name: give_up_moves
+-- Moved occurrences whose own instant has passed and which are not to fire any more: they were left out by hand.
+-- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
+WITH given_up AS (
+    UPDATE overrides AS v
+       SET done_at = %(now)s
+      FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[], %(versions)s::integer[])
+           AS gone (job_id, scheduled_at, job_version)
+     WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
+    RETURNING v.job_id, v.tenant, gone.job_version, v.scheduled_at
+)
+INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, made_at)
+SELECT job_id, tenant, job_version, %(reason)s, scheduled_at, scheduled_at, 1, %(now)s
+  FROM given_up
+
+-- name: read_wanted_versions
+-- Versions to go back to; they never change.
+-- Index: job_versions_pkey. No lock.
+SELECT v.job_id, v.version, v.spec, v.definition
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS wanted (job_id, version)
+  JOIN job_versions AS v USING (job_id, version)
+
+-- name: read_earliest_versions
+-- From which version on jobs have theirs.
+-- Index: job_versions_pkey. No lock.
+SELECT v.job_id, min(v.version) FROM job_versions AS v WHERE v.job_id = ANY (%(job_ids)s) GROUP BY v.job_id
+
 -- name: lock_unbegun
 -- Some open runs of these jobs that no attempt has begun, in run_id order.
 -- Index: open_runs_by_job. Lock: each row, waiting for a claim under way (which then has begun it).
@@ -342,15 +397,15 @@ SELECT wanted FROM backfills WHERE backfill_id = %(backfill_id)s
 INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions, job_version, overlap,
                        newest_first, max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason,
                        made_at)
-VALUES (%(backfill_id)s, %(tenant)s, %(job_id)s, %(shard)s, 'running', %(first_at)s, %(last_at)s, %(what)s, %(versions)s,
+VALUES (%(backfill_id)s, %(tenant)s, %(job_id)s, %(shard)s, %(state)s, %(first_at)s, %(last_at)s, %(what)s, %(versions)s,
         %(job_version)s, %(overlap)s, %(newest_first)s, %(max_concurrent)s, %(occurrences)s, %(wanted)s, %(cursor_at)s,
         %(request_id)s, %(traceparent)s, %(reason)s, %(made_at)s)
 
 -- name: lock_backfill
 -- A backfill that is to be paused, resumed or cancelled.
 -- Index: backfills_pkey. Lock: the row, waiting for a batch of its runs that is being made.
-SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, occurrences, wanted, made, passed_over,
-       made_at
+SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
+       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, made_at, made, passed_over
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND tenant = %(tenant)s
    FOR UPDATE

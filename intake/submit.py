@@ -20,6 +20,7 @@ from tidewheel.ids import bucket_of, shard_of
 from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
+from tidewheel.intake.moves import fit_moves
 from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version
 from tidewheel.intake.timers import TimerToPut, chained, next_instants, put_timers
 from tidewheel.jobs.requests import JobSubmit
@@ -65,8 +66,21 @@ class _Submission:
         return self.request.job
 
 
-def apply_submits(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
-    """Apply submits of different jobs, in the caller's transaction; an answer for each, in their order."""
+def apply_submits(
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[Incoming],
+    *,
+    reasons: Mapping[UUID, str] | None = None,
+) -> list[Reply]:
+    """Apply submits of different jobs, in the caller's transaction; an answer for each, in their order.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        batch: The submits.
+        reasons: What the events say why, by job.
+    """
     chosen = [_submission(incoming) for incoming in batch]
     # Before any timer, so that no change of a calendar passes the versions by that name it.
     day_sets = hold_calendars(connection, {pair for submission in chosen for pair in _calendars(submission)})
@@ -82,7 +96,7 @@ def apply_submits(connection: Conn, installation: Installation, batch: Sequence[
     taken = [s for s in chosen if s.job_id not in refused]
     changed = [s for s in taken if not _unchanged(s, locked.jobs[s.job_id])]
     versions = _versions(connection, installation, changed, locked, day_sets)
-    _write(connection, installation, [(s, versions[s.job_id]) for s in changed], locked.now)
+    _write(connection, installation, [(s, versions[s.job_id]) for s in changed], locked.now, reasons or {})
     following = next_instants(connection, [s.job_id for s in taken])
     return [
         rejected(s.incoming, refused[s.job_id])
@@ -165,7 +179,11 @@ def _unchanged(submission: _Submission, job: JobRow) -> bool:
 
 
 def _write(
-    connection: Conn, installation: Installation, versions: Sequence[tuple[_Submission, NextVersion]], now: datetime
+    connection: Conn,
+    installation: Installation,
+    versions: Sequence[tuple[_Submission, NextVersion]],
+    now: datetime,
+    reasons: Mapping[UUID, str],
 ) -> None:
     if not versions:
         return
@@ -174,6 +192,7 @@ def _write(
     made = [version for _, version in versions]
     named = {v.job.job_id: (v.job.tenant, v.calendars) for v in made if v.job.version or v.calendars}
     write_job_calendars(connection, named)
+    fit_moves(connection, installation, {v.job.job_id: (v.job, v.effective) for v in made if v.job.version}, now)
     put_timers(connection, [_timer(version) for version in made if version.next_at is not None])
     without = [version.job.job_id for version in made if version.next_at is None]
     if without:
@@ -188,6 +207,7 @@ def _write(
             job_version=v.number,
             shard=v.job.shard,
             now=now,
+            reason=reasons.get(v.job.job_id),
         )
         for v in made
     ]

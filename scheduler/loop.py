@@ -15,10 +15,12 @@ from tidewheel.db import Session
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.metrics import metrics
 from tidewheel.partitions import ensure_coming_days
+from tidewheel.scheduler.backfilling import Backfilling
 from tidewheel.scheduler.cancelling import cancel_some
 from tidewheel.scheduler.firing import EVER, Round, fire
 from tidewheel.scheduler.mend import mend_shard, release_chains
 from tidewheel.scheduler.turns import TurnSweep
+from tidewheel.scheduler.zones_changed import ZonesChanged
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import SchedulerSettings
 from tidewheel.skew import Skew
@@ -55,6 +57,8 @@ class Scheduler:
         self._next_overdue = self._next_mend = self._next_partitions = 0.0
         self._mending = 0
         self._turns = TurnSweep(self._session, installation)
+        self._backfilling = Backfilling(self._session, installation)
+        self._zones = ZonesChanged(self._session, installation)
 
     def run(self) -> None:
         """Fire until asked to stop."""
@@ -74,6 +78,7 @@ class Scheduler:
             Unavailable: The database does not answer.
         """
         self._keep_house()
+        retiming = self._zones.step()
         self._take_shards()
         moved, pause = self._fire(self._shards, self._settings.lookahead)
         if monotonic_seconds() >= self._next_overdue:
@@ -88,7 +93,10 @@ class Scheduler:
             if cancelled or handed_on:
                 self._notifier.poke(Channel.OUTBOX)
             moved += cancelled + handed_on
-        return 0.0 if moved else pause
+        made, soon = self._backfilling.step(self._shards)
+        if made:
+            self._notifier.poke(Channel.OUTBOX)
+        return 0.0 if moved or retiming else min(pause, soon)
 
     def _fire(self, shards: list[int], ahead: timedelta) -> tuple[int, float]:
         """Fire what is due up to `ahead` from now in these shards; also tells when to look again."""

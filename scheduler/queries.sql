@@ -61,6 +61,54 @@ RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
 -- Index: jobs_pkey. No lock.
 SELECT key FROM jobs WHERE job_id = %(job_id)s
 
+-- name: lock_tzdata
+-- With which tzdata the timers were computed, or how far a change to another has come; and the database's clock.
+-- Index: settings_pkey. Lock: the row, before any timer; passed over when another scheduler works on it.
+SELECT value, tidewheel_now() FROM settings WHERE name = 'tzdata' FOR UPDATE SKIP LOCKED
+
+-- name: store_tzdata
+-- The same, after a batch of timers.
+-- Index: settings_pkey. Lock: the row, locked already.
+UPDATE settings SET value = %(value)s WHERE name = 'tzdata'
+
+-- name: walk_timers
+-- Some timers in the order of their jobs.
+-- Index: timers_pkey. No lock.
+SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)s
+
+-- name: read_cron_timers
+-- Those of these timers that stand at an instant of some zone's clock that is still ahead.
+-- Index: timers_pkey, job_versions_pkey. No lock.
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = ANY (%(job_ids)s)
+   AND t.scheduled_at > %(now)s
+   AND t.held IS DISTINCT FROM 'set_aside'
+   AND v.schedule LIKE '%%"kind":"cron"%%'
+
+-- name: read_written_ahead
+-- The instants ahead whose runs are written.
+-- Index: open_runs_by_job. No lock.
+SELECT job_id, scheduled_at FROM open_runs
+ WHERE job_id = ANY (%(job_ids)s) AND cause = 'timer' AND scheduled_at > %(now)s
+
+-- name: lock_retimed_timers
+-- Timers to be set anew; alone, for what the lock waited for may have brought another version.
+-- Index: timers_pkey. Lock: each timer, in job_id order, waiting for a firing or an edit under way.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
+
+-- name: lock_retimed_jobs
+-- Their jobs' rows, for one that can never fire again is finished.
+-- Index: jobs_pkey. Lock: each job, in job_id order, after its timer and before its open runs.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
+
+-- name: read_locked_at
+-- The clock that decides what is due, read after the locks were taken.
+-- No index, no lock.
+SELECT tidewheel_now()
+
 -- name: find_lost_timers
 -- Jobs of a shard that should have a timer and have none: something outside Tidewheel removed it.
 -- Index: jobs_pkey (a shard is a range of job_id), timers_pkey; once a minute, one shard. No lock.
@@ -161,3 +209,56 @@ SELECT DISTINCT o.job_id, o.tenant
 -- Signals of runs that have ended which no executor has taken away: it has died.
 -- No index: a handful of rows, once a minute. Lock: the rows.
 DELETE FROM signals WHERE kind = %(terminate)s AND made_at < tidewheel_now() - %(stale_after)s::interval
+
+-- name: find_running_backfills
+-- Backfills of these shards whose runs are to be made.
+-- Index: backfills_open. No lock.
+SELECT backfill_id FROM backfills WHERE state = 'running' AND shard = ANY (%(shards)s) ORDER BY backfill_id LIMIT 1000
+
+-- name: lock_running_backfill
+-- One of them, unless it was paused or ended meanwhile.
+-- Index: backfills_pkey. Lock: the row, passed over when a request or another scheduler has it.
+SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
+       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, made_at, made, passed_over
+  FROM backfills
+ WHERE backfill_id = %(backfill_id)s AND state = 'running'
+   FOR UPDATE SKIP LOCKED
+
+-- name: lock_backfilled_job
+-- Its job, so that two backfills of one job do not both find the same instant missing, and nobody deletes it meanwhile.
+-- Index: jobs_pkey. Lock: the row, passed over when an edit or a deletion has it; triggers go on.
+SELECT job_id FROM jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: read_backfill_place
+-- How a backfill stands: its job's key, whether the job was deleted under it, how many of its runs are open.
+-- Index: jobs_pkey, job_versions_pkey, open_runs_pkey. No lock.
+SELECT j.key,
+       EXISTS (SELECT FROM job_versions AS v
+                WHERE v.job_id = j.job_id AND v.version >= %(job_version)s AND v.retired_at IS NOT NULL) AS gone,
+       (SELECT count(*) FROM open_runs AS o
+         WHERE o.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s
+           AND o.job_id = %(job_id)s AND o.cause = 'backfill') AS open,
+       (SELECT tidewheel_now()) AS now
+  FROM jobs AS j
+ WHERE j.job_id = %(job_id)s
+
+-- name: read_version_facts
+-- What runs need of the versions they are made from.
+-- Index: job_versions_pkey. No lock: versions do not change.
+SELECT version, handler, queue, lane, overlap, definition
+  FROM job_versions
+ WHERE job_id = %(job_id)s AND version = ANY (%(versions)s)
+
+-- name: move_backfill_on
+-- What was made of a backfill, and where it goes on.
+-- Index: backfills_pkey. Lock: the row, locked already.
+UPDATE backfills
+   SET made = made + %(made)s, passed_over = passed_over + %(passed_over)s, cursor_at = %(cursor_at)s
+ WHERE backfill_id = %(backfill_id)s
+
+-- name: end_backfill
+-- A backfill that is finished, cancelled with its job, or paused because its runs could not be made.
+-- Index: backfills_pkey. Lock: the row, locked already.
+UPDATE backfills
+   SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
+ WHERE backfill_id = %(backfill_id)s

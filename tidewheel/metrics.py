@@ -51,6 +51,7 @@ METRICS = (
     Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "occurrences fired, or skipped with the reason"),
     Metric("occurrences_made_up", Kind.COUNTER, "occurrences", (), "occurrences that were missed and fired all the same"),
     Metric("jobs_set_aside", Kind.COUNTER, "jobs", (), "jobs whose next time or row could not be worked with"),
+    Metric("timers_retimed", Kind.COUNTER, "timers", (), "timers that a change of tzdata has moved"),
     Metric("timers_mended", Kind.COUNTER, "timers", (), "timers that were missing and have been given back"),
     Metric("runs_buffered", Kind.COUNTER, "runs", (), "runs that found their job's turn taken and wait for it"),
     Metric("turns_mended", Kind.COUNTER, "turns", (), "turns that were waited for, their holder gone, and handed on"),

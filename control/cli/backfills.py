@@ -1,13 +1,15 @@
-"""`tidewheel job backfill`, which asks for a past range, and `tidewheel backfill pause | resume | cancel`."""
+"""`tidewheel job backfill`, which asks for a past range, and `tidewheel backfill list | show | pause | …`."""
 
+from collections.abc import Iterator
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
-from tidewheel.control.cli.answers import Answer, Output, as_json, say
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking
-from tidewheel.control.cli.instants import Tz, read_instant
+from tidewheel.control import backfills as read
+from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json
+from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking, reading
+from tidewheel.control.cli.instants import Tz, beside, read_instant
 from tidewheel.control.cli.jobs import Reason
 from tidewheel.control.client import Backfilled
 from tidewheel.jobs.strict_json import as_object
@@ -63,6 +65,36 @@ def backfill_job(
     say(lines, {"key": key, **(as_object(as_json(done)) or {})}, output)
 
 
+def list_backfills(
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this job's.")] = None,
+    *,
+    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")] = 50,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: Answer = Output.TEXT,
+) -> None:
+    """List backfills, the newest first."""
+    with reading() as connection:
+        found = read.backfills(connection, tenant, key, most=number)
+    if output is Output.JSON:
+        say_json({"backfills": found})
+    elif found:
+        print_table(("id", "key", "state", "looked at", "runs"), map(_row, found))
+    else:
+        typer.echo("no such backfill")
+
+
+def show_backfill(
+    backfill_id: BackfillId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT
+) -> None:
+    """Show a backfill: its range, how far it is, and how its runs stand."""
+    with reading() as connection:
+        found = read.backfill(connection, tenant, backfill_id)
+    if output is Output.JSON:
+        say_json({**(as_object(as_json(found.summary)) or {}), "looked_at": found.looked_at, "runs": found.runs})
+    else:
+        print_facts(_facts(found, timezone))
+
+
 def pause_backfill(
     backfill_id: BackfillId, *, reason: Reason = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT
 ) -> None:
@@ -83,6 +115,32 @@ def cancel_backfill(
     """Make no further run of a backfill, and cancel those that have not begun."""
     with asking(tenant) as client:
         _say(client.cancel_backfill(backfill_id, reason=reason), "cancelled", backfill_id, output)
+
+
+def _row(backfill: read.BackfillSummary) -> tuple[str, ...]:
+    looked_at = f"{backfill.made + backfill.passed_over} of {backfill.occurrences}"
+    return str(backfill.backfill_id), backfill.key, backfill.state, looked_at, str(backfill.made)
+
+
+def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[str, str | None]]:
+    backfill = progress.summary
+    yield "backfill", str(backfill.backfill_id)
+    yield "key", backfill.key
+    yield "state", backfill.state
+    yield "from", beside(backfill.first_at, zone)
+    yield "to", beside(backfill.last_at, zone)
+    yield "looked at", f"{progress.looked_at} of {backfill.occurrences} occurrences"
+    yield "runs made", str(backfill.made)
+    yield "of these", ", ".join(f"{count} {state}" for state, count in sorted(progress.runs.items()))
+    yield "goes on at", beside(backfill.cursor_at, zone) if backfill.cursor_at else None
+    yield "what", backfill.what
+    yield "versions", backfill.versions if backfill.versions == "as_of" else f"current: {backfill.job_version}"
+    yield "overlap", backfill.overlap
+    yield "order", "newest first" if backfill.newest_first else "oldest first"
+    yield "at once", f"at most {backfill.max_concurrent} runs"
+    yield "reason", backfill.reason
+    yield "made", beside(backfill.made_at, zone)
+    yield "finished", beside(backfill.finished_at, zone) if backfill.finished_at else None
 
 
 def _say(done: Backfilled, what: str, backfill_id: UUID, output: Output) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from tidewheel.control.cli import backfills, demo, dev, jobs, occurrences, operate, services, versions
+from tidewheel.control.cli import backfills, calendars, demo, dev, jobs, occurrences, operate, services, versions
 from tidewheel.control.cli.answers import COLUMNS
 from tidewheel.control.cli.cron import cron
 from tidewheel.errors import Refused, TidewheelError
@@ -54,9 +54,17 @@ _JOB_COMMANDS: dict[str, Callable[..., None]] = {
     "rollback": versions.rollback,
 }
 _BACKFILL_COMMANDS: dict[str, Callable[..., None]] = {
+    "list": backfills.list_backfills,
+    "show": backfills.show_backfill,
     "pause": backfills.pause_backfill,
     "resume": backfills.resume_backfill,
     "cancel": backfills.cancel_backfill,
+}
+_CALENDAR_COMMANDS: dict[str, Callable[..., None]] = {
+    "put": calendars.put,
+    "list": calendars.list_all,
+    "show": calendars.show,
+    "delete": calendars.delete,
 }
 job = typer.Typer(help="Jobs, their occurrences and versions.", no_args_is_help=True)
 for name, command in _JOB_COMMANDS.items():
@@ -64,9 +72,13 @@ for name, command in _JOB_COMMANDS.items():
 backfill = typer.Typer(help="Past ranges that are being made up for.", no_args_is_help=True)
 for name, command in _BACKFILL_COMMANDS.items():
     backfill.command(name)(command)
+calendar = typer.Typer(help="Named sets of days that jobs leave out, or keep to.", no_args_is_help=True)
+for name, command in _CALENDAR_COMMANDS.items():
+    calendar.command(name)(command)
 
 app.add_typer(job, name="job")
 app.add_typer(backfill, name="backfill")
+app.add_typer(calendar, name="calendar")
 app.add_typer(cron, name="cron")
 app.add_typer(operate.topics, name="topics")
 app.add_typer(operate.schemas, name="schemas")

@@ -1,7 +1,7 @@
 """The occurrences of a past range by the versions that were in force in it: counted, and walked from either end.
 
-A version is in force at T when ``after < T <= until``; the stretches of several versions share no instant. A walk can be
-left at any instant and taken up there again.
+A version is in force at T when ``after < T <= until``; the stretches of several versions share no instant. A walk can
+be left at any instant and taken up there again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ class Range:
 
 
 def range_of(
-    job_id: UUID, tenant: str, versions: Sequence[Version], day_sets: DaySets, first: datetime, last: datetime
+    job_id: UUID, tenant: str, versions: Sequence[Version], day_sets: DaySets, *, first: datetime, last: datetime
 ) -> Range:
     """The range from `first` to `last`, both of which belong to it.
 

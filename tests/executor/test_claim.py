@@ -6,9 +6,11 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, open_run, submit, trigger, wish
+from tests.transitions.stepping import in_background
 from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.service import Stop
 from tidewheel.sql import Statements
+from tidewheel.wakeup import Channel
 
 SQL = Statements("tidewheel.executor")
 
@@ -30,7 +32,14 @@ CREATE CONSTRAINT TRIGGER die AFTER UPDATE ON open_runs DEFERRABLE INITIALLY DEF
 
 def claimer(database: Database, told: list[str] | None = None) -> Claimer:
     heard = [] if told is None else told
-    return Claimer(database.session(), database.installation, EXECUTOR, Stop(), lambda: heard.append("lease lost"))
+    return Claimer(
+        database.session(),
+        database.installation,
+        EXECUTOR,
+        Stop(),
+        lease_lost=lambda: heard.append("lease lost"),
+        poke=heard.append,
+    )
 
 
 @pytest.fixture
@@ -48,6 +57,35 @@ def test_without_a_lease_nothing_is_claimed_and_the_heartbeat_is_told(database: 
     assert open_run(database, run_id).attempt == 0
     database.execute(ENTER, [EXECUTOR])
     assert len(claiming.claim([wish(database, run_id)], way="message").started) == 1
+
+
+def test_executors_are_woken_after_a_claim_that_told_one_of_them_to_stop(database: Database) -> None:
+    submit(database, overlap="skip")
+    database.execute(ENTER, [EXECUTOR])
+    told: list[str] = []
+    claiming = claimer(database, told)
+    claiming.claim([wish(database, trigger(database))], way="message")
+    claiming.claim([wish(database, trigger(database))], way="message")
+    assert told == []
+    claiming.claim([wish(database, trigger(database, overlap="cancel_other"))], way="message")
+    assert told == [Channel.SIGNALS]
+    claiming.claim([wish(database, trigger(database, overlap="terminate_other"))], way="message")
+    assert told == [Channel.SIGNALS] * 2
+
+
+def test_a_holder_whose_row_somebody_has_is_asked_for_once_more_and_then_left_to_the_sweep(database: Database) -> None:
+    submit(database, overlap="skip")
+    database.execute(ENTER, [EXECUTOR])
+    claiming = claimer(database)
+    [first] = claiming.claim([wish(database, trigger(database))], way="message").started
+    second = wish(database, trigger(database, overlap="terminate_other"))
+    somebody = database.connection()
+    somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
+    assert claiming.claim([second], way="message").started == []
+    assert open_run(database, second.run_id).state == "queued"
+    waiting = in_background(lambda: claiming.claim([second], way="sweep"))
+    somebody.rollback()
+    assert len(waiting.result(10).started) + len(claiming.claim([second], way="sweep").started) == 1
 
 
 def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait_for_it(database: Database) -> None:

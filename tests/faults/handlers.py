@@ -79,7 +79,7 @@ def _effect(context: Context) -> None:
         "attempt": context.attempt,
         "job_key": context.job_key,
         "scheduled_at": context.scheduled_at.isoformat(),
-        "at": time.time(),
+        "at": time.clock_gettime(time.CLOCK_REALTIME),  # the machine's, though this process's clock be wrong
         "pid": os.getpid(),
     }
     written = os.open(os.environ[EFFECTS_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -1,14 +1,13 @@
 """Two of a kind at once, one that is gone or stands still, a broker that is away: slower at most, never otherwise."""
 
 import re
-import urllib.request
 from datetime import timedelta
 from typing import LiteralString
 
 import pytest
 from confluent_kafka import KafkaException
 
-from tests.faults.workload import DOOMED, Workload, now
+from tests.faults.workload import DOOMED, Workload, metric, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet, Service
 from tidewheel.control.client import Client
@@ -33,14 +32,6 @@ def slices_of(relay: Service) -> set[int]:
     """The slices that a relay has last said it carries."""
     said = [line["message"] for line in relay.log_lines() if "carrying slices" in str(line.get("message"))]
     return {int(number) for number in re.findall(r"\d+", said[-1])} if said else set()
-
-
-def metric(service: Service, name: str) -> float:
-    """A metric as the service serves it."""
-    [port] = {m[1] for line in service.log_lines() if (m := re.search(r"on port (\d+)", str(line.get("message"))))}
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        found = re.search(rf"^tidewheel_{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
-    return float(found[1]) if found else 0.0
 
 
 def answers(fleet: Fleet) -> bool:

@@ -1,12 +1,14 @@
 """What runs while something is killed: recurring jobs that may and may not overlap, tasks, retries, a failure."""
 
+import re
+import urllib.request
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import LiteralString
 
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import Fleet
+from tests.fixtures.services import Fleet, Service
 from tidewheel.clock import SystemClock
 from tidewheel.schemas.records import Cause
 
@@ -137,6 +139,14 @@ class Held:
     def let_go(self, attempt: int | None = None) -> None:
         """Let an attempt end, or every one."""
         (self._gate if attempt is None else self._gate.with_name(f"{self._gate.name}-{attempt}")).touch()
+
+
+def metric(service: Service, name: str) -> float:
+    """A metric as the service serves it; it was started with METRICS_PORT=0."""
+    [port] = {m[1] for line in service.log_lines() if (m := re.search(r"on port (\d+)", str(line.get("message"))))}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        found = re.search(rf"^tidewheel_{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 def now() -> datetime:

@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,9 @@ from tests.transitions.stepping import in_background
 from tidewheel.schemas.records import Reply
 
 SECOND = timedelta(seconds=1)
-HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 FRIDAY_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
-DAILY = {"schedule": {"cron": "0 9 * * *"}, "overlap": "allow_all"}
+DAILY: dict[str, Any] = {"schedule": {"cron": "0 9 * * *"}, "overlap": "allow_all"}
 
 
 def put(database: Database, name: str = "holidays", **fields: object) -> Reply:
@@ -94,7 +94,7 @@ def test_an_included_day_is_the_only_kind_of_day_that_fires(friday: ClockedDatab
 
 def test_an_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
     put(friday, weekdays=["SAT", "SUN", "MON"])
-    saturdays = {"schedule": {"cron": "0 9 * * SAT"}, "on_excluded": "next_business_day"}
+    saturdays: dict[str, Any] = {"schedule": {"cron": "0 9 * * SAT"}, "on_excluded": "next_business_day"}
     assert submit(friday, **saturdays, exclude_calendars=["holidays"]).next_run_at == november(24)
     for day in (21, 22, 23, 24):
         friday.stop_clock(november(day))
@@ -186,7 +186,7 @@ def test_a_once_on_a_day_that_becomes_excluded_and_open_again_fires_at_its_time(
 
 def test_a_pause_stays_and_ends_under_the_days_that_are(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    submit(friday, **DAILY, exclude_calendars=["holidays"], on_resume="fire_all")
+    submit(friday, **DAILY, exclude_calendars=["holidays"], on_resume="fire_all", window="240h")
     ask(friday, about("job.pause"))
     friday.stop_clock(november(23, 10))
     put(friday)
@@ -201,9 +201,12 @@ def test_a_pause_stays_and_ends_under_the_days_that_are(friday: ClockedDatabase)
 
 def test_an_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> None:
     put(friday, "german-holidays")
-    job = DAILY | {"exclude_calendars": ["german-holidays"], "include_calendars": ["german-holidays", "german-holiday"]}
+    job: dict[str, Any] = DAILY | {
+        "exclude_calendars": ["german-holidays"],
+        "include_calendars": ["german-holidays", "german-holiday"],
+    }
     [reply] = ask(friday, submission(**job))
-    [error] = reply.errors or ()
+    [error] = reply.errors
     assert (error.path, error.problem) == (
         "job.include_calendars.1",
         "tenant 'default' has no calendar 'german-holiday'",
@@ -216,13 +219,13 @@ def test_calendars_of_another_tenant_are_unknown(friday: Database) -> None:
     friday.execute("INSERT INTO tenants (tenant) VALUES ('other')")
     ask(friday, putting() | {"tenant": "other"})
     [reply] = ask(friday, submission(**DAILY, exclude_calendars=["holidays"]))
-    assert [error.remedy for error in reply.errors or ()] == ["put the calendar first"]
+    assert [error.remedy for error in reply.errors] == ["put the calendar first"]
 
 
 def test_a_job_that_calendars_leave_nothing_of_is_refused(friday: Database) -> None:
     put(friday)
     [reply] = ask(friday, submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
-    [error] = reply.errors or ()
+    [error] = reply.errors
     assert error.path == "job.exclude_calendars"
     assert "can never fire" in error.problem
 
@@ -232,9 +235,8 @@ def test_a_calendar_is_deleted_when_no_job_names_it_any_more(friday: Database) -
     for key in ("b", "a"):
         submit(friday, key, **DAILY, exclude_calendars=["holidays"])
     [reply] = ask(friday, deleting())
-    assert [str(error) for error in reply.errors or ()] == [
-        "name: 2 jobs name it, 'a' first; leave it out of them, or delete them"
-    ]
+    [error] = reply.errors
+    assert (error.path, error.problem) == ("name", "2 jobs name it, 'a' first")
     submit(friday, "a", **DAILY)
     ask(friday, about("job.delete", "b"))
     assert [reply.status for reply in ask(friday, deleting(), deleting())] == ["accepted", "rejected"]
@@ -244,7 +246,7 @@ def test_a_calendar_is_deleted_when_no_job_names_it_any_more(friday: Database) -
 def test_deleting_an_unknown_calendar_says_which_there_are(friday: Database) -> None:
     put(friday, "holidays")
     [reply] = ask(friday, deleting("weekends-and-more"))
-    [error] = reply.errors or ()
+    [error] = reply.errors
     assert (reply.code, error.path, error.remedy) == ("unknown_calendar", "name", "write one of holidays")
 
 
@@ -304,3 +306,16 @@ def waiting(database: Database) -> bool:
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
     )
+
+
+def test_a_once_on_an_excluded_day_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
+    put(friday)
+    once: dict[str, Any] = {"schedule": {"once": "2026-11-21T09:00:00Z"}, "exclude_calendars": ["holidays"]}
+    [refused] = ask(friday, submission(**once))
+    assert [error.path for error in refused.errors] == ["job.exclude_calendars"]
+    submit(friday, **once, on_excluded="next_business_day")
+    for day in (21, 22, 23, 24):
+        friday.stop_clock(november(day))
+        fire_due(friday)
+    assert (fired(friday), friday.count("timers")) == ([november(23)], 0)
+    assert skipped(friday) == [("excluded", november(21), november(21), 1)]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tidewheel.ids import BUCKETS
+from tidewheel.occurrences import Held, SkipReason
 from tidewheel.outbox import SLICES, OutboxClass
 from tidewheel.partitions import TABLES
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
@@ -31,15 +32,19 @@ OF_ENUMS = {
     ("open_runs", "overlap"): set(Overlap),
     ("attempts", "outcome"): set(AttemptOutcome),
     ("outbox", "class"): set(OutboxClass),
+    ("skips", "reason"): set(SkipReason),
+    ("timers", "held"): set(Held),
 }
 # Of words that the code has no enum for.
 OF_WORDS = {
     ("overrides", "kind"): {"skip", "move"},
-    ("skips", "reason"): {"overlap", "misfire", "paused", "excluded", "bound", "by_hand", "limit"},
     ("set_aside", "kind"): {"job", "outbox"},
     ("signals", "kind"): {"cancel", "terminate"},
     ("dead_letters", "kind"): {"run", "request"},
     ("members", "role"): {"scheduler", "relay"},
+    ("backfills", "state"): {"running", "paused", "finished", "cancelled"},
+    ("backfills", "what"): {"missing_only", "all"},
+    ("backfills", "versions"): {"as_of", "current"},
 }
 OTHERS = {
     ("jobs", f"CHECK (((bucket >= 0) AND (bucket <= {BUCKETS - 1})))"),

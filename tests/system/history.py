@@ -93,6 +93,7 @@ class History:
         default_factory=list[tuple[datetime, frozenset[date], frozenset[int]]]
     )
     counts: dict[str, int] = field(default_factory=dict[str, int])
+    log: list[tuple[datetime, str]] = field(default_factory=list[tuple[datetime, str]])
     now: datetime = START
 
     def run(self) -> None:
@@ -121,8 +122,10 @@ class History:
         self.now = self.database.stop_clock(self.now + step * _SECOND)
 
     def _fire(self) -> None:
+        lookahead = self.rng.choice((0, 5, 5, 60)) * _SECOND
         self._count("firings")
-        fire_due(self.database, lookahead=self.rng.choice((0, 5, 5, 60)) * _SECOND)
+        self.log.append((self.now, f"fire {lookahead}"))
+        fire_due(self.database, lookahead=lookahead)
 
     def _act(self, job: Job) -> None:
         if not job.exists:
@@ -236,6 +239,7 @@ class History:
         [reply] = ask(self.database, document)
         taken = reply.status is ReplyStatus.ACCEPTED
         self._count(f"{document['type']}{'' if taken else ' refused'}")
+        self.log.append((self.now, f"{document} {reply.status}"))
         return reply if taken else None
 
     def _count(self, what: str) -> None:

@@ -83,7 +83,7 @@ def audited(database: ClockedDatabase, history: History, job: Job) -> Counter[st
     """What became of a job's occurrences; fails unless it is one thing for each."""
     runs, skips, cursor, held = recorded(database, job)
     wanted = expected(history, job, cursor)
-    faults = [f"a run of {at}, which is no occurrence" for at in set(runs) - wanted.live]
+    faults = [f"{at}: a run of it, which is none" for at in set(runs) - wanted.live]
     if job.exists and held is None and cursor is not None:
         coming = expected(history, job, None).live
         faults += [f"{at} is due, and the timer stands at it" for at in coming if cursor <= at <= history.now]
@@ -109,7 +109,8 @@ def audited(database: ClockedDatabase, history: History, job: Job) -> Counter[st
 
 def described(history: History, job: Job) -> list[str]:
     versions = [f"{since} to {until}: {version.spec}" for version, since, until in job.spans()]
-    return [*versions, *(f"{at}: closed on {sorted(map(str, days))} and {sorted(week)}" for at, days, week in history.days)]
+    about = [f"{at}: {text}" for at, text in history.log if "fire" in text[:4] or job.key in text or "closed" in text]
+    return [*about, *versions, *(f"{at}: closed on {sorted(map(str, days))} and {sorted(week)}" for at, days, week in history.days)]
 
 
 def recorded(

@@ -74,6 +74,24 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM jobs
     """,
     """
+    INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, made_at)
+    SELECT job_id, now() + interval '1 h', tenant, 'move', now() + interval '2 h', now() FROM jobs
+    """,
+    """
+    INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, made_at)
+    SELECT job_id, tenant, 1, 'misfire', now() - n * interval '1 h', now() - n * interval '1 h', 1, now()
+      FROM jobs CROSS JOIN generate_series(1, 2) AS n
+    """,
+    """
+    INSERT INTO calendars (tenant, name, version, days, weekdays, updated_at)
+    SELECT 'default', 'calendar-' || n, 1, ARRAY[current_date + 1, current_date + 2], '{0,6}', now()
+      FROM generate_series(1, %(fewer)s) AS n
+    """,
+    """
+    INSERT INTO job_calendars (tenant, name, job_id)
+    SELECT tenant, 'calendar-' || bucket + 1, job_id FROM jobs
+    """,
+    """
     INSERT INTO requests (tenant, request_id, body_hash, reply, made_at)
     SELECT 'default', 'r-' || n, 'h', 'r', now() FROM generate_series(1, %(fewer)s) AS n
     """,
@@ -122,6 +140,13 @@ def facts(loaded: Database) -> dict[str, Any]:
         "started_at": [now] * BATCH,
         "finished_at": [now] * BATCH,
         "scheduled_at": [now] * BATCH,
+        "due_at": [now] * BATCH,
+        "cursors": [now] * BATCH,
+        "instants": [now] * BATCH,
+        "ended_at": [now] * BATCH,
+        "catch_up_ends": [None] * BATCH,
+        "held": [None] * BATCH,
+        "overridden": [False] * BATCH,
         "delays": [timedelta(0)] * BATCH,
         "charges": [1] * BATCH,
         "losses": [0] * BATCH,
@@ -147,10 +172,14 @@ def facts(loaded: Database) -> dict[str, Any]:
         "limits": [BATCH] * len(pairs),
         "shards": list(range(64)),
         "horizon": now,
+        "since": now - timedelta(days=1),
+        "until": now,
         "per_shard": 4,
     }
     return many | one
 
+
+CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
 
 # What is asked besides, or otherwise than `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
@@ -171,18 +200,22 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
     "read_signals": {"stray_after": timedelta(seconds=10)},
     "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
+    "read_day_sets": {"names": CALENDARS},
+    "share_calendars": {"names": CALENDARS},
+    "find_calendar_jobs": {"name": CALENDARS[0]},
     "list_jobs": {"after": "job-2", "prefix": "", "labels": Jsonb({}), "paused": None, "kind": None, "most": 51},
 }
 _HOT = {
     "tidewheel.transitions": """
         lock_claims take_turns find_gone_turns start_attempts read_claims close_runs find_unclosed finish_job_runs
         give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
-        forget_job_runs move_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
+        forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
+        move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
         wait_for_turns release_next hand_on_turns
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
-        lock_run read_run read_timers resume_jobs
+        lock_run read_run read_timers find_chained resume_jobs share_calendars find_calendar_jobs drop_job_calendars
     """,
     "tidewheel.scheduler": "probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded",
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",

@@ -1,7 +1,7 @@
 """Every move is tried from every state, on real rows: what the table allows happens, what it does not changes nothing.
 
-`wait` has no writer yet: no target waits; nor is anything blocked, and so released from there. Whoever adds a writer finds
-it missing in `WRITERS`.
+`wait` has no writer yet: no target waits; nor is anything blocked, and so released from there. Whoever adds a writer
+finds it missing in `WRITERS`.
 """
 
 from collections.abc import Mapping, Sequence

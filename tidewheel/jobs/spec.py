@@ -194,9 +194,14 @@ def canonical_spec(spec: JobSpec) -> bytes:
     return canonical(_plain(given))
 
 
+def _percentage(percent: float) -> str:
+    """A percentage as it may be written: with up to six decimals, and no exponent."""
+    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"
+
+
 def _plain(value: object) -> Json:
     if isinstance(value, Jitter):
-        return f"{value.percent:g}%" if value.percent else f"{microseconds(value.longest)}us"
+        return _percentage(value.percent) if value.percent else f"{microseconds(value.longest)}us"
     if (parts := as_object(value)) is not None:
         return {name: _plain(part) for name, part in parts.items()}
     if (elements := as_list(value)) is not None:

@@ -4,7 +4,6 @@ A backfill's row is written by `tidewheel.intake` (accepted, paused, resumed, ca
 (its runs are made, it ends), both under its lock, which is taken before those of jobs and open runs.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -64,19 +63,55 @@ class Accounted:
         return not self.recorded and self.undecided_from is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backfill:
-    """A backfill as events tell of it."""
+    """A backfill's row.
+
+    Args:
+        backfill_id: Its id.
+        tenant: The job's.
+        job_id: The job.
+        shard: The job's.
+        job_version: The one that was current when it was accepted.
+        state: A `BackfillState`.
+        first_at: The first instant of its range.
+        last_at: The last.
+        what: `missing_only` or `all`.
+        versions: `as_of` or `current`.
+        overlap: In place of the job's policy.
+        newest_first: Whether the last instant comes first.
+        max_concurrent: How many of its runs may be open at once.
+        occurrences: How many the range held when it was accepted.
+        wanted: How many of them were to be run then.
+        cursor_at: The next instant to look at; None when none is left.
+        request_id: The request's.
+        traceparent: The request's.
+        reason: Why it was made, paused or cancelled.
+        made_at: In whole milliseconds; in the ids of its runs, and of no other's.
+        made: How many runs were made.
+        passed_over: How many instants were not missing.
+    """
 
     backfill_id: UUID
     tenant: str
     job_id: UUID
-    job_key: str
-    job_version: int
     shard: int
+    job_version: int
+    state: str
     first_at: datetime
     last_at: datetime
+    what: str
+    versions: str
+    overlap: str | None
+    newest_first: bool
+    max_concurrent: int
     occurrences: int
+    wanted: int
+    cursor_at: datetime | None
+    request_id: str | None
+    traceparent: str | None
+    reason: str | None
+    made_at: datetime
     made: int = 0
     passed_over: int = 0
 
@@ -114,36 +149,34 @@ def read_accounted(connection: Conn, job_id: UUID, first: datetime, last: dateti
     return Accounted(frozenset(at for (at,) in rows if isinstance(at, datetime)), undecided_from)
 
 
-def tell_backfills(
+def tell_backfill(
     connection: Conn,
     installation: Installation,
     kind: str,
-    backfills: Sequence[Backfill],
+    backfill: Backfill,
     *,
+    job_key: str,
     now: datetime,
     reason: str | None = None,
 ) -> None:
-    """Write the lifecycle event of each backfill that something has happened to."""
-    events = [
-        lifecycle_row(
-            installation,
-            kind=kind,
-            tenant=each.tenant,
-            job_id=each.job_id,
-            job_key=each.job_key,
-            job_version=each.job_version,
-            shard=each.shard,
-            now=now,
-            reason=reason,
-            detail={
-                "backfill_id": str(each.backfill_id),
-                "first_at": format_timestamp(each.first_at),
-                "last_at": format_timestamp(each.last_at),
-                "occurrences": str(each.occurrences),
-                "made": str(each.made),
-                "passed_over": str(each.passed_over),
-            },
-        )
-        for each in backfills
-    ]
-    append(connection, events, shards=installation.shards)
+    """Write the lifecycle event of a backfill that something has happened to."""
+    event = lifecycle_row(
+        installation,
+        kind=kind,
+        tenant=backfill.tenant,
+        job_id=backfill.job_id,
+        job_key=job_key,
+        job_version=backfill.job_version,
+        shard=backfill.shard,
+        now=now,
+        reason=reason,
+        detail={
+            "backfill_id": str(backfill.backfill_id),
+            "first_at": format_timestamp(backfill.first_at),
+            "last_at": format_timestamp(backfill.last_at),
+            "occurrences": str(backfill.occurrences),
+            "made": str(backfill.made),
+            "passed_over": str(backfill.passed_over),
+        },
+    )
+    append(connection, [event], shards=installation.shards)

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tidewheel.jobs.submitting import refused
-from tidewheel.jobs.requests import JobSubmit, JobTrigger, RequestRefused, RunCancel, parse_request, request_identity
+from tidewheel.jobs.requests import (
+    JobBackfill,
+    JobSubmit,
+    JobTrigger,
+    RequestRefused,
+    RunCancel,
+    parse_request,
+    request_identity,
+)
 from tidewheel.jobs.spec import JobSpec, schedule_document
 
 RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
@@ -64,8 +72,13 @@ def test_pause_resume_and_delete_name_a_job(kind: str) -> None:
     assert refused({"type": kind})["key"].startswith("is missing")
 
 
-def test_backfill_comes_later() -> None:
-    assert "not yet available" in refused({"type": "job.backfill", "key": "k"})["type"]
+def test_a_range_is_named_by_from_and_to() -> None:
+    request = parse_request(
+        {"type": "job.backfill", "key": "k", "from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z"}
+    )
+    assert isinstance(request, JobBackfill)
+    assert (request.from_at.day, request.to_at.day) == (1, 2)
+    assert "is missing" in refused({"type": "job.backfill", "key": "k"})["from"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +95,7 @@ def test_backfill_comes_later() -> None:
         ({"type": "job.trigger", "key": "k", "run_at": 5}, "run_at", "RFC 3339"),
         ({"type": "job.trigger", "key": "k", "tenant": "../x"}, "tenant", "no tenant's name"),
         ({"type": "job.trigger", "key": "k", "traceparent": "x"}, "traceparent", "no traceparent"),
-        ({"type": "job.pause", "key": "k", "until": "x"}, "until", "not yet available"),
+        ({"type": "job.pause", "key": "k", "until": "x"}, "until", "no RFC 3339 timestamp"),
         ({"type": "run.cancel", "run_id": "x"}, "run_id", "no run's id"),
         ({"type": "run.cancel"}, "run_id", "is missing"),
         ({"type": "job.delete", "key": "k", "\n" * 99: 1}, "\\n" * 64 + "...", "there is no field"),

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from tests.tidewheel.jobs.submitting import submitted
-from tidewheel.jobs.spec import canonical_spec, schedule_document
+from tidewheel.jobs.spec import Jitter, canonical_spec, schedule_document
 from tidewheel.jobs.targets import HttpTarget
 
 
@@ -66,9 +66,12 @@ def test_schedules_in_every_form_become_one_document(schedule: object, document:
     assert schedule_document(submitted(schedule=schedule)) == document
 
 
-def test_no_jitter_is_allowed_however_it_is_written() -> None:
+def test_jitter_is_a_duration_or_a_percentage() -> None:
     for nothing in ("0s", "0%", 0, "PT0S"):
-        assert submitted(jitter=nothing).jitter == timedelta(0)
+        assert submitted(jitter=nothing).jitter == Jitter()
+    assert submitted(jitter="5m").jitter == Jitter(longest=timedelta(minutes=5))
+    assert submitted(jitter="12.5%").jitter == Jitter(percent=12.5)
+    assert canonical_spec(submitted(jitter="60s")) == canonical_spec(submitted(jitter="1m"))
 
 
 def test_a_null_payload_is_one_and_not_the_lack_of_one() -> None:

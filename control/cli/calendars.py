@@ -1,0 +1,114 @@
+"""`tidewheel calendar put | list | show | delete`: named sets of days that jobs leave out, or keep to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidewheel.clock import SystemClock
+from tidewheel.control.calendars import CalendarDetail, list_calendars, show_calendar
+from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json, wrapped
+from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking, reading
+from tidewheel.control.cli.instants import rfc3339
+from tidewheel.control.cli.refuse import refuse
+from tidewheel.control.ical import HORIZON_YEARS, read_calendar_file
+from tidewheel.jobs.strict_json import as_object
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The calendar's name.")]
+
+
+def put(
+    name: Name,
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE.ics", help="The days that the events of an iCalendar file touch."),
+    ] = None,
+    days: Annotated[str | None, typer.Option(metavar="DAY,...", help="Days, such as 2026-12-25,2026-12-26.")] = None,
+    weekdays: Annotated[
+        str | None, typer.Option(metavar="DAY,...", help="Days of every week, such as SAT,SUN.")
+    ] = None,
+    years: Annotated[
+        int, typer.Option(metavar="N", help="With --from: how many years ahead repeated events are followed.")
+    ] = HORIZON_YEARS,
+    source: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Where the days come from; the file's name if not said.")
+    ] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: Answer = Output.TEXT,
+) -> None:
+    """Make or replace a calendar; jobs that name it follow at once."""
+    if file is None and not days and not weekdays:
+        refuse("NAME", f"calendar {name!r} would have no days", "name some by --from, --days or --weekdays")
+    single, came_from = _words(days), source
+    if file is not None:
+        found = read_calendar_file(file, today=SystemClock().now().date(), years=years)
+        single += [day.isoformat() for day in sorted(found.days)]
+        until = f", repeats followed to {found.repeats_until}" if found.repeats_until else ""
+        came_from = source or f"{file.name}: {found.events} events{until}"
+    with asking(tenant) as client:
+        changed = client.put_calendar(name, days=single, weekdays=_words(weekdays), source=came_from)
+        calendar = client.calendar(name)
+    what = f"version {calendar.version}" if changed else f"unchanged, version {calendar.version}"
+    document = {"unchanged": not changed, **(as_object(as_json(calendar)) or {})}
+    say([wrapped(f"calendar {name}: {what}; {_days(calendar)}; {_jobs(calendar.jobs)}", "  ")], document, output)
+
+
+def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
+    """List the calendars of a tenant."""
+    with reading() as connection:
+        found = list_calendars(connection, tenant)
+    if output is Output.JSON:
+        say_json({"calendars": found})
+        return
+    if not found:
+        typer.echo(f"tenant {tenant!r} has no calendars")
+        return
+    print_table(
+        ("name", "version", "days", "weekdays", "jobs", "source"),
+        (
+            (each.name, str(each.version), str(each.days), ",".join(each.weekdays), str(each.jobs), each.source or "")
+            for each in found
+        ),
+    )
+
+
+def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
+    """Show a calendar: its days and the jobs that name it."""
+    with reading() as connection:
+        calendar = show_calendar(connection, tenant, name)
+    if output is Output.JSON:
+        say_json(calendar)
+        return
+    more = calendar.jobs - len(calendar.keys)
+    print_facts(
+        (
+            ("name", calendar.name),
+            ("version", str(calendar.version)),
+            ("changed", rfc3339(calendar.updated_at)),
+            ("source", calendar.source),
+            ("weekdays", ", ".join(calendar.weekdays)),
+            ("days", "\n".join(map(str, calendar.days))),
+            ("jobs", "\n".join((*calendar.keys, *([f"and {more} more"] if more else [])))),
+        )
+    )
+
+
+def delete(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
+    """Remove a calendar that no job names."""
+    with asking(tenant) as client:
+        client.delete_calendar(name)
+    say([f"calendar {name}: deleted"], {"name": name, "deleted": True}, output)
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []
+
+
+def _days(calendar: CalendarDetail) -> str:
+    single = [f"{len(calendar.days)} day{'' if len(calendar.days) == 1 else 's'}"] if calendar.days else []
+    return " and ".join([*single, *([", ".join(calendar.weekdays)] if calendar.weekdays else [])])
+
+
+def _jobs(number: int) -> str:
+    return "no job names it" if not number else f"{number} job{' names' if number == 1 else 's name'} it"

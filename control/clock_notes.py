@@ -1,0 +1,80 @@
+"""What a change of the clock does to an instant, or to its neighbours, in sentences."""
+
+from datetime import datetime, timedelta, timezone
+
+from tidewheel.scheduler.recurrence.calendared import Calendared
+from tidewheel.scheduler.recurrence.cron_schedule import CronSchedule
+from tidewheel.scheduler.recurrence.dst_effects import effects
+from tidewheel.scheduler.recurrence.instants import at_second, whole_second
+from tidewheel.scheduler.recurrence.kinds import Schedule
+from tidewheel.scheduler.recurrence.localise import LocalisedCron
+from tidewheel.scheduler.recurrence.wall_clock import following
+from tidewheel.scheduler.recurrence.zones import zone
+
+_NEAR = timedelta(days=2)  # a change of the clock further away has nothing to do with the question
+_TICK = timedelta(microseconds=1)
+
+
+def on_clock(at: datetime, zone_name: str) -> datetime:
+    """An instant with its zone's offset and abbreviation then.
+
+    >>> from datetime import UTC
+    >>> on_clock(datetime(2026, 7, 1, tzinfo=UTC), "Europe/Berlin").isoformat()
+    '2026-07-01T02:00:00+02:00'
+    """
+    of = zone(zone_name)
+    span = of.span_at(whole_second(at))
+    return at.astimezone(timezone(timedelta(seconds=of.offsets[span]), of.abbreviations[span]))
+
+
+def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = None) -> tuple[str, ...]:
+    """The effects on an occurrence, with what a clock change has swallowed since the one before.
+
+    Args:
+        schedule: Which says so.
+        at: The occurrence.
+        since: The one before; looked up when not given.
+    """
+    bare = schedule.schedule if isinstance(schedule, Calendared) else schedule
+    if not isinstance(bare, CronSchedule):
+        return ()
+    since = max(since or bare.before(at) or at - _NEAR, at - 2 * _NEAR)
+    several = len(bare.entries) > 1
+    return tuple(
+        f"`{entry.fields.expression}`: {note}" if several else note
+        for entry in bare.entries
+        if entry.following(whole_second(at)) == whole_second(at)
+        for note in effects(entry, whole_second(since), whole_second(at))
+    )
+
+
+def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
+    """Why the clock on the wall may have made somebody expect an occurrence where there is none."""
+    bare = schedule.schedule if isinstance(schedule, Calendared) else schedule
+    if not isinstance(bare, CronSchedule):
+        return ()
+    other_pass = [note for entry in bare.entries if (note := _other_pass(entry, at)) is not None]
+    notes = [*other_pass]
+    for neighbour in (bare.before(at), bare.after(at)):
+        if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
+            told = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
+            notes += [f"of the occurrence at {told}: {note}" for note in occurrence_notes(bare, neighbour)]
+    return tuple(notes)
+
+
+def _other_pass(entry: LocalisedCron, at: datetime) -> str | None:
+    """Of a local time that comes twice and fires in the other pass alone."""
+    second, of = whole_second(at), zone(entry.zone_name)
+    span = of.span_at(second)
+    local = second + of.offsets[span]
+    if at.microsecond or following(entry.fields, local) != local:
+        return None
+    for index in (span - 1, span + 1):
+        if 0 <= index < len(of.starts):
+            other = local - of.offsets[index]
+            if of.span_at(other) == index and entry.following(other) == other:
+                which = "second" if index < span else "first"
+                shown = f"{at_second(local):%Y-%m-%d %H:%M:%S}"
+                fires = f"{at_second(other):%Y-%m-%dT%H:%M:%S}Z"
+                return f"{shown} comes twice; this is the {which} time, and it fires at the other, {fires}"
+    return None

@@ -1,0 +1,196 @@
+"""The sentences of an explanation. Each says what is so, why, and what there is to do where there is something."""
+
+from datetime import UTC, datetime, timedelta
+from typing import assert_never
+
+from tidewheel.control.asked import Asked
+from tidewheel.control.clock_notes import on_clock
+from tidewheel.control.explanation import RunFacts, SkipSpan
+from tidewheel.control.versions_near import Saying
+from tidewheel.jobs.durations import format_duration
+from tidewheel.occurrences import SkipReason
+from tidewheel.runs import RunState
+from tidewheel.scheduler.recurrence.due import MOST_MADE_UP
+from tidewheel.scheduler.recurrence.policies import CatchUp
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def instant(at: datetime) -> str:
+    """An instant as sentences write it.
+
+    >>> instant(datetime(2026, 3, 29, 1, tzinfo=UTC))
+    '2026-03-29T01:00:00Z'
+    """
+    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"
+
+
+def length(span: timedelta) -> str:
+    """A span of time as sentences write it: to the millisecond, from a minute on to the second."""
+    step = timedelta(seconds=1) if span >= timedelta(minutes=1) else _MILLISECOND
+    return format_duration(span // step * step)
+
+
+def fired(asked: Asked, run: RunFacts) -> str:
+    """What became of an occurrence that was fired."""
+    late = ""
+    if run.late is not None and run.late > timedelta(seconds=1):
+        late = f", {length(run.late)} late"
+    if run.made_up:
+        late += ": it had been missed, and was made up for"
+    return f"It fired{late}. {_stands(asked, run)}"
+
+
+def _stands(asked: Asked, run: RunFacts) -> str:
+    error = f" ({run.error_type})" if run.error_type else ""
+    why = f" ({run.reason})" if run.reason else ""
+    match RunState(run.state):
+        case RunState.QUEUED:
+            return _queued(asked, run)
+        case RunState.BUFFERED:
+            return (
+                f"Its run waits for the job's turn{_held_by(asked)}; it is next when that run and those before it end."
+            )
+        case RunState.RUNNING:
+            since = f" since {instant(run.started_at)}" if run.started_at else ""
+            return f"Attempt {run.attempt} of its run is under way{since}."
+        case RunState.RETRYING:
+            return f"Attempt {run.attempt} of its run failed; the next may begin at {_publish(run)}."
+        case RunState.WAITING:
+            return f"Attempt {run.attempt} of its run waits for an outcome from outside."
+        case RunState.CANCELLING:
+            return f"Its run is being cancelled: attempt {run.attempt} has been asked to stop."
+        case RunState.BLOCKED:
+            return "Its run waits for those of other jobs."
+        case RunState.SUCCEEDED:
+            return f"Its run succeeded in attempt {run.attempt}{_ended(run)}."
+        case RunState.FAILED:
+            return (
+                f"Its run failed in attempt {run.attempt}{_ended(run)}{error}; its dead letter holds every attempt. "
+                "Mend the cause, then trigger the job."
+            )
+        case RunState.TIMED_OUT:
+            return f"Its run timed out in attempt {run.attempt}{_ended(run)}{why}."
+        case RunState.CANCELLED:
+            return f"Its run was cancelled{_ended(run)}{why}."
+        case RunState.SKIPPED:
+            return f"Its run ended skipped{_ended(run)}{why}."
+        case never:
+            assert_never(never)
+
+
+def _queued(asked: Asked, run: RunFacts) -> str:
+    if run.publish_at is not None and run.publish_at > asked.job.now:
+        return f"Its run is written and may begin at {_publish(run)}."
+    knows = f" and knows the handler {run.handler!r}" if run.handler else ""
+    waited = f" for {length(asked.job.now - run.publish_at)}" if run.publish_at else ""
+    return f"Its run has waited{waited} for an executor: see that one runs which serves queue {run.queue!r}{knows}."
+
+
+def _held_by(asked: Asked) -> str:
+    holder = asked.turn()
+    return f", which run {holder} has" if holder else ""
+
+
+def _publish(run: RunFacts) -> str:
+    return instant(run.publish_at) if run.publish_at else "any time"
+
+
+def _ended(run: RunFacts) -> str:
+    return f" at {instant(run.finished_at)}" if run.finished_at else ""
+
+
+def overlapped(asked: Asked, run: RunFacts, saying: Saying | None) -> str:
+    """Why a run ended skipped instead of starting."""
+    then = run.finished_at or run.made_at
+    holder = asked.holder(then, run.run_id)
+    other = f"run {holder} of the job" if holder else "another run of the job"
+    policy = f" The job's overlap is {saying.row.overlap}:" if saying else ""
+    return (
+        f"It did not run: when it was about to start, at {instant(then)}, {other} had the turn.{policy} "
+        "buffer_all lets every run wait for its turn, allow_all lets them run side by side."
+    )
+
+
+def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
+    """Why the ledger has an occurrence as skipped."""
+    many = span.occurrences > 1
+    among = f" with {_number(span)} from {instant(span.first_at)} to {instant(span.last_at)}" if many else ""
+    match SkipReason(span.reason):
+        case SkipReason.MISFIRE:
+            return (
+                f"It was missed{among}: nothing had fired it {length(asked.misfire_after)} after its time, and at "
+                f"{instant(span.made_at)} {_caught_up(span, saying)} A backfill runs what was missed."
+            )
+        case SkipReason.LIMIT:
+            return (
+                f"It was missed{among}. catch_up fire_all makes up for the newest {MOST_MADE_UP}, and it was older. "
+                "A backfill runs the others."
+            )
+        case SkipReason.PAUSED:
+            policy = f" on_resume is {saying.policies.on_resume}:" if saying else ""
+            return (
+                f"The job was paused{among}.{policy} when the pause ended, or the job was changed in it, at "
+                f"{instant(span.made_at)}, it was passed over. A backfill runs what a pause has left out."
+            )
+        case SkipReason.EXCLUDED:
+            return f"{excluded(saying, asked)}"
+        case SkipReason.BY_HAND:
+            return by_hand(asked)
+        case SkipReason.BOUND:
+            return f"It lies outside the job's bounds{among}."
+        case SkipReason.OVERLAP:
+            return f"Another run of the job had the turn{among}."
+        case never:
+            assert_never(never)
+
+
+def _number(span: SkipSpan) -> str:
+    return f"{'' if span.exact else 'at least '}{span.occurrences} in all"
+
+
+def _caught_up(span: SkipSpan, saying: Saying | None) -> str:
+    if saying is None:
+        return "catch_up passed it over."
+    match saying.policies.catch_up:
+        case CatchUp.SKIP:
+            return "catch_up skip passed it over."
+        case CatchUp.FIRE_ONCE:
+            made = saying.effective.after(span.last_at)
+            which = f", {instant(made)}" if made is not None and made <= span.made_at else ""
+            return f"catch_up fire_once made one run for the latest of those missed{which}, and passed this one over."
+        case CatchUp.FIRE_ALL:
+            return f"catch_up fire_all reaches back {length(saying.policies.window)} (window), not as far as this."
+        case never:
+            assert_never(never)
+
+
+def excluded(saying: Saying | None, asked: Asked) -> str:
+    """Which calendar leaves an instant out."""
+    closing = saying.closed_by(on_clock(asked.at, saying.zone).date()) if saying else []
+    why = "; ".join(closing) or "a calendar did so then, and has been changed since"
+    shifted = ""
+    if saying is not None and saying.policies.shift:
+        shifted = " on_excluded is next_business_day: it is made up for at the same local time on the next open day."
+    return f"It is left out: {why}.{shifted}"
+
+
+def by_hand(asked: Asked) -> str:
+    """Who has left an occurrence out."""
+    said = asked.about_it
+    who = f"{said.made_by or 'Somebody'} skipped it at {instant(said.made_at)}." if said else "Somebody skipped it."
+    undo = " unskip takes that back." if asked.at > asked.job.now else " Trigger the job to run it all the same."
+    return f"{who}{undo}"
+
+
+def waiting_for(policy: CatchUp, window: timedelta) -> str:
+    """What a policy will do with what was not fired."""
+    match policy:
+        case CatchUp.SKIP:
+            return "skip: it will be passed over"
+        case CatchUp.FIRE_ONCE:
+            return "fire_once: one run is made, for the latest"
+        case CatchUp.FIRE_ALL:
+            return f"fire_all: a run for each of the last {length(window)}, the newest {MOST_MADE_UP}"
+        case never:
+            assert_never(never)

@@ -1,0 +1,199 @@
+"""`explain`: what became of any instant of a job, or is to become of it, and why.
+
+What is recorded is told from the records: a run, else a span of the ledger. What is not recorded yet, from where the
+timer stands on, is decided by the scheduler's own code, for now, and nothing of it is written. A handful of indexed reads
+whatever the job's past.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tidewheel.control.asked import Asked, read_asked
+from tidewheel.control.clock_notes import no_occurrence_notes, occurrence_notes, on_clock
+from tidewheel.control.explain_words import (
+    by_hand,
+    excluded,
+    fired,
+    instant,
+    length,
+    overlapped,
+    passed_over,
+    waiting_for,
+)
+from tidewheel.control.explanation import MOVED, Explanation, Outcome, RunFacts, SkipSpan
+from tidewheel.control.versions_near import Saying
+from tidewheel.db import Conn
+from tidewheel.errors import ScheduleRefused
+from tidewheel.occurrences import Held, SkipReason
+from tidewheel.runs import RunState
+from tidewheel.scheduler.recurrence.due import decide
+from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
+from tidewheel.scheduler.recurrence.jitter import jittered
+from tidewheel.scheduler.recurrence.once import Manual, Once
+from tidewheel.scheduler.recurrence.standing import Standing
+
+MISFIRE_AFTER = timedelta(seconds=60)
+
+_LOOK = "See that a scheduler runs (`tidewheel status`)."
+
+
+def explain(
+    connection: Conn, tenant: str, key: str, at: datetime, *, misfire_after: timedelta = MISFIRE_AFTER
+) -> Explanation:
+    """What became of an instant of a job, or is to become of it, and why.
+
+    Args:
+        connection: To read by; REPEATABLE READ, so that all of it is of one moment.
+        tenant: Whose job.
+        key: The job.
+        at: Any instant, aware.
+        misfire_after: How late an occurrence may be before it is missed, as the scheduler has it.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+        ScheduleRefused: `at` has no offset, or a stored schedule cannot be read.
+    """
+    if at.tzinfo is None:
+        problem = f"{at.isoformat()} has no offset, so it is many instants"
+        raise ScheduleRefused(problem, "give an aware datetime", "at")
+    asked = read_asked(connection, tenant, key, at.astimezone(UTC), misfire_after)
+    saying = asked.saying
+    answer = _answer(asked, saying)
+    zone = saying.zone if saying else "UTC"
+    before, after = _neighbours(asked, saying)
+    return Explanation(
+        key=key,
+        at=asked.at,
+        local=on_clock(asked.at, zone),
+        zone=zone,
+        outcome=answer.outcome,
+        words=answer.words,
+        reason=answer.reason,
+        run=asked.run,
+        others=tuple(run for run in asked.runs if run is not asked.run),
+        version=saying.force if saying else None,
+        span=answer.span,
+        moved_to=answer.moved_to,
+        before=before,
+        after=after,
+        notes=(*answer.notes, *_notes(asked, saying)),
+    )
+
+
+def _answer(asked: Asked, saying: Saying | None) -> Answer:
+    if asked.run is not None:
+        return _of_run(asked, asked.run, saying)
+    if saying is None:
+        return _no_job(asked)
+    span = _span(asked, saying)
+    if span is not None:
+        ahead = asked.at > asked.job.now
+        early = {SkipReason.BY_HAND: Outcome.COMING_SKIPPED, SkipReason.EXCLUDED: Outcome.COMING_EXCLUDED}
+        outcome = early.get(SkipReason(span.reason), Outcome.SKIPPED) if ahead else Outcome.SKIPPED
+        return Answer(outcome, passed_over(asked, span, saying), span.reason, span)
+    if isinstance(saying.schedule, FixedDelay):
+        return chained(asked, saying.schedule)
+    if not saying.says(asked.at):
+        return _no_occurrence(asked, saying)
+    cursor = asked.job.cursor_at
+    if saying.until is None and (cursor is None or asked.at >= cursor):
+        return not_recorded(asked, saying)
+    moved = asked.about_it
+    if saying.until is None and moved is not None and moved.moved_to is not None and moved.done_at is None:
+        return moved(asked, saying, moved.moved_to)
+    return _nothing_recorded(asked)
+
+
+def _of_run(asked: Asked, run: RunFacts, saying: Saying | None) -> Answer:
+    said = asked.about_it
+    moved_to = said.moved_to if said else None
+    reason = MOVED if moved_to else None
+    who = f" {said.made_by or 'Somebody'} moved it here at {instant(said.made_at)}." if said and moved_to else ""
+    if run.state == RunState.SKIPPED:
+        return Answer(Outcome.SKIPPED, overlapped(asked, run, saying), run.reason, moved_to=moved_to)
+    due = moved_to or asked.at
+    if due > asked.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
+        outcome = Outcome.COMING_MOVED if moved_to else Outcome.COMING
+        words = f"It is to fire at {instant(due)}; its run {run.run_id} is written ahead of its time.{who}"
+        return Answer(outcome, words, reason, moved_to=moved_to)
+    moved = f" It was moved to {instant(moved_to)}.{who}" if moved_to else ""
+    return Answer(
+        Outcome.FIRED, fired(asked, run) + moved.replace("moved it here", "did that"), reason, None, moved_to
+    )
+
+
+def _no_job(asked: Asked) -> Answer:
+    earlier = [each for each in asked.near.sayings if each.row.effective_at < asked.at]
+    later = [each for each in asked.near.sayings if each.row.effective_at >= asked.at]
+    again = f" It was submitted again at {instant(later[0].row.effective_at)}." if later else ""
+    if earlier:
+        deleted = earlier[-1].row.retired_at or asked.job.deleted_at
+        when = f" at {instant(deleted)}" if deleted else ""
+        return Answer(Outcome.DELETED, f"The job had been deleted{when}.{again}")
+    since = f": it was first submitted at {instant(later[0].row.effective_at)}" if later else ""
+    return Answer(Outcome.NOT_YET, f"There was no such job yet{since}. A backfill runs instants before that.")
+
+
+def _span(asked: Asked, saying: Saying) -> SkipSpan | None:
+    """The row that accounts for the instant: of several, the one that is told to mean it."""
+    spans = [each for each in asked.spans if asked.at in (each.first_at, each.last_at) or saying.says(asked.at)]
+    for span in spans:
+        if span.reason == SkipReason.BY_HAND:
+            return span
+        # There is no occurrence in the span of a calendar but for those that it leaves out.
+        if span.reason == SkipReason.EXCLUDED and (span.exact or not saying.fires(asked.at)):
+            return span
+    return next((span for span in spans if span.reason != SkipReason.EXCLUDED), None)
+
+
+def _no_occurrence(asked: Asked, saying: Saying) -> Answer:
+    moved = asked.moved_here
+    if moved is not None:
+        words = f"No occurrence of its own: the one of {instant(moved.scheduled_at)} was moved here; ask about that."
+        return Answer(Outcome.NO_OCCURRENCE, words)
+    if isinstance(saying.schedule, Manual):
+        return Answer(Outcome.NO_OCCURRENCE, "The job's schedule is manual: its runs come from triggers alone.")
+    if saying.outside_bounds(asked.at):
+        return Answer(Outcome.NO_OCCURRENCE, _bound(asked, saying), SkipReason.BOUND)
+    notes = no_occurrence_notes(saying.schedule, asked.at)
+    return Answer(Outcome.NO_OCCURRENCE, f"Version {saying.row.version} of the job does not say so.", notes=notes)
+
+
+def _bound(asked: Asked, saying: Saying) -> str:
+    bounds = getattr(saying.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
+    if bounds.start_at is not None and asked.at < bounds.start_at:
+        return f"It lies before start_at, {instant(bounds.start_at)}."
+    if saying.row.max_runs is not None:
+        return f"max_runs is {saying.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
+    return f"It lies after end_at, {instant(bounds.end_at)}."
+
+
+def _nothing_recorded(asked: Asked) -> Answer:
+    oldest = asked.oldest_day()
+    if oldest is not None and asked.at < oldest:
+        return Answer(
+            Outcome.UNKNOWN, f"It was an occurrence. Runs are kept from {oldest:%Y-%m-%d} on, and it is older."
+        )
+    return Answer(
+        Outcome.UNKNOWN,
+        "It was an occurrence, and neither a run nor a skip of it is recorded. Where nobody has removed rows by hand, "
+        "that is a fault of Tidewheel: please report it with this explanation.",
+    )
+
+
+def _neighbours(asked: Asked, saying: Saying | None) -> tuple[datetime | None, datetime | None]:
+    before, after = asked.near.before(asked.at), asked.near.after(asked.at)
+    if saying is not None and isinstance(saying.schedule, FixedDelay):
+        before, after = asked.chain()
+        coming = asked.job.cursor_at if asked.job.held != Held.RUN else None
+        after = after or (coming if coming is not None and coming > asked.at else None)
+    return before, after
+
+
+def _notes(asked: Asked, saying: Saying | None) -> tuple[str, ...]:
+    if saying is None:
+        return ()
+    notes = list(occurrence_notes(saying.schedule, asked.at)) if saying.says(asked.at) else []
+    gone = [name for name in saying.policies.calendars if name in asked.near.gone]
+    notes += [f"calendar {name!r} is no more; which days it had is not known" for name in gone]
+    return tuple(notes)

@@ -1,0 +1,88 @@
+"""`tidewheel calendar`: put from flags and files, listed, shown, deleted, refused with what works."""
+
+from pathlib import Path
+
+from tests.control.cli.command import asked, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit
+
+CHRISTMAS = """BEGIN:VCALENDAR
+BEGIN:VEVENT
+UID:christmas
+SUMMARY:Christmas
+DTSTART;VALUE=DATE:20251225
+DTEND;VALUE=DATE:20251227
+RRULE:FREQ=YEARLY
+END:VEVENT
+END:VCALENDAR
+"""
+
+
+def test_a_calendar_is_put_from_lists_and_shown_again(database: Database) -> None:
+    put = asked(database, "calendar", "put", "closed", "--days", "2026-12-25, 2026-12-24", "--weekdays", "SAT,sun")
+    assert (put["unchanged"], put["version"], put["days"]) == (False, 1, ["2026-12-24", "2026-12-25"])
+    shown = asked(database, "calendar", "show", "closed")
+    assert shown == {name: value for name, value in put.items() if name != "unchanged"}
+    assert shown["weekdays"] == ["SUN", "SAT"]
+
+
+def test_putting_the_same_again_says_so(database: Database) -> None:
+    for said in ("version 1", "unchanged, version 1"):
+        done = tidewheel(database, "calendar", "put", "closed", "--weekdays", "SAT,SUN")
+        assert done.lines == [f"calendar closed: {said}; SUN, SAT; no job names it"]
+
+
+def test_a_file_brings_its_days_and_says_how_far_its_repeats_were_followed(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "bank.ics"
+    path.write_text(CHRISTMAS)
+    put = asked(database, "calendar", "put", "bank", "--from", path, "--weekdays", "SUN", "--years", "2")
+    assert put["days"][:4] == ["2025-12-25", "2025-12-26", "2026-12-25", "2026-12-26"]
+    assert put["weekdays"] == ["SUN"]
+    assert put["source"].startswith("bank.ics: 1 events, repeats followed to 20")
+
+
+def test_a_file_that_cannot_be_read_changes_nothing(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "bank.ics"
+    path.write_text(CHRISTMAS.replace("20251225", "soon"))
+    [refusal] = tidewheel(database, "calendar", "put", "bank", "--from", path).refusals
+    assert refusal.startswith("bank.ics: event 1 'Christmas' (UID christmas): DTSTART: ")
+    assert database.count("calendars") == 0
+
+
+def test_what_does_not_fit_is_refused_with_its_place(database: Database) -> None:
+    def refusal(*flags: str) -> str:
+        [line] = tidewheel(database, "calendar", "put", "closed", *flags).refusals
+        return line
+
+    assert refusal().endswith("name some by --from, --days or --weekdays")
+    assert refusal("--days", "2026-12-25,25.12.2026").startswith("days.1: ")
+    assert "SUN, MON" in refusal("--weekdays", "SAT,SONNTAG")
+
+
+def test_calendars_are_listed_with_the_jobs_that_name_them(database: Database) -> None:
+    assert tidewheel(database, "calendar", "list").lines == ["tenant 'default' has no calendars"]
+    asked(database, "calendar", "put", "closed", "--days", "2026-12-25", "--source", "the works council")
+    submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
+    [listed] = asked(database, "calendar", "list")["calendars"]
+    assert (listed["name"], listed["days"], listed["weekdays"], listed["jobs"]) == ("closed", 1, [], 1)
+    assert tidewheel(database, "calendar", "list").lines[-1].split() == [
+        "closed",
+        "1",
+        "1",
+        "1",
+        "the",
+        "works",
+        "council",
+    ]
+    assert tidewheel(database, "calendar", "show", "closed").lines[-1].split() == ["jobs", "report"]
+
+
+def test_a_calendar_is_deleted_once_no_job_names_it(database: Database) -> None:
+    asked(database, "calendar", "put", "closed", "--days", "2026-12-25")
+    submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
+    [refusal] = tidewheel(database, "calendar", "delete", "closed").refusals
+    assert refusal.startswith("name: the job 'report' names it")
+    submit(database, "report", schedule={"cron": "0 9 * * *"})
+    assert asked(database, "calendar", "delete", "closed") == {"name": "closed", "deleted": True}
+    [refusal] = tidewheel(database, "calendar", "show", "closed").refusals
+    assert refusal == "name: tenant 'default' has no calendar 'closed'; `tidewheel calendar list` shows those there are"

@@ -1,0 +1,201 @@
+"""Runs of one job that overlap, on real executors: the running one is told within a second, its slot comes free."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.executor.handlers import GATES, Gate
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import EXECUTOR, attempts, begin, claim, open_run, some_executor, submit, trigger
+from tests.transitions.overlapping import make, signals
+from tidewheel.executor.heartbeat import Heartbeat
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import RunState
+from tidewheel.service import Stop
+from tidewheel.settings import ExecutorSettings
+from tidewheel.skew import Skew
+from tidewheel.transitions.signal import Attempting, Signal, add_signals
+
+A_SECOND = timedelta(seconds=1)
+# Were it not for the terminate, a handler that does not listen would hold its run for a minute.
+DEAF: dict[str, Any] = {"cancel_grace": timedelta(seconds=60)}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def entered(gate: str, run_id: UUID) -> bool:
+    return str(run_id) in GATES[gate].entered
+
+
+def made_at(executing: Executing, run_id: UUID) -> datetime:
+    return executing.database.value("SELECT made_at FROM job_runs WHERE run_id = %s", [run_id])
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
+def test_cancel_other_reaches_the_running_one_within_a_second_and_the_next_starts(
+    executing: Executing, gate: str, handler: str
+) -> None:
+    with executing.running():
+        first = executing.trigger(handler, gate, overlap="cancel_other")
+        until(lambda: entered(gate, first), "the first runs")
+        second = executing.trigger(handler, gate, overlap="cancel_other")
+        ended = executing.ended(first)
+        until(lambda: entered(gate, second), "the second runs")
+        assert GATES[gate].stopped == [str(first)]
+        GATES[gate].opened.set()
+        assert executing.ended(second).state == "succeeded"
+    assert ended.state == "cancelled"
+    assert ended.finished_at is not None
+    assert ended.finished_at - made_at(executing, second) < A_SECOND
+    assert executing.database.count("signals") == executing.database.count("turns") == 0
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
+def test_terminate_other_starts_at_once_and_the_slot_of_the_other_comes_free(
+    executing: Executing, gate: str, handler: str
+) -> None:
+    with executing.running(**DEAF):
+        first = executing.trigger(handler, gate, overlap="terminate_other")
+        until(lambda: entered(gate, first), "the first runs")
+        second = executing.trigger(handler, gate, overlap="terminate_other")
+        until(lambda: entered(gate, second), "the second runs")
+        ended = executing.ended(first)
+        until(lambda: GATES[gate].stopped == [str(first)], "the first is told to stop")
+        until(lambda: executing.database.count("signals") == 0, "the signal is taken away")
+        GATES[gate].opened.set()
+        assert executing.ended(second).state == "succeeded"
+    assert (ended.state, ended.reason) == ("cancelled", "overlap")
+    assert attempts(executing.database, first) == [(1, "cancelled")]
+    assert attempts(executing.database, second) == [(1, "succeeded")]
+
+
+@pytest.mark.kafka
+def test_one_slot_is_enough_for_a_run_that_terminates_the_other(executing: Executing, gate: str) -> None:
+    """Two executors with a slot each: what the second of them terminates gives the first one its slot back."""
+    with executing.running(slots=1, **DEAF), executing.running(slots=1, **DEAF):
+        first = executing.trigger("acts.wait", gate, overlap="terminate_other")
+        until(lambda: entered(gate, first), "the first runs")
+        second = executing.trigger("acts.wait", gate, overlap="terminate_other")
+        until(lambda: entered(gate, second), "the second runs")
+        assert executing.run("acts.echo", 1).state == "succeeded"
+        GATES[gate].opened.set()
+        assert executing.ended(second).state == "succeeded"
+
+
+@pytest.mark.kafka
+def test_one_that_does_not_listen_is_fenced_off_and_its_report_changes_nothing(executing: Executing, gate: str) -> None:
+    with executing.running(**DEAF):
+        first = executing.trigger("acts.wait-deaf", gate, overlap="terminate_other")
+        until(lambda: entered(gate, first), "the first runs")
+        second = executing.trigger("acts.wait-deaf", gate, overlap="terminate_other")
+        until(lambda: entered(gate, second), "the second runs")
+        assert executing.ended(first).state == "cancelled"
+        GATES[gate].opened.set()
+        assert executing.ended(second).state == "succeeded"
+    assert attempts(executing.database, first) == [(1, "cancelled")]
+
+
+@pytest.mark.kafka
+def test_buffered_runs_follow_one_another(executing: Executing, gate: str) -> None:
+    with executing.running():
+        runs = [executing.trigger("acts.wait", gate, overlap="buffer_all") for _ in range(4)]
+        until(lambda: GATES[gate].entered, "one runs")
+        until(lambda: [executing.state(run) for run in runs].count(RunState.BUFFERED) == 3, "the others wait")
+        assert len(GATES[gate].entered) == 1
+        GATES[gate].opened.set()
+        ended = [executing.ended(run) for run in runs]
+    assert {each.state for each in ended} == {"succeeded"}
+    spans = sorted((each.started_at, each.finished_at) for each in ended if each.started_at and each.finished_at)
+    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
+
+
+class Beating:
+    """A heartbeat without an executor around it."""
+
+    def __init__(self, database: Database, executor_id: UUID) -> None:
+        self.told: list[tuple[UUID, int, Signal]] = []
+        self.here: set[UUID] = set()
+        self._heartbeat = Heartbeat(
+            database.session(),
+            executor_id=executor_id,
+            name="test",
+            queues=["default"],
+            handlers=[],
+            slots=1,
+            every=timedelta(seconds=5),
+            on_signal=self._on_signal,
+            busy=lambda: True,
+            skew=Skew(ExecutorSettings.load().max_clock_skew),
+        )
+
+    def __enter__(self) -> "Beating":
+        self._heartbeat.start(Stop())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._heartbeat.leave(clean=True)
+
+    def look(self) -> None:
+        """Let it look at the signals now, as when it is notified."""
+        self.told.clear()
+        self._heartbeat.wake.set()
+        until(lambda: self.told, "it has looked")
+
+    def _on_signal(self, run_id: UUID, number: int, kind: Signal) -> bool:
+        self.told.append((run_id, number, kind))
+        return run_id in self.here
+
+
+def test_a_terminate_that_is_acted_upon_goes_and_one_for_an_attempt_to_come_stays(database: Database) -> None:
+    known, coming = (Attempting(uuid4(), 1, "default", EXECUTOR) for _ in range(2))
+    with database.transaction() as connection:
+        add_signals(connection, Signal.TERMINATE, [known, coming])
+    with Beating(database, EXECUTOR) as beating:
+        beating.here.add(known.run_id)
+        until(lambda: [run for run, *_ in signals(database)] == [coming.run_id], "the first is taken away")
+        beating.look()
+        assert beating.told[0] == (coming.run_id, 1, Signal.TERMINATE)
+        database.execute("UPDATE signals SET made_at = made_at - interval '1 minute'")
+        until(lambda: signals(database) == [], "one that nobody claimed is no attempt to come")
+
+
+def test_a_cancel_stays_until_its_run_has_ended(database: Database) -> None:
+    submit(database, overlap="skip")
+    first = begin(database, trigger(database))
+    claim(database, make(database, "cancel_other"))
+    with Beating(database, EXECUTOR) as beating:
+        beating.here.add(first.run_id)
+        for _ in range(2):
+            beating.look()
+    assert signals(database) == [(first.run_id, 1, "cancel", EXECUTOR)]
+    assert open_run(database, first.run_id).state == RunState.CANCELLING
+
+
+def test_the_signals_of_others_are_left_to_them(database: Database) -> None:
+    theirs, mine = (Attempting(uuid4(), 1, "default", hands) for hands in (some_executor(), EXECUTOR))
+    with database.transaction() as connection:
+        add_signals(connection, Signal.TERMINATE, [theirs, mine])
+    with Beating(database, EXECUTOR) as beating:
+        beating.here |= {theirs.run_id, mine.run_id}
+        until(lambda: [run for run, *_ in signals(database)] == [theirs.run_id], "its own is taken away")

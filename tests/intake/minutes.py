@@ -1,0 +1,72 @@
+"""A job that fires each minute, what is said about its occurrences, and what became of them; all in minutes."""
+
+from datetime import datetime, timedelta
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, lifecycle, open_runs, submit
+from tidewheel.schemas.records import Reply
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
+
+
+def start_minutely(database: ClockedDatabase) -> ClockedDatabase:
+    """Submit it, on a clock that stands still from now on."""
+    database.stop_clock()
+    submit(database, **MINUTELY)
+    return database
+
+
+def minute(database: ClockedDatabase, number: float) -> datetime:
+    """So many minutes after the job's first acceptance: for whole ones, an occurrence."""
+    return database.value("SELECT created_at FROM jobs ORDER BY created_at LIMIT 1") + number * MINUTE
+
+
+def say(database: ClockedDatabase, what: str, number: float, **fields: object) -> Reply:
+    """Skip, move or restore the occurrence of a minute."""
+    [reply] = ask(database, about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
+    return reply
+
+
+def said(database: ClockedDatabase, what: str, number: float, to: float | None = None) -> Reply:
+    """The same where it is accepted."""
+    reply = say(database, what, number, **({} if to is None else {"to": minute(database, to).isoformat()}))
+    assert reply.status == "accepted", reply.errors
+    return reply
+
+
+def refusal(reply: Reply) -> tuple[str, str, str]:
+    """Path, problem and remedy of the one thing that is wrong."""
+    assert reply.status == "rejected"
+    [error] = reply.errors
+    return error.path, error.problem, error.remedy
+
+
+def live(
+    database: ClockedDatabase, minutes: float, *, step: timedelta = 10 * SECOND, ahead: timedelta = 5 * SECOND
+) -> None:
+    """Let time pass under a scheduler that looks ahead."""
+    end = database.now() + minutes * MINUTE
+    while database.now() < end:
+        fire_due(database, lookahead=ahead)
+        database.advance(step)
+    fire_due(database, lookahead=ahead)
+
+
+def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
+    """The runs there are: nominal minute and the minute in which they may leave, by the latter."""
+    start = minute(database, 0)
+    found = [((run.scheduled_at - start) / MINUTE, (run.publish_at - start) / MINUTE) for run in open_runs(database)]
+    return sorted(found, key=lambda run: (run[1], run[0]))
+
+
+def by_hand(database: ClockedDatabase) -> list[float]:
+    """The minutes recorded as left out by hand."""
+    rows = database.rows("SELECT first_at, last_at, occurrences FROM skips WHERE reason = 'by_hand' ORDER BY first_at")
+    assert all(first == last and count == 1 for first, last, count in rows)
+    return [(first - minute(database, 0)) / MINUTE for first, _, _ in rows]
+
+
+def kinds(database: ClockedDatabase) -> list[str]:
+    return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in lifecycle(database)]

@@ -1,0 +1,249 @@
+"""`job.skip`, `job.move` and `job.unskip` of one coming occurrence; it stays the occurrence of its nominal instant."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.intake.minutes import (
+    MINUTE,
+    MINUTELY,
+    SECOND,
+    by_hand,
+    kinds,
+    live,
+    minute,
+    runs,
+    said,
+    say,
+)  # fmt: skip
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, ask_within, lifecycle, open_runs, submit
+from tidewheel.ids import job_id
+
+
+@pytest.fixture
+def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each minute and may overlap, on a clock that stands still."""
+    return start_minutely(clocked)
+
+
+def test_a_skipped_occurrence_does_not_fire_and_is_recorded_as_left_out_by_hand(minutely: ClockedDatabase) -> None:
+    reply = say(minutely, "skip", 2, reason="maintenance")
+    assert (reply.status, reply.job_version, reply.unchanged) == ("accepted", 1, False)
+    assert (reply.job_id, reply.next_run_at) == (str(job_id("default", "job")), minute(minutely, 1))
+    live(minutely, 4)
+    assert runs(minutely) == [(1, 1), (3, 3), (4, 4)]
+    assert by_hand(minutely) == [2]
+    [event] = [event for event in lifecycle(minutely) if "job.occurrence" in event.type]
+    assert (event.type, event.reason, event.job_version) == ("io.tidewheel.job.occurrence_skipped.v1", "maintenance", 1)
+    assert datetime.fromisoformat(event.detail["at"]) == minute(minutely, 2)
+
+
+def test_a_moved_occurrence_fires_at_its_new_time_under_its_own_instant(minutely: ClockedDatabase) -> None:
+    assert said(minutely, "move", 2, to=3.5).next_run_at == minute(minutely, 1)
+    live(minutely, 4)
+    assert runs(minutely) == [(1, 1), (3, 3), (2, 3.5), (4, 4)]
+    assert minutely.rows("SELECT done_at IS NOT NULL FROM overrides") == [(True,)]
+    assert by_hand(minutely) == []
+    [event] = [event for event in lifecycle(minutely) if "job.occurrence" in event.type]
+    assert event.type == "io.tidewheel.job.occurrence_moved.v1"
+    assert datetime.fromisoformat(event.detail["to"]) == minute(minutely, 3.5)
+
+
+@pytest.mark.parametrize("to", [0.5, 1.5, 2, 2.5, 6, 6.25], ids=lambda to: f"to_{to}")
+def test_an_occurrence_moves_before_others_behind_them_or_onto_one(minutely: ClockedDatabase, to: float) -> None:
+    said(minutely, "move", 3, to=to)
+    live(minutely, 7)
+    wanted = [(float(n), float(n)) for n in range(1, 8) if n != 3] + [(3.0, to)]
+    assert runs(minutely) == sorted(wanted, key=lambda run: (run[1], run[0]))
+
+
+def test_a_moved_run_waits_for_its_new_time_and_no_jitter_delays_it(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    submit(clocked, **MINUTELY, jitter="50%")
+    said(clocked, "move", 1, to=1.25)
+    live(clocked, 2)
+    first = next(run for run in runs(clocked) if run[0] == 1)
+    assert first == (1, 1.25)
+
+
+def test_what_was_said_before_is_replaced_and_saying_it_again_changes_nothing(minutely: ClockedDatabase) -> None:
+    assert [said(minutely, "skip", 2).unchanged, said(minutely, "skip", 2).unchanged] == [False, True]
+    assert [said(minutely, "move", 2, to=2.5).unchanged, said(minutely, "move", 2, to=2.5).unchanged] == [False, True]
+    assert said(minutely, "move", 2, to=1.5).unchanged is False
+    assert kinds(minutely)[1:] == ["job.occurrence_skipped", "job.occurrence_moved", "job.occurrence_moved"]
+    live(minutely, 3)
+    assert runs(minutely) == [(1, 1), (2, 1.5), (3, 3)]
+
+
+def test_a_restored_occurrence_fires_at_its_own_instant(minutely: ClockedDatabase) -> None:
+    said(minutely, "skip", 2)
+    said(minutely, "move", 3, to=3.5)
+    assert said(minutely, "unskip", 2).next_run_at == minute(minutely, 1)
+    said(minutely, "unskip", 3)
+    assert minutely.count("overrides") == 0
+    live(minutely, 4)
+    assert runs(minutely) == [(n, n) for n in (1, 2, 3, 4)]
+    assert kinds(minutely).count("job.occurrence_restored") == 2
+    assert minutely.value("SELECT overridden FROM timers") is False
+
+
+def test_several_of_one_job_and_of_others_in_one_batch(minutely: ClockedDatabase) -> None:
+    submit(minutely, "other", **MINUTELY)
+    at = [minute(minutely, n).isoformat() for n in range(6)]
+    replies = ask(
+            about("job.skip", at=at[1]), about("job.skip", at=at[2]), about("job.skip", "other", at=at[1]),
+        about("job.move", at=at[3], to=at[5]), about("job.unskip", at=at[1]), about("job.skip", "nobody", at=at[1]),
+    )  # fmt: skip
+    assert [(reply.status, reply.code) for reply in replies] == [("accepted", None)] * 5 + [("rejected", "unknown_job")]
+    live(minutely, 5)
+    for key, wanted in {"job": [1, 3, 4, 5], "other": [2, 3, 4, 5]}.items():
+        found = [run.scheduled_at for run in open_runs(minutely) if run.job_id == job_id("default", key)]
+        assert found == [minute(minutely, number) for number in wanted]
+
+
+@pytest.mark.parametrize("ahead", [5 * SECOND, 60 * SECOND])
+def test_within_the_lookahead_what_was_written_is_taken_back_and_written_again(
+    minutely: ClockedDatabase, ahead: timedelta
+) -> None:
+    minutely.advance(57 * SECOND)
+    fire_due(minutely, lookahead=ahead)
+    before = runs(minutely)
+    assert (1, 1) in before
+    said(minutely, "skip", 1)
+    assert (1, 1) not in runs(minutely)
+    fire_due(minutely, lookahead=ahead)
+    assert by_hand(minutely) == [1], "recorded ahead of its time"
+    assert runs(minutely) == before[1:]
+    said(minutely, "unskip", 1)
+    assert by_hand(minutely) == []
+    fire_due(minutely, lookahead=ahead)
+    assert runs(minutely) == before
+    said(minutely, "move", 1, to=1.02)
+    fire_due(minutely, lookahead=ahead)
+    assert [run for run in runs(minutely) if run[0] == 1] == [(1, 1.02)]
+    said(minutely, "unskip", 1)
+    live(minutely, 2, step=SECOND, ahead=ahead)
+    assert [run for run in runs(minutely) if run[0] <= 2] == [(1, 1), (2, 2)]
+    assert by_hand(minutely) == []
+
+
+def test_a_skip_within_the_lookahead_leaves_the_scheduler_nothing_to_do(minutely: ClockedDatabase) -> None:
+    """Were it to wait for the instant, the timer would be due all the while, and be moved to where it stands."""
+    said(minutely, "skip", 1)
+    minutely.advance(57 * SECOND)
+    assert [fire_due(minutely, lookahead=5 * SECOND) for _ in range(2)] == [1, 0]
+
+
+def test_the_last_occurrence_of_a_bounded_job_is_skipped_and_the_job_is_finished(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    submit(clocked, **MINUTELY, max_runs=2)
+    said(clocked, "skip", 2)
+    live(clocked, 3)
+    assert runs(clocked) == [(1, 1)]
+    assert by_hand(clocked) == [2]
+    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+    assert clocked.count("timers") == 0
+
+
+def test_an_occurrence_may_be_moved_beyond_the_bounds_of_its_job(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    submit(clocked, **MINUTELY, max_runs=2)
+    assert said(clocked, "move", 2, to=5).next_run_at == minute(clocked, 1)
+    live(clocked, 6)
+    assert runs(clocked) == [(1, 1), (2, 5)]
+    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+
+
+def test_the_last_one_written_ahead_is_taken_back_and_its_job_is_not_finished(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    submit(clocked, schedule={"once": (now + MINUTE).isoformat()})
+    clocked.advance(57 * SECOND)
+    fire_due(clocked, lookahead=5 * SECOND)
+    assert clocked.count("timers") == 0
+    said(clocked, "move", 1, to=3)
+    assert clocked.rows("SELECT finished_at FROM jobs") == [(None,)]
+    said(clocked, "skip", 1)
+    fire_due(clocked, lookahead=5 * SECOND)
+    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+    assert said(clocked, "unskip", 1).next_run_at == minute(clocked, 1)
+    live(clocked, 2)
+    assert runs(clocked) == [(1, 1)]
+
+
+def test_a_pause_takes_a_moved_run_back_and_resuming_lets_it_fire(minutely: ClockedDatabase) -> None:
+    said(minutely, "move", 1, to=2.5)
+    minutely.advance(2.45 * MINUTE)
+    fire_due(minutely, lookahead=5 * SECOND)
+    assert (1, 2.5) in runs(minutely)
+    ask(minutely, about("job.pause"))
+    assert runs(minutely) == [(2, 2.45)]
+    ask(minutely, about("job.resume"))
+    live(minutely, 1)
+    assert runs(minutely) == [(2, 2.45), (1, 2.5), (3, 3)]
+
+
+def test_a_pause_passes_over_what_was_moved_into_it(minutely: ClockedDatabase) -> None:
+    said(minutely, "move", 1, to=2.5)
+    said(minutely, "move", 6, to=2.75)
+    live(minutely, 2)
+    ask(minutely, about("job.pause"))
+    minutely.advance(2 * MINUTE)
+    ask(minutely, about("job.resume"))
+    live(minutely, 3)
+    assert runs(minutely) == [(2, 2), (5, 5), (7, 7)]
+    found = minutely.rows("SELECT reason, first_at, last_at, occurrences FROM skips ORDER BY first_at")
+    spans = [(1, 1, 1), (3, 4, 2), (6, 6, 1)]
+    assert found == [("paused", minute(minutely, first), minute(minutely, last), n) for first, last, n in spans]
+
+
+@pytest.mark.parametrize("on_resume", ["skip", "fire_all"])
+def test_a_paused_job_keeps_what_its_pause_has_passed_over_for_its_end(
+    clocked: ClockedDatabase, on_resume: str
+) -> None:
+    clocked.stop_clock()
+    submit(clocked, **MINUTELY, on_resume=on_resume)
+    ask(clocked, about("job.pause"))
+    clocked.advance(2.5 * MINUTE)
+    assert said(clocked, "skip", 4).next_run_at is None
+    assert said(clocked, "move", 5, to=5.5).next_run_at is None
+    assert clocked.count("skips") == 0
+    ask(clocked, about("job.resume"))
+    live(clocked, 4)
+    later = [(3, 3), (5, 5.5), (6, 6)]
+    nominal = sorted(nominal for nominal, _ in runs(clocked))
+    assert nominal == [3, 5, 6] if on_resume == "skip" else nominal == [1, 2, 3, 5, 6]
+    assert set(later) <= set(runs(clocked))
+    assert by_hand(clocked) == [4]
+
+
+def test_a_pause_that_ends_by_itself_goes_on_ending_by_itself(minutely: ClockedDatabase) -> None:
+    ask(minutely, about("job.pause", until=minute(minutely, 1.5).isoformat()))
+    said(minutely, "skip", 2)
+    live(minutely, 3)
+    assert runs(minutely) == [(3, 3)]
+    assert by_hand(minutely) == [2]
+
+
+def test_a_job_that_was_set_aside_stays_so(minutely: ClockedDatabase) -> None:
+    minutely.execute("UPDATE timers SET due_at = 'infinity', held = 'set_aside'")
+    assert said(minutely, "skip", 2).next_run_at is None
+    assert minutely.rows("SELECT held, due_at = 'infinity' FROM timers") == [("set_aside", True)]
+
+
+def test_what_is_overdue_is_settled_first(minutely: ClockedDatabase) -> None:
+    minutely.advance(2.5 * MINUTE)
+    said(minutely, "skip", 3)
+    assert [nominal for nominal, _ in runs(minutely)] == [1, 2]
+
+
+def test_a_change_that_is_rolled_back_never_was(minutely: ClockedDatabase) -> None:
+    minutely.advance(57 * SECOND)
+    fire_due(minutely, lookahead=5 * SECOND)
+    before = runs(minutely)
+    connection = minutely.connection()
+    ask_within(connection, minutely, about("job.skip", at=minute(minutely, 1).isoformat()))
+    connection.rollback()
+    assert runs(minutely) == before
+    assert minutely.count("overrides") == 0

@@ -1,0 +1,141 @@
+"""What becomes of skipped and moved occurrences when their job changes, and of those whose own instant has passed."""
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.intake.minutes import (
+    MINUTE,
+    MINUTELY,
+    SECOND,
+    by_hand,
+    kinds,
+    live,
+    minute,
+    refusal,
+    runs,
+    said,
+    say,
+)  # fmt: skip
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, begin, open_runs, submission, submit
+
+
+@pytest.fixture
+def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each minute and may overlap, on a clock that stands still."""
+    return start_minutely(clocked)
+
+
+def test_an_edit_keeps_what_its_schedule_still_has_and_drops_the_rest(minutely: ClockedDatabase) -> None:
+    anchor = minute(minutely, 0).isoformat()
+    said(minutely, "skip", 2)
+    said(minutely, "move", 3, to=3.25)
+    said(minutely, "move", 4, to=4.25)
+    submit(minutely, schedule={"interval": "2m", "anchor": anchor}, overlap="allow_all")
+    live(minutely, 6)
+    assert runs(minutely) == [(4, 4.25), (6, 6)]
+    assert by_hand(minutely) == [2]
+
+
+def test_an_edit_takes_a_moved_run_back_and_writes_it_by_the_new_version(minutely: ClockedDatabase) -> None:
+    said(minutely, "move", 3, to=1)
+    minutely.advance(57 * SECOND)
+    fire_due(minutely, lookahead=5 * SECOND)
+    before = {run.run_id for run in open_runs(minutely)}
+    submit(minutely, **MINUTELY, payload=1)
+    assert runs(minutely) == []
+    fire_due(minutely, lookahead=5 * SECOND)
+    assert runs(minutely) == [(1, 1), (3, 1)]
+    assert {run.run_id for run in open_runs(minutely)} == before
+    assert {run.job_version for run in open_runs(minutely)} == {2}
+
+
+def test_what_was_moved_to_an_earlier_time_that_has_come_is_not_taken_back(minutely: ClockedDatabase) -> None:
+    """Its own instant is ahead, but it has fired: an edit neither takes it back nor fires it again."""
+    said(minutely, "move", 3, to=0.5)
+    live(minutely, 0.5)
+    submit(minutely, **MINUTELY, payload=1)
+    assert [(run.job_version, run.scheduled_at) for run in open_runs(minutely)] == [(1, minute(minutely, 3))]
+    assert "which has passed" in refusal(say(minutely, "unskip", 3))[1]
+    live(minutely, 3.5)
+    assert runs(minutely) == [(3, 0.5), (1, 1), (2, 2), (4, 4)]
+
+
+def test_what_was_moved_past_its_own_instant_outlives_an_edit_of_the_schedule(minutely: ClockedDatabase) -> None:
+    """It was an occurrence when its instant came: it is owed, whatever the schedule says by now."""
+    said(minutely, "move", 1, to=3.5)
+    live(minutely, 2)
+    submit(minutely, schedule="@every 10m", overlap="allow_all")
+    live(minutely, 2)
+    assert runs(minutely) == [(2, 2), (1, 3.5)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [about("job.delete"), submission(), submission(schedule={"fixed_delay": "1h"})],
+    ids=["delete", "manual", "fixed_delay"],
+)
+def test_where_nothing_can_fire_it_any_more_it_is_recorded_as_left_out(
+    minutely: ClockedDatabase, change: dict[str, object]
+) -> None:
+    said(minutely, "move", 1, to=3)
+    live(minutely, 2)
+    minutely.advance(0.95 * MINUTE)
+    fire_due(minutely, lookahead=5 * SECOND)
+    assert (1, 3) in runs(minutely), "written ahead"
+    [reply] = ask(minutely, change)
+    assert reply.status == "accepted"
+    assert by_hand(minutely) == [1]
+    assert "occurrence.skipped" in kinds(minutely)
+    assert 1 not in [nominal for nominal, _ in runs(minutely)]
+
+
+def test_a_job_that_is_deleted_and_made_again_knows_nothing_of_what_was_said(minutely: ClockedDatabase) -> None:
+    anchor = {"schedule": {"interval": "1m", "anchor": minute(minutely, 0).isoformat()}, "overlap": "allow_all"}
+    start = minute(minutely, 0)
+    submit(minutely, **anchor)
+    said(minutely, "skip", 1)
+    said(minutely, "move", 2, to=3)
+    ask(minutely, about("job.delete"))
+    submit(minutely, **anchor)
+    minutely.advance(2 * MINUTE)
+    fire_due(minutely)
+    assert [run.scheduled_at for run in open_runs(minutely)] == [start + MINUTE, start + 2 * MINUTE]
+
+
+def test_a_moved_one_whose_instant_has_passed_can_be_moved_again_skipped_or_let_fire_at_once(
+    minutely: ClockedDatabase,
+) -> None:
+    for number in (1, 2, 3):
+        said(minutely, "move", number, to=9)
+    live(minutely, 4)
+    said(minutely, "move", 1, to=5.5)
+    said(minutely, "skip", 2)
+    assert said(minutely, "unskip", 3).next_run_at == minute(minutely, 5)
+    assert by_hand(minutely) == [2]
+    live(minutely, 2)
+    now = [run for run in runs(minutely) if run[0] == 3]
+    assert now == [(3, 4)]
+    assert runs(minutely)[-3:] == [(5, 5), (1, 5.5), (6, 6)]
+
+
+def test_the_last_one_moved_and_then_skipped_finishes_its_job(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    submit(clocked, **MINUTELY, max_runs=1)
+    said(clocked, "move", 1, to=3)
+    live(clocked, 2)
+    said(clocked, "skip", 1)
+    live(clocked, 2)
+    assert runs(clocked) == []
+    assert by_hand(clocked) == [1]
+    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+
+
+def test_a_moved_run_that_has_begun_goes_on(minutely: ClockedDatabase) -> None:
+    said(minutely, "move", 3, to=0.5)
+    live(minutely, 0.5)
+    [run] = open_runs(minutely)
+    assert begin(minutely, run.run_id).attempt == 1
+    assert refusal(say(minutely, "skip", 3))[0] == "at"
+    submit(minutely, **MINUTELY, payload=1)
+    assert [(run.state, run.job_version) for run in open_runs(minutely)] == [("running", 1)]

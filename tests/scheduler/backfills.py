@@ -1,0 +1,62 @@
+"""Backfills without a scheduler process: asked for, and their runs made a batch at a time."""
+
+from datetime import datetime
+from uuid import UUID
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import about, ask
+from tidewheel.control.backfills import BackfillProgress, backfill
+from tidewheel.scheduler.backfilling import Backfilling, make_some
+from tidewheel.schemas.records import Reply, ReplyStatus
+
+
+def asking(first: datetime, last: datetime, key: str = "job", **fields: object) -> dict[str, object]:
+    """A `job.backfill` of a range."""
+    return about("job.backfill", key, **{"from": first.isoformat(), "to": last.isoformat()}, **fields)
+
+
+def ask_backfill(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> Reply:
+    """Ask for a backfill."""
+    return ask(database, asking(first, last, key, **fields))[0]
+
+
+def accept(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> UUID:
+    """Ask for a backfill, which is accepted; returns its id."""
+    reply = ask_backfill(database, first, last, key, **fields)
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+    return UUID(reply.backfill_id)
+
+
+def move(database: Database, kind: str, backfill_id: UUID, **fields: object) -> Reply:
+    """Pause, resume or cancel a backfill; the answer."""
+    return ask(database, {"type": f"backfill.{kind}", "backfill_id": str(backfill_id)} | fields)[0]
+
+
+def make_batch(database: Database, backfill_id: UUID) -> int:
+    """Make the next batch of a backfill's runs; returns how many."""
+    session = database.session()
+    try:
+        return make_some(session, database.installation, backfill_id)[0]
+    finally:
+        session.close()
+
+
+def look(database: Database) -> int:
+    """One look at all backfills, as a scheduler takes it; returns how many runs were made."""
+    session = database.session()
+    try:
+        return Backfilling(session, database.installation).step(range(database.installation.shards))[0]
+    finally:
+        session.close()
+
+
+def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
+    """How a backfill stands, as people are shown it."""
+    with database.transaction() as connection:
+        return backfill(connection, "default", backfill_id)
+
+
+def made_instants(database: Database) -> list[datetime]:
+    """The instants of all runs that backfills have made, in the order of their making."""
+    found = database.rows("SELECT scheduled_at FROM job_runs WHERE cause = 'backfill' ORDER BY made_at, scheduled_at")
+    return [at for (at,) in found]

@@ -1,0 +1,52 @@
+"""Runs of one job, whatever they are made by, that are to overlap."""
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import begin
+from tidewheel.ids import JobId, RunId, job_id, run_id
+from tidewheel.runs import Cause, Overlap
+from tidewheel.transitions.start import Started
+from tidewheel.transitions.write import NewRun, write_runs
+
+JOB = job_id("default", "job")
+
+
+def make(
+    database: Database, overlap: str, cause: Cause = Cause.TRIGGER, *, key: str = "job", at: datetime | None = None
+) -> RunId:
+    """A run that is due now; those of one job are a millisecond apart, in the order in which they are made."""
+    job = job_id("default", key)
+    [(version, shard, handler, queue, lane, definition, made)] = database.rows(
+        "SELECT v.version, j.shard, v.handler, v.queue, v.lane, v.definition,"
+        " (SELECT count(*) FROM job_runs WHERE job_id = j.job_id)"
+        "  FROM jobs AS j JOIN job_versions AS v USING (job_id, version) WHERE job_id = %s",
+        [job],
+    )
+    now = database.now()
+    nominal = at or now + timedelta(milliseconds=made)
+    made_of = run_id(job, nominal, cause, at=now)
+    run = NewRun(
+        made_of, JobId(job), "default", version, shard, cause, queue, lane, handler, overlap, nominal, now, definition
+    )
+    with database.transaction() as connection:
+        assert write_runs(connection, database.installation, [run], now=now) == {run.run_id}
+    return run.run_id
+
+
+def holding(database: Database, *, key: str = "job") -> Started:
+    """The attempt of a run that has its job's turn."""
+    return begin(database, make(database, Overlap.SKIP, key=key))
+
+
+def waiting(database: Database, job: UUID = JOB) -> bool | None:
+    """Whether a job's turn is marked as waited for; None where there is none."""
+    found = database.rows("SELECT waiting FROM turns WHERE job_id = %s", [job])
+    return found[0][0] if found else None
+
+
+def signals(database: Database) -> list[tuple[UUID, int, str, UUID]]:
+    """What executors are to read."""
+    rows = database.rows("SELECT run_id, attempt, kind, executor_id FROM signals ORDER BY made_at")
+    return [(run, attempt, kind, executor) for run, attempt, kind, executor in rows]
