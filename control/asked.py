@@ -126,8 +126,7 @@ class Asked:
 
     def error(self) -> tuple[str, datetime] | None:
         """Why the job was set aside, and when."""
-        found = self.connection.execute(_READ_JOB_ERROR, {"job_id": self.job.job_id}, binary=True).fetchone()
-        return cast("tuple[str, datetime] | None", found)
+        return read_job_error(self.connection, self.job.job_id)
 
     def holder(self, then: datetime, run_id: UUID) -> UUID | None:
         """Which run had the turn that another did not get then, as far as it can still be told."""
@@ -161,18 +160,18 @@ def read_asked(connection: Conn, tenant: str, key: str, at: datetime, misfire_af
         ScheduleRefused: A stored schedule cannot be read.
     """
     job = read_place(connection, tenant, key)
-    columns = {"job_id": job.job_id, "at": at, "cursor_at": job.cursor_at or _FOREVER}
-    with connection.cursor(row_factory=class_row(Said), binary=True) as cursor:
-        said = tuple(cursor.execute(_READ_SAID, columns))
+    said = read_said(connection, job.job_id, job.cursor_at or _FOREVER, at)
     with connection.cursor(row_factory=class_row(SkipSpan), binary=True) as cursor:
-        spans = tuple(cursor.execute(_READ_SKIPS_AT, columns))
+        spans = tuple(cursor.execute(_READ_SKIPS_AT, {"job_id": job.job_id, "at": at}))
     about_it = next((each for each in said if each.scheduled_at == at), None)
     due = about_it.moved_to if about_it is not None and about_it.moved_to is not None else at
     return Asked(
         connection=connection,
         at=at,
         job=job,
-        near=read_versions_near(connection, job.job_id, tenant, at, job.cursor_at, job.catch_up_end),
+        near=read_versions_near(
+            connection, job.job_id, tenant, at, cursor=job.cursor_at, catch_up_end=job.catch_up_end
+        ),
         runs=_read_runs(connection, job.job_id, at, due),
         spans=spans,
         said=said,
@@ -191,6 +190,18 @@ def read_place(connection: Conn, tenant: str, key: str) -> JobPlace:
     if found is None:
         raise UnknownJob(tenant, key)
     return found
+
+
+def read_said(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[Said, ...]:
+    """What was said about occurrences from `cursor_at` on, about moved ones that have not fired, and about `at`."""
+    with connection.cursor(row_factory=class_row(Said), binary=True) as cursor:
+        return tuple(cursor.execute(_READ_SAID, {"job_id": job, "at": at, "cursor_at": cursor_at}))
+
+
+def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:
+    """Why a job was set aside, and when."""
+    found = connection.execute(_READ_JOB_ERROR, {"job_id": job}, binary=True).fetchone()
+    return cast("tuple[str, datetime] | None", found)
 
 
 @dataclass(frozen=True, slots=True)

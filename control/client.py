@@ -5,7 +5,8 @@ Requests are applied by the same code that intake uses, in one transaction each,
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from types import TracebackType
@@ -17,7 +18,12 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
 from tidewheel.control.enqueue import raise_if_rejected, trigger_document
-from tidewheel.db import CommitUnknown, Session
+from tidewheel.control.explaining import explain
+from tidewheel.control.explanation import Explanation
+from tidewheel.control.preview import Preview, preview
+from tidewheel.control.upcoming import Upcoming, upcoming
+from tidewheel.control.versions import Change, Version, diff, versions
+from tidewheel.db import CommitUnknown, Conn, Session
 from tidewheel.errors import Unavailable, UnknownRun
 from tidewheel.ids import JobId, RunId
 from tidewheel.intake.accept import apply_requests
@@ -31,7 +37,9 @@ from tidewheel.sql import Statements
 from tidewheel.transitions.installation import read_installation
 from tidewheel.wakeup import Channel, Notifier
 
-_READ_RUN = Statements("tidewheel.control")["read_run"]
+_SQL = Statements("tidewheel.control")
+_READ_RUN = _SQL["read_run"]
+_READ_ALIKE = _SQL["read_alike"]
 
 _LOG = logging.getLogger("tidewheel.client")
 
@@ -309,6 +317,54 @@ class Client:
         with self._session.transaction() as connection:
             return show_calendar(connection, self._tenant, name)
 
+    def explain(self, key: str, at: datetime) -> Explanation:
+        """What became of any instant of a job, or is to become of it, and why.
+
+        Raises:
+            UnknownJob: There is no such job and never was one.
+        """
+        with self._reading() as connection:
+            return explain(connection, self._tenant, key, at, misfire_after=self._installation.misfire_after)
+
+    def next(self, key: str, n: int = 10) -> Upcoming:
+        """The next `n` occurrences of a job, with what lies between them and does not fire.
+
+        Raises:
+            UnknownJob: There is no such job.
+        """
+        with self._reading() as connection:
+            return upcoming(connection, self._tenant, key, n, misfire_after=self._installation.misfire_after)
+
+    def preview(
+        self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None
+    ) -> Preview:
+        """What a job would do that is not saved: its policies in words, and its next `n` occurrences.
+
+        Raises:
+            Refused: As a submit would be.
+        """
+        with self._reading() as connection:
+            return preview(connection, self._tenant, job, n, after)
+
+    def versions(self, key: str, *, most: int = 20, before: int | None = None) -> list[Version]:
+        """A job's versions, the newest first, each with what it changed.
+
+        Raises:
+            UnknownJob: There is no such job and never was one.
+        """
+        with self._reading() as connection:
+            return versions(connection, self._tenant, key, most=most, before=before)
+
+    def diff(self, key: str, a: int, b: int) -> list[Change]:
+        """What differs in version `b` of a job from version `a`.
+
+        Raises:
+            UnknownJob: There is no such job and never was one.
+            InvalidInput: It has no such version.
+        """
+        with self._reading() as connection:
+            return diff(connection, self._tenant, key, a, b)
+
     def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
         """End a run, whatever state it is in.
 
@@ -352,6 +408,12 @@ class Client:
             self._never.wait(min(pause, max(deadline - monotonic_seconds(), 0)))
             pause = min(pause * 1.5, LONGEST_LOOK_SECONDS)
         return run
+
+    @contextmanager
+    def _reading(self) -> Generator[Conn]:
+        with self._session.transaction() as connection:
+            connection.execute(_READ_ALIKE)
+            yield connection
 
     def _about_job(self, kind: str, key: str, **fields: object) -> Job:
         return _job(self._ask(_without_none({"type": kind, "key": key, **fields})))

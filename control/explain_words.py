@@ -42,41 +42,28 @@ def fired(asked: Asked, run: RunFacts) -> str:
 
 
 def _stands(asked: Asked, run: RunFacts) -> str:
-    error = f" ({run.error_type})" if run.error_type else ""
+    state = RunState(run.state)
+    if state is RunState.QUEUED:
+        return _queued(asked, run)
+    if state is RunState.BUFFERED:
+        holder = asked.turn()
+        return f"Its run waits for the job's turn{f', which run {holder} has' if holder else ''}."
+    attempt, error = f"attempt {run.attempt}", f" ({run.error_type})" if run.error_type else ""
+    ended = f" at {instant(run.finished_at)}" if run.finished_at else ""
     why = f" ({run.reason})" if run.reason else ""
-    match RunState(run.state):
-        case RunState.QUEUED:
-            return _queued(asked, run)
-        case RunState.BUFFERED:
-            return (
-                f"Its run waits for the job's turn{_held_by(asked)}; it is next when that run and those before it end."
-            )
-        case RunState.RUNNING:
-            since = f" since {instant(run.started_at)}" if run.started_at else ""
-            return f"Attempt {run.attempt} of its run is under way{since}."
-        case RunState.RETRYING:
-            return f"Attempt {run.attempt} of its run failed; the next may begin at {_publish(run)}."
-        case RunState.WAITING:
-            return f"Attempt {run.attempt} of its run waits for an outcome from outside."
-        case RunState.CANCELLING:
-            return f"Its run is being cancelled: attempt {run.attempt} has been asked to stop."
-        case RunState.BLOCKED:
-            return "Its run waits for those of other jobs."
-        case RunState.SUCCEEDED:
-            return f"Its run succeeded in attempt {run.attempt}{_ended(run)}."
-        case RunState.FAILED:
-            return (
-                f"Its run failed in attempt {run.attempt}{_ended(run)}{error}; its dead letter holds every attempt. "
-                "Mend the cause, then trigger the job."
-            )
-        case RunState.TIMED_OUT:
-            return f"Its run timed out in attempt {run.attempt}{_ended(run)}{why}."
-        case RunState.CANCELLED:
-            return f"Its run was cancelled{_ended(run)}{why}."
-        case RunState.SKIPPED:
-            return f"Its run ended skipped{_ended(run)}{why}."
-        case never:
-            assert_never(never)
+    mend = "Its dead letter holds every attempt. Mend the cause, then trigger the job."
+    return {
+        RunState.RUNNING: f"Its run is under way: {attempt}{_since(run)}.",
+        RunState.RETRYING: f"Its run is under way: {attempt} failed, and the next may begin at {_publish(run)}.",
+        RunState.WAITING: f"Its run is under way: {attempt} waits for an outcome from outside.",
+        RunState.CANCELLING: f"Its run is being cancelled: {attempt} has been asked to stop.",
+        RunState.BLOCKED: "Its run waits for those of other jobs.",
+        RunState.SUCCEEDED: f"Its run succeeded in {attempt}{ended}.",
+        RunState.FAILED: f"Its run failed in {attempt}{ended}{error}. {mend}",
+        RunState.TIMED_OUT: f"Its run timed out in {attempt}{ended}{why}. {mend}",
+        RunState.CANCELLED: f"Its run was cancelled{ended}{why}.",
+        RunState.SKIPPED: f"Its run ended skipped{ended}{why}.",
+    }[state]
 
 
 def _queued(asked: Asked, run: RunFacts) -> str:
@@ -87,17 +74,12 @@ def _queued(asked: Asked, run: RunFacts) -> str:
     return f"Its run has waited{waited} for an executor: see that one runs which serves queue {run.queue!r}{knows}."
 
 
-def _held_by(asked: Asked) -> str:
-    holder = asked.turn()
-    return f", which run {holder} has" if holder else ""
+def _since(run: RunFacts) -> str:
+    return f" since {instant(run.started_at)}" if run.started_at else ""
 
 
 def _publish(run: RunFacts) -> str:
     return instant(run.publish_at) if run.publish_at else "any time"
-
-
-def _ended(run: RunFacts) -> str:
-    return f" at {instant(run.finished_at)}" if run.finished_at else ""
 
 
 def overlapped(asked: Asked, run: RunFacts, saying: Saying | None) -> str:
@@ -118,31 +100,32 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
     among = f" with {_number(span)} from {instant(span.first_at)} to {instant(span.last_at)}" if many else ""
     match SkipReason(span.reason):
         case SkipReason.MISFIRE:
-            return (
+            words = (
                 f"It was missed{among}: nothing had fired it {length(asked.misfire_after)} after its time, and at "
                 f"{instant(span.made_at)} {_caught_up(span, saying)} A backfill runs what was missed."
             )
         case SkipReason.LIMIT:
-            return (
-                f"It was missed{among}. catch_up fire_all makes up for the newest {MOST_MADE_UP}, and it was older. "
+            words = (
+                f"It was missed{among}. catch_up fire_all makes up for the newest {MOST_MADE_UP:,}, and it was older. "
                 "A backfill runs the others."
             )
         case SkipReason.PAUSED:
             policy = f" on_resume is {saying.policies.on_resume}:" if saying else ""
-            return (
-                f"The job was paused{among}.{policy} when the pause ended, or the job was changed in it, at "
-                f"{instant(span.made_at)}, it was passed over. A backfill runs what a pause has left out."
+            words = (
+                f"The job was paused{among}.{policy} it was passed over when the pause ended, or the job was changed "
+                f"in it, at {instant(span.made_at)}. A backfill runs what a pause has left out."
             )
         case SkipReason.EXCLUDED:
-            return f"{excluded(saying, asked)}"
+            words = excluded(saying, asked)
         case SkipReason.BY_HAND:
-            return by_hand(asked)
+            words = by_hand(asked)
         case SkipReason.BOUND:
-            return f"It lies outside the job's bounds{among}."
+            words = f"It lies outside the job's bounds{among}."
         case SkipReason.OVERLAP:
-            return f"Another run of the job had the turn{among}."
+            words = f"Another run of the job had the turn{among}."
         case never:
             assert_never(never)
+    return words
 
 
 def _number(span: SkipSpan) -> str:
@@ -187,10 +170,10 @@ def waiting_for(policy: CatchUp, window: timedelta) -> str:
     """What a policy will do with what was not fired."""
     match policy:
         case CatchUp.SKIP:
-            return "skip: it will be passed over"
+            return "It is skip: what was not fired is passed over."
         case CatchUp.FIRE_ONCE:
-            return "fire_once: one run is made, for the latest"
+            return "It is fire_once: one run is made, for the latest."
         case CatchUp.FIRE_ALL:
-            return f"fire_all: a run for each of the last {length(window)}, the newest {MOST_MADE_UP}"
+            return f"It is fire_all: a run is made for each of the last {length(window)}, the newest {MOST_MADE_UP:,}."
         case never:
             assert_never(never)

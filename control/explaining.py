@@ -1,40 +1,27 @@
 """`explain`: what became of any instant of a job, or is to become of it, and why.
 
 What is recorded is told from the records: a run, else a span of the ledger. What is not recorded yet, from where the
-timer stands on, is decided by the scheduler's own code, for now, and nothing of it is written. A handful of indexed reads
-whatever the job's past.
+timer stands on, is decided by the scheduler's own code, for now, and nothing of it is written. A handful of indexed
+reads, whatever the job's past.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.asked import Asked, read_asked
 from tidewheel.control.clock_notes import no_occurrence_notes, occurrence_notes, on_clock
-from tidewheel.control.explain_words import (
-    by_hand,
-    excluded,
-    fired,
-    instant,
-    length,
-    overlapped,
-    passed_over,
-    waiting_for,
-)
-from tidewheel.control.explanation import MOVED, Explanation, Outcome, RunFacts, SkipSpan
+from tidewheel.control.explain_words import fired, instant, overlapped, passed_over
+from tidewheel.control.explanation import MISFIRE_AFTER, MOVED, Answer, Explanation, Outcome, RunFacts, SkipSpan
+from tidewheel.control.unrecorded import chained, moved_ahead, not_recorded
 from tidewheel.control.versions_near import Saying
 from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
 from tidewheel.occurrences import Held, SkipReason
 from tidewheel.runs import RunState
-from tidewheel.scheduler.recurrence.due import decide
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
-from tidewheel.scheduler.recurrence.jitter import jittered
-from tidewheel.scheduler.recurrence.once import Manual, Once
-from tidewheel.scheduler.recurrence.standing import Standing
+from tidewheel.scheduler.recurrence.once import Manual
+from tidewheel.scheduler.recurrence.zones import LAST_YEAR
 
-MISFIRE_AFTER = timedelta(seconds=60)
-
-_LOOK = "See that a scheduler runs (`tidewheel status`)."
+_FIRST_YEAR = 1970
 
 
 def explain(
@@ -51,12 +38,9 @@ def explain(
 
     Raises:
         UnknownJob: There is no such job and never was one.
-        ScheduleRefused: `at` has no offset, or a stored schedule cannot be read.
+        ScheduleRefused: `at` has no offset or lies beyond 1970 to 2199, or a stored schedule cannot be read.
     """
-    if at.tzinfo is None:
-        problem = f"{at.isoformat()} has no offset, so it is many instants"
-        raise ScheduleRefused(problem, "give an aware datetime", "at")
-    asked = read_asked(connection, tenant, key, at.astimezone(UTC), misfire_after)
+    asked = read_asked(connection, tenant, key, _in_utc(at), misfire_after)
     saying = asked.saying
     answer = _answer(asked, saying)
     zone = saying.zone if saying else "UTC"
@@ -80,46 +64,59 @@ def explain(
     )
 
 
+def _in_utc(at: datetime) -> datetime:
+    if at.tzinfo is None:
+        problem = f"{at.isoformat()} has no offset, so it is many instants"
+        raise ScheduleRefused(problem, "give an aware datetime", "at")
+    if not _FIRST_YEAR < at.year < LAST_YEAR:
+        problem = f"the year {at.year} is outside {_FIRST_YEAR + 1} to {LAST_YEAR - 1}"
+        raise ScheduleRefused(problem, "ask about an instant within them", "at")
+    return at.astimezone(UTC)
+
+
 def _answer(asked: Asked, saying: Saying | None) -> Answer:
     if asked.run is not None:
         return _of_run(asked, asked.run, saying)
-    if saying is None:
+    deleted_at = asked.job.deleted_at
+    if saying is None or (deleted_at is not None and asked.at > deleted_at):
         return _no_job(asked)
     span = _span(asked, saying)
-    if span is not None:
-        ahead = asked.at > asked.job.now
-        early = {SkipReason.BY_HAND: Outcome.COMING_SKIPPED, SkipReason.EXCLUDED: Outcome.COMING_EXCLUDED}
-        outcome = early.get(SkipReason(span.reason), Outcome.SKIPPED) if ahead else Outcome.SKIPPED
-        return Answer(outcome, passed_over(asked, span, saying), span.reason, span)
+    if span is None:
+        return _without_record(asked, saying)
+    early = {SkipReason.BY_HAND: Outcome.COMING_SKIPPED, SkipReason.EXCLUDED: Outcome.COMING_EXCLUDED}
+    ahead = early.get(SkipReason(span.reason)) if asked.at > asked.job.now else None
+    return Answer(ahead or Outcome.SKIPPED, passed_over(asked, span, saying), span.reason, span)
+
+
+def _without_record(asked: Asked, saying: Saying) -> Answer:
     if isinstance(saying.schedule, FixedDelay):
         return chained(asked, saying.schedule)
     if not saying.says(asked.at):
         return _no_occurrence(asked, saying)
-    cursor = asked.job.cursor_at
-    if saying.until is None and (cursor is None or asked.at >= cursor):
+    current = saying.until is None
+    said = asked.about_it
+    if current and said is not None and said.moved_to is not None and said.done_at is None and saying.fires(asked.at):
+        return moved_ahead(asked, said, saying)
+    cursor, finished = asked.job.cursor_at, asked.job.finished_at is not None
+    if current and (asked.at >= cursor if cursor else not (finished and saying.fires(asked.at))):
         return not_recorded(asked, saying)
-    moved = asked.about_it
-    if saying.until is None and moved is not None and moved.moved_to is not None and moved.done_at is None:
-        return moved(asked, saying, moved.moved_to)
     return _nothing_recorded(asked)
 
 
 def _of_run(asked: Asked, run: RunFacts, saying: Saying | None) -> Answer:
     said = asked.about_it
     moved_to = said.moved_to if said else None
-    reason = MOVED if moved_to else None
-    who = f" {said.made_by or 'Somebody'} moved it here at {instant(said.made_at)}." if said and moved_to else ""
     if run.state == RunState.SKIPPED:
         return Answer(Outcome.SKIPPED, overlapped(asked, run, saying), run.reason, moved_to=moved_to)
-    due = moved_to or asked.at
+    due, reason, moved = asked.at, None, ""
+    if said is not None and moved_to is not None:
+        due, reason = moved_to, MOVED
+        moved = f" {said.made_by or 'Somebody'} moved it to {instant(moved_to)}, at {instant(said.made_at)}."
     if due > asked.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
         outcome = Outcome.COMING_MOVED if moved_to else Outcome.COMING
-        words = f"It is to fire at {instant(due)}; its run {run.run_id} is written ahead of its time.{who}"
+        words = f"It is to fire at {instant(due)}; its run is written already, ahead of its time.{moved}"
         return Answer(outcome, words, reason, moved_to=moved_to)
-    moved = f" It was moved to {instant(moved_to)}.{who}" if moved_to else ""
-    return Answer(
-        Outcome.FIRED, fired(asked, run) + moved.replace("moved it here", "did that"), reason, None, moved_to
-    )
+    return Answer(Outcome.FIRED, f"{fired(asked, run)}{moved}", reason, moved_to=moved_to)
 
 
 def _no_job(asked: Asked) -> Answer:
@@ -131,7 +128,7 @@ def _no_job(asked: Asked) -> Answer:
         when = f" at {instant(deleted)}" if deleted else ""
         return Answer(Outcome.DELETED, f"The job had been deleted{when}.{again}")
     since = f": it was first submitted at {instant(later[0].row.effective_at)}" if later else ""
-    return Answer(Outcome.NOT_YET, f"There was no such job yet{since}. A backfill runs instants before that.")
+    return Answer(Outcome.NOT_YET, f"There was no such job yet{since}.")
 
 
 def _span(asked: Asked, saying: Saying) -> SkipSpan | None:

@@ -35,6 +35,9 @@ class Outcome(StrEnum):
     """Nothing is recorded of it, as of what is older than what is kept."""
 
 
+MISFIRE_AFTER = timedelta(seconds=60)
+"""How late an occurrence may be before it is missed, where nobody has set it otherwise."""
+
 MOVED = "moved"
 """The reason of an occurrence that fires at another time than its own."""
 

@@ -192,6 +192,14 @@ SELECT v.scheduled_at, v.moved_to, v.made_at, v.made_by, v.done_at
         OR v.scheduled_at = %(at)s OR v.moved_to = %(at)s)
  ORDER BY v.scheduled_at
 
+-- name: find_runs_ahead
+-- The timer-made runs of a job that were written ahead of their time.
+-- Index: open_runs_by_job. No lock.
+SELECT run_id, scheduled_at, publish_at FROM open_runs
+ WHERE job_id = %(job_id)s AND cause = 'timer' AND attempt = 0 AND state = ANY (%(states)s) AND publish_at > %(now)s
+ ORDER BY scheduled_at
+ LIMIT %(most)s
+
 -- name: read_job_error
 -- Why a job was set aside, the last time.
 -- Index: set_aside_by_job. No lock.
@@ -239,3 +247,20 @@ SELECT right(min(c.relname), 8)
   FROM pg_inherits AS i
   JOIN pg_class AS c ON c.oid = i.inhrelid
  WHERE i.inhparent = 'job_runs'::regclass
+
+-- name: read_versions
+-- A job's versions before one of its numbers, the newest first, each with when the next one came.
+-- Index: job_versions_pkey, walked backwards. No lock.
+SELECT v.version, v.effective_at, v.retired_at, later.effective_at AS superseded_at, v.spec, v.definition
+  FROM job_versions AS v
+  LEFT JOIN job_versions AS later ON later.job_id = v.job_id AND later.version = v.version + 1
+ WHERE v.job_id = %(job_id)s AND v.version < %(before)s
+ ORDER BY v.version DESC
+ LIMIT %(most)s
+
+-- name: read_two_versions
+-- Two versions of a job.
+-- Index: job_versions_pkey. No lock.
+SELECT v.version, v.effective_at, v.retired_at, NULL::timestamptz AS superseded_at, v.spec, v.definition
+  FROM job_versions AS v
+ WHERE v.job_id = %(job_id)s AND v.version = ANY (%(versions)s)

@@ -161,7 +161,13 @@ class VersionsNear:
 
 
 def read_versions_near(
-    connection: Conn, job_id: UUID, tenant: str, at: datetime, cursor: datetime | None, catch_up_end: datetime | None
+    connection: Conn,
+    job_id: UUID,
+    tenant: str,
+    at: datetime,
+    *,
+    cursor: datetime | None,
+    catch_up_end: datetime | None,
 ) -> VersionsNear:
     """The versions around an instant.
 

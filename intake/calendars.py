@@ -138,7 +138,8 @@ def _put(connection: Conn, installation: Installation, incoming: Incoming) -> Re
         connection.execute(_UPDATE_CALENDAR, columns)
         return accepted(incoming)
     locked = lock_jobs_by_id(connection, jobs)
-    settle(connection, installation, locked, [job.job_id for job in locked.jobs.values() if job.exists])
+    standing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
+    settle(connection, installation, locked, standing_jobs, pauses_go_on=True)
     connection.execute(_UPDATE_CALENDAR, columns)
     _set_anew(connection, installation, jobs)
     return accepted(incoming)

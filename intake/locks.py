@@ -101,11 +101,23 @@ def lock_jobs_by_id(connection: Conn, job_ids: Iterable[UUID], *, to_delete: boo
 
 
 def settle(
-    connection: Conn, installation: Installation, locked: Locked, job_ids: Sequence[UUID]
+    connection: Conn,
+    installation: Installation,
+    locked: Locked,
+    job_ids: Sequence[UUID],
+    *,
+    pauses_go_on: bool = False,
 ) -> dict[UUID, datetime]:
     """Fire what is overdue of these jobs by the version in force, and take back what is still ahead.
 
     What was set aside could not be fired by that version and is not tried again: a new version goes on from now.
+
+    Args:
+        connection: Inside the transaction that has locked the jobs.
+        installation: Shards and topics.
+        locked: The jobs.
+        job_ids: Which of them.
+        pauses_go_on: Whether what pauses have passed over so far is left to their end; else it is recorded now.
 
     Returns:
         The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
@@ -115,7 +127,7 @@ def settle(
     due = [timer for timer in timers if min(timer.scheduled_at, timer.due_at or timer.scheduled_at) <= locked.now]
     overdue = [timer for timer in due if timer.held is None]
     # What a pause has passed over so far is written down before the version that says what it was is replaced.
-    paused = [timer for timer in due if timer.held == Held.PAUSE]
+    paused = [timer for timer in due if timer.held == Held.PAUSE and not pauses_go_on]
     circumstances = read_circumstances(connection, due)
     advance_timers(
         connection,

@@ -317,7 +317,7 @@ SELECT job_id, tenant, job_version, %(reason)s, scheduled_at, scheduled_at, 1, %
 -- name: read_wanted_versions
 -- Versions to go back to; they never change.
 -- Index: job_versions_pkey. No lock.
-SELECT v.job_id, v.version, v.spec, v.definition
+SELECT v.job_id, v.spec, v.definition
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS wanted (job_id, version)
   JOIN job_versions AS v USING (job_id, version)
 

@@ -21,6 +21,7 @@ from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.ids import run_range
+from tidewheel.metrics import metrics
 from tidewheel.occurrences import BackfillState
 from tidewheel.scheduler.backfill_batch import next_batch
 from tidewheel.sql import Statements
@@ -119,6 +120,7 @@ def make_some(session: Session, installation: Installation, backfill_id: UUID) -
         _hold(session, installation, backfill_id, error)
         return 0, False
     failpoint("backfilling.after_commit")
+    metrics.count("backfilled_runs", result[0])
     return result
 
 

@@ -48,6 +48,7 @@ _JOB_COMMANDS: dict[str, Callable[..., None]] = {
     "delete": jobs.delete,
     "trigger": jobs.trigger,
     "backfill": backfills.backfill_job,
+    "explain": occurrences.explain,
     "skip": occurrences.skip,
     "move": occurrences.move,
     "unskip": occurrences.unskip,

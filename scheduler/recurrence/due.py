@@ -224,14 +224,17 @@ def _with_overrides(
     # What is shifted to another day may come before the schedule's own next instant.
     coming = (standing.schedule.after(recorded), standing.effective.after(recorded))
     following = min((at for at in coming if at is not None), default=None) if look is not None else None
+    next_at = following or look
+    # The cursor never passes what was moved and is no occurrence any more: behind it, it would count as one that was.
+    dropped = sorted(at for at in standing.dropped if next_at is None or at < next_at)
     until = standing.overridden_until
     return replace(
         done,
         fires=tuple(fires),
         skips=tuple(skips),
-        next_at=following or look,
+        next_at=next_at,
         due_at=look,
-        moved=(*moved, *sorted(at for at in standing.dropped if at <= recorded)),
+        moved=(*moved, *dropped),
         overridden=bool(pending) or (until is not None and until > recorded),
     )
 

@@ -110,7 +110,7 @@ def test_what_its_timer_is_about_to_fire_is_not_missing(clocked: ClockedDatabase
     assert ask_backfill(clocked, NOON, NOON + 3.5 * HOUR, dry_run=True).occurrences == 0
 
 
-REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, object], tuple[str, str, str]]] = {
+REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, str, str]]] = {
     "still to come": (
         (NOON - HOUR, NOON + 2 * HOUR),
         {},
@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, object], tuple[str
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_range_that_cannot_be_run_is_refused_with_one_that_can(hourly: ClockedDatabase, case: str) -> None:
     between, fields, (path, problem, remedy) = REFUSED[case]
-    said = refused(ask_backfill(hourly, *between, **fields))
+    said = refused(ask_backfill(hourly, *between, "job", **fields))
     assert (said[0], said[2]) == (path, remedy)
     assert problem in said[1]
     assert hourly.count("backfills") == 0

@@ -195,8 +195,8 @@ def test_a_pause_stays_and_ends_under_the_days_that_are(friday: ClockedDatabase)
     [reply] = ask(friday, about("job.resume"))
     fire_due(friday)
     assert reply.status == "accepted"
-    assert [(reason, count) for reason, _, _, count in skipped(friday) if reason == "paused"] == [("paused", 3)]
-    assert fired(friday) == [november(day) for day in (24, 25, 26, 27)]
+    assert [count for reason, _, _, count in skipped(friday) if reason == "paused"] == []
+    assert fired(friday) == [november(day) for day in (23, 24, 25, 26, 27)]
 
 
 def test_an_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> None:

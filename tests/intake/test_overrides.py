@@ -16,7 +16,8 @@ from tests.intake.minutes import (
     runs,
     said,
     say,
-)  # fmt: skip
+    start_minutely,
+)
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, ask_within, lifecycle, open_runs, submit
 from tidewheel.ids import job_id
@@ -93,9 +94,14 @@ def test_several_of_one_job_and_of_others_in_one_batch(minutely: ClockedDatabase
     submit(minutely, "other", **MINUTELY)
     at = [minute(minutely, n).isoformat() for n in range(6)]
     replies = ask(
-            about("job.skip", at=at[1]), about("job.skip", at=at[2]), about("job.skip", "other", at=at[1]),
-        about("job.move", at=at[3], to=at[5]), about("job.unskip", at=at[1]), about("job.skip", "nobody", at=at[1]),
-    )  # fmt: skip
+        minutely,
+        about("job.skip", at=at[1]),
+        about("job.skip", at=at[2]),
+        about("job.skip", "other", at=at[1]),
+        about("job.move", at=at[3], to=at[5]),
+        about("job.unskip", at=at[1]),
+        about("job.skip", "nobody", at=at[1]),
+    )
     assert [(reply.status, reply.code) for reply in replies] == [("accepted", None)] * 5 + [("rejected", "unknown_job")]
     live(minutely, 5)
     for key, wanted in {"job": [1, 3, 4, 5], "other": [2, 3, 4, 5]}.items():

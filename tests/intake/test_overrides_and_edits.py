@@ -15,7 +15,8 @@ from tests.intake.minutes import (
     runs,
     said,
     say,
-)  # fmt: skip
+    start_minutely,
+)
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, begin, open_runs, submission, submit
 

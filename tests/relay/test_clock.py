@@ -1,8 +1,9 @@
-"""A relay whose clock the broker takes for wrong loses no message."""
+"""Clocks that are wrong: the relay's, to the broker, and the database's own, set back. No message is lost for it."""
 
 # pyright: reportUnknownMemberType=false
 
 import logging
+from datetime import timedelta
 
 import pytest
 from confluent_kafka.admin import (
@@ -12,7 +13,7 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import admin_of, until
 from tests.relay.relaying import Relaying
 from tests.relay.topics import make_topics
@@ -43,6 +44,44 @@ def test_a_message_refused_for_its_timestamp_waits_and_is_not_given_up(
         relaying.until_empty()
     assert relaying.values(topic) == [b"kept"]
     assert relaying.database.count("set_aside") == 0
+
+
+def test_a_clock_that_is_set_back_holds_up_what_was_due_and_nothing_new(
+    clocked: ClockedDatabase, info: StackInfo
+) -> None:
+    """What is written from then on lies before what the relay has published already."""
+    relaying = Relaying(clocked, info.bootstrap)
+    topic = relaying.topic("a")
+    clocked.stop_clock()
+    relaying.write(relaying.row(topic, b"before"))
+    with relaying.running():
+        relaying.until_empty()
+        clocked.advance(timedelta(hours=-1))
+        relaying.write(
+            relaying.row(topic, b"new", publish_at=clocked.now()),
+            relaying.row(topic, b"old", publish_at=relaying.began_at),
+        )
+        until(lambda: relaying.left() == 1, "what is due now leaves")
+        assert relaying.values(topic) == [b"before", b"new"]
+        clocked.advance(timedelta(hours=1))
+        relaying.until_empty()
+    assert relaying.values(topic) == [b"before", b"new", b"old"]
+
+
+def test_a_relay_that_was_lost_before_the_clock_was_set_back_is_not_waited_for(
+    clocked: ClockedDatabase, info: StackInfo
+) -> None:
+    """Its last beat lies in the future; who lives beats again."""
+    relaying = Relaying(clocked, info.bootstrap)
+    topic = relaying.topic("a")
+    clocked.execute(
+        "INSERT INTO members (member_id, role, name, beat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'relay', 'lost', tidewheel_now(), tidewheel_now())"
+    )
+    clocked.advance(timedelta(hours=-1))
+    relaying.write(*(relaying.row(topic, b"v", shard=shard, publish_at=clocked.now()) for shard in range(64)))
+    with relaying.running():
+        relaying.until_empty()
 
 
 def lift(bootstrap: str, topic: str) -> None:

@@ -66,12 +66,13 @@ def finish(database: Database) -> list[UUID]:
 
 def through(database: Database, backfill_id: UUID) -> BackfillSummary:
     """Make and finish runs until the backfill is over; returns how it stands then."""
+    summary = progress(database, backfill_id).summary
     for _ in range(200):
+        if summary.state != "running":
+            return summary
         make_batch(database, backfill_id)
         finish(database)
         summary = progress(database, backfill_id).summary
-        if summary.state != "running":
-            return summary
     raise AssertionError(summary)
 
 

@@ -96,7 +96,7 @@ def test_what_its_owner_leaves_lying_is_taken_by_another(clocked: ClockedDatabas
     clocked.stop_clock()
     ghost = uuid4()
     clocked.execute(
-        "INSERT INTO members VALUES (%s, 'scheduler', 'ghost', 0, tidewheel_now() + '9 seconds', tidewheel_now())", [ghost]
+        "INSERT INTO members VALUES (%s, 'scheduler', 'ghost', 0, tidewheel_now() + '9 s', tidewheel_now())", [ghost]
     )
     ask(clocked, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
     with running(clocked, lookahead=timedelta(0), overdue_after=3 * SECOND):

@@ -13,7 +13,7 @@ from typing import LiteralString
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.scheduler.recurrence.brute_force import occurrences, pinned_zone, wall_clock
+from tests.scheduler.recurrence.brute_force import Reading, matcher, occurrences, pinned_zone, wall_clock
 from tests.transitions.acts import EXECUTOR, about, ask, submission
 from tests.transitions.acts import end as end_runs
 from tidewheel.runs import RunState
@@ -131,7 +131,7 @@ class History:
         if not job.exists:
             self._submit(job)
             return
-        acts = (self._submit, self._pause, self._resume, self._resume)
+        acts = (self._submit, self._pause, self._resume, self._resume, self._skip, self._move, self._unskip)
         if self.rng.random() < 0.04:
             self._delete(job)
         elif self.rng.random() < 0.04:
@@ -311,12 +311,18 @@ def _interval(every: int, anchor: datetime, fires: bool) -> list[datetime]:  # n
 
 @lru_cache(maxsize=64)
 def _cron(expression: str, zone: str, gap: str) -> list[datetime]:
-    return occurrences(_readings(zone, 1 if len(expression.split()) == 6 else 60), expression, gap, "first")
+    fields = expression.split()
+    if len(fields) == 5:
+        return occurrences(_readings(zone), expression, gap, "first")
+    assert zone == "UTC", "second by second, where no clock jumps"
+    seconds = (START - _DAY + n * _SECOND for n in range(int((END - START) / _SECOND) + 2 * 86_400))
+    matches = matcher(fields)
+    return [at for at in seconds if matches(at)]
 
 
 @lru_cache(maxsize=8)
-def _readings(zone: str, step: int):  # type: ignore[no-untyped-def]
-    return wall_clock(zone, START - EARLIER, END + _DAY, step * _SECOND)
+def _readings(zone: str) -> list[Reading]:
+    return wall_clock(zone, START - EARLIER, END + _DAY, timedelta(minutes=1))
 
 
 def _schedule(spec: dict[str, object]) -> dict[str, object]:

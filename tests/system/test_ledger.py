@@ -38,16 +38,19 @@ class Expected:
     """What the occurrences of a job must have been, up to where its timer stands."""
 
     live: set[datetime]
+    moved: set[datetime]
     excluded: set[datetime]
     by_hand: set[datetime]
 
     @property
     def all(self) -> set[datetime]:
         """Whatever needs a record."""
-        return self.live | self.excluded | self.by_hand
+        return self.live | self.moved | self.excluded | self.by_hand
 
     def of(self, skip: SkipRow) -> list[datetime]:
         """The occurrences that a row of the ledger accounts for."""
+        if skip.first_at == skip.last_at and skip.first_at in self.moved:
+            return [skip.first_at]
         kind = {SkipReason.EXCLUDED: self.excluded, SkipReason.BY_HAND: self.by_hand}.get(
             SkipReason(skip.reason), self.live
         )
@@ -55,13 +58,14 @@ class Expected:
 
 
 def expected(history: History, job: Job, cursor: datetime | None) -> Expected:
-    found = Expected(set(), set(), set())
+    found = Expected(set(), set(), set(), set())
     for version, since, until in job.spans():
         effective = history.effective(version, since, until)
-        found.live |= effective - job.skipped
+        found.live |= effective - job.skipped - job.moved
+        found.moved |= effective & job.moved
         found.by_hand |= effective & job.skipped
         found.excluded |= history.excluded(version, since, until)
-    for kind in (found.live, found.excluded, found.by_hand):
+    for kind in (found.live, found.moved, found.excluded, found.by_hand):
         kind -= {at for at in kind if cursor is not None and at >= cursor}
     return found
 
@@ -83,7 +87,7 @@ def audited(database: ClockedDatabase, history: History, job: Job) -> Counter[st
     """What became of a job's occurrences; fails unless it is one thing for each."""
     runs, skips, cursor, held = recorded(database, job)
     wanted = expected(history, job, cursor)
-    faults = [f"{at}: a run of it, which is none" for at in set(runs) - wanted.live]
+    faults = [f"{at}: a run of it, which is none" for at in set(runs) - wanted.live - wanted.moved]
     if job.exists and held is None and cursor is not None:
         coming = expected(history, job, None).live
         faults += [f"{at} is due, and the timer stands at it" for at in coming if cursor <= at <= history.now]

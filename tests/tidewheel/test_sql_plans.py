@@ -17,6 +17,7 @@ from tests.fixtures.database import Database, Template
 from tests.tidewheel.test_sql import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
 from tidewheel.db import Conn
+from tidewheel.ids import run_instant, run_range
 from tidewheel.runs import Move, RunState, sources
 from tidewheel.sql import Statements
 
@@ -175,8 +176,11 @@ def facts(loaded: Database) -> dict[str, Any]:
         "since": now - timedelta(days=1),
         "until": now,
         "per_shard": 4,
+        "first": now - timedelta(hours=1),
+        "last": now,
     }
-    return many | one
+    first, last = run_range(jobs[0], run_instant(runs[0]))
+    return many | one | {"first_run_id": first, "last_run_id": last}
 
 
 CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
@@ -199,6 +203,10 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "look_at_turns": {"after": UUID(int=0), "most": 1000},
     "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
     "read_signals": {"stray_after": timedelta(seconds=10)},
+    "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
+    "read_versions_in_force": {"most": 1001},
+    "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
+    "read_backfill_place": {"job_version": 1},
     "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
     "read_day_sets": {"names": CALENDARS},
     "share_calendars": {"names": CALENDARS},
@@ -211,16 +219,20 @@ _HOT = {
         give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
         forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
         move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
-        wait_for_turns release_next hand_on_turns
+        wait_for_turns release_next hand_on_turns read_versions_in_force read_undecided read_recorded
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
         lock_run read_run read_timers find_chained resume_jobs share_calendars find_calendar_jobs drop_job_calendars
+        lock_unbegun_of_backfill
     """,
-    "tidewheel.scheduler": "probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded",
+    "tidewheel.scheduler": """
+        probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded
+        lock_backfilled_job read_backfill_place read_version_facts
+    """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs read_signals",
-    "tidewheel.control": "read_run list_jobs show_job",
+    "tidewheel.control": "read_run list_jobs show_job count_backfilled",
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 

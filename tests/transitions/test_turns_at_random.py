@@ -1,7 +1,7 @@
 """Claimers and enders at random, several at once, some of which die before they commit.
 
 The database itself watches: an index that holds one begun run a job, a trigger that sees every release. In the end
-nothing is left behind, though nobody sweeps.
+nothing is left behind, and only where runs are cancelled while they wait does it take a sweep.
 """
 
 import random
@@ -19,6 +19,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
+from tidewheel.scheduler.turns import TurnSweep
 from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.start import Claim, start_runs
@@ -112,7 +113,10 @@ def _wish(run_id: UUID, attempt: int, job_version: int) -> Claim:
 def settle(actor: Actor) -> None:
     """Claim and end what there is, for as long as anything comes of it."""
     database = actor.database
+    sweeping = TurnSweep(actor.session, database.installation)
     for _ in range(1000):
+        if actor.cancels:
+            sweeping.step()
         if not open_runs(database):
             return
         before = database.rows("SELECT run_id, attempt, state FROM open_runs")

@@ -191,6 +191,8 @@ def canonical_spec(spec: JobSpec) -> bytes:
     is written out is not equal to one left out, since a later release may change it. `paused` is no part of the spec.
     """
     given = spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"paused"})
+    if "jitter" in given:
+        given["jitter"] = spec.jitter  # the dump makes a list of it
     return canonical(_plain(given))
 
 

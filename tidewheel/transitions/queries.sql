@@ -516,7 +516,7 @@ SELECT t.scheduled_at
 -- name: read_recorded
 -- The instants of a range for which a job has runs, or is still to have one at the time it was moved to. The bound on
 -- run_id leaves out partitions of days before the range: no run has an id from before its instant.
--- Index: job_runs_by_job, overrides_pkey. No lock.
+-- Index: by job in the partitions since then, overrides_pkey. No lock.
 SELECT r.scheduled_at
   FROM job_runs AS r
  WHERE r.job_id = %(job_id)s AND r.scheduled_at BETWEEN %(first)s AND %(last)s AND r.run_id >= %(first_run_id)s

@@ -1,0 +1,220 @@
+"""What cannot be skipped, moved or restored is refused with what works; changes and firing meet on the timer's lock."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.intake.minutes import (
+    MINUTE,
+    MINUTELY,
+    SECOND,
+    by_hand,
+    live,
+    minute,
+    refusal,
+    runs,
+    said,
+    say,
+    start_minutely,
+)
+from tests.scheduler.firing import fire_due, look_at
+from tests.transitions.acts import about, ask, ask_within, submit
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.scheduler.firing import fire
+
+AHEAD = 5 * SECOND
+
+
+@pytest.fixture
+def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each minute and may overlap, on a clock that stands still."""
+    return start_minutely(clocked)
+
+
+def text(database: ClockedDatabase, number: float) -> str:
+    return format_timestamp(minute(database, number))
+
+
+@pytest.mark.parametrize("what", ["skip", "move"])
+def test_an_instant_that_is_no_occurrence_is_refused_with_the_nearest_ones(
+    minutely: ClockedDatabase, what: str
+) -> None:
+    to = {"to": minute(minutely, 9).isoformat()} if what == "move" else {}
+    assert refusal(say(minutely, what, 2.5, **to)) == (
+        "at",
+        f"{text(minutely, 2.5)} is no occurrence",
+        f"the nearest are {text(minutely, 2)} and {text(minutely, 3)}",
+    )
+
+
+def test_at_the_edges_of_the_schedule_there_is_one_nearest_occurrence(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    submit(clocked, **MINUTELY, max_runs=3)
+    assert refusal(say(clocked, "skip", 4))[2] == f"the last is {text(clocked, 3)}"
+    assert refusal(say(clocked, "skip", 0.5))[2] == f"the first is {text(clocked, 1)}"
+
+
+def test_an_occurrence_that_has_passed_is_refused_with_the_next_one(minutely: ClockedDatabase) -> None:
+    minutely.advance(2 * MINUTE)
+    path, problem, remedy = refusal(say(minutely, "skip", 2))
+    assert (path, remedy) == ("at", f"the next is {text(minutely, 3)}")
+    assert problem == f"{text(minutely, 2)} has passed: it is {text(minutely, 2)} by the database's clock"
+
+
+def test_an_excluded_day_has_no_occurrence_to_skip(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock(datetime.fromisoformat("2026-12-04T12:00:00Z"))
+    ask(clocked, {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]})
+    submit(clocked, schedule={"cron": "0 9 * * *"}, exclude_calendars=["weekend"])
+    saturday = now.replace(hour=9) + timedelta(days=1)
+    path, problem, remedy = refusal(ask(clocked, about("job.skip", at=saturday.isoformat()))[0])
+    assert (path, problem) == ("at", "2026-12-05T09:00:00.000000Z is no occurrence: a calendar excludes its day")
+    assert remedy == "the nearest are 2026-12-04T09:00:00.000000Z and 2026-12-07T09:00:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("to", "problem", "remedy"),
+    [
+        (2.0, "is the occurrence's own instant", "it fires then as it is"),
+        (0.0, "has passed", "write a later instant"),
+        (401 * 1440.0, "is more than 400 days from the occurrence", "skip it, and trigger the job then"),
+    ],
+    ids=["its own", "passed", "too far"],
+)
+def test_where_it_cannot_be_moved_to(minutely: ClockedDatabase, to: float, problem: str, remedy: str) -> None:
+    found = refusal(say(minutely, "move", 2, to=minute(minutely, to).isoformat()))
+    assert (found[0], found[2]) == ("to", remedy)
+    assert problem in found[1]
+    said(minutely, "skip", 2)
+    again = refusal(say(minutely, "move", 2, to=minute(minutely, 2).isoformat()))
+    assert again[2] == "send job.unskip to let it fire then"
+
+
+@pytest.mark.parametrize(("schedule", "kind"), [("manual", "manual"), ({"fixed_delay": "1m"}, "fixed_delay")])
+def test_a_job_without_known_instants_has_none_to_skip(clocked: ClockedDatabase, schedule: object, kind: str) -> None:
+    clocked.stop_clock()
+    submit(clocked, schedule=schedule)
+    path, problem, _ = refusal(say(clocked, "skip", 1))
+    assert (path, problem) == ("at", f"the schedule is {kind}: it has no occurrences that are known ahead")
+
+
+def test_restoring_what_was_never_touched_is_refused_with_what_was(minutely: ClockedDatabase) -> None:
+    assert refusal(say(minutely, "unskip", 9))[2] == "no coming occurrence of this job is"
+    for number in (1, 2, 3, 4):
+        said(minutely, "skip", number)
+    said(minutely, "move", 2, to=2.5)
+    path, problem, remedy = refusal(say(minutely, "unskip", 9))
+    assert (path, problem) == ("at", f"{text(minutely, 9)} is neither skipped nor moved, or has passed")
+    assert remedy == (
+        f"those that are: {text(minutely, 1)} (skipped), {text(minutely, 2)} (moved to {text(minutely, 2.5)}), "
+        f"{text(minutely, 3)} (skipped) and 1 more"
+    )
+
+
+def test_what_is_far_beyond_reason_is_refused_at_once(minutely: ClockedDatabase) -> None:
+    submit(minutely, schedule={"cron": "0 0 29 2 *"})
+    for at in ("9999-12-31T23:59:59.999999Z", "2999-02-28T00:00:00Z", "1970-01-01T00:00:00Z"):
+        [reply] = ask(minutely, about("job.skip", at=at))
+        assert refusal(reply)[0] == "at"
+
+
+def test_a_job_that_is_not_there_is_refused_by_name(minutely: ClockedDatabase) -> None:
+    at = minute(minutely, 1).isoformat()
+    kinds = [about("job.skip", "nobody", at=at), about("job.move", "nobody", at=at, to=at)]
+    replies = ask(minutely, *kinds, about("job.unskip", "nobody", at=at))
+    assert [(reply.status, reply.code) for reply in replies] == [("rejected", "unknown_job")] * 3
+
+
+def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase) -> None:
+    replies = ask(minutely, *(about("job.skip", at=minute(minutely, n).isoformat()) for n in (1, 2)))
+    assert {reply.status for reply in replies} == {"accepted"}
+    minutely.execute(
+        "INSERT INTO overrides (job_id, scheduled_at, tenant, kind, made_at) "
+        "SELECT job_id, created_at + n * interval '1 min', tenant, 'skip', created_at "
+        "FROM jobs, generate_series(3, 1000) AS n"
+    )
+    path, problem, _ = refusal(say(minutely, "skip", 1001))
+    assert (path, problem) == ("at", "1000 coming occurrences of this job are skipped or moved already")
+    assert said(minutely, "move", 1000, to=1000.5).unchanged is False, "in place of another"
+    live(minutely, 2)
+    assert said(minutely, "skip", 1001).unchanged is False, "those that have passed do not count"
+
+
+def test_a_schedule_that_cannot_be_read_is_said_so(minutely: ClockedDatabase) -> None:
+    minutely.execute("UPDATE job_versions SET schedule = '{}'")
+    path, problem, remedy = refusal(say(minutely, "skip", 1))
+    assert (path, remedy) == ("key", "submit the job again")
+    assert problem.startswith("the schedule of its version 1 cannot be read")
+
+
+CHANGES = [
+    pytest.param("skip", None, [], id="skip"),
+    pytest.param("move", 1.05, [(1, 1.05)], id="move"),
+]
+
+
+@pytest.mark.parametrize(("what", "to", "then"), CHANGES)
+def test_a_change_waits_for_a_firing_in_flight_and_takes_back_what_it_wrote_ahead(
+    minutely: ClockedDatabase, what: str, to: float | None, then: list[tuple[float, float]]
+) -> None:
+    minutely.advance(57 * SECOND)
+    document = about(f"job.{what}", at=minute(minutely, 1).isoformat())
+    if to is not None:
+        document["to"] = minute(minutely, to).isoformat()
+    firing, changing = minutely.session(), minutely.connection()
+    with firing.transaction() as connection:
+        connection.execute("SELECT job_id FROM timers FOR UPDATE")
+        waiting = in_background(lambda: ask_within(changing, minutely, document))
+        until_blocked(minutely, changing)
+    assert fire(firing, minutely.installation, look_at(minutely, lookahead=AHEAD)) in {0, 1}
+    assert [reply.status for reply in waiting.result(10)] == ["accepted"]
+    changing.commit()
+    fire_due(minutely, lookahead=2 * AHEAD)
+    minutely.advance(10 * SECOND)
+    fire_due(minutely)
+    assert runs(minutely) == then
+    assert by_hand(minutely) == ([1] if what == "skip" else [])
+
+
+def test_a_firing_passes_over_a_timer_that_a_change_holds(minutely: ClockedDatabase) -> None:
+    minutely.advance(57 * SECOND)
+    changing = minutely.connection()
+    ask_within(changing, minutely, about("job.skip", at=minute(minutely, 1).isoformat()))
+    assert fire_due(minutely, lookahead=AHEAD) == 0
+    changing.rollback()
+    assert fire_due(minutely, lookahead=AHEAD) == 1
+    assert runs(minutely) == [(1, 1)]
+
+
+def test_skips_moves_and_firings_at_once_leave_every_occurrence_with_one_outcome(minutely: ClockedDatabase) -> None:
+    """No stepping: the two sides run as they come; what was accepted holds, all else fires at its own instant."""
+    session, changing = minutely.session(), minutely.session()
+    held: dict[int, float | None] = {}
+
+    def fires() -> None:
+        for _ in range(40):
+            minutely.advance(20 * SECOND)
+            fire(session, minutely.installation, look_at(minutely, lookahead=MINUTE))
+
+    def changes() -> None:
+        for number in range(1, 14):
+            at = minute(minutely, number)
+            to = number + 0.4
+            move = about("job.move", at=at.isoformat(), to=minute(minutely, to).isoformat())
+            document = about("job.skip", at=at.isoformat()) if number % 2 else move
+            with changing.transaction() as connection:
+                [reply] = ask_within(connection, minutely, document)
+            if reply.status == "accepted":
+                held[number] = None if number % 2 else to
+
+    for done in (in_background(fires), in_background(changes)):
+        done.result(60)
+    live(minutely, 1)
+    last = int((minutely.now() - minute(minutely, 0)) / MINUTE)
+    wanted = {n: held.get(n, float(n)) for n in range(1, last)}
+    found = {nominal: at for nominal, at in runs(minutely) if nominal < last}
+    assert sorted(found) == [n for n, at in wanted.items() if at is not None]
+    assert all(found[n] >= at for n, at in wanted.items() if at is not None)
+    assert by_hand(minutely) == [n for n, at in wanted.items() if at is None]
+    assert len(runs(minutely)) == len({nominal for nominal, _ in runs(minutely)})

@@ -1,0 +1,218 @@
+"""`job.rollback` makes a new version of an earlier one; `if_version` refuses a change made for another version."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.intake.minutes import refusal
+from tests.tidewheel.jobs.submitting import submitted
+from tests.transitions.acts import about, ask, lifecycle, submission, submit
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.rollback import stored_spec
+from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.spec import canonical_spec
+from tidewheel.jobs.strict_json import read_object
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.definitions import definition_record
+from tidewheel.schemas.records import JobDefinition, Reply, RequestOrigin
+
+
+def rollback(database: Database, version: int, **fields: object) -> Reply:
+    [reply] = ask(database, about("job.rollback", version=version, **fields))
+    return reply
+
+
+def versions(database: Database) -> list[tuple[Any, ...]]:
+    """Each version's spec, schedule, policy and what its runs carry."""
+    rows = database.rows("SELECT spec, schedule, policy, definition FROM job_versions ORDER BY version")
+    return [(*row[:3], decode(row[3], JobDefinition).payload) for row in rows]
+
+
+def test_a_rollback_is_a_new_version_with_the_earlier_spec_and_payload(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    submit(clocked, schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%")
+    submit(clocked, schedule="@every 2h", payload={"to": "bob"})
+    reply = rollback(clocked, 1, reason="too slow", request_id="r-1")
+    assert (reply.type, reply.request_id, reply.key) == ("job_rollback", "r-1", "job")
+    assert (reply.status, reply.job_version, reply.unchanged) == ("accepted", 3, False)
+    first, _, third = versions(clocked)
+    assert third == first
+    assert (reply.next_run_at - now).total_seconds() == 3600
+    assert lifecycle(clocked)[-1].type == "io.tidewheel.job.updated.v1"
+    assert lifecycle(clocked)[-1].reason == "rollback to version 1: too slow"
+    assert submit(
+        clocked, schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%"
+    ).unchanged, "the same spec"
+
+
+def test_the_current_version_is_left_as_it_is(database: Database) -> None:
+    submit(database, payload=1)
+    submit(database, payload=2)
+    submit(database, payload=1)
+    for version in (3, 1):
+        reply = rollback(database, version)
+        assert (reply.status, reply.job_version, reply.unchanged) == ("accepted", 3, True)
+
+
+def test_a_version_that_there_is_not_is_refused_with_those_that_there_are(database: Database) -> None:
+    submit(database, payload=1)
+    assert refusal(rollback(database, 2))[2] == "it has no other than this"
+    submit(database, payload=2)
+    assert refusal(rollback(database, 7)) == ("version", "there is no version 7 of 'job'", "write 1 to 2")
+    database.execute("DELETE FROM job_versions WHERE version = 1")
+    submit(database, payload=3)
+    assert refusal(rollback(database, 1))[2] == "write 2 to 3"
+
+
+def test_a_paused_job_stays_paused(database: Database) -> None:
+    submit(database, schedule="@every 1h", payload=1)
+    submit(database, schedule="@every 1h", payload=2)
+    ask(database, about("job.pause"))
+    reply = rollback(database, 1)
+    assert (reply.job_version, reply.next_run_at) == (3, None)
+    assert database.value("SELECT paused FROM jobs") is True
+    assert database.value("SELECT held FROM timers") == "pause"
+
+
+def test_a_version_that_can_never_fire_any_more_is_refused_as_its_submit_would_be(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    end = clocked.now().replace(year=clocked.now().year + 1)
+    submit(clocked, schedule="@every 1h", end_at=end.isoformat())
+    submit(clocked, schedule="@every 1h")
+    clocked.stop_clock(end.replace(year=end.year + 1))
+    path, problem, remedy = refusal(rollback(clocked, 1))
+    assert (path, remedy) == ("version", "write a later end_at, or leave it out")
+    assert problem.startswith("the job.end_at of version 1: end_at")
+    assert clocked.value("SELECT version FROM jobs") == 2
+
+
+def test_versions_from_before_a_deletion_can_be_gone_back_to_and_deleted_jobs_cannot(database: Database) -> None:
+    submit(database, payload=1)
+    ask(database, about("job.delete"))
+    assert rollback(database, 1).code == "unknown_job"
+    submit(database, payload=2)
+    assert rollback(database, 1).job_version == 3
+    assert versions(database)[2] == versions(database)[0]
+
+
+def test_a_job_that_was_submitted_without_a_key_keeps_its_name(database: Database) -> None:
+    origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=17)
+    document = submission()
+    del document["job"]["key"]  # type: ignore[attr-defined]
+    name = "tidewheel.requests/3/17"
+    with database.transaction() as connection:
+        apply_requests(connection, database.installation, [Incoming(parse_request(document), origin)])
+    submit(database, name, payload=2)
+    [reply] = ask(database, about("job.rollback", name, version=1))
+    assert (reply.key, reply.job_version) == (name, 3)
+    first, _, third = versions(database)
+    assert third == first
+    assert database.count("jobs") == 1
+
+
+def test_several_jobs_in_one_batch(database: Database) -> None:
+    for key in ("a", "b"):
+        submit(database, key, payload=1)
+        submit(database, key, payload=2)
+    back = [about("job.rollback", key, version=version) for key, version in (("a", 1), ("b", 9), ("c", 1), ("b", 1))]
+    replies = ask(database, *back)
+    assert [(reply.status, reply.job_version, reply.code) for reply in replies] == [
+        ("accepted", 3, None), ("rejected", None, "invalid"), ("rejected", None, "unknown_job"), ("accepted", 3, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["job.rollback", "job.delete"])
+def test_a_change_for_another_version_is_refused_and_says_the_current_one(database: Database, kind: str) -> None:
+    submit(database, payload=1)
+    submit(database, payload=2)
+    wanted = {"version": 1} if kind == "job.rollback" else {}
+    [reply] = ask(database, about(kind, if_version=1, **wanted))
+    assert (reply.status, reply.code) == ("rejected", "version_conflict")
+    assert refusal(reply)[:2] == ("if_version", "the current version is 2, not 1")
+    assert database.rows("SELECT version, deleted_at FROM jobs") == [(2, None)]
+    [reply] = ask(database, about(kind, if_version=2, **wanted))
+    assert reply.status == "accepted"
+
+
+def test_deleting_what_is_not_there_is_refused_by_name_whatever_the_version(database: Database) -> None:
+    assert ask(database, about("job.delete", "nobody", if_version=3))[0].code == "unknown_job"
+
+
+DURATIONS = st.sampled_from(["1s", "90s", "1h30m", "PT5M", 2.5, "250ms", "400us"])
+PERCENT = st.integers(0, 100_000_000).map(lambda millionths: f"{millionths // 1_000_000}.{millionths % 1_000_000:06}%")
+INSTANTS = st.sampled_from(["2030-01-01T00:00:00Z", "2031-02-03T04:05:06.789+02:00"])
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+LONG = st.sampled_from(["1s", "90s", "1h30m", "PT5M", 2.5])
+SCHEDULES = st.one_of(
+    st.just("manual"),
+    st.builds(lambda at: {"once": at}, INSTANTS),
+    st.fixed_dictionaries({"interval": LONG}, optional={"anchor": INSTANTS}),
+    st.builds(lambda every: {"fixed_delay": every}, LONG),
+    st.fixed_dictionaries(
+        {"cron": st.sampled_from(["H 3 * * *", ["@daily", "*/5 * * * *"]])},
+        optional={"timezone": st.just("Europe/Berlin"), "dst_overlap": st.sampled_from(["first", "both"])},
+    ),
+)
+RETRIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_attempts": st.integers(1, 1000),
+        "factor": st.integers(1, 1000) | st.floats(1, 1000),
+        "jitter": PERCENT,
+        "non_retryable": st.lists(WORDS, max_size=3),
+    },
+) | st.builds(lambda delays: {"intervals": delays}, st.lists(LONG, min_size=1, max_size=3))
+TARGETS = WORDS | st.fixed_dictionaries(
+    {"type": st.just("http"), "url": st.just("https://example.org/report")},
+    optional={"method": st.sampled_from(["GET", "PUT"]), "headers": st.just({"X-A": "b"})},
+)
+JOBS = st.fixed_dictionaries(
+    {"schedule": SCHEDULES, "target": TARGETS},
+    optional={
+        "key": WORDS,
+        "jitter": PERCENT | DURATIONS,
+        "lane": st.sampled_from(["standard", "batch"]),
+        "overlap": st.sampled_from(["buffer_one", "allow_all"]),
+        "catch_up": st.sampled_from(["fire_all", "fire_once"]),
+        "window": LONG,
+        "pause_on_failure": st.integers(1, 1000),
+        "retry": RETRIES,
+        "start_to_close": LONG,
+        "labels": st.dictionaries(WORDS, WORDS, max_size=3),
+        "description": st.just("two\nlines"),
+        "exclude_calendars": st.just(["holidays"]),
+        "paused": st.booleans(),
+    },
+)
+PAYLOADS = (
+    st.just({})
+    | st.builds(lambda value: {"payload": value}, JSON)
+    | st.sampled_from([{"payload_base64": ""}, {"payload_base64": "AP8="}])
+)
+
+
+@given(JOBS, PAYLOADS)
+def test_what_is_stored_of_any_spec_is_read_as_that_spec_again(
+    job: dict[str, Any], payload: dict[str, Any]
+) -> None:
+    """Else going back to a version would not be going back, and a submit of the same spec would change it again."""
+    if isinstance(job["schedule"], dict) and "fixed_delay" in job["schedule"]:
+        job = {name: value for name, value in job.items() if name != "exclude_calendars"}
+    if not isinstance(job["schedule"], dict) or not job["schedule"].keys() & {"cron", "interval"}:
+        job = {name: value for name, value in job.items() if name != "max_runs"}
+    spec = submitted(**{"key": "k", **job, **payload})
+    shown = read_object(canonical_spec(spec.model_copy(update={"payload": None, "payload_base64": None})))
+    definition = definition_record(spec, tenant="default", job_id="j", job_version=1)
+    again = stored_spec(shown, definition)
+    assert canonical_spec(again) == canonical_spec(spec)
+    assert again.model_dump(exclude={"paused"}) == spec.model_dump(exclude={"paused"})
+    assert definition_record(again, tenant="default", job_id="j", job_version=1) == definition

@@ -1,0 +1,174 @@
+"""The database's own clock jumps: forward is an outage of that length, back costs lateness and nothing else."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.services import until
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, begin, claim, completions, open_runs, submission, submit, succeed
+from tests.transitions.stepping import in_background
+from tidewheel.partitions import TABLES
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.service import Stop
+from tidewheel.settings import SchedulerSettings
+
+NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
+SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+EACH_MINUTE: Mapping[str, Any] = {"schedule": {"cron": "* * * * *"}, "overlap": "allow_all"}
+
+
+@pytest.fixture
+def noon(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A database whose clock stands at noon."""
+    clocked.stop_clock(NOON)
+    return clocked
+
+
+def settle(database: ClockedDatabase, lookahead: timedelta = timedelta(0)) -> None:
+    """Fire until nothing is due."""
+    while fire_due(database, lookahead=lookahead):
+        pass
+
+
+def made(database: ClockedDatabase, key: str = "job") -> list[datetime]:
+    """The instants of a job that have become runs, each run once."""
+    rows = database.rows(
+        "SELECT r.scheduled_at FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s ORDER BY 1", [key]
+    )
+    return [at for (at,) in rows]
+
+
+def skipped(database: ClockedDatabase) -> list[tuple[str, datetime, datetime, int]]:
+    """The ledger of what did not fire."""
+    rows = database.rows("SELECT reason, first_at, last_at, occurrences FROM skips ORDER BY first_at")
+    return [(str(reason), first, last, int(count)) for reason, first, last, count in rows]
+
+
+@pytest.mark.parametrize("jump", [HOUR, 40 * DAY])
+def test_forward_is_decided_by_the_policy_of_each_job(noon: ClockedDatabase, jump: timedelta) -> None:
+    for policy in ("fire_once", "skip", "fire_all"):
+        submit(noon, policy, catch_up=policy, **EACH_MINUTE)
+    noon.advance(jump)
+    settle(noon)
+    latest = NOON + jump
+    missed = int(jump / MINUTE)
+    assert made(noon, "fire_once") == [latest - MINUTE, latest]
+    assert made(noon, "skip") == [latest]
+    assert len(made(noon, "fire_all")) == min(missed, 1001)
+    recorded = {
+        key: sum(count for _, _, _, count in skipped_of(noon, key)) for key in ("fire_once", "skip", "fire_all")
+    }
+    assert {key: recorded[key] + len(made(noon, key)) for key in recorded} == dict.fromkeys(recorded, missed)
+
+
+def skipped_of(database: ClockedDatabase, key: str) -> list[tuple[str, datetime, datetime, int]]:
+    rows = database.rows(
+        "SELECT s.reason, s.first_at, s.last_at, s.occurrences FROM skips AS s JOIN jobs AS j USING (job_id)"
+        " WHERE j.key = %s",
+        [key],
+    )
+    return [(str(reason), first, last, int(count)) for reason, first, last, count in rows]
+
+
+@pytest.mark.parametrize("jump", [2 * MINUTE, HOUR, 40 * DAY])
+def test_back_nothing_fires_twice_and_nothing_is_lost(noon: ClockedDatabase, jump: timedelta) -> None:
+    submit(noon, **EACH_MINUTE)
+    noon.advance(MINUTE)
+    settle(noon)
+    before = noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM open_runs")
+    noon.advance(-jump)
+    settle(noon)
+    assert noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM open_runs") == before, "written runs stay"
+    noon.advance(jump - SECOND)
+    settle(noon)
+    assert made(noon) == [NOON + MINUTE]
+    noon.advance(SECOND + MINUTE)
+    settle(noon)
+    assert made(noon) == [NOON + MINUTE, NOON + 2 * MINUTE]
+    assert skipped(noon) == []
+
+
+def test_back_a_run_that_was_written_waits_until_its_time_has_come_again(noon: ClockedDatabase) -> None:
+    submit(noon, **EACH_MINUTE)
+    noon.advance(MINUTE)
+    settle(noon)
+    [run] = open_runs(noon)
+    noon.advance(-HOUR)
+    assert claim(noon, run.run_id).started == []
+    noon.advance(HOUR)
+    assert begin(noon, run.run_id).attempt == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        [submission(payload={"another": True}, **EACH_MINUTE)],
+        [about("job.pause"), about("job.resume")],
+        [about("job.delete"), submission(**EACH_MINUTE)],
+    ],
+    ids=["edit", "pause and resume", "delete and create"],
+)
+def test_back_what_has_fired_does_not_fire_again_after_a_change(
+    noon: ClockedDatabase, change: list[dict[str, object]]
+) -> None:
+    """By the clock the instants are ahead once more, and the timer is set to them; their runs are there already."""
+    submit(noon, **EACH_MINUTE)
+    ended: list[UUID] = []
+    for _ in range(3):
+        noon.advance(MINUTE)
+        settle(noon)
+        [run] = open_runs(noon)
+        succeed(noon, begin(noon, run.run_id))
+        ended.append(run.run_id)
+    noon.advance(-HOUR)
+    for request in change:
+        ask(noon, request)
+    noon.advance(HOUR + 2 * MINUTE)
+    settle(noon)
+    instants = made(noon)
+    assert instants == sorted(set(instants))
+    assert {NOON + number * MINUTE for number in range(1, 4)} <= set(instants)
+    assert noon.count("set_aside") == 0
+    told = [completion.run_id for completion in completions(noon)]
+    assert [told.count(str(run)) for run in ended] == [1, 1, 1]
+    assert not {run.run_id for run in open_runs(noon)} & set(ended)
+
+
+@pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])
+def test_days_away_every_run_has_its_partition(noon: ClockedDatabase, jump: timedelta) -> None:
+    submit(noon, **EACH_MINUTE)
+    noon.advance(MINUTE)
+    settle(noon)
+    noon.advance(jump)
+    ask(noon, submission("new", **EACH_MINUTE), about("job.trigger", "new"))
+    noon.advance(MINUTE)
+    settle(noon)
+    assert noon.now() in made(noon, "new")
+    for run in open_runs(noon):
+        if run.publish_at <= noon.now():
+            succeed(noon, begin(noon, run.run_id))
+    assert noon.count("set_aside") == 0
+
+
+@pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])
+def test_a_scheduler_makes_the_partitions_of_the_databases_days(clocked: ClockedDatabase, jump: timedelta) -> None:
+    today = clocked.advance(jump)
+    wanted = {f"{table}_{today + days * DAY:%Y%m%d}" for table in TABLES for days in range(-1, 4)}
+    assert not wanted & partitions(clocked)
+    stop = Stop()
+    scheduler = Scheduler(SchedulerSettings.load(), clocked.url, clocked.installation, stop)
+    ended = in_background(scheduler.run)
+    try:
+        until(lambda: wanted <= partitions(clocked), "the partitions are there")
+    finally:
+        stop.ask()
+        ended.result(30)
+
+
+def partitions(database: ClockedDatabase) -> set[str]:
+    return {str(name) for (name,) in database.rows("SELECT relname FROM pg_class WHERE relispartition")}
