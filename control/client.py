@@ -335,9 +335,7 @@ class Client:
         with self._reading() as connection:
             return upcoming(connection, self._tenant, key, n, misfire_after=self._installation.misfire_after)
 
-    def preview(
-        self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None
-    ) -> Preview:
+    def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
         """What a job would do that is not saved: its policies in words, and its next `n` occurrences.
 
         Raises:

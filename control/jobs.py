@@ -1,7 +1,7 @@
 """Reading jobs: a page of a tenant's, or one with everything about it.
 
-What comes next is the timer's instant: the first that nothing is recorded of yet. A job that is paused, set aside, or
-waits for the end of its run has none.
+What comes next is the timer's instant, the first that nothing is recorded of yet; where somebody has skipped or moved an
+occurrence, the next that fires. A job that is paused, set aside, or waits for the end of its run has none.
 """
 
 import json
@@ -14,6 +14,7 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.submitted import submitted_job
+from tidewheel.control.upcoming import upcoming
 from tidewheel.db import Conn
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -153,8 +154,9 @@ def list_jobs(
         "kind": kind, "most": most + 1,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
-        found = [_summary(row) for row in cursor.execute(_LIST_JOBS, columns)]
-    return JobPage(tuple(found[:most]), found[most - 1].key if len(found) > most else None)
+        found = cursor.execute(_LIST_JOBS, columns).fetchall()
+    page = tuple(_summary(row, _next_at(connection, tenant, row)) for row in found[:most])
+    return JobPage(page, page[-1].key if len(found) > most else None)
 
 
 def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
@@ -169,7 +171,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
         raise UnknownJob(tenant, key)
     definition = decode(row.definition, JobDefinition)
     return JobDetail(
-        summary=_summary(row),
+        summary=_summary(row, _next_at(connection, tenant, row)),
         job=submitted_job(row.key, row.spec, definition.payload, definition.payload_content_type),
         effective_at=row.effective_at,
         created_at=row.created_at,
@@ -192,6 +194,7 @@ class _Row:
     finished_at: datetime | None
     next_at: datetime | None
     held: str | None
+    overridden: bool | None
     run_id: UUID | None
     state: str | None
     scheduled_at: datetime | None
@@ -213,7 +216,15 @@ class _DetailRow(_Row):
     created_at: datetime
 
 
-def _summary(row: _Row) -> JobSummary:
+def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
+    """When the next occurrence fires that does."""
+    if row.held is not None or not row.overridden:
+        return row.next_at if row.held is None else None
+    coming = upcoming(connection, tenant, row.key, 1).coming
+    return next((each.leaves_at for each in coming if each.leaves_at is not None), None)
+
+
+def _summary(row: _Row, next_at: datetime | None) -> JobSummary:
     schedule = as_object(json.loads(row.schedule)) or {}
     timezone = schedule.get("timezone")
     return JobSummary(
@@ -228,7 +239,7 @@ def _summary(row: _Row) -> JobSummary:
         paused_until=row.paused_until,
         finished_at=row.finished_at,
         held=row.held,
-        next_at=row.next_at if row.held is None else None,
+        next_at=next_at,
         last_run=_last_run(row),
     )
 

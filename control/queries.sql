@@ -15,7 +15,7 @@ SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attem
 -- A page of a tenant's jobs by key, each with its schedule, its timer and its latest run whose instant has come.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey; by job in every partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       t.held, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+       t.held, t.overridden, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM (SELECT *
           FROM jobs
@@ -39,7 +39,7 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
 -- One job with everything about it: its current version as submitted, its pause, its timer and its latest run.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey; by job in every partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       t.held, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+       t.held, t.overridden, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type,
        v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.failures, j.created_at
   FROM jobs AS j

@@ -123,8 +123,10 @@ def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
     """What differs between two jobs as submitted, in the order of the paths.
 
-    >>> changes({"schedule": {"cron": "0 8 * * *"}, "lane": "batch"}, {"schedule": {"cron": "0 9 * * *"}})
-    [Change(path='lane', before='batch', after=None), Change(path='schedule.cron', before='0 8 * * *', after='0 9 * * *')]
+    >>> for each in changes({"target": "a", "schedule": {"cron": "0 8 * * *"}}, {"schedule": {"cron": "0 9 * * *"}}):
+    ...     print(each.path, each.before, each.after)
+    schedule.cron 0 8 * * * 0 9 * * *
+    target a None
     """
     was, now = dict(_leaves(before)), dict(_leaves(after))
     return [Change(path, was.get(path), now.get(path)) for path in sorted(was | now) if was.get(path) != now.get(path)]

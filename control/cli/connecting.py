@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from psycopg import IsolationLevel
 
 from tidewheel.control.client import Client
 from tidewheel.db import Conn, Session, connect
@@ -20,7 +21,7 @@ DEFAULT_TENANT = "default"
 
 @contextmanager
 def reading() -> Generator[Conn]:
-    """A transaction to read by.
+    """A transaction to read by: all of it is of one moment.
 
     Raises:
         Unavailable: The database does not answer; the message says by which setting it was looked for.
@@ -28,6 +29,7 @@ def reading() -> Generator[Conn]:
     """
     session = Session(_checked(), "tidewheel-cli")
     try:
+        session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
         with session.transaction() as connection:
             yield connection
     finally:

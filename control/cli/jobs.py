@@ -36,7 +36,7 @@ def create(
 ) -> None:
     """Make a job, from a file, from flags, or both; one of that key must not exist yet."""
     document = described(read_job(flags.file) if flags.file else {}, flags)
-    document["key"] = _key(key, named, document)
+    document["key"] = key_of(key, named, document)
     if paused:
         document["paused"] = True
     with asking(tenant) as client:
@@ -59,7 +59,7 @@ def update(
 ) -> None:
     """Change a job: flags replace what they name; a file replaces the whole job."""
     given = read_job(flags.file) if flags.file else {}
-    wanted = _key(key, named, given)
+    wanted = key_of(key, named, given)
     with reading() as connection:
         standing = read.show_job(connection, tenant, wanted)
     document = {**described(without(given or standing.job, unset or []), flags), "key": wanted}
@@ -199,7 +199,7 @@ def say_job(
     say([f"{key}: {said}{coming}"], {"key": key, **(as_object(as_json(job)) or {})}, output)
 
 
-def _key(key: str | None, named: str | None, document: Mapping[str, object]) -> str:
+def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -> str:
     """The one key that argument, flag and file agree on."""
     said = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
     if not said:

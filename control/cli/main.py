@@ -9,7 +9,18 @@ from collections.abc import Callable
 
 import typer
 
-from tidewheel.control.cli import backfills, calendars, demo, dev, jobs, occurrences, operate, services, versions
+from tidewheel.control.cli import (
+    backfills,
+    calendars,
+    coming,
+    demo,
+    dev,
+    jobs,
+    occurrences,
+    operate,
+    services,
+    versions,
+)
 from tidewheel.control.cli.answers import COLUMNS
 from tidewheel.control.cli.cron import cron
 from tidewheel.errors import Refused, TidewheelError
@@ -48,10 +59,14 @@ _JOB_COMMANDS: dict[str, Callable[..., None]] = {
     "delete": jobs.delete,
     "trigger": jobs.trigger,
     "backfill": backfills.backfill_job,
+    "next": coming.next_of,
+    "preview": coming.preview_of,
     "explain": occurrences.explain,
     "skip": occurrences.skip,
     "move": occurrences.move,
     "unskip": occurrences.unskip,
+    "versions": versions.versions,
+    "diff": versions.diff,
     "rollback": versions.rollback,
 }
 _BACKFILL_COMMANDS: dict[str, Callable[..., None]] = {

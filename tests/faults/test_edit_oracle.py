@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.edit_oracle import SECOND, Act, Fired, Grid, Verdict
+from tests.faults.edit_model import SECOND, Act, Fired, Grid
+from tests.faults.edit_oracle import Verdict
 
 EACH = Grid(0, SECOND)
 HALF = Grid(SECOND // 2, SECOND)
@@ -46,14 +47,20 @@ def history() -> tuple[list[Act], list[Fired]]:
         act("skip", 12.3, 4, at=at(14)),
         act("skip", 12.4, 4, at=at(15)),
         act("unskip", 12.5, 4, at=at(15)),
-        act("delete", 16.3, 4),
+        act("move", 12.6, 4, at=at(16), to=at(17.5)),
+        act("move", 12.7, 4, at=at(18), to=at(14.2)),
+        act("move", 12.8, 4, at=at(17), to=at(30)),
+        act("unskip", 15.2, 4, at=at(17)),
+        act("delete", 18.3, 4),
     ]
     runs = [
         *(fired(seconds, 1, 1) for seconds in (1, 2, 3)),
         *(fired(seconds, 2, 2) for seconds in (3.5, 4.5, 5.5, 6.5)),
         *(fired(seconds, 3, 4) for seconds in (9, 10)),
         replace(fired(11, 3, 4), status="cancelled", reason="job_deleted", token=None),
-        *(fired(seconds, 4, 4) for seconds in (13, 15, 16)),
+        *(fired(seconds, 4, 4) for seconds in (13, 15, 17)),
+        replace(fired(16, 4, 4), effect=at(17.51)),
+        replace(fired(18, 4, 4), effect=at(14.21)),
     ]
     return acts, runs
 
@@ -90,10 +97,14 @@ DOCTORED: dict[str, tuple[Doctor, str]] = {
         "no moment of this change",
     ),
     "something fires after the deletion": (lambda _, runs: runs.append(fired(11.9, 3, 4)), "does not belong"),
-    "something fires at the very end": (lambda _, runs: runs.append(fired(17, 4, 4)), "does not belong"),
+    "something fires at the very end": (lambda _, runs: runs.append(fired(19, 4, 4)), "does not belong"),
     "something fires before the beginning": (lambda _, runs: runs.append(fired(0, 1, 1)), "before the job was there"),
     "what was skipped fires": (lambda _, runs: runs.append(fired(14, 4, 4)), "does not belong"),
     "what is not skipped any more is lost": (lambda _, runs: drop(runs, 15), "is lost"),
+    "what was moved is lost": (lambda _, runs: drop(runs, 18), "is lost"),
+    "what was moved fires at its own instant": (lambda _, runs: change(runs, 16, effect=at(16.01)), "does not belong"),
+    "what was moved fires twice": (lambda _, runs: runs.append(fired(18, 4, 4)), "fired 2 times"),
+    "what was moved back is lost": (lambda _, runs: drop(runs, 17), "is lost"),
     "a run was given another payload": (lambda _, runs: change(runs, 5.5, token=1), "was given 1, not 2"),
     "a run failed": (lambda _, runs: change(runs, 5.5, status="failed"), "failed was given"),
     "a run was cancelled long after": (
@@ -118,7 +129,7 @@ DOCTORED: dict[str, tuple[Doctor, str]] = {
 def test_what_is_right_is_not_flagged() -> None:
     verdict = Verdict("job", *history()).judge()
     assert not verdict.problems, "\n".join(verdict.problems)
-    assert len(verdict.changes) == 12
+    assert len(verdict.changes) == 16
     assert verdict.missing() == []
 
 

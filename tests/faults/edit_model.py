@@ -1,0 +1,201 @@
+"""What a job is under edits, as its requests alone have it: the model of the random edits.
+
+Nothing of Tidewheel's is imported: an instant is an integer, microseconds since 1970, and a schedule is a grid of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+SECOND = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def micros(at: datetime) -> int:
+    """An instant as the oracle counts."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def clock(at: int) -> str:
+    """An instant as people read it."""
+    return f"{_EPOCH + timedelta(microseconds=at):%H:%M:%S.%f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The instants `phase + n * every`."""
+
+    phase: int
+    every: int
+
+    def within(self, after: int, until: int) -> Iterator[int]:
+        """Its instants later than `after` and not later than `until`."""
+        at = after - (after - self.phase) % self.every + self.every
+        while at <= until:
+            yield at
+            at += self.every
+
+    def before(self, at: int) -> int:
+        """The last one earlier than `at`."""
+        return at - ((at - self.phase - 1) % self.every + 1)
+
+    def holds(self, at: int) -> bool:
+        """Whether this is one of them."""
+        return (at - self.phase) % self.every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A request and its answer.
+
+    Args:
+        kind: `submit`, `pause`, `resume`, `delete`, `skip`, `move` or `unskip`.
+        sent: The database's clock before it was sent.
+        told: The same after its answer had come.
+        token: What the definition hands to its handler; tells definitions apart.
+        grid: When the definition fires; None never.
+        paused: Whether a new job is to begin paused.
+        fits: Whether the request is one that can be accepted at all.
+        at: The occurrence that is skipped, moved or restored.
+        to: When it fires instead.
+        accepted: The answer: whether.
+        unchanged: The answer: whether it changed nothing.
+        version: The answer: the job's version.
+        next_run_at: The answer: the next instant.
+    """
+
+    kind: str
+    sent: int
+    told: int = 0
+    token: int = 0
+    grid: Grid | None = None
+    paused: bool = False
+    fits: bool = True
+    at: int = 0
+    to: int = 0
+    accepted: bool = True
+    unchanged: bool = False
+    version: int | None = None
+    next_run_at: int | None = None
+
+    def __str__(self) -> str:
+        about = [str(self.token)] if self.token else [clock(at) for at in (self.at, self.to) if at]
+        what = " ".join(
+            [self.kind, *about, *([str(self.grid)] if self.grid else []), *([] if self.fits else ["(bad)"])]
+        )
+        said = "unchanged" if self.unchanged else "accepted" if self.accepted else "rejected"
+        following = f", next {clock(self.next_run_at)}" if self.next_run_at else ""
+        return f"{clock(self.sent)} to {clock(self.told)}  {what}: {said}, version {self.version}{following}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A run that completed.
+
+    Args:
+        at: The occurrence it was made of.
+        run_id: Which run.
+        version: The version it was made from.
+        status: How it ended.
+        token: What its handler was given.
+        reason: Why, where it did not succeed.
+        effect: When its handler noted it; 0 where it never ran.
+    """
+
+    at: int
+    run_id: str
+    version: int
+    status: str
+    token: object
+    reason: str | None = None
+    effect: int = 0
+
+    def __str__(self) -> str:
+        return f"{clock(self.at)} by version {self.version}, {self.status}"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a job is between two changes.
+
+    Args:
+        exists: Whether it is there.
+        paused: Whether it is paused.
+        version: Its version.
+        token: What its definition hands to its handler.
+        grid: When it fires.
+        skipped: Occurrences that were left out by hand.
+        moved: Occurrences that fire at another time, with that time.
+        doubtful: Occurrences whose fate hangs on which came first, and of which nothing is said.
+    """
+
+    exists: bool = False
+    paused: bool = False
+    version: int = 0
+    token: int = 0
+    grid: Grid | None = None
+    skipped: frozenset[int] = frozenset()
+    moved: frozenset[tuple[int, int]] = frozenset()
+    doubtful: frozenset[int] = frozenset()
+
+    def after(self, act: Act) -> "Standing":
+        """What an accepted request makes of it."""
+        others = frozenset(pair for pair in self.moved if pair[0] != act.at)
+        late = {act.at} if act.told >= act.at else set[int]()  # its own instant may have come before it was heard
+        match act.kind:
+            case "submit":
+                return self._edited(act)
+            case "delete":
+                return Standing(version=self.version, doubtful=self.doubtful | {at for at, _ in self.moved})
+            case "skip":
+                return replace(self, skipped=self.skipped | {act.at}, moved=others, doubtful=self.doubtful | late)
+            case "move":
+                moved = others | {(act.at, act.to)}
+                return replace(self, skipped=self.skipped - {act.at}, moved=moved, doubtful=self.doubtful | late)
+            case "unskip":
+                return replace(self, skipped=self.skipped - {act.at}, moved=others, doubtful=self.doubtful | late)
+            case _:
+                return replace(self, paused=act.kind == "pause")
+
+    def _edited(self, act: Act) -> "Standing":
+        # A moved occurrence that is still ahead is one of the new definition's, or is forgotten; one whose own instant
+        # has passed fires all the same, by whatever definition there is, unless that never fires.
+        keeps = {pair for pair in self.moved if act.grid and (pair[0] <= act.sent or act.grid.holds(pair[0]))}
+        doubtful = {at for at, _ in self.moved if act.grid is None or act.sent < at <= act.told}
+        return replace(
+            self,
+            exists=True,
+            paused=self.paused if self.exists else act.paused,
+            version=self.version + 1,
+            token=act.token,
+            grid=act.grid,
+            moved=frozenset(keeps),
+            doubtful=self.doubtful | doubtful,
+        )
+
+    def answer(self, act: Act) -> tuple[bool, bool]:
+        """Whether a request must be accepted, and must then have changed nothing."""
+        match act.kind:
+            case "submit":
+                return act.fits, self.exists and act.token == self.token
+            case "delete":
+                return self.exists, False
+            case "skip" | "move" | "unskip" if act.told >= min(act.at, act.to or act.at):
+                return act.accepted, act.unchanged
+            case "skip" | "move":
+                coming = self.exists and self.grid is not None and self.grid.holds(act.at)
+                said = act.at in self.skipped if act.kind == "skip" else (act.at, act.to) in self.moved
+                return coming, said
+            case "unskip":
+                return self.exists and (act.at in self.skipped or act.at in dict(self.moved)), False
+            case _:
+                return self.exists, self.paused == (act.kind == "pause")
+
+    def fires(self, after: int, until: int) -> list[tuple[int, int]]:
+        """What must fire meanwhile: when, and which occurrence."""
+        if not self.exists or self.paused or self.grid is None:
+            return []
+        said = self.skipped | {at for at, _ in self.moved}
+        plain = [(at, at) for at in self.grid.within(after, until) if at not in said]
+        moved = [(to, at) for at, to in self.moved if after < to <= until and at not in self.doubtful]
+        return sorted([*(pair for pair in plain if pair[1] not in self.doubtful), *moved])
