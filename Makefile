@@ -10,10 +10,7 @@ STAMP := .venv/.installed
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
 
-setproof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
-	TIDEWHEEL_PROOF=full $(BIN)/python -m pytest -s tests/scheduler/recurrence/test_proof.py
-
-up: $(STAMP) ## Make .venv from the locked set; does nothing where that is done
+setup: $(STAMP) ## Make .venv from the locked set; does nothing where that is done
 
 demo: $(STAMP) ## The whole pipeline on real input: about a minute
 	$(BIN)/tidewheel demo
@@ -38,6 +35,9 @@ test-quick: check ## All checks and every test but the slow ones
 
 faults: $(STAMP) ## The tests that kill, pause and cut
 	$(BIN)/python -m pytest tests/faults
+
+proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
+	TIDEWHEEL_PROOF=full $(BIN)/python -m pytest -s tests/scheduler/recurrence/test_proof.py
 
 up: $(STAMP) ## Start the local PostgreSQL and Kafka
 	$(BIN)/tidewheel up

@@ -74,11 +74,13 @@ class Backfilled:
         backfill_id: Its id; None after a dry run, which makes none.
         occurrences: How many of its range are to be run; None where the request was not about that.
         unchanged: Whether the request changed nothing.
+        status: The state it is in; None where it was only made.
     """
 
     backfill_id: UUID | None
     occurrences: int | None
     unchanged: bool
+    status: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +456,7 @@ def _job(reply: Reply) -> Job:
 
 def _backfilled(reply: Reply) -> Backfilled:
     made = UUID(reply.backfill_id) if reply.backfill_id else None
-    return Backfilled(made, reply.occurrences, reply.unchanged)
+    return Backfilled(made, reply.occurrences, reply.unchanged, reply.backfill_status)
 
 
 def _without_none(document: Mapping[str, object]) -> dict[str, object]:

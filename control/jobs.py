@@ -1,7 +1,7 @@
 """Reading jobs: a page of a tenant's, or one with everything about it.
 
-What comes next is the timer's instant, the first that nothing is recorded of yet; where somebody has skipped or moved an
-occurrence, the next that fires. A job that is paused, set aside, or waits for the end of its run has none.
+What comes next is the timer's instant, the first that nothing is recorded of yet; where somebody has skipped or moved
+an occurrence, the next that fires. A job that is paused, set aside, or waits for the end of its run has none.
 """
 
 import json

@@ -68,7 +68,7 @@ def _move(connection: Conn, installation: Installation, incoming: Incoming, sour
         key=key,
         job_id=str(found.job_id),
         backfill_id=request.backfill_id,
-        run_status=state.value,
+        backfill_status=state.value,
         occurrences=found.wanted,
         unchanged=not changed,
     )

@@ -416,6 +416,7 @@ class Reply:
         run_status: With run_cancel: the state the run was found in.
         next_run_at: The job's next occurrence, UTC; null when there is none ahead or it is paused.
         backfill_id: Backfill that was made, or that the request concerned.
+        backfill_status: With backfill_pause, backfill_resume and backfill_cancel: the state the backfill is in.
         occurrences: With job_backfill: how many occurrences of the range are to be run.
         unchanged: True when the submitted spec equals the current version: nothing was done.
         code: With rejected: what kind of refusal, such as `invalid`, `unknown_job` or `request_conflict`.
@@ -434,6 +435,7 @@ class Reply:
     run_status: str | None = None
     next_run_at: datetime | None = None
     backfill_id: str | None = None
+    backfill_status: str | None = None
     occurrences: int | None = None
     unchanged: bool
     code: str | None = None

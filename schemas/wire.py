@@ -525,7 +525,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c301b6bce5bb7468dc3f")
+REPLY_HEADER = bytes.fromhex("c301b3b92e0bd2b7c7b7")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -544,6 +544,7 @@ def encode_reply(record: Reply) -> bytes:
             b"\0" if record.run_status is None else b"\2" + text(record.run_status),
             b"\0" if record.next_run_at is None else b"\2" + instant(record.next_run_at),
             b"\0" if record.backfill_id is None else b"\2" + text(record.backfill_id),
+            b"\0" if record.backfill_status is None else b"\2" + text(record.backfill_status),
             b"\0" if record.occurrences is None else b"\2" + long(record.occurrences),
             boolean(record.unchanged),
             b"\0" if record.code is None else b"\2" + text(record.code),
@@ -566,6 +567,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
     run_status, at = optional_at(data, at, text_at)
     next_run_at, at = optional_at(data, at, instant_at)
     backfill_id, at = optional_at(data, at, text_at)
+    backfill_status, at = optional_at(data, at, text_at)
     occurrences, at = optional_at(data, at, long_at)
     unchanged, at = boolean_at(data, at)
     code, at = optional_at(data, at, text_at)
@@ -583,6 +585,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
         run_status=run_status,
         next_run_at=next_run_at,
         backfill_id=backfill_id,
+        backfill_status=backfill_status,
         occurrences=occurrences,
         unchanged=unchanged,
         code=code,

@@ -204,7 +204,8 @@ def _with_overrides(
 
     Without a horizon no moved occurrence fires: it is passed over where the pause swallowed it, or left to firing.
     """
-    fires, skips, moved = list(done.fires), list(done.skips), []
+    fires, skips = list(done.fires), list(done.skips)
+    moved: list[datetime] = []
     skips += [Skip(SkipReason.BY_HAND, at, at, 1) for at in _by_hand(standing, recorded)]
     skips += _excluded(standing, recorded, now)
     pending = dict(standing.moved)

@@ -29,14 +29,14 @@ class Without:
     def after(self, instant: datetime) -> datetime | None:
         """The first occurrence strictly later that is not left out."""
         found = self.schedule.after(instant)
-        while found in self.left_out:
+        while found is not None and found in self.left_out:
             found = self.schedule.after(found)
         return found
 
     def before(self, instant: datetime) -> datetime | None:
         """The last occurrence strictly earlier that is not left out."""
         found = self.schedule.before(instant)
-        while found in self.left_out:
+        while found is not None and found in self.left_out:
             found = self.schedule.before(found)
         return found
 

@@ -368,4 +368,11 @@ def test_a_question_that_has_no_answer_is_refused(clocked: ClockedDatabase) -> N
         with pytest.raises(ScheduleRefused) as caught:
             told(clocked, at)
         assert caught.value.errors[0].path == "at"
-    assert "manual" in told(clocked, t("03-02T09:00")).words or told(clocked, t("03-02T09:00")).outcome
+
+
+def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked)
+    manual = told(clocked, t("03-02T09:00"))
+    assert manual.outcome is Outcome.NO_OCCURRENCE
+    assert "triggers alone" in manual.words

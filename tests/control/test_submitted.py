@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
+from tests.transitions.acts import ask, submit
 from tidewheel.control.jobs import show_job
 
 
@@ -33,7 +33,7 @@ def test_what_is_shown_is_the_same_version_when_submitted_again(database: Databa
     submit(database, **fields)
     with database.transaction() as connection:
         shown = show_job(connection, "default", "job").job
-    again = submit(database, **shown)
+    [again] = ask(database, {"type": "job.submit", "job": dict(shown)})
     assert (again.job_version, again.unchanged) == (1, True), shown
 
 

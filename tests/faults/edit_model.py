@@ -99,7 +99,7 @@ class Fired:
         status: How it ended.
         token: What its handler was given.
         reason: Why, where it did not succeed.
-        effect: When its handler noted it; 0 where it never ran.
+        done: When its handler did it; where it never ran, when it ended.
     """
 
     at: int
@@ -108,7 +108,7 @@ class Fired:
     status: str
     token: object
     reason: str | None = None
-    effect: int = 0
+    done: int = 0
 
     def __str__(self) -> str:
         return f"{clock(self.at)} by version {self.version}, {self.status}"

@@ -122,6 +122,8 @@ class Verdict:
         tokens = {change.then.version: change.then.token for change in self.changes if change.then.exists}
         deleted = [change.high for change in self.changes if change.act.kind == "delete"]
         for fired in self.fired:
+            if fired.done < self._place(fired):
+                self._note(f"{fired} was done before its time", fired.at, fired.at)
             if fired.version not in tokens:
                 self._note(f"{fired} was made from a version that nobody was told of", fired.at, fired.at)
             elif (
@@ -181,12 +183,20 @@ class Verdict:
         ]
         return sorted(found) == [(*pair, standing.version) for pair in standing.fires(after, until)]
 
+    def _moments(self, number: int) -> list[int]:
+        """The moments of a change that differ in what they leave to the definition before it."""
+        change = self.changes[number]
+        near = [self.changes[each].then for each in (number - 1, number) if each >= 0]
+        instants = {at for standing in near for at, _ in standing.fires(change.low, change.high)}
+        instants |= {place for fired in self.fired if change.low <= (place := self._place(fired)) <= change.high}
+        return sorted({change.low, *instants})
+
     def _place(self, fired: Fired) -> int:
         """When a run was to fire: at its own instant, or the time it was moved to, by when it did."""
         places = self._moves.get(fired.at)
         if places is None:
             return fired.at
-        return max((at for at in places if at <= fired.effect), default=max(places))
+        return max((at for at in places if at <= fired.done), default=min(places))
 
     def _note(self, problem: str, low: int, high: int) -> None:
         """Keep a problem with the history around it."""

@@ -9,11 +9,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from random import Random
 from typing import cast
 
-from tests.faults.edit_oracle import SECOND, Act, Fired, Grid, Standing, Verdict, judge, micros
+from tests.faults.edit_model import SECOND, Act, Fired, Grid, Standing, micros
+from tests.faults.edit_oracle import Verdict, judge
 from tests.fixtures.oracle import read_effects
 from tests.fixtures.reader import Seen, TopicReader
 from tests.fixtures.services import Fleet
@@ -21,6 +22,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client import Client, Job
 from tidewheel.errors import InvalidInput, TidewheelError
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import Reply, ReplyStatus, RunCompleted
 
@@ -31,6 +33,8 @@ _AIM_SECONDS = 0.015
 _LOOK_SECONDS = 0.005
 _ANSWER_SECONDS = 60.0
 _COMPLETED_SECONDS = 20.0
+_SOON = 2 * SECOND  # farther ahead than an answer is away
+_FAR = 14 * SECOND
 _QUIET_SECONDS = 3.0  # several sweeps and polls: what would still come has come by then
 
 # What a schedule is written as, and the grid that it means.
@@ -88,24 +92,27 @@ class RandomEdits:
         self._finish()
 
     def verdicts(self) -> list[Verdict]:
-        """What became of each job."""
-        return judge({job.key: job.acts for job in self._jobs}, {key: self._of(key) for key in self._fired})
+        """What became of each job, and what its handlers did."""
+        done = self._effects()
+        fired = {
+            key: [replace(one, done=done.get(one.run_id, one.done)) for one in self._of(key)] for key in self._fired
+        }
+        return judge({job.key: job.acts for job in self._jobs}, fired)
 
     def close(self) -> None:
         """Let go of the broker."""
         self._reader.close()
 
-    def check_effects(self) -> None:
-        """What the handlers did: each run that succeeded once, none before its time."""
-        counts: defaultdict[str, int] = defaultdict(int)
-        for effect in read_effects(self._fleet.effects):
-            counts[effect.run_id] += 1
-            if effect.at < effect.scheduled_at:
-                self.problems.append(f"{effect.job_key}: {effect.run_id} took effect before {effect.scheduled_at}")
+    def _effects(self) -> dict[str, int]:
+        """When each run's handler did what it does: once, and not for a run that did not succeed."""
+        done: dict[str, int] = {}
         succeeded = {one.run_id for key in self._fired for one in self._of(key) if one.status == "succeeded"}
-        for run_id in succeeded | set(counts):
-            if counts[run_id] != 1 or run_id not in succeeded:
-                self.problems.append(f"{run_id} took effect {counts[run_id]} times, succeeded: {run_id in succeeded}")
+        for effect in read_effects(self._fleet.effects):
+            if effect.run_id in done or effect.run_id not in succeeded:
+                self.problems.append(f"{effect.job_key}: {effect.run_id} took effect twice, or did not succeed")
+            done[effect.run_id] = micros(effect.at)
+        self.problems += [f"{run_id} succeeded without an effect" for run_id in succeeded - set(done)]
+        return done
 
     # Asking.
 
@@ -131,12 +138,12 @@ class RandomEdits:
         return (at - now) / SECOND + self._random.uniform(-_AIM_SECONDS, _AIM_SECONDS)
 
     def _ask_kafka(self, job: Driven) -> None:
-        act, document = self._choose(job)
+        act, document = self._choose(job, {"skip": 2, "move": 3, "unskip": 2})
         act = replace(act, sent=self._now())
         job.waiting.append((self._fleet.ask(document, key=job.key), act))
 
     def _ask_client(self, job: Driven) -> None:
-        act, document = self._choose(job)
+        act, document = self._choose(job, {})
         calls: Mapping[str, Callable[[], Job]] = {
             "submit": lambda: self._client.submit(cast("Mapping[str, object]", document["job"])),
             "pause": lambda: self._client.pause(job.key),
@@ -152,24 +159,47 @@ class RandomEdits:
         told = replace(act, told=self._now(), unchanged=said.unchanged, version=said.version)
         job.acts.append(_with_next(told, said.next_run_at))
 
-    def _choose(self, job: Driven) -> tuple[Act, dict[str, object]]:
+    def _choose(self, job: Driven, more: Mapping[str, int]) -> tuple[Act, dict[str, object]]:
         """A request that goes with what the job ought to be by then."""
         standing = job.standing
+        now = self._now()
+        said = [at for at in (*standing.skipped, *dict(standing.moved)) if at > now + _SOON]
+        if standing.grid is None:
+            more = {}
+        elif not said:
+            more = {kind: weight for kind, weight in more.items() if kind != "unskip"}
         if not standing.exists:
             kinds = {"submit": 20, "pause": 1, "resume": 1, "delete": 1}
         elif standing.paused:
-            kinds = {"resume": 16, "submit": 5, "pause": 1, "delete": 1}
+            kinds = {"resume": 16, "submit": 5, "pause": 1, "delete": 1, **more}
         else:
-            kinds = {"submit": 14, "pause": 4, "resume": 1, "delete": 1}
+            kinds = {"submit": 14, "pause": 4, "resume": 1, "delete": 1, **more}
         kind = self._random.choices([*kinds], [*kinds.values()])[0]
         document: dict[str, object] = {"type": f"job.{kind}", "key": job.key}
         act = Act(kind, 0)
         if kind == "submit":
             act, document = self._submit(job)
+        elif kind in more:
+            act = self._one_occurrence(kind, job.standing, now, said)
+            document["at"] = _written(act.at)
+            if act.to:
+                document["to"] = _written(act.to)
         accepted, unchanged = standing.answer(act)
         if accepted and not unchanged:
             job.standing = standing.after(act)
         return act, document
+
+    def _one_occurrence(self, kind: str, standing: Standing, now: int, said: list[int]) -> Act:
+        """A request about an occurrence that is seconds ahead: within the lookahead, or beyond it."""
+        if kind == "unskip":
+            return Act(kind, 0, at=self._random.choice(said))
+        assert standing.grid is not None
+        coming = standing.grid.within(now + _SOON, now + _FAR)
+        at = self._random.choice([at for at in coming if at not in said])
+        if kind == "skip":
+            return Act(kind, 0, at=at)
+        to = at + self._random.randint(-3000, 8000) * 1000
+        return Act(kind, 0, at=at, to=to if to > now + _SOON and to != at else at + SECOND * 3 // 10)
 
     def _submit(self, job: Driven) -> tuple[Act, dict[str, object]]:
         act, spec = self._definition(job)
@@ -230,6 +260,7 @@ class RandomEdits:
             status=str(event.status),
             token=_token(event.result),
             reason=event.reason,
+            done=micros(event.finished_at),
         )
         event_id, _ = self._fired[event.job_key].setdefault(event.run_id, (event.event_id, found))
         if event_id != event.event_id:
@@ -278,6 +309,10 @@ def _answered(act: Act, reply: Reply) -> Act:
 
 def _with_next(act: Act, at: datetime | None) -> Act:
     return replace(act, next_run_at=None if at is None else micros(at))
+
+
+def _written(at: int) -> str:
+    return format_timestamp(datetime.fromtimestamp(at // SECOND, UTC).replace(microsecond=at % SECOND))
 
 
 def _token(result: bytes | None) -> object:

@@ -26,7 +26,7 @@ def act(kind: str, seconds: float, version: int | None, **fields: object) -> Act
 
 
 def fired(seconds: float, version: int, token: int) -> Fired:
-    return Fired(at(seconds), f"run-{seconds}", version, "succeeded", token)
+    return Fired(at(seconds), f"run-{seconds}", version, "succeeded", token, done=at(seconds) + LATENCY)
 
 
 def history() -> tuple[list[Act], list[Fired]]:
@@ -59,8 +59,8 @@ def history() -> tuple[list[Act], list[Fired]]:
         *(fired(seconds, 3, 4) for seconds in (9, 10)),
         replace(fired(11, 3, 4), status="cancelled", reason="job_deleted", token=None),
         *(fired(seconds, 4, 4) for seconds in (13, 15, 17)),
-        replace(fired(16, 4, 4), effect=at(17.51)),
-        replace(fired(18, 4, 4), effect=at(14.21)),
+        replace(fired(16, 4, 4), done=at(17.51)),
+        replace(fired(18, 4, 4), done=at(14.21)),
     ]
     return acts, runs
 
@@ -102,7 +102,8 @@ DOCTORED: dict[str, tuple[Doctor, str]] = {
     "what was skipped fires": (lambda _, runs: runs.append(fired(14, 4, 4)), "does not belong"),
     "what is not skipped any more is lost": (lambda _, runs: drop(runs, 15), "is lost"),
     "what was moved is lost": (lambda _, runs: drop(runs, 18), "is lost"),
-    "what was moved fires at its own instant": (lambda _, runs: change(runs, 16, effect=at(16.01)), "does not belong"),
+    "what was moved fires at its own instant": (lambda _, runs: change(runs, 16, done=at(16.01)), "does not belong"),
+    "a run is done before its time": (lambda _, runs: change(runs, 5.5, done=at(5.49)), "done before its time"),
     "what was moved fires twice": (lambda _, runs: runs.append(fired(18, 4, 4)), "fired 2 times"),
     "what was moved back is lost": (lambda _, runs: drop(runs, 17), "is lost"),
     "a run was given another payload": (lambda _, runs: change(runs, 5.5, token=1), "was given 1, not 2"),

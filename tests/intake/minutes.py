@@ -1,6 +1,7 @@
 """A job that fires each minute, what is said about its occurrences, and what became of them; all in minutes."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
@@ -23,7 +24,7 @@ def minute(database: ClockedDatabase, number: float) -> datetime:
     return database.value("SELECT created_at FROM jobs ORDER BY created_at LIMIT 1") + number * MINUTE
 
 
-def say(database: ClockedDatabase, what: str, number: float, **fields: object) -> Reply:
+def say(database: ClockedDatabase, what: str, number: float, **fields: Any) -> Reply:  # noqa: ANN401
     """Skip, move or restore the occurrence of a minute."""
     [reply] = ask(database, about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
     return reply

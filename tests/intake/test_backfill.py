@@ -214,7 +214,7 @@ def test_moves_are_idempotent_and_say_what_stands(hourly: ClockedDatabase) -> No
     def said(kind: str) -> tuple[str | None, bool]:
         reply = move(hourly, kind, made)
         assert (reply.status, reply.backfill_id, reply.key) == ("accepted", str(made), "job")
-        return reply.run_status, reply.unchanged
+        return reply.backfill_status, reply.unchanged
 
     assert said("resume") == ("running", True)
     assert said("pause") == ("paused", False)

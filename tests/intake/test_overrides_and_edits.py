@@ -1,5 +1,7 @@
 """What becomes of skipped and moved occurrences when their job changes, and of those whose own instant has passed."""
 
+from typing import Any
+
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
@@ -92,7 +94,10 @@ def test_where_nothing_can_fire_it_any_more_it_is_recorded_as_left_out(
 
 
 def test_a_job_that_is_deleted_and_made_again_knows_nothing_of_what_was_said(minutely: ClockedDatabase) -> None:
-    anchor = {"schedule": {"interval": "1m", "anchor": minute(minutely, 0).isoformat()}, "overlap": "allow_all"}
+    anchor: dict[str, Any] = {
+        "schedule": {"interval": "1m", "anchor": minute(minutely, 0).isoformat()},
+        "overlap": "allow_all",
+    }
     start = minute(minutely, 0)
     submit(minutely, **anchor)
     said(minutely, "skip", 1)

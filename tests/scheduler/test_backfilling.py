@@ -256,7 +256,7 @@ def test_cancelling_ends_what_has_not_begun_and_lets_go_on_what_has(hourly: Cloc
     make_batch(hourly, made)
     begun = begin(hourly, open_runs(hourly)[0].run_id)
     make_batch(hourly, other)
-    assert move(hourly, "cancel", made, reason="wrong range").run_status == "cancelled"
+    assert move(hourly, "cancel", made, reason="wrong range").backfill_status == "cancelled"
     ended = [event for event in completions(hourly) if event.status == "cancelled"]
     assert [(event.cause, event.reason, event.attempt) for event in ended] == [("backfill", "wrong range", 0)] * 2
     assert open_run(hourly, begun.run_id).state == RunState.RUNNING

@@ -204,6 +204,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
     "read_signals": {"stray_after": timedelta(seconds=10)},
     "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
+    "give_up_moves": {"reason": "by_hand"},
     "read_versions_in_force": {"most": 1001},
     "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
     "read_backfill_place": {"job_version": 1},
@@ -224,7 +225,7 @@ _HOT = {
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
         lock_run read_run read_timers find_chained resume_jobs share_calendars find_calendar_jobs drop_job_calendars
-        lock_unbegun_of_backfill
+        lock_unbegun_of_backfill read_coming_overrides forget_overrides give_up_moves read_wanted_versions
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded
