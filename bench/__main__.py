@@ -1,4 +1,4 @@
-"""`python -m bench [fire relay pipeline costs idle] [--rounds 3] [--json FILE]`: figures, each beside its floor."""
+"""`python -m bench [SCENARIO …] [--rounds 3] [--json FILE]`: figures, each beside its floor."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import costs, firing, idle, pipeline, relaying
+from bench import costs, firing, idle, ledger, pipeline, relaying
 from bench.stage import Stage, stage
 
 SCENARIOS: dict[str, Callable[[Stage], dict[str, float]]] = {
@@ -18,6 +18,7 @@ SCENARIOS: dict[str, Callable[[Stage], dict[str, float]]] = {
     "relay": relaying.measure,
     "pipeline": pipeline.measure,
     "costs": costs.measure,
+    "ledger": ledger.measure,
     "idle": idle.measure,
 }
 

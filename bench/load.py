@@ -43,6 +43,7 @@ def load_jobs(
     overlap: str = "skip",
     handler: str = "noop",
     prefix: str = "bench",
+    catch_up: str = "fire_once",
 ) -> list[JobId]:
     """Write interval jobs whose next instant is `due_at` plus an even share of `spread`.
 
@@ -58,6 +59,7 @@ def load_jobs(
                 "target": handler,
                 "payload": PAYLOAD,
                 "overlap": overlap,
+                "catch_up": catch_up,
             },
         }
     )

@@ -1,7 +1,6 @@
 """The sentences of an explanation. Each says what is so, why, and what there is to do where there is something."""
 
 from datetime import UTC, datetime, timedelta
-from typing import assert_never
 
 from tidewheel.control.asked import Asked
 from tidewheel.control.clock_notes import on_clock
@@ -123,8 +122,6 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
             words = f"It lies outside the job's bounds{among}."
         case SkipReason.OVERLAP:
             words = f"Another run of the job had the turn{among}."
-        case never:
-            assert_never(never)
     return words
 
 
@@ -144,8 +141,6 @@ def _caught_up(span: SkipSpan, saying: Saying | None) -> str:
             return f"catch_up fire_once made one run for the latest of those missed{which}, and passed this one over."
         case CatchUp.FIRE_ALL:
             return f"catch_up fire_all reaches back {length(saying.policies.window)} (window), not as far as this."
-        case never:
-            assert_never(never)
 
 
 def excluded(saying: Saying | None, asked: Asked) -> str:
@@ -161,9 +156,11 @@ def excluded(saying: Saying | None, asked: Asked) -> str:
 def by_hand(asked: Asked) -> str:
     """Who has left an occurrence out."""
     said = asked.about_it
-    who = f"{said.made_by or 'Somebody'} skipped it at {instant(said.made_at)}." if said else "Somebody skipped it."
+    if said is not None and said.moved_to is not None:
+        return f"It was moved to {instant(said.moved_to)}, and the job was changed before that: nothing fires it there."
+    who = f", by {said.made_by or 'somebody'} at {instant(said.made_at)}" if said else ""
     undo = " unskip takes that back." if asked.at > asked.job.now else " Trigger the job to run it all the same."
-    return f"{who}{undo}"
+    return f"It was skipped{who}.{undo}"
 
 
 def waiting_for(policy: CatchUp, window: timedelta) -> str:
@@ -175,5 +172,3 @@ def waiting_for(policy: CatchUp, window: timedelta) -> str:
             return "It is fire_once: one run is made, for the latest."
         case CatchUp.FIRE_ALL:
             return f"It is fire_all: a run is made for each of the last {length(window)}, the newest {MOST_MADE_UP:,}."
-        case never:
-            assert_never(never)

@@ -93,10 +93,11 @@ def _without_record(asked: Asked, saying: Saying) -> Answer:
         return chained(asked, saying.schedule)
     if not saying.says(asked.at):
         return _no_occurrence(asked, saying)
-    current = saying.until is None
     said = asked.about_it
-    if current and said is not None and said.moved_to is not None and said.done_at is None and saying.fires(asked.at):
+    if said is not None and said.moved_to is not None and said.done_at is None:
+        # Whatever version there is when that comes: its own instant has passed under this one.
         return moved_ahead(asked, said, saying)
+    current = saying.until is None
     cursor, finished = asked.job.cursor_at, asked.job.finished_at is not None
     if current and (asked.at >= cursor if cursor else not (finished and saying.fires(asked.at))):
         return not_recorded(asked, saying)
@@ -111,7 +112,7 @@ def _of_run(asked: Asked, run: RunFacts, saying: Saying | None) -> Answer:
     due, reason, moved = asked.at, None, ""
     if said is not None and moved_to is not None:
         due, reason = moved_to, MOVED
-        moved = f" {said.made_by or 'Somebody'} moved it to {instant(moved_to)}, at {instant(said.made_at)}."
+        moved = f" It was moved, by {said.made_by or 'somebody'} at {instant(said.made_at)}, to {instant(moved_to)}."
     if due > asked.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
         outcome = Outcome.COMING_MOVED if moved_to else Outcome.COMING
         words = f"It is to fire at {instant(due)}; its run is written already, ahead of its time.{moved}"

@@ -60,4 +60,6 @@ class Skew:
             )
         elif self._told and abs(skew) + bound <= self._most:
             self._told = False
-            _LOG.info("this machine's clock is within max_clock_skew of the database's again (%.3f s %s)", seconds, where)
+            _LOG.info(
+                "this machine's clock is within max_clock_skew of the database's again (%.3f s %s)", seconds, where
+            )

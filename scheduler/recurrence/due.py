@@ -103,7 +103,8 @@ def passed_by(standing: Standing, *, now: datetime, reason: SkipReason = SkipRea
     done = Decision((), skips, next_at=live.after(now))
     if standing.plain:
         return done
-    return _with_overrides(standing, done, now, now=now, horizon=None, missed_until=now)
+    given_up = replace(standing, policies=replace(standing.policies, on_resume=CatchUp.SKIP))
+    return _with_overrides(given_up, done, now, now=now, horizon=None, missed_until=now)
 
 
 def passed_over(live: Schedule, first_at: datetime, until: datetime, *, reason: SkipReason) -> tuple[Skip, ...]:

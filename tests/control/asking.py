@@ -30,7 +30,7 @@ def coming(database: Database, n: int = 10, key: str = "job") -> Upcoming:
         return upcoming(connection, "default", key, n)
 
 
-def previewed(database: Database, n: int = 10, after: datetime | None = None, **job: object) -> Preview:
+def previewed(database: Database, n: int = 10, after: datetime | None = None, /, **job: object) -> Preview:
     """What a job would do."""
     document: Mapping[str, object] = {"key": "job", "schedule": "manual", "target": "send-email"} | job
     with database.transaction() as connection:

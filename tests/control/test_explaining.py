@@ -11,9 +11,10 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import EXECUTOR, begin, end, ending, open_runs, submit, succeed, trigger, turn_of
 from tidewheel.control.explanation import Outcome
 from tidewheel.errors import ScheduleRefused, UnknownJob
-from tidewheel.ids import run_id
+from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
 
+JOB = job_id("default", "job")
 DAILY = {"cron": "0 9 * * *"}
 MINUTES = {"cron": "* * * * *"}
 
@@ -22,20 +23,20 @@ def at_clock(database: ClockedDatabase, text: str) -> None:
     database.stop_clock(t(text))
 
 
-def run_of(reply_job: str, text: str) -> UUID:
-    return run_id(UUID(reply_job), t(text), Cause.TIMER)
+def run_of(text: str) -> UUID:
+    return run_id(JOB, t(text), Cause.TIMER)
 
 
 def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    job = submit(clocked, schedule=DAILY)
+    submit(clocked, schedule=DAILY)
     at_clock(clocked, "03-02T09:00:02")
     fire_all(clocked)
     waiting = told(clocked, t("03-02T09:00"))
     assert waiting.outcome is Outcome.FIRED
     assert "has waited" in waiting.words
     assert "'send-email'" in waiting.words
-    started = begin(clocked, run_of(job.job_id, "03-02T09:00"))
+    started = begin(clocked, run_of("03-02T09:00"))
     running = told(clocked, t("03-02T09:00"))
     assert running.run is not None
     assert [(each.attempt, each.outcome, each.executor_id) for each in running.run.attempts] == [(1, None, EXECUTOR)]
@@ -107,13 +108,13 @@ def test_what_is_late_says_what_becomes_of_it(clocked: ClockedDatabase) -> None:
 
 def test_an_overlap_names_the_run_that_had_the_turn(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    job = submit(clocked, schedule=MINUTES, overlap="skip")
+    submit(clocked, schedule=MINUTES, overlap="skip")
     at_clock(clocked, "03-02T08:01")
     fire_all(clocked)
-    holder = begin(clocked, run_of(job.job_id, "03-02T08:01"))
+    holder = begin(clocked, run_of("03-02T08:01"))
     at_clock(clocked, "03-02T08:02")
     fire_all(clocked)
-    loser = run_of(job.job_id, "03-02T08:02")
+    loser = run_of("03-02T08:02")
     with pytest.raises(ValueError, match="unpack"):
         begin(clocked, loser)
     skipped = told(clocked, t("03-02T08:02"))
@@ -127,16 +128,16 @@ def test_an_overlap_names_the_run_that_had_the_turn(clocked: ClockedDatabase) ->
 
 def test_a_buffered_run_waits_for_the_turn_of_another(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
-    job = submit(clocked, schedule=MINUTES, overlap="buffer_all")
+    submit(clocked, schedule=MINUTES, overlap="buffer_all")
     at_clock(clocked, "03-02T08:02")
     fire_all(clocked)
-    begin(clocked, run_of(job.job_id, "03-02T08:01"))
+    begin(clocked, run_of("03-02T08:01"))
     with pytest.raises(ValueError, match="unpack"):
-        begin(clocked, run_of(job.job_id, "03-02T08:02"))
+        begin(clocked, run_of("03-02T08:02"))
     buffered = told(clocked, t("03-02T08:02"))
     assert buffered.run is not None
     assert (buffered.outcome, buffered.run.state) == (Outcome.FIRED, RunState.BUFFERED)
-    assert str(turn_of(clocked, UUID(job.job_id))) in buffered.words
+    assert str(turn_of(clocked, JOB)) in buffered.words
 
 
 def test_a_pause_says_who_why_and_what_then(clocked: ClockedDatabase) -> None:
@@ -197,7 +198,7 @@ def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -
     done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z")
     skipped, moved = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T09:00"))
     assert (skipped.outcome, skipped.reason) == (Outcome.COMING_SKIPPED, "by_hand")
-    assert "skipped it at 2026-03-02T08:00:00Z" in skipped.words
+    assert "skipped, by request at 2026-03-02T08:00:00Z" in skipped.words
     assert (moved.outcome, moved.reason, moved.moved_to) == (Outcome.COMING_MOVED, "moved", t("03-03T11:30"))
     there = told(clocked, t("03-03T11:30"))
     assert there.outcome is Outcome.NO_OCCURRENCE
@@ -305,14 +306,14 @@ def test_a_change_of_the_clock_is_the_reason_that_is_given(
 
 def test_a_fixed_delay_knows_only_what_is_recorded(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
-    job = submit(clocked, schedule={"fixed_delay": "10m"})
+    submit(clocked, schedule={"fixed_delay": "10m"})
     fire_all(clocked)
     first = told(clocked, t("03-02T08:00"))
     assert first.outcome is Outcome.FIRED
     open_now = told(clocked, t("03-02T08:05"))
     assert open_now.outcome is Outcome.NO_OCCURRENCE
     assert "after the end of the run that is open now" in open_now.words
-    succeed(clocked, begin(clocked, run_of(job.job_id, "03-02T08:00")))
+    succeed(clocked, begin(clocked, run_of("03-02T08:00")))
     assert told(clocked, t("03-02T08:10")).outcome is Outcome.COMING
     between = told(clocked, t("03-02T08:05"))
     assert (between.before, between.after) == (t("03-02T08:00"), t("03-02T08:10"))

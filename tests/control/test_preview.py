@@ -1,7 +1,6 @@
 """`preview` of an unsaved job and `next` of a saved one: what comes, by the code that fires it."""
 
 from datetime import timedelta
-from uuid import UUID
 
 import pytest
 
@@ -13,10 +12,11 @@ from tidewheel.control.client import Client
 from tidewheel.control.explanation import Outcome
 from tidewheel.control.upcoming import Coming
 from tidewheel.errors import Refused, UnknownJob
-from tidewheel.ids import run_id
+from tidewheel.ids import job_id, run_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import Cause
 
+JOB = job_id("default", "job")
 DAILY = {"cron": "0 9 * * *"}
 
 
@@ -54,7 +54,9 @@ def test_a_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase
 def test_excluded_days_lie_between_and_are_not_counted(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-06T08:00"))
     calendar(clocked, weekdays=["SAT", "SUN"])
-    seen = previewed(clocked, 2, schedule={"cron": "0 9,17 * * *"}, exclude_calendars=["closed"], after=t("03-06T12:00"))
+    seen = previewed(
+        clocked, 2, schedule={"cron": "0 9,17 * * *"}, exclude_calendars=["closed"], after=t("03-06T12:00")
+    )
     assert shown(seen.coming) == [
         ("03-06T17:00:00", Outcome.COMING),
         ("03-07T09:00:00", Outcome.COMING_EXCLUDED),
@@ -97,7 +99,7 @@ def test_kinds_without_a_rhythm_say_so(clocked: ClockedDatabase) -> None:
 
 def test_next_shows_runs_written_ahead_and_what_people_said(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:59:57"))
-    job = submit(clocked, schedule=DAILY)
+    submit(clocked, schedule=DAILY)
     done(clocked, "job.skip", at="2026-03-03T09:00:00Z")
     done(clocked, "job.move", at="2026-03-04T09:00:00Z", to="2026-03-04T12:00:00Z")
     fire_due(clocked, lookahead=timedelta(seconds=5))
@@ -108,7 +110,7 @@ def test_next_shows_runs_written_ahead_and_what_people_said(clocked: ClockedData
         ("03-04T09:00:00", Outcome.COMING_MOVED),
         ("03-05T09:00:00", Outcome.COMING),
     ]
-    assert seen.coming[0].run_id == run_id(UUID(job.job_id), t("03-02T09:00"), Cause.TIMER)
+    assert seen.coming[0].run_id == run_id(JOB, t("03-02T09:00"), Cause.TIMER)
     assert seen.coming[2].leaves_at == t("03-04T12:00")
     clocked.stop_clock(t("03-04T10:00"))
     fire_all(clocked)
@@ -146,10 +148,10 @@ def test_next_shows_what_is_due_and_has_not_fired(clocked: ClockedDatabase) -> N
 
 def test_next_of_a_fixed_delay_is_the_next_one_alone(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    job = submit(clocked, schedule={"fixed_delay": "10m"})
+    submit(clocked, schedule={"fixed_delay": "10m"})
     fire_all(clocked)
     assert coming(clocked).coming == ()
-    succeed(clocked, begin(clocked, run_id(UUID(job.job_id), t("03-02T08:00"), Cause.TIMER)))
+    succeed(clocked, begin(clocked, run_id(JOB, t("03-02T08:00"), Cause.TIMER)))
     seen = coming(clocked)
     assert shown(seen.coming) == [("03-02T08:10:00", Outcome.COMING)]
     assert "only the next one is known" in seen.words

@@ -10,7 +10,7 @@ from tests.docs.pages import Shell, blocks, fits
 from tests.strict_types import ROOT
 from tidewheel.local.stack import LocalStack
 
-PAGES = ("README.md", "docs/quickstart.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md")
 
 
 @pytest.mark.kafka

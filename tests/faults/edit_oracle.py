@@ -82,18 +82,13 @@ class Verdict:
         following, grid = change.act.next_run_at, change.then.grid
         if change.act.kind not in ("submit", "resume") or change.then.paused or grid is None:
             return change
-        if (
-            following is not None
-            and (near := change.then.doubtful)
-            and min(abs(following - at) for at in near) <= _NEAR
-        ):
-            return change
-        coming = [at for at, _ in change.then.fires(change.low - _NEAR, following or 0)]
-        if following is None or following not in coming:
+        # One that was left out or moved may be named too: the answer tells when firing looks next.
+        if following is None or not (grid.holds(following) or following in dict(change.then.moved).values()):
             self._note("the answer does not name the next instant", change.low, change.high)
             return change
-        before = max((at for at in coming if at < following), default=change.low)
-        return replace(change, low=max(change.low, before), high=min(change.high, following - 1))
+        passed = [at for place, at in change.then.fires(change.low - _NEAR, following - 1) if place == at]
+        low = max([change.low, *passed]) if grid.holds(following) else change.low
+        return replace(change, low=low, high=min(change.high, following - 1))
 
     def _in_order(self, changes: list[Change]) -> list[Change]:
         """The same, none able to come before the one before it."""
@@ -141,11 +136,11 @@ class Verdict:
 
     def _check_span(self, change: Change, until: int) -> None:
         """Between two changes: exactly what the definition says."""
-        wanted = {at: change.then.version for _, at in change.then.fires(change.high, until)}
+        wanted = {at: (place, change.then.version) for place, at in change.then.fires(change.high, until)}
         for fired in self.fired:
             if not change.high < self._place(fired) <= until or fired.at in change.then.doubtful:
                 continue
-            if wanted.pop(fired.at, None) != fired.version:
+            if wanted.pop(fired.at, None) != (self._place(fired), fired.version):
                 self._note(f"{fired} does not belong to what was acknowledged before it", fired.at, fired.at)
         for at in wanted:
             if not any(fired.at == at for fired in self.fired):

@@ -5,11 +5,12 @@ no code with what decides: cron expressions are read by the daemon in slow motio
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import LiteralString
+from typing import LiteralString, cast
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
@@ -27,6 +28,7 @@ EARLIER = timedelta(days=4)  # a shifted occurrence's own day may lie before the
 
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
+_TICK = timedelta(microseconds=1)
 
 SCHEDULES: tuple[dict[str, object], ...] = (
     {"interval": "1s"},
@@ -65,6 +67,23 @@ class Version:
 
 
 @dataclass
+class Pause:
+    """A stretch of a pause that is decided in one go, by the calendars there are then.
+
+    Args:
+        since: It holds instants later than this.
+        ends_at: When it ends by itself.
+        until: The last instant it holds; None while it goes on.
+        calendars: How many changes of the calendar there had been when it was decided.
+    """
+
+    since: datetime
+    ends_at: datetime | None
+    until: datetime | None = None
+    calendars: int = 0
+
+
+@dataclass
 class Job:
     """What the test knows of one job."""
 
@@ -72,9 +91,14 @@ class Job:
     versions: list[Version] = field(default_factory=list[Version])
     ends: list[datetime] = field(default_factory=list[datetime])  # of versions that have ended, in their order
     exists: bool = False
-    paused: bool = False
+    pauses: list[Pause] = field(default_factory=list["Pause"])
     skipped: set[datetime] = field(default_factory=set[datetime])
     moved: set[datetime] = field(default_factory=set[datetime])
+
+    @property
+    def pause(self) -> Pause | None:
+        """The one that goes on."""
+        return self.pauses[-1] if self.pauses and self.pauses[-1].until is None else None
 
     def spans(self) -> Iterator[tuple[Version, datetime, datetime]]:
         """Each version with the times between which it was in force."""
@@ -109,6 +133,7 @@ class History:
             if self.rng.random() < 0.2:
                 self._execute()
         for _ in range(200):
+            self._fire()
             if not fire_due(self.database):
                 return
         message = "there is always something due"
@@ -125,6 +150,9 @@ class History:
         lookahead = self.rng.choice((0, 5, 5, 60)) * _SECOND
         self._count("firings")
         self.log.append((self.now, f"fire {lookahead}"))
+        for job in self.jobs:
+            if job.pause is not None and job.pause.ends_at is not None and job.pause.ends_at <= self.now:
+                self._decide_pause(job, job.pause.ends_at - _TICK)
         fire_due(self.database, lookahead=lookahead)
 
     def _act(self, job: Job) -> None:
@@ -152,8 +180,9 @@ class History:
         first = last.first if last is not None else self.now
         if job.exists:
             job.ends.append(self.now)
-        else:
-            job.paused = False
+            pause = self._decide_pause(job, self.now)
+            if pause is not None:
+                job.pauses.append(Pause(self.now, pause.ends_at))
         job.versions.append(Version(spec, self.now, anchor, first))
         job.exists = True
 
@@ -180,19 +209,34 @@ class History:
             spec["max_runs"] = rng.randint(1, 40)
         return spec
 
+    def _decide_pause(self, job: Job, until: datetime) -> Pause | None:
+        """What a pause has held so far is decided; the pause, if there is one."""
+        pause = job.pause
+        if pause is not None:
+            pause.until, pause.calendars = until, len(self.days)
+        return pause
+
     def _pause(self, job: Job) -> None:
-        until = {"until": _text(self.now + self.rng.randint(1, 4000) * _SECOND)} if self.rng.random() < 0.5 else {}
-        if self._ask(about("job.pause", job.key, **until)) is not None:
-            job.paused = not until
+        ends_at = self.now + self.rng.randint(1, 4000) * _SECOND if self.rng.random() < 0.5 else None
+        until = {"until": _text(ends_at)} if ends_at else {}
+        if self._ask(about("job.pause", job.key, **until)) is None:
+            return
+        if job.pause is None:
+            job.pauses.append(Pause(self.now, ends_at))
+        else:
+            job.pause.ends_at = ends_at
 
     def _resume(self, job: Job) -> None:
         self._ask(about("job.resume", job.key))
-        job.paused = False
+        self._decide_pause(job, self.now)
 
     def _delete(self, job: Job) -> None:
         self._ask(about("job.delete", job.key))
+        self._decide_pause(job, self.now)
         job.exists = False
         job.ends.append(self.now)
+        job.skipped = {at for at in job.skipped if at <= self.now}
+        job.moved = {at for at in job.moved if at <= self.now}
 
     def _skip(self, job: Job) -> None:
         at = self._coming(job)
@@ -215,7 +259,7 @@ class History:
 
     def _coming(self, job: Job) -> datetime | None:
         version = job.versions[-1]
-        ahead = self.effective(version, self.now, self.now + timedelta(minutes=30))
+        ahead = self.effective(job, version, self.now, self.now + timedelta(minutes=30))
         return self.rng.choice(sorted(ahead)[:6]) if ahead else None
 
     def _calendar(self) -> None:
@@ -226,7 +270,7 @@ class History:
     def _execute(self) -> None:
         """Let an executor take some runs, and end some of those under way."""
         rows = self.database.rows(_TO_CLAIM, {"states": [RunState.QUEUED], "now": self.now})
-        wanted = [Claim(run, attempt + 1, version, None) for run, attempt, version in rows]
+        wanted = [Claim(run, attempt + 1, version, "sweep") for run, attempt, version in rows]
         with self.database.transaction() as connection:
             start_runs(connection, self.database.installation, wanted, executor_id=EXECUTOR)
         for run, attempt in self.database.rows(_TO_END, {"states": [RunState.RUNNING, RunState.CANCELLING]}):
@@ -245,35 +289,39 @@ class History:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def closed(self, at: datetime, known: datetime, zone: str) -> bool:
-        """Whether an instant is on a day that was closed by what was known then."""
-        _, days, weekdays = [each for each in self.days if each[0] < known or each is self.days[0]][-1]
+    def closed(self, job: Job, at: datetime, known: datetime, zone: str) -> bool:
+        """Whether an instant is on a day that was closed by what was known when another was decided."""
+        place = bisect_left([at for at, _, _ in self.days], known)  # how many had come before it
+        for pause in job.pauses:
+            if pause.since < known and (pause.until is None or known <= pause.until):
+                place = pause.calendars if pause.until is not None else len(self.days)
+        _, days, weekdays = self.days[max(place - 1, 0)]
         day = at.astimezone(pinned_zone(zone)).date()
         return day in days or day.isoweekday() % 7 in weekdays
 
-    def effective(self, version: Version, after: datetime, until: datetime) -> set[datetime]:
+    def effective(self, job: Job, version: Version, after: datetime, until: datetime) -> set[datetime]:
         """What fires by itself in ``(after, until]`` under the calendars of each moment."""
         zone = _zone(version.spec)
         named = "exclude_calendars" in version.spec
-        kept = {at for at in nominal(version, after, until) if not named or not self.closed(at, at, zone)}
+        kept = {at for at in nominal(version, after, until) if not named or not self.closed(job, at, at, zone)}
         if version.spec.get("on_excluded") != "next_business_day":
             return kept
-        return kept | {to for to in self._shifted(version, after, until) if after < to <= until}
+        return kept | {to for to in self._shifted(job, version, after, until) if after < to <= until}
 
-    def excluded(self, version: Version, after: datetime, until: datetime) -> set[datetime]:
+    def excluded(self, job: Job, version: Version, after: datetime, until: datetime) -> set[datetime]:
         """What calendars leave out in ``(after, until]``."""
         if "exclude_calendars" not in version.spec:
             return set()
-        return {at for at in nominal(version, after, until) if self.closed(at, at, _zone(version.spec))}
+        return {at for at in nominal(version, after, until) if self.closed(job, at, at, _zone(version.spec))}
 
-    def _shifted(self, version: Version, after: datetime, until: datetime) -> Iterator[datetime]:
+    def _shifted(self, job: Job, version: Version, after: datetime, until: datetime) -> Iterator[datetime]:
         """Where closed days' occurrences go: the same time on the next open day, by what is known when that comes."""
         for at in nominal(version, after - EARLIER, until):
             for ahead in range(1, 5):
                 to = at + ahead * _DAY
-                if self.closed(at, to, "UTC") and not self.closed(to, to, "UTC"):
-                    if all(self.closed(at + days * _DAY, to, "UTC") for days in range(ahead)):
-                        yield to
+                closed = [self.closed(job, at + days * _DAY, to, "UTC") for days in range(ahead + 1)]
+                if all(closed[:-1]) and not closed[-1]:
+                    yield to
                     break
 
 
@@ -326,9 +374,7 @@ def _readings(zone: str) -> list[Reading]:
 
 
 def _schedule(spec: dict[str, object]) -> dict[str, object]:
-    schedule = spec["schedule"]
-    assert isinstance(schedule, dict)
-    return schedule
+    return cast("dict[str, object]", spec["schedule"])
 
 
 def _zone(spec: dict[str, object]) -> str:

@@ -185,6 +185,8 @@ def facts(loaded: Database) -> dict[str, Any]:
 
 CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
 
+_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
 # What is asked besides, or otherwise than `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
     "close_runs": {"ends": ["succeeded"], "sources": ["running"]},
@@ -212,6 +214,13 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_day_sets": {"names": CALENDARS},
     "share_calendars": {"names": CALENDARS},
     "find_calendar_jobs": {"name": CALENDARS[0]},
+    "read_versions_near": {"at": _NOON, "most": 5},
+    "read_runs_at": {"at": _NOON},
+    "read_skips_at": {"at": _NOON},
+    "read_said": {"at": _NOON, "cursor_at": _NOON},
+    "find_chain": {"at": _NOON},
+    "find_runs_ahead": {"states": [RunState.QUEUED], "most": 10},
+    "read_versions": {"before": 9, "most": 21},
     "list_jobs": {"after": "job-2", "prefix": "", "labels": Jsonb({}), "paused": None, "kind": None, "most": 51},
 }
 _HOT = {
@@ -233,7 +242,10 @@ _HOT = {
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs read_signals",
-    "tidewheel.control": "read_run list_jobs show_job count_backfilled",
+    "tidewheel.control": """
+        read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at read_attempts_of
+        read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
+    """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 

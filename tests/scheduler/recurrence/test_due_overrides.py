@@ -163,9 +163,10 @@ def test_a_pause_between_two_occurrences_passes_over_what_was_moved_into_it() ->
 
 
 def test_an_edit_of_a_paused_job_records_what_was_left_out_too() -> None:
-    decision = passed_by(stands(said((2,), m1=9)), now=minute(4))
-    assert sorted(skipped(decision)) == [("by_hand", 2, 2, 1), ("paused", 0, 4, 3)]
-    assert (decision.next_at, decision.due_at) == (minute(5), minute(5))
+    row = Row(policies='{"on_resume":"fire_all"}')
+    decision = passed_by(stands(said((2,), m1=9, m3=3.5), row), now=minute(4))
+    assert sorted(skipped(decision)) == [("by_hand", 2, 2, 1), ("paused", 0, 4, 2), ("paused", 3, 3, 1)]
+    assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
 
 
 @dataclass
