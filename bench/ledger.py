@@ -19,7 +19,7 @@ _EVERY = timedelta(seconds=1)
 
 
 def measure(stage: Stage) -> dict[str, float]:
-    """Fire jobs on time, skip their runs by overlap, then pass over an hour of one-second jobs whose catch_up is skip."""
+    """Fire jobs on time, skip their runs by overlap, then pass over an hour of jobs that are due each second."""
     session = Session(stage.url, "tidewheel-bench")
     with stage.connect() as connection:
         now = database_now(connection)

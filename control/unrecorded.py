@@ -37,7 +37,8 @@ def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
     """An occurrence that was moved and has not fired yet."""
     to, now = said.moved_to or asked.at, asked.job.now
     local = f" ({on_clock(to, saying.zone).isoformat()})" if saying.zone != "UTC" else ""
-    words = f"It was moved, by {said.made_by or 'somebody'} at {instant(said.made_at)}, and is to fire at {instant(to)}{local}."
+    by = f"by {said.made_by or 'somebody'} at {instant(said.made_at)}"
+    words = f"It was moved, {by}, and is to fire at {instant(to)}{local}."
     held = _held(asked)
     if held is not None:
         return Answer(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)

@@ -36,7 +36,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     refused = {job_id_of(incoming): error for incoming in batch if (error := _refusal(incoming, locked)) is not None}
     jobs = [job for job in existing(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]
-    settle(connection, installation, locked, ids)
+    settle(connection, installation, locked, ids, given_up=ids)
     forget_all(connection, installation, jobs, locked.now)
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})

@@ -4,7 +4,7 @@ Whoever holds a timer's lock sees every firing of the job before or after its ch
 is settled by the version in force, and the runs whose instant is still ahead are taken back, before anything changes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import cast
@@ -107,8 +107,9 @@ def settle(
     job_ids: Sequence[UUID],
     *,
     pauses_go_on: bool = False,
+    given_up: Collection[UUID] = (),
 ) -> dict[UUID, datetime]:
-    """Fire what is overdue of these jobs by the version in force, and take back what is still ahead.
+    """Take back what is still ahead of these jobs, and fire what is overdue by the version in force.
 
     What was set aside could not be fired by that version and is not tried again: a new version goes on from now.
 
@@ -118,45 +119,77 @@ def settle(
         locked: The jobs.
         job_ids: Which of them.
         pauses_go_on: Whether what pauses have passed over so far is left to their end; else it is recorded now.
+        given_up: Paused jobs whose `once` will not fire any more, if its instant has come.
 
     Returns:
         The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
         fire next.
     """
-    timers = [locked.timers[job] for job in job_ids if job in locked.timers]
-    due = [timer for timer in timers if min(timer.scheduled_at, timer.due_at or timer.scheduled_at) <= locked.now]
+    opened = take_back(connection, job_ids, now=locked.now)
+    timers = [_opened(locked.timers[job], opened.get(job)) for job in job_ids if job in locked.timers]
+    following = opened | {timer.job_id: timer.scheduled_at for timer in timers}
+    due = [timer for timer in timers if _is_due(timer, locked.now)]
+    if not pauses_go_on:
+        # What a pause has passed over so far is written down before the version that says what it was is replaced.
+        paused = [timer for timer in due if timer.held == Held.PAUSE]
+        _pass_by(connection, installation, paused, now=locked.now, given_up=given_up)
     overdue = [timer for timer in due if timer.held is None]
-    # What a pause has passed over so far is written down before the version that says what it was is replaced.
-    paused = [timer for timer in due if timer.held == Held.PAUSE and not pauses_go_on]
-    circumstances = read_circumstances(connection, due)
-    advance_timers(
-        connection,
-        installation,
-        paused,
-        lambda timer: replace(
-            _by(timer, circumstances, lambda where: passed_by(where, now=locked.now)),
-            held=Held.PAUSE,
-            due_at=timer.due_at,
-        ),
-        now=locked.now,
-    )
-    decisions = advance_timers(
-        connection,
-        installation,
-        overdue,
-        lambda timer: _by(timer, circumstances, lambda where: _settled(where, timer, locked.now, installation)),
-        now=locked.now,
-        repeats=True,
-    )
-    following = {timer.job_id: timer.scheduled_at for timer in timers}
-    for timer, decision in zip(overdue, decisions, strict=True):
-        if decision.next_at is None:
-            del following[timer.job_id]
-        else:
-            following[timer.job_id] = decision.next_at
-    for job, earliest in take_back(connection, job_ids, now=locked.now).items():
-        following[job] = min(earliest, following.get(job, earliest))
+    while overdue:
+        circumstances = read_circumstances(connection, overdue)
+        decide_by = _Settling(circumstances, locked.now, installation)
+        decisions = advance_timers(connection, installation, overdue, decide_by, now=locked.now, repeats=True)
+        moved = [(timer, decision) for timer, decision in zip(overdue, decisions, strict=True)]
+        for timer, decision in moved:
+            if decision.next_at is None:
+                del following[timer.job_id]
+            else:
+                following[timer.job_id] = decision.next_at
+        # More than one decision makes, or missed while a catch-up went on: a change leaves nothing overdue behind it.
+        overdue = [further for timer, decision in moved if (further := _further(timer, decision, locked.now))]
     return following
+
+
+def _pass_by(
+    connection: Conn,
+    installation: Installation,
+    paused: Sequence[LockedTimer],
+    *,
+    now: datetime,
+    given_up: Collection[UUID],
+) -> None:
+    circumstances = read_circumstances(connection, paused)
+
+    def decide_by(timer: LockedTimer) -> Decision:
+        gone = timer.job_id in given_up
+        decision = _by(timer, circumstances, lambda where: passed_by(where, now=now, once_too=gone))
+        return replace(decision, held=Held.PAUSE, due_at=timer.due_at)
+
+    advance_timers(connection, installation, paused, decide_by, now=now)
+
+
+def _opened(timer: LockedTimer, earliest: datetime | None) -> LockedTimer:
+    """A timer as it stands once what is ahead was taken back."""
+    if earliest is None:
+        return timer
+    return replace(timer, scheduled_at=min(timer.scheduled_at, earliest), overridden=True)
+
+
+def _is_due(timer: LockedTimer, now: datetime) -> bool:
+    return min(timer.scheduled_at, timer.due_at or timer.scheduled_at) <= now
+
+
+def _further(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTimer | None:
+    """The timer as a decision leaves it, where something is overdue still."""
+    if decision.next_at is None or decision.held is not None or not (decision.fires or decision.skips):
+        return None
+    left = replace(
+        timer,
+        scheduled_at=decision.next_at,
+        due_at=decision.due_at or decision.next_at,
+        catch_up_end=decision.catch_up_end,
+        overridden=decision.overridden,
+    )
+    return left if _is_due(left, now) else None
 
 
 def after_pause(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> Decision:
@@ -184,9 +217,17 @@ def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[S
         return Decision(next_at=timer.scheduled_at)
 
 
-def _settled(where: Standing, timer: LockedTimer, now: datetime, installation: Installation) -> Decision:
-    # What is younger than misfire_after, at one a second at most, and a whole catch-up are more than firing takes at
-    # once: a change leaves nothing overdue behind it.
-    most = int(installation.misfire_after.total_seconds()) + 2 + MOST_MADE_UP
-    decision = decide(where, now=now, horizon=now, misfire_after=installation.misfire_after, most=most)
-    return with_jitter(decision, where, timer.job_id)
+class _Settling:
+    """Decides what is overdue of jobs that are about to change, as firing would."""
+
+    def __init__(self, circumstances: Circumstances, now: datetime, installation: Installation) -> None:
+        self._circumstances, self._now, self._misfire_after = circumstances, now, installation.misfire_after
+
+    def __call__(self, timer: LockedTimer) -> Decision:
+        return _by(timer, self._circumstances, lambda where: self._decide(where, timer.job_id))
+
+    def _decide(self, where: Standing, job: UUID) -> Decision:
+        # A whole catch-up, and what is younger than misfire_after at one a second: mostly one decision is all.
+        most = int(self._misfire_after.total_seconds()) + 2 + MOST_MADE_UP
+        decision = decide(where, now=self._now, horizon=self._now, misfire_after=self._misfire_after, most=most)
+        return with_jitter(decision, where, job)

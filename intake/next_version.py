@@ -15,6 +15,7 @@ from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.occurrences import Held
 from tidewheel.scheduler.recurrence.calendared import ensure_open_days
+from tidewheel.scheduler.recurrence.due import next_look
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.memo import schedule_from_text
@@ -111,7 +112,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
         next_at = due_at = _chain(schedule, job, every_us or 0, place)
         held = held or (Held.RUN if place.chained else None)
     else:
-        nominal, due_at = schedule.after(place.now), where.live.after(place.now)
+        nominal, due_at = schedule.after(place.now), next_look(where, place.now)
         # What is shifted to another day may come before the next nominal instant.
         next_at = due_at if due_at is None or nominal is None else min(nominal, due_at)
     return NextVersion(
@@ -174,6 +175,12 @@ def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: dateti
         document["end_at"] = format_timestamp(last)
         text = canonical(document).decode()
     return text
+
+
+def once_text(spec: JobSpec) -> str | None:
+    """The canonical schedule of a `once`; None for any other."""
+    document = schedule_document(spec)
+    return canonical(document).decode() if document["kind"] == "once" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,9 +227,13 @@ SELECT new.job_id, new.tenant, new.shard,
        held = excluded.held, overridden = excluded.overridden, catch_up_end = NULL
 
 -- name: read_timers
--- When these jobs' timers are due next, for replies; not of those that are held.
--- Index: timers_pkey. No lock.
-SELECT job_id, due_at FROM timers WHERE job_id = ANY (%(job_ids)s) AND held IS NULL
+-- When these jobs fire next, for replies: what is written ahead, else their timers, but for those that are held.
+-- Index: timers_pkey, open_runs_by_job. No lock.
+SELECT t.job_id, t.due_at, t.overridden,
+       (SELECT min(o.scheduled_at) FROM open_runs AS o
+         WHERE o.job_id = t.job_id AND o.cause = 'timer' AND o.attempt = 0 AND o.scheduled_at > (SELECT tidewheel_now()))
+  FROM timers AS t
+ WHERE t.job_id = ANY (%(job_ids)s) AND t.held IS NULL
 
 -- name: find_chained
 -- Which of these jobs have a timer-made run that is open.

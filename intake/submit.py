@@ -21,7 +21,7 @@ from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
 from tidewheel.intake.moves import fit_moves
-from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version
+from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version, once_text
 from tidewheel.intake.timers import TimerToPut, chained, next_instants, put_timers
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec, canonical_spec
@@ -143,7 +143,13 @@ def _refusal(submission: _Submission, locked: Locked, day_sets: DaySets, unknown
 def _versions(
     connection: Conn, installation: Installation, changed: Sequence[_Submission], locked: Locked, day_sets: DaySets
 ) -> dict[UUID, NextVersion]:
-    left = settle(connection, installation, locked, [s.job_id for s in changed if locked.jobs[s.job_id].version])
+    left = settle(
+        connection,
+        installation,
+        locked,
+        [s.job_id for s in changed if locked.jobs[s.job_id].version],
+        given_up=[s.job_id for s in changed if locked.jobs[s.job_id].schedule != once_text(s.spec)],
+    )
     waiting = chained(
         connection, [s.job_id for s in changed if s.job_id in locked.timers and locked.timers[s.job_id].chains]
     )

@@ -1,19 +1,31 @@
 """Setting timers after a change; whoever calls has locked the jobs and settled what was overdue."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from typing import cast
 from uuid import UUID
+
+from psycopg.rows import class_row
 
 from tidewheel.arrays import uuids
 from tidewheel.db import Conn
+from tidewheel.errors import ScheduleRefused
 from tidewheel.occurrences import Held
+from tidewheel.scheduler.recurrence.standing import standing
 from tidewheel.sql import Statements
+from tidewheel.transitions.circumstances import read_circumstances
+from tidewheel.transitions.timers import LockedTimer
 
 _SQL = Statements("tidewheel.intake")
 _PUT_TIMERS = _SQL["put_timers"]
 _READ_TIMERS = _SQL["read_timers"]
+_READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _FIND_CHAINED = _SQL["find_chained"]
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +70,31 @@ def put_timers(connection: Conn, timers: Sequence[TimerToPut]) -> None:
 
 
 def next_instants(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, datetime]:
-    """When these jobs' timers are due next; nothing for those that are held."""
+    """When these jobs fire next; nothing for those that are held."""
     if not job_ids:
         return {}
-    found = connection.execute(_READ_TIMERS, {"job_ids": list(job_ids)}, binary=True).fetchall()
-    return {job: at for job, at in found if isinstance(job, UUID) and isinstance(at, datetime)}
+    rows = cast(
+        "list[tuple[UUID, datetime, bool, datetime | None]]",
+        connection.execute(_READ_TIMERS, {"job_ids": list(job_ids)}, binary=True).fetchall(),
+    )
+    found = {job: written or due for job, due, _, written in rows}
+    # A timer is also due to record a skip, which is no run.
+    looked = {job for job, _, overridden, written in rows if overridden and written is None}
+    return found | _firing(connection, looked) if looked else found
+
+
+def _firing(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datetime]:
+    """When jobs with overrides fire next, by deciding as firing does."""
+    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
+        timers = cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": list(job_ids)}).fetchall()
+    circumstances = read_circumstances(connection, timers)
+    found: dict[UUID, datetime] = {}
+    for timer in timers:
+        with suppress(ScheduleRefused):  # firing sets it aside
+            where = standing(timer, circumstances.day_sets, circumstances.of(timer))
+            following = where.live.after(where.cursor - _TICK)
+            found[timer.job_id] = min([*where.moved.values(), following or _NEVER])
+    return {job: at for job, at in found.items() if at is not _NEVER}
 
 
 def chained(connection: Conn, job_ids: Sequence[UUID]) -> set[UUID]:

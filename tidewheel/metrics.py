@@ -49,7 +49,7 @@ METRICS = (
     Metric("undecodable_requests", Kind.COUNTER, "messages", (), "messages on the requests topic that are no request"),
     Metric("intake_partitions_left", Kind.COUNTER, "partitions", (), "requests partitions whose offset has expired"),
     Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "occurrences fired, or skipped with the reason"),
-    Metric("occurrences_made_up", Kind.COUNTER, "occurrences", (), "occurrences that were missed and fired all the same"),
+    Metric("occurrences_made_up", Kind.COUNTER, "occurrences", (), "occurrences missed and fired all the same"),
     Metric("backfilled_runs", Kind.COUNTER, "runs", (), "runs made by backfills"),
     Metric("jobs_set_aside", Kind.COUNTER, "jobs", (), "jobs whose next time or row could not be worked with"),
     Metric("timers_retimed", Kind.COUNTER, "timers", (), "timers that a change of tzdata has moved"),

@@ -23,8 +23,8 @@ class SkipReason(StrEnum):
 class Held(StrEnum):
     """Why a timer's `due_at` is not its next instant.
 
-    A pause ends by a request or at `paused_until`; what was set aside waits for an edit; a fixed_delay waits for the end
-    of its run.
+    A pause ends by a request or at `paused_until`; what was set aside waits for an edit; a fixed_delay waits for the
+    end of its run.
     """
 
     PAUSE = "pause"

@@ -26,6 +26,7 @@ MOST_MADE_UP = 1_000  # by `fire_all`, the newest
 COUNTED = 100_000  # a longer span is recorded as "at least": counting it would take seconds
 
 _TICK = timedelta(microseconds=1)
+_YEAR = timedelta(days=366)
 
 
 def decide(
@@ -49,13 +50,17 @@ def decide(
         end = None
     if end is None and first is not None and first <= missed_until and not _always_fires(standing):
         end = live.before(missed_until + _TICK) or first
-        skips, first = _made_up(standing, first, end, standing.policies.catch_up, now, SkipReason.MISFIRE)
+        skips, first = _made_up(
+            standing, first, end, policy=standing.policies.catch_up, now=now, reason=SkipReason.MISFIRE
+        )
     buffered = CatchUp.FIRE_ALL in {standing.policies.catch_up, standing.policies.on_resume}
     fires: list[Fire] = []
     position = standing.cursor if not skips else max(skip.last_at for skip in skips) + _TICK
     if first is None:
         first = live.after(position - _TICK)
     while first is not None and first <= horizon and len(fires) < most:
+        if end is not None and end < first <= missed_until:
+            break  # missed while the catch-up went on: for the next decision to say
         late = now - first if first <= missed_until or (end is not None and first <= end) else None
         fires.append(Fire(first, first, late, buffered=buffered and late is not None))
         position = first + _TICK
@@ -82,7 +87,9 @@ def resume(standing: Standing, *, now: datetime) -> Decision:
     skips: list[Skip] = []
     end: datetime | None = None
     if first is not None and latest is not None and first <= latest:
-        skips, first = _made_up(standing, first, latest, standing.policies.on_resume, now, SkipReason.PAUSED)
+        skips, first = _made_up(
+            standing, first, latest, policy=standing.policies.on_resume, now=now, reason=SkipReason.PAUSED
+        )
         end = None if first is None else latest
     # With the cursor ahead, all up to it is recorded already, and only what was moved into the pause is decided.
     recorded = max(now, standing.cursor - _TICK) if first is None or first > now else first - _TICK
@@ -93,13 +100,17 @@ def resume(standing: Standing, *, now: datetime) -> Decision:
     return replace(done, catch_up_end=end)
 
 
-def passed_by(standing: Standing, *, now: datetime, reason: SkipReason = SkipReason.PAUSED) -> Decision:
-    """What becomes of a timer whose instants up to now are given up, as those of a paused job that is edited."""
-    if isinstance(standing.schedule, FixedDelay | Once) or standing.cursor > now:
+def passed_by(standing: Standing, *, now: datetime, once_too: bool = False) -> Decision:
+    """What becomes of a timer whose instants up to now are given up, as those of a paused job that is edited.
+
+    A `once` goes on waiting for the end of the pause, unless the edit gives it up too.
+    """
+    waits = isinstance(standing.schedule, FixedDelay) or (isinstance(standing.schedule, Once) and not once_too)
+    if waits or standing.cursor > now:
         return _going_on(standing, standing.cursor)
     live = standing.live
     first = live.after(standing.cursor - _TICK)
-    skips = () if first is None else passed_over(live, first, now, reason=reason)
+    skips = () if first is None else passed_over(live, first, now, reason=SkipReason.PAUSED)
     done = Decision((), skips, next_at=live.after(now))
     if standing.plain:
         return done
@@ -146,7 +157,18 @@ def next_look(standing: Standing, after: datetime) -> datetime | None:
     by_hand = (at for at in standing.skipped if at > after and is_occurrence(standing.effective, at))
     candidates = [*by_hand, *standing.moved.values()]
     following = standing.live.after(after)
-    return min([*candidates, following] if following is not None else candidates, default=None)
+    found = min([*candidates, following] if following is not None else candidates, default=None)
+    return found or _last_look(standing, after)
+
+
+def _last_look(standing: Standing, after: datetime) -> datetime | None:
+    """When what calendars leave out at the end is to be recorded: when it is over, or once a year."""
+    if standing.effective is standing.schedule:
+        return None
+    following = standing.schedule.after(after)
+    if following is None:
+        return None
+    return max(following, standing.schedule.before(after + _YEAR) or following)
 
 
 def _always_fires(standing: Standing) -> bool:
@@ -169,7 +191,7 @@ def _going_on(standing: Standing, at: datetime) -> Decision:
 
 
 def _made_up(
-    standing: Standing, first: datetime, latest: datetime, policy: CatchUp, now: datetime, reason: SkipReason
+    standing: Standing, first: datetime, latest: datetime, *, policy: CatchUp, now: datetime, reason: SkipReason
 ) -> tuple[list[Skip], datetime | None]:
     """What is passed over of the occurrences from `first` to `latest`, and the first that is not; None: all are."""
     live = standing.live

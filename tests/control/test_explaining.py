@@ -10,7 +10,6 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import EXECUTOR, begin, end, ending, open_runs, submit, succeed, trigger, turn_of
 from tidewheel.control.explanation import Outcome
-from tidewheel.errors import ScheduleRefused, UnknownJob
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
 
@@ -345,35 +344,3 @@ def test_a_once_fires_late_and_in_a_pause_waits_for_its_end(clocked: ClockedData
     held = told(clocked, t("03-02T08:10"), "held")
     assert held.outcome is Outcome.PAUSED
     assert "fires when the pause ends" in held.words
-
-
-def test_nothing_recorded_is_said_to_be_so(clocked: ClockedDatabase) -> None:
-    at_clock(clocked, "03-02T08:00")
-    submit(clocked, schedule=DAILY)
-    at_clock(clocked, "03-02T09:00:05")
-    fire_all(clocked)
-    clocked.execute("DELETE FROM job_runs")
-    lost = told(clocked, t("03-02T09:00"))
-    assert lost.outcome is Outcome.UNKNOWN
-    assert "please report" in lost.words
-    clocked.execute("DELETE FROM timers")
-    at_clock(clocked, "03-03T09:10")
-    assert "lost its timer" in told(clocked, t("03-03T09:00")).words
-
-
-def test_a_question_that_has_no_answer_is_refused(clocked: ClockedDatabase) -> None:
-    with pytest.raises(UnknownJob):
-        told(clocked, t("03-02T09:00"), "nobody")
-    submit(clocked)
-    for at in (t("03-02T09:00").replace(tzinfo=None), t("03-02T09:00").replace(year=9999)):
-        with pytest.raises(ScheduleRefused) as caught:
-            told(clocked, at)
-        assert caught.value.errors[0].path == "at"
-
-
-def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
-    at_clock(clocked, "03-02T08:00")
-    submit(clocked)
-    manual = told(clocked, t("03-02T09:00"))
-    assert manual.outcome is Outcome.NO_OCCURRENCE
-    assert "triggers alone" in manual.words

@@ -54,9 +54,7 @@ def test_a_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase
 def test_excluded_days_lie_between_and_are_not_counted(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-06T08:00"))
     calendar(clocked, weekdays=["SAT", "SUN"])
-    seen = previewed(
-        clocked, 2, schedule={"cron": "0 9,17 * * *"}, exclude_calendars=["closed"], after=t("03-06T12:00")
-    )
+    seen = previewed(clocked, 2, t("03-06T12:00"), schedule={"cron": "0 9,17 * * *"}, exclude_calendars=["closed"])
     assert shown(seen.coming) == [
         ("03-06T17:00:00", Outcome.COMING),
         ("03-07T09:00:00", Outcome.COMING_EXCLUDED),

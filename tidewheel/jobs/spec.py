@@ -203,7 +203,7 @@ def _percentage(percent: float) -> str:
 
 def _plain(value: object) -> Json:
     if isinstance(value, Jitter):
-        return _percentage(value.percent) if value.percent else f"{microseconds(value.longest)}us"
+        return _percentage(value.percent) if value.percent else _plain(value.longest)
     if (parts := as_object(value)) is not None:
         return {name: _plain(part) for name, part in parts.items()}
     if (elements := as_list(value)) is not None:
@@ -213,7 +213,6 @@ def _plain(value: object) -> Json:
             return format_timestamp(value)
         case timedelta():
             return f"{microseconds(value)}us"
-        case bytes():
-            return value.decode("latin-1")  # any bytes become text, each its own
         case _:
-            return cast(Json, value)
+            # Any bytes become text, each its own.
+            return value.decode("latin-1") if isinstance(value, bytes) else cast(Json, value)

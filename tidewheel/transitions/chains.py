@@ -1,8 +1,8 @@
 """A fixed_delay's next instant: set by the end of its timer-made run, in the ending transaction.
 
-The timer is held while that run is open (`Held.RUN`). A pause in between keeps it held; the instant is set all the same,
-so that resuming goes on from there. What a crash could leave held without an open run does not exist, since both are one
-transaction; the scheduler looks for it all the same (`tidewheel.scheduler.mend`).
+The timer is held while that run is open (`Held.RUN`). A pause in between keeps it held; the instant is set all the
+same, so that resuming goes on from there. No crash leaves a timer held without an open run, since both are one
+transaction; the scheduler looks for such a one all the same (`tidewheel.scheduler.mend`).
 """
 
 from collections.abc import Iterable

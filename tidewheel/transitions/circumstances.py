@@ -1,7 +1,7 @@
 """What decisions about locked timers need beside their rows: calendars, and what people said about coming occurrences.
 
-Most timers need neither, and then nothing is read. Both are changed under the timers' locks alone, so what is read after
-locking holds until the transaction ends.
+Most timers need neither, and then nothing is read. Both are changed under the timers' locks alone, so what is read
+after locking holds until the transaction ends.
 """
 
 import json

@@ -384,9 +384,11 @@ UPDATE overrides AS v
 RETURNING v.job_id, v.scheduled_at, v.moved_to
 
 -- name: take_back_skips
--- Occurrences that were passed over ahead of time, within the lookahead.
+-- Occurrences that were passed over ahead of time, within the lookahead (60 s at most); a span that has begun is recorded
+-- anew.
 -- Index: skips_by_job. Lock: the rows, under their timers' locks.
-DELETE FROM skips WHERE job_id = ANY (%(job_ids)s) AND first_at > %(now)s
+DELETE FROM skips
+ WHERE job_id = ANY (%(job_ids)s) AND first_at > %(now)s::timestamptz - interval '5 minutes' AND last_at > %(now)s
 RETURNING job_id, first_at
 
 -- name: drop_timers
