@@ -228,11 +228,12 @@ SELECT new.job_id, new.tenant, new.shard,
 
 -- name: read_timers
 -- When these jobs fire next, for replies: what is written ahead, else their timers, but for those that are held.
--- Index: timers_pkey, open_runs_by_job. No lock.
-SELECT t.job_id, t.due_at, t.overridden,
+-- Index: timers_pkey, job_versions_pkey, open_runs_by_job. No lock.
+SELECT t.job_id, t.due_at, t.overridden OR v.policy LIKE '%%calendars":["%%',
        (SELECT min(o.scheduled_at) FROM open_runs AS o
          WHERE o.job_id = t.job_id AND o.cause = 'timer' AND o.attempt = 0 AND o.scheduled_at > (SELECT tidewheel_now()))
   FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s) AND t.held IS NULL
 
 -- name: find_chained

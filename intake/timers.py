@@ -78,13 +78,15 @@ def next_instants(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, datet
         connection.execute(_READ_TIMERS, {"job_ids": list(job_ids)}, binary=True).fetchall(),
     )
     found = {job: written or due for job, due, _, written in rows}
-    # A timer is also due to record a skip, which is no run.
-    looked = {job for job, _, overridden, written in rows if overridden and written is None}
-    return found | _firing(connection, looked) if looked else found
+    # A timer is also due to record what people or calendars have left out, which is no run.
+    looked = {job for job, _, leaves_out, written in rows if leaves_out and written is None}
+    if not looked:
+        return found
+    return {job: at for job, at in found.items() if job not in looked} | _firing(connection, looked)
 
 
 def _firing(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datetime]:
-    """When jobs with overrides fire next, by deciding as firing does."""
+    """When jobs with overrides or calendars fire next, by deciding as firing does."""
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": list(job_ids)}).fetchall()
     circumstances = read_circumstances(connection, timers)

@@ -191,6 +191,12 @@ class Standing:
             case _:
                 return self.exists, self.paused == (act.kind == "pause")
 
+    def may_fire_at(self, instant: int) -> bool:
+        """Whether an occurrence fires at an instant, its own or the one it was moved to; the doubtful ones may."""
+        places = dict(self.moved)
+        own = self.grid is not None and self.grid.holds(instant) and instant not in self.skipped | places.keys()
+        return own or instant in places.values() or instant in self.doubtful
+
     def fires(self, after: int, until: int) -> list[tuple[int, int]]:
         """What must fire meanwhile: when, and which occurrence."""
         if not self.exists or self.paused or self.grid is None:

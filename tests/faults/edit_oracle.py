@@ -82,8 +82,7 @@ class Verdict:
         following, grid = change.act.next_run_at, change.then.grid
         if change.act.kind not in ("submit", "resume") or change.then.paused or grid is None:
             return change
-        # One that was left out or moved may be named too: the answer tells when firing looks next.
-        if following is None or not (grid.holds(following) or following in dict(change.then.moved).values()):
+        if following is None or not change.then.may_fire_at(following):
             self._note("the answer does not name the next instant", change.low, change.high)
             return change
         passed = [at for place, at in change.then.fires(change.low - _NEAR, following - 1) if place == at]
