@@ -63,6 +63,7 @@ class Said:
     moved_to: datetime | None
     made_at: datetime
     made_by: str | None
+    reason: str | None
     done_at: datetime | None
 
 

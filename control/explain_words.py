@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from tidewheel.control.asked import Asked
+from tidewheel.control.asked import Asked, Said
 from tidewheel.control.clock_notes import on_clock
 from tidewheel.control.explanation import RunFacts, SkipSpan
 from tidewheel.control.versions_near import Saying
@@ -158,9 +158,14 @@ def by_hand(asked: Asked) -> str:
     said = asked.about_it
     if said is not None and said.moved_to is not None:
         return f"It was moved to {instant(said.moved_to)}, and the job was changed before that: nothing fires it there."
-    who = f", by {said.made_by or 'somebody'} at {instant(said.made_at)}" if said else ""
+    who = f", {said_by(said)}" if said else ""
     undo = " unskip takes that back." if asked.at > asked.job.now else " Trigger the job to run it all the same."
     return f"It was skipped{who}.{undo}"
+
+
+def said_by(said: Said) -> str:
+    """Who has left an occurrence out or moved it, when, and why where he has said so."""
+    return f"by {said.made_by or 'somebody'} at {instant(said.made_at)}{f': {said.reason}' if said.reason else ''}"
 
 
 def waiting_for(policy: CatchUp, window: timedelta) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.asked import Asked, read_asked
 from tidewheel.control.clock_notes import no_occurrence_notes, occurrence_notes, on_clock
-from tidewheel.control.explain_words import fired, instant, overlapped, passed_over
+from tidewheel.control.explain_words import fired, instant, overlapped, passed_over, said_by
 from tidewheel.control.explanation import MISFIRE_AFTER, MOVED, Answer, Explanation, Outcome, RunFacts, SkipSpan
 from tidewheel.control.unrecorded import chained, moved_ahead, not_recorded
 from tidewheel.control.versions_near import Saying
@@ -112,7 +112,7 @@ def _of_run(asked: Asked, run: RunFacts, saying: Saying | None) -> Answer:
     due, reason, moved = asked.at, None, ""
     if said is not None and moved_to is not None:
         due, reason = moved_to, MOVED
-        moved = f" It was moved, by {said.made_by or 'somebody'} at {instant(said.made_at)}, to {instant(moved_to)}."
+        moved = f" It was moved to {instant(moved_to)}, {said_by(said)}."
     if due > asked.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
         outcome = Outcome.COMING_MOVED if moved_to else Outcome.COMING
         words = f"It is to fire at {instant(due)}; its run is written already, ahead of its time.{moved}"
@@ -154,7 +154,11 @@ def _no_occurrence(asked: Asked, saying: Saying) -> Answer:
     if saying.outside_bounds(asked.at):
         return Answer(Outcome.NO_OCCURRENCE, _bound(asked, saying), SkipReason.BOUND)
     notes = no_occurrence_notes(saying.schedule, asked.at)
-    return Answer(Outcome.NO_OCCURRENCE, f"Version {saying.row.version} of the job does not say so.", notes=notes)
+    return Answer(
+        Outcome.NO_OCCURRENCE,
+        f"The schedule of version {saying.row.version} has no occurrence at this instant.",
+        notes=notes,
+    )
 
 
 def _bound(asked: Asked, saying: Saying) -> str:

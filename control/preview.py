@@ -132,6 +132,8 @@ def _no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
         every_us=None,
         paused=False,
         paused_until=None,
+        failures=0,
+        pause_on_failure=None,
         created_at=now,
         finished_at=None,
         deleted_at=None,

@@ -185,7 +185,7 @@ SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.exact, n
 -- What people said about single occurrences: from an instant on, of those that were moved and have not fired, of what
 -- was asked about, and of what was moved there.
 -- Index: overrides_pkey. No lock.
-SELECT v.scheduled_at, v.moved_to, v.made_at, v.made_by, v.done_at
+SELECT v.scheduled_at, v.moved_to, v.made_at, v.made_by, v.reason, v.done_at
   FROM overrides AS v
  WHERE v.job_id = %(job_id)s
    AND (v.scheduled_at >= %(cursor_at)s OR (v.kind = 'move' AND v.done_at IS NULL)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tidewheel.control.asked import Asked, Said
 from tidewheel.control.clock_notes import on_clock
-from tidewheel.control.explain_words import by_hand, excluded, instant, length, waiting_for
+from tidewheel.control.explain_words import by_hand, excluded, instant, length, said_by, waiting_for
 from tidewheel.control.explanation import MOVED, Answer, Outcome
 from tidewheel.control.versions_near import Saying
 from tidewheel.occurrences import Held, SkipReason
@@ -37,8 +37,7 @@ def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
     """An occurrence that was moved and has not fired yet."""
     to, now = said.moved_to or asked.at, asked.job.now
     local = f" ({on_clock(to, saying.zone).isoformat()})" if saying.zone != "UTC" else ""
-    by = f"by {said.made_by or 'somebody'} at {instant(said.made_at)}"
-    words = f"It was moved, {by}, and is to fire at {instant(to)}{local}."
+    words = f"It is to fire at {instant(to)}{local}: it was moved, {said_by(said)}."
     held = _held(asked)
     if held is not None:
         return Answer(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)

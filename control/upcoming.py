@@ -4,15 +4,15 @@ Walked by the schedules that firing walks, from where the timer stands; runs wri
 What does not fire (left out, excluded, in a pause) is shown where it lies and not counted.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
 
 from tidewheel.control.asked import JobPlace, Said, read_job_error, read_place, read_said
 from tidewheel.control.clock_notes import occurrence_notes, on_clock
-from tidewheel.control.explain_words import instant, length
+from tidewheel.control.explain_words import instant, length, said_by
 from tidewheel.control.explanation import MISFIRE_AFTER, Outcome
 from tidewheel.control.versions_near import Saying, read_versions_near
 from tidewheel.db import Conn
@@ -48,7 +48,7 @@ class Coming:
         last_at: Of a span, the last.
         occurrences: Of a span, how many.
         exact: False where a span has more than were worth counting.
-        notes: What a change of the clock does to it.
+        notes: What a change of the clock does to it; who has left it out or moved it, when and why.
     """
 
     at: datetime
@@ -92,6 +92,7 @@ class Walk:
         after: Occurrences are later than this.
         paused: Whether a pause holds them.
         paused_until: When that ends by itself.
+        said: What people said about single occurrences, by instant.
     """
 
     where: Standing
@@ -100,6 +101,7 @@ class Walk:
     after: datetime
     paused: bool = False
     paused_until: datetime | None = None
+    said: Mapping[datetime, Said] = field(default_factory=dict[datetime, Said])
 
     def lines(self, n: int) -> Iterator[Coming]:
         """The next `n` that fire, or would but for a pause, with what lies between them and does not."""
@@ -135,7 +137,7 @@ class Walk:
         return replace(line, notes=occurrence_notes(self.where.schedule, at, since))
 
     def _line(self, at: datetime, outcome: Outcome, leaves_at: datetime | None) -> Coming:
-        return Coming(at, on_clock(at, self.zone), outcome, leaves_at)
+        return Coming(at, on_clock(at, self.zone), outcome, leaves_at, notes=_told(self.said.get(at)))
 
     def _leaves(self, at: datetime) -> datetime:
         policies = self.where.policies
@@ -202,10 +204,10 @@ def _runs_ahead(connection: Conn, job: JobPlace, n: int) -> Sequence[tuple[UUID,
 
 
 def _queued(ahead: Sequence[tuple[UUID, datetime, datetime]], said: Sequence[Said], saying: Saying) -> Iterator[Coming]:
-    moved = {each.scheduled_at for each in said if each.moved_to is not None}
+    moved = {each.scheduled_at: each for each in said if each.moved_to is not None}
     for run, at, publish_at in ahead:
         outcome = Outcome.COMING_MOVED if at in moved else Outcome.COMING
-        notes = occurrence_notes(saying.schedule, at)
+        notes = (*occurrence_notes(saying.schedule, at), *_told(moved.get(at)))
         yield Coming(at, on_clock(at, saying.zone), outcome, publish_at, run, notes=notes)
 
 
@@ -222,7 +224,15 @@ def _from_timer(
         if job.held != Held.RUN:
             yield Coming(cursor, on_clock(cursor, saying.zone), _alone(job, cursor), cursor)
         return
-    walk = Walk(where, job.job_id, saying.zone, max(job.now, cursor - _TICK), job.paused, job.paused_until)
+    walk = Walk(
+        where,
+        job.job_id,
+        saying.zone,
+        max(job.now, cursor - _TICK),
+        job.paused,
+        job.paused_until,
+        {each.scheduled_at: each for each in said},
+    )
     if cursor <= job.now and job.held is None:
         decision = decide(where, now=job.now, horizon=job.now, misfire_after=misfire_after)
         for fire in decision.fires[:n]:
@@ -230,6 +240,13 @@ def _from_timer(
             n -= 1
         walk = replace(walk, where=replace(where, moved={at: to for at, to in where.moved.items() if to > job.now}))
     yield from walk.lines(n)
+
+
+def _told(said: Said | None) -> tuple[str, ...]:
+    """Who has left an occurrence out or moved it."""
+    if said is None:
+        return ()
+    return (f"{'skipped' if said.moved_to is None else 'moved'} {said_by(said)}",)
 
 
 def _alone(job: JobPlace, at: datetime) -> Outcome:

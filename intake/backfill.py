@@ -16,7 +16,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob
 from tidewheel.ids import hashed_id
 from tidewheel.intake.backfill_range import Found, find_occurrences
 from tidewheel.intake.incoming import Incoming, accepted, rejected
-from tidewheel.intake.locks import job_id_of, read_now
+from tidewheel.intake.locks import job_id_of, lock_jobs, read_now
 from tidewheel.jobs.requests import JobBackfill
 from tidewheel.occurrences import BackfillState
 from tidewheel.schemas.records import Reply
@@ -25,7 +25,6 @@ from tidewheel.transitions.backfills import Backfill, tell_backfill
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
-_LOCK_JOBS = _SQL["lock_jobs"]
 _READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
 _FIND_BACKFILL = _SQL["find_backfill"]
 _ADD_BACKFILL = _SQL["add_backfill"]
@@ -50,7 +49,7 @@ class _Job:
 def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Accept backfills, in the caller's transaction; an answer for each request, in their order."""
     ids = sorted({job_id_of(incoming) for incoming in batch})
-    connection.execute(_LOCK_JOBS, {"job_ids": ids})
+    lock_jobs(connection, installation, batch)  # their timers too: a pause of one may be next in the transaction
     with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
         found = cursor.execute(_READ_BACKFILLED_JOBS, {"job_ids": ids})
         jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}

@@ -2,7 +2,8 @@
 
 The offsets that count lie in `intake_offsets`, under an epoch that every assignment raises: what a previous owner still
 tries to commit hits no row. A batch that fails on its data is repeated request by request, and the one that fails is
-rejected; any other error rejects nobody and is tried again. Kafka's own commits are for lag tools and never read back.
+rejected; one that takes longer than the database allows is repeated in halves, down to the request that does so alone.
+Any other error rejects nobody and is tried again. Kafka's own commits are for lag tools and never read back.
 """
 
 import logging
@@ -19,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import CommitUnknown, Conn, Session, is_data_fault
+from tidewheel.db import CommitUnknown, Conn, Session, is_data_fault, is_time_limit
 from tidewheel.errors import FieldError, Unavailable, UndecodableMessage, Unusable
 from tidewheel.failpoint import failpoint
 from tidewheel.intake.accept import apply_requests
@@ -54,6 +55,8 @@ _KEEP_HOUSE_SECONDS = 60.0
 # A batch that cannot be written for so long is let go with its partitions, well before the group would evict this
 # member for not polling (five minutes).
 _GIVE_UP_SECONDS = 60.0
+# A request is rejected when it has so often taken too long alone: the first time the database may just have been slow.
+_TOO_LONG_TIMES = 2
 _FORGOTTEN_AT_ONCE = 5000  # the LIMIT of forget_answers: where it was reached, there is more
 
 
@@ -63,6 +66,10 @@ class _Described(Protocol):
 
 class _Fenced(Exception):
     """The partition has another owner, or what was written is not known: join anew and read where it stands."""
+
+
+class _TooLong(Exception):
+    """One request takes longer than the database allows a transaction."""
 
 
 @dataclass(slots=True)
@@ -88,6 +95,9 @@ class Intake:
         self._places: dict[int, _Place] = {}
         self._topic_id = ""
         self._next_house = 0.0
+        # Both outlive the membership: a batch that takes too long costs it, and must not come back whole.
+        self._most = settings.intake_batch
+        self._too_long: dict[tuple[int, int], int] = {}
 
     def run(self) -> None:
         """Take in requests until asked to stop."""
@@ -158,26 +168,45 @@ class Intake:
         failpoint("intake.received")
         patience = Patience(self._stop, "applying requests")
         since = monotonic_seconds()
-        while True:
+        while left := [m for m in messages if (m.offset() or 0) >= self._places[m.partition() or 0].next_offset]:
+            piece = left[: self._most]
             try:
-                self._apply(messages)
+                self._apply(piece, self._given_up(piece))
             except CommitUnknown as error:
                 raise _Fenced(str(error)) from error
             except Unavailable as error:
+                if is_time_limit(error):
+                    self._take_less(piece, error)
                 if self._stop.asked() or monotonic_seconds() - since > _GIVE_UP_SECONDS:
                     raise _Fenced(str(error)) from error
                 patience.wait(error)
                 continue
             patience.over()
-            return
+            self._most = min(2 * self._most, self._settings.intake_batch)
+        self._too_long.clear()
 
-    def _apply(self, messages: Sequence[Message]) -> None:
+    def _take_less(self, messages: Sequence[Message], error: Unavailable) -> None:
+        self._most = max(len(messages) // 2, 1)
+        if len(messages) > 1:
+            _LOG.warning("%d requests took too long (%s); applying %d at once", len(messages), error, self._most)
+            return
+        place = _place(messages[0])
+        self._too_long[place] = self._too_long.get(place, 0) + 1
+
+    def _given_up(self, messages: Sequence[Message]) -> _TooLong | None:
+        """Why a request is to be rejected that has taken too long by itself."""
+        if len(messages) > 1 or self._too_long.get(_place(messages[0]), 0) < _TOO_LONG_TIMES:
+            return None
+        _LOG.error("a request takes too long and is rejected", extra={"origin": _origin(messages[0])})
+        return _TooLong()
+
+    def _apply(self, messages: Sequence[Message], failure: _TooLong | None = None) -> None:
         # Those that an earlier try has applied one by one are behind us.
         messages = [m for m in messages if (m.offset() or 0) >= self._places[m.partition() or 0].next_offset]
         if not messages:
             return
         try:
-            self._apply_at_once(messages)
+            self._apply_at_once(messages, failure)
         except (_Fenced, Unavailable):
             raise
         except Exception as error:
@@ -329,6 +358,10 @@ def _origin(message: Message) -> RequestOrigin:
     return RequestOrigin(topic=message.topic() or "", partition=message.partition() or 0, offset=message.offset() or 0)
 
 
+def _place(message: Message) -> tuple[int, int]:
+    return message.partition() or 0, message.offset() or 0
+
+
 def _bytes(value: object) -> bytes | None:
     return value if isinstance(value, bytes) else None
 
@@ -340,6 +373,9 @@ def _encoding(value: bytes | None) -> Encoding:
 def _failed_on_data(value: bytes | None, failure: Exception) -> RequestRefused:
     """The rejection of a request that can be read but not written."""
     document, _ = read_document(value or b"")
+    if isinstance(failure, _TooLong):
+        error = FieldError("", "it takes longer than a transaction may, and was undone", "ask for less in one request")
+        return RequestRefused((error,), request_identity(document))
     # PostgreSQL's own words in one line, without the row that it would quote beside them.
     said = failure.diag.message_primary if isinstance(failure, psycopg.Error) else None
     reason = said or type(failure).__name__

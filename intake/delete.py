@@ -12,7 +12,8 @@ from tidewheel.intake.calendars import write_job_calendars
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import Locked, job_id_of, lock_jobs, settle
 from tidewheel.intake.moves import forget_all
-from tidewheel.intake.pause import existing, tell
+from tidewheel.intake.pause import existing
+from tidewheel.intake.telling import tell
 from tidewheel.jobs.requests import JobDelete
 from tidewheel.runs import RunState
 from tidewheel.schemas.records import Reply
@@ -32,7 +33,7 @@ _AT_ONCE = 1000  # runs cancelled by the request itself; tens of milliseconds
 
 def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Delete jobs, in the caller's transaction; an answer for each request, in their order."""
-    locked = lock_jobs(connection, batch, to_delete=True)
+    locked = lock_jobs(connection, installation, batch, to_delete=True)
     refused = {job_id_of(incoming): error for incoming in batch if (error := _refusal(incoming, locked)) is not None}
     jobs = [job for job in existing(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]

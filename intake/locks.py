@@ -6,7 +6,7 @@ is settled by the version in force, and the runs whose instant is still ahead ar
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
 
@@ -16,13 +16,14 @@ from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.telling import tell
 from tidewheel.occurrences import Decision, Held
-from tidewheel.scheduler.recurrence.due import MOST_MADE_UP, decide, passed_by, resume, with_jitter
+from tidewheel.scheduler.recurrence.due import MOST_MADE_UP, decide, passed_by, resume, waits_for_run, with_jitter
 from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.sql import Statements
 from tidewheel.transitions.circumstances import Circumstances, read_circumstances
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers, take_back
+from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links, take_back
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_TIMERS = _SQL["lock_timers"]
@@ -31,6 +32,9 @@ _LOCK_JOBS = _SQL["lock_jobs"]
 _LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
 _READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
 _READ_NOW = _SQL["read_now"]
+_RESUME_JOBS = _SQL["resume_jobs"]
+
+_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class JobRow:
     every_us: int | None
     paused: bool
     paused_until: datetime | None
+    failures: int
+    pause_on_failure: int | None
     created_at: datetime
     finished_at: datetime | None
     deleted_at: datetime | None
@@ -75,29 +81,66 @@ class Locked:
     timers: Mapping[UUID, LockedTimer]
 
 
-def lock_jobs(connection: Conn, batch: Sequence[Incoming], *, to_delete: bool = False) -> Locked:
-    """Lock the jobs that these requests concern, in the caller's transaction.
+def lock_jobs(
+    connection: Conn, installation: Installation, batch: Sequence[Incoming], *, to_delete: bool = False
+) -> Locked:
+    """Lock the jobs that these requests concern, in the caller's transaction; pauses that have ended are lifted.
 
     Args:
         connection: Inside a transaction.
+        installation: Shards and topics.
         batch: The requests.
         to_delete: Also against triggers, which go on beside every other change.
     """
-    return lock_jobs_by_id(connection, {job_id_of(incoming) for incoming in batch}, to_delete=to_delete)
+    ids = {job_id_of(incoming) for incoming in batch}
+    return lock_jobs_by_id(connection, installation, ids, to_delete=to_delete)
 
 
-def lock_jobs_by_id(connection: Conn, job_ids: Iterable[UUID], *, to_delete: bool = False) -> Locked:
+def lock_jobs_by_id(
+    connection: Conn, installation: Installation, job_ids: Iterable[UUID], *, to_delete: bool = False
+) -> Locked:
     """Lock these jobs, as `lock_jobs` does."""
     ids = sorted(job_ids)
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     connection.execute(_LOCK_JOBS_TO_DELETE if to_delete else _LOCK_JOBS, {"job_ids": ids})
     # Once more: what the jobs' locks waited for may have given a job its first timer.
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
+    locked = _read_locked(connection, ids)
+    return _read_locked(connection, ids) if _lift_ended_pauses(connection, installation, locked) else locked
+
+
+def _read_locked(connection: Conn, ids: Sequence[UUID]) -> Locked:
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = {timer.job_id: timer for timer in cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": ids})}
     with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
         jobs = {job.job_id: job for job in cursor.execute(_READ_LOCKED_JOBS, {"job_ids": ids})}
     return Locked(read_now(connection), jobs, timers)
+
+
+def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Locked) -> bool:
+    """End the pauses that firing has not come to end yet, as it would; returns whether there were any."""
+    ended = [t for t in locked.timers.values() if t.held == Held.PAUSE and t.due_at and t.due_at <= locked.now]
+    if not ended:
+        return False
+    circumstances, waiting = read_circumstances(connection, ended), open_links(connection, ended)
+
+    def decide_by(timer: LockedTimer) -> Decision:
+        decision = after_pause(timer, circumstances, (timer.due_at or locked.now) - _TICK)
+        return waits_for_run(decision) if timer.job_id in waiting else decision
+
+    advance_timers(connection, installation, ended, decide_by, now=locked.now, repeats=True)
+    columns: dict[str, object] = {"job_ids": [timer.job_id for timer in ended], "now": locked.now}
+    connection.execute(_RESUME_JOBS, columns)
+    jobs = [locked.jobs[timer.job_id] for timer in ended]
+    tell(
+        connection,
+        installation,
+        "job.resumed",
+        jobs,
+        now=locked.now,
+        reasons=dict.fromkeys((job.job_id for job in jobs), "paused_until has passed"),
+    )
+    return True
 
 
 def settle(

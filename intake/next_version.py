@@ -14,6 +14,7 @@ from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.occurrences import Held
+from tidewheel.runs import RunState
 from tidewheel.scheduler.recurrence.calendared import ensure_open_days
 from tidewheel.scheduler.recurrence.due import next_look
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
@@ -24,6 +25,8 @@ from tidewheel.scheduler.recurrence.once import Once
 from tidewheel.scheduler.recurrence.policies import CatchUp
 from tidewheel.scheduler.recurrence.schedules import ensure_can_fire
 from tidewheel.scheduler.recurrence.standing import DaySets, standing
+
+_SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 
 OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older one would lie in a partition that is gone
 
@@ -36,7 +39,7 @@ class Place:
         now: The database's clock.
         left: The first instant that the version in force had still to fire; None where it has none.
         settled: Whether what was overdue has just used its timer up.
-        chained: Whether a timer-made run of it is open.
+        chained: Whether the run that its timer stands at is open.
     """
 
     now: datetime
@@ -101,7 +104,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     """
     every_us, anchor = _every_us(spec), _anchor(spec, job, place.now)
     text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
-    policy = canonical(policy_document(spec)).decode()
+    policy = _policy_text(spec, job, text, place.now)
     paused = job.paused if job.exists else spec.paused
     held = Held.PAUSE if paused else None
     schedule = schedule_from_text(text, job.job_id)
@@ -151,6 +154,18 @@ def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets
     ensure_open_days(standing(_Row(job, text, policy, now), day_sets).effective, now)
 
 
+def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None:
+    """Refuse a `once` whose very instant has a run already, as of a job that was deleted and comes again.
+
+    Raises:
+        ScheduleRefused: It has; the path is relative to the job's schedule.
+    """
+    at = once_at(spec, job.job_id)
+    if at is not None and fired is not None:
+        problem = f"{format_timestamp(at)} has become a run of this job already, which is {fired}; it cannot fire again"
+        raise ScheduleRefused(problem, "trigger the job, or write another time", "once")
+
+
 def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: datetime) -> str:
     """The canonical schedule: what recurrence reads and remembers answers by.
 
@@ -175,6 +190,18 @@ def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: dateti
         document["end_at"] = format_timestamp(last)
         text = canonical(document).decode()
     return text
+
+
+def once_at(spec: JobSpec, job_id: UUID) -> datetime | None:
+    """The instant of a `once`; None of any other schedule, or of one that cannot be read."""
+    text = once_text(spec)
+    if text is None:
+        return None
+    try:
+        schedule = schedule_from_text(text, job_id)
+    except ScheduleRefused:
+        return None
+    return schedule.at if isinstance(schedule, Once) else None
 
 
 def once_text(spec: JobSpec) -> str | None:
@@ -204,6 +231,20 @@ class _Row:
         return self.job.tenant
 
 
+def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> str:
+    """The canonical policy; where it shifts, with when the job began to: what lies before an edit stays as it was.
+
+    An edit that leaves schedule, calendars and `on_excluded` alone changes nothing of it.
+    """
+    document: dict[str, object] = dict(policy_document(spec))
+    if not job.version or document["on_excluded"] == "skip":
+        return canonical(document).decode()
+    was = json.loads(job.policy) if job.exists and job.policy else {}
+    same = job.schedule == schedule and all(was.get(name) == document[name] for name in _SHIFTS_BY)
+    since = was.get("since") if same else now.isoformat()
+    return canonical(document if since is None else document | {"since": since}).decode()
+
+
 def _every_us(spec: JobSpec) -> int | None:
     every = schedule_document(spec).get("every_us")
     return every if isinstance(every, int) else None
@@ -229,6 +270,6 @@ def _chain(schedule: FixedDelay, job: JobRow, every_us: int, place: Place) -> da
     if was.get("kind") != "fixed_delay" or place.left is None:
         return schedule.due(place.now, None)
     if place.chained:
-        return place.left
+        return place.left  # the instant whose run is open: its end, and start_at, say when the next one comes
     longer = timedelta(microseconds=every_us - int(was["every_us"]))
     return schedule.due(max(place.left + longer, place.now), None)

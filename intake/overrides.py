@@ -1,8 +1,9 @@
 """`job.skip`, `job.move` and `job.unskip`: what people say about one coming occurrence, named by its nominal instant.
 
 Under the job's locks: what is overdue is settled, what was written ahead is taken back, and the timer is set to the
-first instant that nothing is recorded of, due when firing must look. A pause goes on: what it has passed over is
-decided when it ends. Rows written: overrides, timers; skips, where no timer comes by any more.
+first instant that nothing is recorded of, due when firing must look. An occurrence whose run stands even then has begun
+meanwhile: nothing is said about it any more. A pause goes on: what it has passed over is decided when it ends. Rows
+written: overrides, timers; skips, where no timer comes by any more.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +19,12 @@ from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
 from tidewheel.intake.moves import forget_overrides, give_up_moves, read_coming_overrides
 from tidewheel.intake.pause import existing
-from tidewheel.intake.timers import TimerToPut, put_timers
+from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobMove, JobSkip, JobUnskip
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.occurrences import Held, Override
 from tidewheel.outbox import OutboxRow, append
+from tidewheel.runs import FINAL, RunState
 from tidewheel.scheduler.recurrence.due import next_look
 from tidewheel.scheduler.recurrence.policies import policies_from_text
 from tidewheel.scheduler.recurrence.standing import DaySets, standing
@@ -93,7 +95,7 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
     Returns:
         An answer for each request, in their order.
     """
-    locked = lock_jobs(connection, batch)
+    locked = lock_jobs(connection, installation, batch)
     jobs = existing(locked, batch)
     day_sets = _day_sets(connection, jobs)
     said = read_coming_overrides(connection, [job.job_id for job in jobs], locked.now)
@@ -108,8 +110,9 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
             changes[job_id] = _change(incoming, _coming(job, said[job_id].values(), day_sets, locked.now))
         except Refused as error:
             refused[job_id] = error
-    made = [change for change in changes.values() if change.changes]
-    after = _make(connection, installation, locked, made, day_sets)
+    wanted = [change for change in changes.values() if change.changes]
+    after, begun = _make(connection, installation, locked, wanted, day_sets)
+    refused |= begun
     return [
         rejected(incoming, refused[job_id_of(incoming)])
         if job_id_of(incoming) in refused
@@ -153,27 +156,49 @@ def _change(incoming: Incoming, coming: Coming) -> _Change:
 
 
 def _make(
-    connection: Conn, installation: Installation, locked: Locked, made: Sequence[_Change], day_sets: DaySets
-) -> dict[UUID, Coming]:
-    """Write changes of different jobs; returns what is to come of them from now on."""
-    if not made:
-        return {}
-    shifting = [change for change in made if change.shifts_timer]
+    connection: Conn, installation: Installation, locked: Locked, wanted: Sequence[_Change], day_sets: DaySets
+) -> tuple[dict[UUID, Coming], dict[UUID, Refused]]:
+    """Write changes of different jobs, but for those that come too late.
+
+    Returns:
+        What is to come of the jobs from now on, and why a change was not made.
+    """
+    if not wanted:
+        return {}, {}
+    shifting = [change for change in wanted if change.shifts_timer]
     # What a pause has passed over is for its end to decide, and nothing is written ahead in it.
     left = settle(connection, installation, locked, [c.job.job_id for c in shifting if not c.job.paused])
+    begun = _begun(connection, shifting)
+    made = [change for change in wanted if change.job.job_id not in begun]
     _write(connection, installation, made, locked.now)
-    said = read_coming_overrides(connection, [change.job.job_id for change in made], locked.now)
+    said = read_coming_overrides(connection, [change.job.job_id for change in wanted], locked.now)
     after: dict[UUID, Coming] = {}
-    for change in made:
+    timers: list[TimerToPut] = []
+    for change in wanted:
         job_id = change.job.job_id
-        cursor = _cursor(change, locked, left.get(job_id))
+        late = job_id in begun
+        cursor = _cursor(change, locked, left.get(job_id), late=late)
         after[job_id] = _coming(change.job, said[job_id].values(), day_sets, locked.now, cursor)
-    timers = [_timer(after[change.job.job_id], locked) for change in shifting]
+        # Also where nothing is changed: what was taken back beside it must fire.
+        if change.shifts_timer and (not late or job_id in left):
+            timers.append(_timer(after[job_id], locked))
     put_timers(connection, timers)
     # What was written ahead may have been the last of its job.
     connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in timers]})
     append(connection, [_event(change, installation, locked.now) for change in made], shards=installation.shards)
-    return after
+    return after, begun
+
+
+def _begun(connection: Conn, shifting: Sequence[_Change]) -> dict[UUID, Refused]:
+    """Those of settled jobs whose occurrence has a run all the same: an attempt has begun since the clock was read."""
+    asked = [(change.job.job_id, change.request.at) for change in shifting]
+    return {job: _has_a_run(at, state) for (job, at), state in read_timer_runs(connection, asked).items()}
+
+
+def _has_a_run(at: datetime, state: RunState) -> InvalidInput:
+    problem = f"{format_timestamp(at)} has become a run already, which is {state}"
+    remedy = "trigger the job to run it again" if state in FINAL else "cancel its run"
+    return InvalidInput([FieldError("at", problem, remedy)])
 
 
 def _write(connection: Conn, installation: Installation, made: Sequence[_Change], now: datetime) -> None:
@@ -181,22 +206,27 @@ def _write(connection: Conn, installation: Installation, made: Sequence[_Change]
     forget_overrides(connection, [(change.job.job_id, change.request.at) for change in made if change.says is None])
     give_up_moves(connection, installation, [(each.job, each.request.at) for each in made if each.gives_up], now)
     said = [(change.job, change.says) for change in made if change.says is not None and not change.gives_up]
+    reasons = {change.job.job_id: change.request.reason for change in made}
     if said:
         columns: dict[str, object] = {
             "job_ids": uuids(job.job_id for job, _ in said),
             "instants": instants(override.scheduled_at for _, override in said),
             "tenants": [job.tenant for job, _ in said],
             "moved_to": instants(override.moved_to for _, override in said),
+            "reasons": [reasons[job.job_id] for job, _ in said],
             "now": now,
         }
         connection.execute(_PUT_OVERRIDES, columns)
 
 
-def _cursor(change: _Change, locked: Locked, left: datetime | None) -> datetime:
-    """The first instant of a settled job that nothing is recorded of: whatever is ahead of now was taken back."""
+def _cursor(change: _Change, locked: Locked, left: datetime | None, *, late: bool) -> datetime:
+    """The first instant of a settled job that nothing is recorded of: whatever is ahead of now was taken back.
+
+    What the request came too late for is recorded.
+    """
     timer = locked.timers.get(change.job.job_id)
     stands = timer.scheduled_at if timer is not None and change.job.paused else left
-    ahead = [change.request.at] if change.request.at > locked.now else []
+    ahead = [change.request.at] if change.request.at > locked.now and not late else []
     return min([*ahead, stands] if stands is not None else ahead, default=locked.now + _TICK)
 
 

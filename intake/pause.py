@@ -6,7 +6,6 @@ resumed or `paused_until` (then firing resumes it). What the instants of the pau
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
@@ -14,17 +13,18 @@ from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, after_pause, job_id_of, lock_jobs, settle
-from tidewheel.intake.timers import TimerToPut, chained, next_instants, put_timers
+from tidewheel.intake.telling import tell
+from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
 from tidewheel.jobs.requests import JobPause
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.occurrences import Decision, Held
-from tidewheel.outbox import append
+from tidewheel.scheduler.recurrence.due import waits_for_run
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
 from tidewheel.transitions.circumstances import Circumstances, read_circumstances
-from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.failures import is_pause_on_failure
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers
+from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links
 
 _SQL = Statements("tidewheel.intake")
 _PAUSE_JOBS = _SQL["pause_jobs"]
@@ -33,14 +33,11 @@ _RESUME_JOBS = _SQL["resume_jobs"]
 
 def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Pause jobs, in the caller's transaction; an answer for each request, in their order."""
-    locked = lock_jobs(connection, batch)
+    locked = lock_jobs(connection, installation, batch)
     asked = {job_id_of(incoming): incoming.request for incoming in batch if isinstance(incoming.request, JobPause)}
-    refused = {job for job, request in asked.items() if request.until is not None and request.until <= locked.now}
-    jobs = [
-        job
-        for job in existing(locked, batch)
-        if job.job_id not in refused and (not job.paused or job.paused_until != asked[job.job_id].until)
-    ]
+    there = existing(locked, batch)
+    refused = {job.job_id: error for job in there if (error := _until_refused(job, asked[job.job_id], locked))}
+    jobs = [job for job in there if job.job_id not in refused and _changes(job, asked[job.job_id])]
     following = settle(connection, installation, locked, [job.job_id for job in jobs if not job.paused])
     following |= {
         job.job_id: locked.timers[job.job_id].scheduled_at for job in jobs if job.paused and job.job_id in locked.timers
@@ -72,7 +69,7 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[I
     connection.execute(_PAUSE_JOBS, columns)
     tell(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
     return [
-        rejected(incoming, _until_passed(incoming, locked))
+        rejected(incoming, refused[job_id_of(incoming)])
         if job_id_of(incoming) in refused
         else _answer(incoming, locked, changed=jobs, next_run_at={})
         for incoming in batch
@@ -81,11 +78,11 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[I
 
 def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Resume jobs, in the caller's transaction; an answer for each request, in their order."""
-    locked = lock_jobs(connection, batch)
+    locked = lock_jobs(connection, installation, batch)
     jobs = [job for job in existing(locked, batch) if job.paused]
     timers = [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers]
     circumstances = read_circumstances(connection, timers)
-    waiting = chained(connection, [timer.job_id for timer in timers if timer.chains])
+    waiting = open_links(connection, timers)
     advance_timers(
         connection,
         installation,
@@ -101,47 +98,37 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
 
 def _resumed(timer: LockedTimer, circumstances: Circumstances, now: datetime, *, waits: bool) -> Decision:
     decision = after_pause(timer, circumstances, now)
-    return replace(decision, held=Held.RUN, due_at=None) if waits else decision
+    return waits_for_run(decision) if waits else decision
 
 
-def _until_passed(incoming: Incoming, locked: Locked) -> InvalidInput:
-    assert isinstance(incoming.request, JobPause)  # noqa: S101 - by accept's table
-    until = incoming.request.until or locked.now
-    problem = f"{format_timestamp(until)} has passed: it is {format_timestamp(locked.now)} by the database's clock"
-    return InvalidInput([FieldError("until", problem, "write a later instant, or leave it out")])
+def _changes(job: JobRow, request: JobPause) -> bool:
+    """Whether a pause changes anything.
+
+    What `pause_on_failure` asked for may come late: it counts only while the failures it was asked for still do, by the
+    policy now in force, and it never touches a pause that somebody made.
+    """
+    if is_pause_on_failure(request.request_id):
+        return not job.paused and job.pause_on_failure is not None and job.failures >= job.pause_on_failure
+    return not job.paused or job.paused_until != request.until
+
+
+def _until_refused(job: JobRow, request: JobPause, locked: Locked) -> InvalidInput | None:
+    if request.until is None:
+        return None
+    if request.until <= locked.now:
+        now = format_timestamp(locked.now)
+        problem = f"{format_timestamp(request.until)} has passed: it is {now} by the database's clock"
+        return InvalidInput([FieldError("until", problem, "write a later instant, or leave it out")])
+    if job.job_id not in locked.timers:
+        problem = "the job has nothing to fire by itself, so nothing would end the pause"
+        return InvalidInput([FieldError("until", problem, "leave it out, and send job.resume when it is time")])
+    return None
 
 
 def existing(locked: Locked, batch: Sequence[Incoming]) -> list[JobRow]:
     """The jobs of a batch that exist, each once."""
     ids = dict.fromkeys(job_id_of(incoming) for incoming in batch)
     return [locked.jobs[job] for job in ids if job in locked.jobs and locked.jobs[job].exists]
-
-
-def tell(
-    connection: Conn,
-    installation: Installation,
-    kind: str,
-    jobs: Sequence[JobRow],
-    *,
-    now: datetime,
-    reasons: dict[UUID, str | None],
-) -> None:
-    """Write the lifecycle event of each job that was changed."""
-    events = [
-        lifecycle_row(
-            installation,
-            kind=kind,
-            tenant=job.tenant,
-            job_id=job.job_id,
-            job_key=job.key,
-            job_version=job.version,
-            shard=job.shard,
-            now=now,
-            reason=reasons.get(job.job_id),
-        )
-        for job in jobs
-    ]
-    append(connection, events, shards=installation.shards)
 
 
 def _answer(

@@ -78,7 +78,8 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- The jobs just locked, with the schedule in force.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.every_us, j.paused, j.paused_until,
-       j.created_at, j.finished_at, j.deleted_at, v.schedule, v.policy,
+       j.failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
+       j.deleted_at, v.schedule, v.policy,
        EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.held = 'set_aside') AS set_aside
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
@@ -116,7 +117,7 @@ SELECT name FROM calendars WHERE tenant = %(tenant)s ORDER BY name LIMIT 1000
 -- Index: calendars_pkey. Lock: a row already locked.
 UPDATE calendars
    SET version = version + 1, days = %(days)s::date[], weekdays = %(weekdays)s::smallint[], source = %(source)s,
-       updated_at = tidewheel_now()
+       updated_at = tidewheel_now(), since = coalesce(%(since)s, since)
  WHERE tenant = %(tenant)s AND name = %(name)s
 
 -- name: delete_calendar
@@ -236,10 +237,13 @@ SELECT t.job_id, t.due_at, t.overridden OR v.policy LIKE '%%calendars":["%%',
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s) AND t.held IS NULL
 
--- name: find_chained
--- Which of these jobs have a timer-made run that is open.
--- Index: open_runs_by_job. No lock: it is made and ended under the timers' locks, which the caller has.
-SELECT DISTINCT job_id FROM open_runs WHERE job_id = ANY (%(job_ids)s::uuid[]) AND cause = 'timer'
+-- name: read_timer_runs
+-- Where these runs stand, of those that there are.
+-- Index: the partition's primary key, open_runs_pkey. No lock: timers make them under locks which the caller has.
+SELECT r.run_id, coalesce(o.state, r.state)
+  FROM job_runs AS r
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+ WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: pause_jobs
 -- The jobs' rows after a pause. finished_at is lifted where a timer came back.
@@ -288,14 +292,15 @@ SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
 -- name: put_overrides
 -- What people say about single occurrences from now on, in place of what they said before.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
-INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, made_at, made_by)
+INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, made_at, made_by, reason)
 SELECT new.job_id, new.scheduled_at, new.tenant, CASE WHEN new.moved_to IS NULL THEN 'skip' ELSE 'move' END,
-       new.moved_to, %(now)s, 'request'
-  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[], %(tenants)s::text[], %(moved_to)s::timestamptz[])
-       AS new (job_id, scheduled_at, tenant, moved_to)
+       new.moved_to, %(now)s, 'request', new.reason
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[], %(tenants)s::text[], %(moved_to)s::timestamptz[],
+              %(reasons)s::text[])
+       AS new (job_id, scheduled_at, tenant, moved_to, reason)
     ON CONFLICT (job_id, scheduled_at) DO UPDATE
    SET kind = excluded.kind, moved_to = excluded.moved_to, made_at = excluded.made_at, made_by = excluded.made_by,
-       done_at = NULL
+       reason = excluded.reason, done_at = NULL
 
 -- name: forget_overrides
 -- Occurrences about which nothing is said any more.

@@ -48,7 +48,7 @@ def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequenc
     stored = _read(connection, batch)
     # As a submit does, before any timer.
     hold_calendars(connection, {(one.definition.tenant, name) for one in stored.values() for name in one.calendars})
-    locked = lock_jobs(connection, batch)
+    locked = lock_jobs(connection, installation, batch)
     current = {job_id: job for job_id, job in locked.jobs.items() if job.exists}
     earliest = _earliest(connection, list(current))
     following = next_instants(connection, list(current))

@@ -21,19 +21,28 @@ from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
 from tidewheel.intake.moves import fit_moves
-from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version, once_text
-from tidewheel.intake.timers import TimerToPut, chained, next_instants, put_timers
+from tidewheel.intake.next_version import (
+    NextVersion,
+    Place,
+    ensure_not_fired,
+    ensure_worth_it,
+    next_version,
+    once_at,
+    once_text,
+)
+from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec, canonical_spec
 from tidewheel.occurrences import DaySet
 from tidewheel.outbox import append
+from tidewheel.runs import RunState
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import drop_timers
+from tidewheel.transitions.timers import drop_timers, open_links
 
 _SQL = Statements("tidewheel.intake")
 _ENTER_JOBS = _SQL["enter_jobs"]
@@ -86,9 +95,12 @@ def apply_submits(
     day_sets = hold_calendars(connection, {pair for submission in chosen for pair in _calendars(submission)})
     unknown = {s.job_id: unknown_calendars(connection, s.incoming.tenant, s.spec, day_sets) for s in chosen}
     _enter(connection, installation, chosen)
-    locked = lock_jobs(connection, batch)
+    locked = lock_jobs(connection, installation, batch)
+    fired = _fired(connection, chosen, locked)
     refused = {
-        s.job_id: error for s in chosen if (error := _refusal(s, locked, day_sets, unknown[s.job_id])) is not None
+        s.job_id: error
+        for s in chosen
+        if (error := _refusal(s, locked, day_sets, unknown[s.job_id], fired.get(s.job_id))) is not None
     }
     if refused:
         # The place that was made for a job that is not to be.
@@ -124,7 +136,20 @@ def _calendars(submission: _Submission) -> set[tuple[str, str]]:
     return {(submission.incoming.tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)}
 
 
-def _refusal(submission: _Submission, locked: Locked, day_sets: DaySets, unknown: Refused | None) -> Refused | None:
+def _fired(connection: Conn, chosen: Sequence[_Submission], locked: Locked) -> dict[UUID, RunState]:
+    """Of each `once` that is new to its job, and whose instant has come: where that instant's run stands."""
+    asked: list[tuple[UUID, datetime]] = []
+    for s in chosen:
+        job = locked.jobs[s.job_id]
+        at = once_at(s.spec, s.job_id) if job.version else None
+        if at is not None and at <= locked.now and not (job.exists and job.schedule == once_text(s.spec)):
+            asked.append((s.job_id, at))
+    return {job: state for (job, _), state in read_timer_runs(connection, asked).items()}
+
+
+def _refusal(
+    submission: _Submission, locked: Locked, day_sets: DaySets, unknown: Refused | None, fired: RunState | None
+) -> Refused | None:
     """Why a submit is refused, if it is: its version's time has passed, it names no calendar, or it can never fire."""
     job, wanted = locked.jobs[submission.job_id], submission.request.if_version
     if wanted is not None and wanted != (job.version if job.exists else 0):
@@ -135,6 +160,7 @@ def _refusal(submission: _Submission, locked: Locked, day_sets: DaySets, unknown
         return unknown
     try:
         ensure_worth_it(submission.spec, job, locked.now, day_sets)
+        ensure_not_fired(submission.spec, job, fired)
     except Refused as refused:
         return _at_root(refused)
     return None
@@ -150,9 +176,7 @@ def _versions(
         [s.job_id for s in changed if locked.jobs[s.job_id].version],
         given_up=[s.job_id for s in changed if locked.jobs[s.job_id].schedule != once_text(s.spec)],
     )
-    waiting = chained(
-        connection, [s.job_id for s in changed if s.job_id in locked.timers and locked.timers[s.job_id].chains]
-    )
+    waiting = open_links(connection, [locked.timers[s.job_id] for s in changed if s.job_id in locked.timers])
     return {
         s.job_id: next_version(
             s.spec,

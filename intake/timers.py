@@ -12,7 +12,9 @@ from psycopg.rows import class_row
 from tidewheel.arrays import uuids
 from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
+from tidewheel.ids import RunId, run_id
 from tidewheel.occurrences import Held
+from tidewheel.runs import Cause, RunState
 from tidewheel.scheduler.recurrence.standing import standing
 from tidewheel.sql import Statements
 from tidewheel.transitions.circumstances import read_circumstances
@@ -22,7 +24,7 @@ _SQL = Statements("tidewheel.intake")
 _PUT_TIMERS = _SQL["put_timers"]
 _READ_TIMERS = _SQL["read_timers"]
 _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
-_FIND_CHAINED = _SQL["find_chained"]
+_READ_TIMER_RUNS = _SQL["read_timer_runs"]
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
@@ -99,12 +101,15 @@ def _firing(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datetime]
     return {job: at for job, at in found.items() if at is not _NEVER}
 
 
-def chained(connection: Conn, job_ids: Sequence[UUID]) -> set[UUID]:
-    """Which of these jobs have a timer-made run that is open: a fixed_delay's next instant waits for its end."""
-    if not job_ids:
-        return set()
-    rows = connection.execute(_FIND_CHAINED, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
-    return {job for (job,) in rows if isinstance(job, UUID)}
+def read_timer_runs(
+    connection: Conn, occurrences: Sequence[tuple[UUID, datetime]]
+) -> dict[tuple[UUID, datetime], RunState]:
+    """Where the runs of these occurrences of locked jobs stand, of those that have become one."""
+    if not occurrences:
+        return {}
+    named = {run_id(job, at, Cause.TIMER): (job, at) for job, at in occurrences}
+    rows = connection.execute(_READ_TIMER_RUNS, {"run_ids": uuids(named)}, binary=True).fetchall()
+    return {named[run]: RunState(state) for run, state in cast("list[tuple[RunId, str]]", rows)}
 
 
 def _due_at(timer: TimerToPut) -> str:

@@ -17,7 +17,9 @@ COMMENT ON COLUMN timers.scheduled_at IS 'the first instant that nothing is reco
 COMMENT ON COLUMN timers.catch_up_end IS 'up to here a catch-up was decided: what is due fires, and is not decided again';
 
 ALTER TABLE overrides ADD COLUMN done_at timestamptz;
+ALTER TABLE overrides ADD COLUMN reason text;
 COMMENT ON COLUMN overrides.done_at IS 'when a moved occurrence became a run';
+COMMENT ON COLUMN overrides.reason IS 'what the request gave';
 
 -- Whether somebody waits for the turn, so that giving up one that nobody waits for stays one DELETE.
 ALTER TABLE turns ADD COLUMN waiting boolean NOT NULL DEFAULT false;
@@ -27,11 +29,9 @@ CREATE INDEX turns_waiting ON turns (job_id) WHERE waiting;
 DROP INDEX open_runs_by_job;
 CREATE INDEX open_runs_by_job ON open_runs (job_id, scheduled_at);
 
--- When caught-up runs may leave: one row, moved on by each transaction that makes some.
-CREATE TABLE pace (
-    name    text PRIMARY KEY,
-    free_at timestamptz NOT NULL
-);
+-- When the next run that makes up for something may leave, in microseconds since 1970. A sequence, because it is moved on
+-- without a lock that lasts: on-time firing must not wait for whoever catches up.
+CREATE SEQUENCE catch_up_pace MINVALUE 0 START 0;
 
 ALTER TABLE run_inputs ADD COLUMN late_ms bigint;
 COMMENT ON COLUMN run_inputs.late_ms IS 'how late the run was made, where its occurrence was missed and made up for';
@@ -45,8 +45,10 @@ CREATE TABLE calendars (
     weekdays   smallint[] NOT NULL,
     source     text,
     updated_at timestamptz NOT NULL,
+    since      timestamptz,
     PRIMARY KEY (tenant, name)
 );
+COMMENT ON COLUMN calendars.since IS 'when days that had come were last changed: what lies before it is shifted no more';
 COMMENT ON COLUMN calendars.weekdays IS '0 is Sunday, as in cron';
 COMMENT ON COLUMN calendars.source IS 'where the days came from, such as a file''s name';
 

@@ -32,8 +32,8 @@ from tidewheel.transitions.write import write_runs
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_RUNNING_BACKFILLS = _SQL["find_running_backfills"]
-_LOCK_RUNNING_BACKFILL = _SQL["lock_running_backfill"]
+_FIND_OPEN_BACKFILLS = _SQL["find_open_backfills"]
+_LOCK_OPEN_BACKFILL = _SQL["lock_open_backfill"]
 _LOCK_BACKFILLED_JOB = _SQL["lock_backfilled_job"]
 _READ_BACKFILL_PLACE = _SQL["read_backfill_place"]
 _MOVE_BACKFILL_ON = _SQL["move_backfill_on"]
@@ -84,7 +84,7 @@ class Backfilling:
         if not shards:
             return []
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_RUNNING_BACKFILLS, {"shards": list(shards)}, binary=True).fetchall()
+            rows = connection.execute(_FIND_OPEN_BACKFILLS, {"shards": list(shards)}, binary=True).fetchall()
         found = [cast("UUID", backfill_id) for (backfill_id,) in rows]
         return sorted(found, key=lambda backfill_id: (backfill_id <= self._after, backfill_id))
 
@@ -100,7 +100,7 @@ class Backfilling:
 
 
 def make_some(session: Session, installation: Installation, backfill_id: UUID) -> tuple[int, bool]:
-    """Make the next runs of a backfill that is running; end it where nothing is left.
+    """Make the next runs of a backfill that is running; end one of which nothing is left, or whose job was deleted.
 
     One that fails otherwise than by losing the database is paused, with the error as the reason.
 
@@ -131,6 +131,8 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
     place = _read_place(connection, backfill)
     if place.gone:
         _end(connection, installation, backfill, place, BackfillState.CANCELLED, reason="job_deleted")
+    elif backfill.state == BackfillState.PAUSED:
+        pass
     elif backfill.cursor_at is not None and place.open < backfill.max_concurrent:
         return _make_batch(connection, installation, backfill, place)
     elif backfill.cursor_at is None and not place.open:
@@ -139,9 +141,9 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
 
 
 def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
-    """Lock a backfill and its job; None where it does not run, or somebody has the one or the other."""
+    """Lock a backfill and its job; None where it is over, or somebody has the one or the other."""
     with connection.cursor(row_factory=class_row(Backfill), binary=True) as cursor:
-        backfill = cursor.execute(_LOCK_RUNNING_BACKFILL, {"backfill_id": backfill_id}).fetchone()
+        backfill = cursor.execute(_LOCK_OPEN_BACKFILL, {"backfill_id": backfill_id}).fetchone()
     if backfill is None or not connection.execute(_LOCK_BACKFILLED_JOB, {"job_id": backfill.job_id}).fetchone():
         return None
     return backfill
@@ -194,6 +196,6 @@ def _hold(session: Session, installation: Installation, backfill_id: UUID, error
     _LOG.error("backfill %s is paused: %s", backfill_id, reason)
     with session.transaction() as connection:
         backfill = _lock(connection, backfill_id)
-        if backfill is not None:
+        if backfill is not None and backfill.state == BackfillState.RUNNING:
             place = _read_place(connection, backfill)
             _end(connection, installation, backfill, place, BackfillState.PAUSED, reason=reason)

@@ -6,7 +6,7 @@ all others fire.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -21,13 +21,13 @@ from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import append
-from tidewheel.scheduler.recurrence.due import decide, resume, with_jitter
+from tidewheel.scheduler.recurrence.due import decide, resume, waits_for_run, with_jitter
 from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.sql import Statements
 from tidewheel.transitions.circumstances import Circumstances, read_circumstances
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers
+from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -115,17 +115,18 @@ def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
 def _advance(
     connection: Conn, installation: Installation, locked: list[LockedTimer], look: Round, *, repeats: bool = False
 ) -> list[Decision]:
-    decider = _Decider(look, read_circumstances(connection, locked))
+    resuming = [timer for timer in locked if timer.held == Held.PAUSE]
+    decider = _Decider(look, read_circumstances(connection, locked), open_links(connection, resuming))
     decisions = advance_timers(connection, installation, locked, decider, now=look.now, repeats=repeats)
-    _tell_resumed(connection, installation, [timer.job_id for timer in locked if timer.held == Held.PAUSE], look.now)
+    _tell_resumed(connection, installation, [timer.job_id for timer in resuming], look.now)
     return decisions
 
 
 class _Decider:
     """Decides each distinct (schedule, policy, instant) once: jobs that share them share the answer."""
 
-    def __init__(self, look: Round, circumstances: Circumstances) -> None:
-        self._look, self._circumstances = look, circumstances
+    def __init__(self, look: Round, circumstances: Circumstances, waiting: Collection[UUID]) -> None:
+        self._look, self._circumstances, self._waiting = look, circumstances, waiting
         self._decided: dict[tuple[str, str, datetime, datetime | None], tuple[Standing, Decision]] = {}
 
     def __call__(self, timer: LockedTimer) -> Decision:
@@ -149,7 +150,8 @@ class _Decider:
         where = standing(timer, self._circumstances.day_sets, self._circumstances.of(timer))
         if timer.held == Held.PAUSE:
             # The pause ended at its instant, not when it was noticed: what came after it is downtime.
-            return where, resume(where, now=(timer.due_at or self._look.now) - _TICK)
+            ended = resume(where, now=(timer.due_at or self._look.now) - _TICK)
+            return where, waits_for_run(ended) if timer.job_id in self._waiting else ended
         look = self._look
         decision = decide(where, now=look.now, horizon=look.horizon, misfire_after=look.misfire_after)
         if where.plain and not where.schedule.hashed:

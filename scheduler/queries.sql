@@ -52,7 +52,8 @@ VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
 -- Jobs whose pause has come to its end by itself.
 -- Index: jobs_pkey. Lock: the jobs' rows, in job_id order, after their timers'.
 UPDATE jobs AS j
-   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, updated_at = %(now)s
+   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, failures = 0,
+       updated_at = %(now)s
  WHERE j.job_id = ANY (%(job_ids)s) AND j.paused
 RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
 
@@ -109,6 +110,13 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO 
 -- No index, no lock.
 SELECT tidewheel_now()
 
+-- name: forget_moves
+-- Moved occurrences that are none any more.
+-- Index: overrides_pkey. Lock: the rows, under their timers' locks.
+DELETE FROM overrides AS v
+ USING unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS gone (job_id, scheduled_at)
+ WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
+
 -- name: find_lost_timers
 -- Jobs of a shard that should have a timer and have none: something outside Tidewheel removed it.
 -- Index: jobs_pkey (a shard is a range of job_id), timers_pkey; once a minute, one shard. No lock.
@@ -122,21 +130,24 @@ SELECT j.job_id
  LIMIT 1000
 
 -- name: release_held_chains
--- Timers of fixed_delay jobs that are held by a run that is not open: no transaction leaves such a one behind.
+-- Timers of fixed_delay jobs that are held by a run that is not open: no transaction leaves such a one behind. The run is
+-- that of the instant at which the timer stands; others may be open that were made before the job was deleted.
 -- Index: jobs_fixed_delay, timers_pkey, open_runs_by_job; once a minute. Lock: the timers, passed over when taken.
 WITH stuck AS (
     SELECT t.job_id
       FROM jobs AS j
       JOIN timers AS t USING (job_id)
      WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL AND t.held = 'run'
-       AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = t.job_id AND o.cause = 'timer')
+       AND NOT EXISTS (SELECT FROM open_runs AS o
+                        WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
        FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE timers AS t
    SET held = NULL, scheduled_at = tidewheel_now(), due_at = tidewheel_now()
   FROM stuck
  WHERE t.job_id = stuck.job_id
-   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = t.job_id AND o.cause = 'timer')
+   AND NOT EXISTS (SELECT FROM open_runs AS o
+                    WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
 
 -- name: lock_job_without_timer
 -- Such a job again, under its lock: an edit may have mended it meanwhile.
@@ -152,10 +163,17 @@ SELECT j.tenant, j.shard, j.version, v.schedule,
    FOR UPDATE OF j
 
 -- name: mend_timer
--- Gives such a job its timer again.
--- Index: timers_pkey. Lock: the new row.
-INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)
-VALUES (%(job_id)s, %(tenant)s, %(shard)s, %(scheduled_at)s, %(scheduled_at)s, %(version)s)
+-- Gives such a job its timer again, with what people said about its occurrences: a moved one may be due before the next.
+-- Index: timers_pkey, overrides_pkey. Lock: the new row.
+INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, overridden)
+SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, said.moved_to), %(scheduled_at)s,
+       %(version)s, said.overrides > 0
+  FROM (
+    SELECT count(*) AS overrides, min(v.moved_to) FILTER (WHERE v.done_at IS NULL) AS moved_to
+      FROM overrides AS v
+     WHERE v.job_id = %(job_id)s
+       AND (v.scheduled_at >= %(scheduled_at)s OR (v.kind = 'move' AND v.done_at IS NULL))
+  ) AS said
 ON CONFLICT (job_id) DO NOTHING
 
 -- name: open_cancellation
@@ -210,18 +228,26 @@ SELECT DISTINCT o.job_id, o.tenant
 -- No index: a handful of rows, once a minute. Lock: the rows.
 DELETE FROM signals WHERE kind = %(terminate)s AND made_at < tidewheel_now() - %(stale_after)s::interval
 
--- name: find_running_backfills
--- Backfills of these shards whose runs are to be made.
--- Index: backfills_open. No lock.
-SELECT backfill_id FROM backfills WHERE state = 'running' AND shard = ANY (%(shards)s) ORDER BY backfill_id LIMIT 1000
+-- name: find_open_backfills
+-- Backfills of these shards whose runs are to be made, and paused ones whose job was deleted under them.
+-- Index: backfills_open, job_versions_pkey. No lock.
+SELECT b.backfill_id
+  FROM backfills AS b
+ WHERE b.state IN ('running', 'paused')
+   AND b.shard = ANY (%(shards)s)
+   AND (b.state = 'running'
+        OR EXISTS (SELECT FROM job_versions AS v
+                    WHERE v.job_id = b.job_id AND v.version >= b.job_version AND v.retired_at IS NOT NULL))
+ ORDER BY b.backfill_id
+ LIMIT 1000
 
--- name: lock_running_backfill
--- One of them, unless it was paused or ended meanwhile.
+-- name: lock_open_backfill
+-- One of them, unless it has ended meanwhile.
 -- Index: backfills_pkey. Lock: the row, passed over when a request or another scheduler has it.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
        max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, made_at, made, passed_over
   FROM backfills
- WHERE backfill_id = %(backfill_id)s AND state = 'running'
+ WHERE backfill_id = %(backfill_id)s AND state IN ('running', 'paused')
    FOR UPDATE SKIP LOCKED
 
 -- name: lock_backfilled_job

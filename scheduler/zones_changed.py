@@ -2,7 +2,8 @@
 
 The settings row `tzdata` tells with which version the timers were computed, or how far the change to another has come;
 it is locked and written with each batch, so that one scheduler works at a time, and another goes on where it stopped.
-What has come due already is left to firing, which decides by the rules it has.
+What has come due already is left to firing, which decides by the rules it has. What was recorded ahead of its time and
+is taken back is recorded again: its past part at once.
 """
 
 import logging
@@ -16,6 +17,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
+from tidewheel.arrays import instants, uuids
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
@@ -23,7 +25,7 @@ from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.scheduler.recurrence.due import next_look
+from tidewheel.scheduler.recurrence.due import MOST_MADE_UP, decide, next_look
 from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.scheduler.recurrence.without import is_occurrence
 from tidewheel.scheduler.recurrence.zones import tzdata_version
@@ -46,10 +48,13 @@ _READ_WRITTEN_AHEAD = _SQL["read_written_ahead"]
 _LOCK_RETIMED_TIMERS = _SQL["lock_retimed_timers"]
 _LOCK_RETIMED_JOBS = _SQL["lock_retimed_jobs"]
 _READ_LOCKED_AT = _SQL["read_locked_at"]
+_FORGET_MOVES = _SQL["forget_moves"]
 
 _BATCH = 500  # timers looked at in one transaction: some tens of milliseconds where nothing has moved
 _AGAIN_SECONDS = 5.0  # while another scheduler is at it
 _FAILED_SECONDS = 60.0
+
+_LONGEST_AHEAD = timedelta(minutes=5)  # more than any span taken back reaches behind now: none of it was missed
 
 _FIRST = UUID(int=0)
 _TICK = timedelta(microseconds=1)
@@ -126,7 +131,7 @@ def stands_right(timer: LockedTimer, where: Standing, ahead: frozenset[datetime]
         return True
     missing = any(at not in ahead for at in where.live.between(now, cursor - _TICK))
     wrong = any(not is_occurrence(where.effective, at) for at in ahead)
-    return not missing and not wrong and _following(where, cursor - _TICK) == cursor
+    return not missing and not wrong and not where.dropped and _following(where, cursor - _TICK) == cursor
 
 
 def set_anew(timer: LockedTimer, where: Standing, now: datetime) -> Decision:
@@ -160,16 +165,52 @@ def _retime(connection: Conn, installation: Installation, walked: Sequence[UUID]
         wrong = _find_wrong(connection, columns["job_ids"], now)
     if not wrong:
         return 0
-    take_back(connection, sorted(wrong), now=now)
+    opened = take_back(connection, sorted(wrong), now=now)
+    begun = {job: at for job, at in opened.items() if at <= now}
+    _record_again(connection, installation, [timer for timer, _ in wrong.values()], begun, now)
     timers = [_opened(timer, now) for timer, _ in wrong.values()]
     circumstances = read_circumstances(connection, timers)
+    places = {timer.job_id: _where(timer, circumstances) for timer in timers}
+    _forget_moves(connection, places)
     decisions = advance_timers(
-        connection, installation, timers, lambda timer: set_anew(timer, _where(timer, circumstances), now), now=now
+        connection, installation, timers, lambda timer: set_anew(timer, places[timer.job_id], now), now=now
     )
     told = zip(wrong.values(), decisions, strict=True)
     events = [_event(installation, timer, first, decision, now) for (timer, first), decision in told]
     append(connection, events, shards=installation.shards)
     return len(events)
+
+
+def _record_again(
+    connection: Conn,
+    installation: Installation,
+    timers: Sequence[LockedTimer],
+    begun: Mapping[UUID, datetime],
+    now: datetime,
+) -> None:
+    """Record what lies between the start of what was taken back and now; what has a run keeps it."""
+    again = [_opened(timer, begun[timer.job_id] - _TICK) for timer in timers if timer.job_id in begun]
+    if not again:
+        return
+    circumstances = read_circumstances(connection, again)
+    advance_timers(
+        connection,
+        installation,
+        again,
+        lambda timer: decide(
+            _where(timer, circumstances), now=now, horizon=now, misfire_after=_LONGEST_AHEAD, most=MOST_MADE_UP
+        ),
+        now=now,
+        repeats=True,
+    )
+
+
+def _forget_moves(connection: Conn, places: Mapping[UUID, Standing]) -> None:
+    """Forget what was moved and is still ahead, where the rules of now have no such occurrence; as an edit does."""
+    gone = [(job, at) for job, where in places.items() for at in where.dropped]
+    if gone:
+        columns = {"job_ids": uuids(job for job, _ in gone), "instants": instants(at for _, at in gone)}
+        connection.execute(_FORGET_MOVES, columns)
 
 
 def _find_wrong(connection: Conn, job_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[LockedTimer, datetime]]:

@@ -35,6 +35,9 @@ _HAS_TRANSACTION_TIMEOUT = 170_000
 # Wrong SQL, or values that psycopg itself cannot send: repeating them is no use.
 _OURS = psycopg.ProgrammingError | psycopg.NotSupportedError | psycopg.DataError
 
+# The limit on a statement (also what a person cancels), on the transaction, on a pause inside it.
+_TIME_LIMITS = frozenset({"57014", "25P04", "25P03"})
+
 _DATA_CLASSES = frozenset({"22", "23", "54"})
 
 
@@ -140,6 +143,15 @@ def is_data_fault(error: BaseException) -> bool:
     """
     state = getattr(error, "sqlstate", None)
     return isinstance(state, str) and state[:2] in _DATA_CLASSES
+
+
+def is_time_limit(error: BaseException) -> bool:
+    """Whether a transaction was given up because it, or one of its statements, took longer than it may.
+
+    What asks for too much at once meets it again; not so what waited for a lock.
+    """
+    cause = error.__cause__ if isinstance(error, Unavailable) else error
+    return getattr(cause, "sqlstate", None) in _TIME_LIMITS
 
 
 def _first_line(error: BaseException) -> str:

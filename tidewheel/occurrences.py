@@ -109,10 +109,12 @@ class DaySet:
     Args:
         days: Single days.
         weekdays: Days of every week, 0 is Sunday as in cron.
+        since: When days that had come were last changed; what lies before it is shifted no more.
     """
 
     days: frozenset[date] = frozenset()
     weekdays: frozenset[int] = frozenset()
+    since: datetime | None = None
 
     def __contains__(self, day: date) -> bool:
         return day in self.days or day.isoweekday() % 7 in self.weekdays

@@ -4,7 +4,7 @@ A day is a day on the wall clock of the schedule's zone. Searches jump over stre
 occurrence: a one-second schedule that is closed for a year costs one step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -16,6 +16,7 @@ from tidewheel.scheduler.recurrence.kinds import Schedule, walk
 from tidewheel.scheduler.recurrence.localise import stretches
 from tidewheel.scheduler.recurrence.open_days import OpenDays, open_days
 from tidewheel.scheduler.recurrence.shifted import Shifts
+from tidewheel.scheduler.recurrence.without import Without
 
 MOST_SPANS = 400
 """Excluded spans told apart in one answer: more than a year of weekends for every day somebody was away."""
@@ -26,6 +27,7 @@ COUNTED = 100_000
 _MOST_JUMPS = 4_000  # over closed stretches in one search: each goes with an open day, so at least twenty years
 _MOST_SHIFTED = 2_000  # shifted occurrences that `count` visits, a fifth of a second; beyond it, it is at least so many
 _TICK = timedelta(microseconds=1)
+_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Calendared:
         include: Where any are given, a day that none of these has is not open.
         zone_name: The zone whose days are meant.
         shift: Whether an occurrence of a day that is not open fires on the next open day, at the same wall time.
+        since: When what is open or shifted was last changed: until then an occurrence has fired on its own day, or was
+            left out, and is shifted no more.
 
     >>> from datetime import UTC
     >>> from tidewheel.scheduler.recurrence.schedules import parse_schedule
@@ -52,6 +56,7 @@ class Calendared:
     include: tuple[DaySet, ...]
     zone_name: str
     shift: bool = False
+    since: datetime | None = None
     _days: OpenDays = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -145,7 +150,7 @@ class Calendared:
     def _shifts(self) -> Shifts:
         of = self.schedule.entries[0] if isinstance(self.schedule, CronSchedule) else None
         gap, overlap = (of.gap, of.overlap) if of is not None else (None, None)
-        return Shifts(self.schedule, self._days, stretches(self.zone_name, gap, overlap))
+        return Shifts(self.schedule, self._days, stretches(self.zone_name, gap, overlap), self.since)
 
     def _shifted_after(self, instant: datetime, until: datetime | None) -> datetime | None:
         """The first shifted instant after another; those of days after `until` need not be found."""
@@ -157,7 +162,7 @@ class Calendared:
             found = shifts.first(target, instant)
             if found is not None:
                 return found
-        position = instant
+        position = instant if self.since is None else max(instant, self.since)
         for _ in range(_MOST_JUMPS):
             closed = self._nominal_after(position, until, opens=False)
             end = None if closed is None else _at(days.following(whole_second(closed), opens=True))
@@ -177,7 +182,7 @@ class Calendared:
         for _ in range(_MOST_JUMPS):
             nominal = None if position is None else self.schedule.before(position)
             closed = None if nominal is None else _at(days.preceding(whole_second(nominal), opens=False))
-            if closed is None:
+            if closed is None or (self.since is not None and closed + _SECOND <= self.since):
                 return None
             target = days.nearest(days.day_at(whole_second(closed)), 1, opens=True)
             if target is not None:
@@ -216,7 +221,7 @@ class Calendared:
 
 
 def excluded_spans(
-    nominal: Schedule, effective: Schedule, start: datetime, end: datetime
+    nominal: Schedule, effective: Schedule, start: datetime, end: datetime, *, taken: Collection[datetime] = ()
 ) -> list[tuple[datetime, datetime, int, bool]]:
     """What calendars leave out of a schedule in ``(start, end]``.
 
@@ -225,6 +230,7 @@ def excluded_spans(
         effective: The same under its calendars; when it has none, nothing is left out.
         start: Where to begin.
         end: Where to end.
+        taken: Instants whose outcome is known already, a handful: they are in no span.
 
     Returns:
         Spans without an occurrence in them: the first instant left out, the last, how many, whether that is exact
@@ -235,10 +241,14 @@ def excluded_spans(
         return spans
     first = effective.excluded_after(start, end)
     while first is not None:
+        if first in taken:
+            first = effective.excluded_after(first, end)
+            continue
         occurrence = effective.first_until(first, end)
         until = end if occurrence is None else occurrence - _TICK
+        until = min((at - _TICK for at in taken if first < at <= until), default=until)
         if len(spans) == MOST_SPANS - 1:
-            spans.append(_rest(nominal, effective, first, end))
+            spans.append(_rest(Without(nominal, frozenset(taken)) if taken else nominal, effective, first, end))
             return spans
         spans.append((first, nominal.before(until + _TICK) or first, *nominal.count(first - _TICK, until, COUNTED)))
         first = effective.excluded_after(until, end)

@@ -66,7 +66,7 @@ def decide(
         position = first + _TICK
         first = live.after(first)
     truncated = first is not None and first <= horizon
-    recorded = position - _TICK if truncated else max(position - _TICK, now, *_by_hand(standing, horizon))
+    recorded = position - _TICK if truncated else max(position - _TICK, horizon)
     done = Decision(tuple(fires), tuple(skips), next_at=first)
     if not standing.plain:
         done = _with_overrides(standing, done, recorded, now=now, horizon=horizon, missed_until=missed_until)
@@ -152,6 +152,11 @@ def with_jitter(decision: Decision, standing: Standing, job_id: UUID) -> Decisio
     )
 
 
+def waits_for_run(decision: Decision) -> Decision:
+    """The decision about a fixed_delay whose last run is open: what comes next waits for its end."""
+    return replace(decision, held=Held.RUN, due_at=None)
+
+
 def next_look(standing: Standing, after: datetime) -> datetime | None:
     """When a timer must be looked at next, all up to `after` being recorded; None when nothing is left."""
     by_hand = (at for at in standing.skipped if at > after and is_occurrence(standing.effective, at))
@@ -176,7 +181,7 @@ def _always_fires(standing: Standing) -> bool:
 
 
 def _fixed_delay(standing: Standing, schedule: FixedDelay, horizon: datetime) -> Decision:
-    at = standing.cursor
+    at = max(standing.cursor, schedule.bounds.start_at or standing.cursor)
     if not schedule.bounds.holds(at):
         return Decision()
     if at > horizon:
@@ -248,7 +253,7 @@ def _with_overrides(
     # What is shifted to another day may come before the schedule's own next instant.
     coming = (standing.schedule.after(recorded), standing.effective.after(recorded))
     following = min((at for at in coming if at is not None), default=None) if look is not None else None
-    next_at = following or look
+    next_at = following or (None if look is None else max(look, recorded + _TICK))
     # The cursor never passes what was moved and is no occurrence any more: behind it, it would count as one that was.
     dropped = sorted(at for at in standing.dropped if next_at is None or at < next_at)
     until = standing.overridden_until

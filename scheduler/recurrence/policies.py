@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import cast
@@ -30,6 +30,7 @@ class Policies:
         exclude: Names of calendars on whose days nothing fires.
         include: Names of calendars on whose days alone it fires; none: on every day.
         shift: Whether an excluded occurrence fires on the next day that is not excluded.
+        since: When schedule or calendars were last edited: what lies before it is shifted no more.
     """
 
     catch_up: CatchUp = CatchUp.FIRE_ONCE
@@ -40,6 +41,7 @@ class Policies:
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     shift: bool = False
+    since: datetime | None = None
 
     @property
     def jitters(self) -> bool:
@@ -69,6 +71,7 @@ def policies_from_text(text: str) -> Policies:
         exclude=_names(document.get("exclude_calendars")),
         include=_names(document.get("include_calendars")),
         shift=document.get("on_excluded") == "next_business_day",
+        since=datetime.fromisoformat(str(document["since"])) if "since" in document else None,
     )
 
 

@@ -15,6 +15,7 @@ from tidewheel.scheduler.recurrence.instants import at_microsecond, at_second, m
 from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.localise import Stretches
 from tidewheel.scheduler.recurrence.open_days import DAY_SECONDS, OpenDays
+from tidewheel.scheduler.recurrence.zones import FOREVER
 
 MOST_SHIFT_DAYS = 366
 """Days: an occurrence goes no further than to the same season."""
@@ -32,11 +33,13 @@ class Shifts:
         schedule: What says when, on days that are not open too.
         days: Which days are open.
         stretches: How local times become instants.
+        since: What lies at or before it is not shifted.
     """
 
     schedule: Schedule
     days: OpenDays
     stretches: Stretches
+    since: datetime | None = None
 
     def first(self, day: int, after: datetime) -> datetime | None:
         """The first occurrence shifted to that open day, strictly later than an instant."""
@@ -122,9 +125,10 @@ class Shifts:
 
     def _ranges(self, day: int, low: int, high: int) -> Iterator[tuple[int, int, int]]:
         """The instants of a day's wall times in ``[low, high)``: from, until, and what makes them wall times."""
+        floor = -FOREVER * _SECOND if self.since is None else microseconds(self.since) + 1
         for start, end, offset in self.days.pieces(day):
             to_wall = offset * _SECOND - day * _DAY
-            low_at, high_at = max(start * _SECOND, low - to_wall), min(end * _SECOND, high - to_wall)
+            low_at, high_at = max(start * _SECOND, low - to_wall, floor), min(end * _SECOND, high - to_wall)
             if low_at < high_at:
                 yield low_at, high_at, to_wall
 

@@ -49,6 +49,7 @@ class Standing:
         skipped: Instants that people have left out, from the cursor on.
         moved: Nominal instants that fire at another time and have not yet, with that time.
         dropped: Instants that were moved and that the schedule has no more.
+        taken: Nominal instants from the cursor on that were moved and are done with: no calendar leaves them out.
         overridden_until: The last instant that anything was said about.
     """
 
@@ -61,6 +62,7 @@ class Standing:
     skipped: frozenset[datetime] = frozenset()
     moved: Mapping[datetime, datetime] = field(default_factory=dict[datetime, datetime])
     dropped: frozenset[datetime] = frozenset()
+    taken: frozenset[datetime] = frozenset()
     overridden_until: datetime | None = None
 
     @property
@@ -84,7 +86,7 @@ def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()
     """
     schedule = schedule_from_text(timer.schedule, timer.job_id)
     policies = policies_from_text(timer.policy)
-    effective = effective_schedule(schedule, policies, timer.tenant, day_sets)
+    effective = effective_schedule(schedule, policies, timer.tenant, day_sets, since=_since(policies, timer, day_sets))
     if not overrides:
         return Standing(schedule, effective, effective, policies, timer.scheduled_at, timer.catch_up_end)
     waiting = {each.scheduled_at: each.moved_to for each in overrides if each.moved_to is not None and not each.done}
@@ -100,12 +102,23 @@ def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()
         skipped=frozenset(each.scheduled_at for each in overrides if each.moved_to is None),
         moved={at: to for at, to in waiting.items() if at not in dropped},
         dropped=frozenset(dropped),
+        taken=frozenset(each.scheduled_at for each in overrides if each.moved_to is not None and each.done),
         overridden_until=max(each.scheduled_at for each in overrides),
     )
 
 
-def effective_schedule(schedule: Schedule, policies: Policies, tenant: str, day_sets: DaySets) -> Schedule:
-    """The schedule without the days that its calendars exclude; itself where it names none."""
+def effective_schedule(
+    schedule: Schedule, policies: Policies, tenant: str, day_sets: DaySets, *, since: datetime | None = None
+) -> Schedule:
+    """The schedule without the days that its calendars exclude; itself where it names none.
+
+    Args:
+        schedule: The schedule.
+        policies: Which calendars, and whether what they exclude is shifted.
+        tenant: Whose calendars are meant.
+        day_sets: At least those.
+        since: What lies at or before it is shifted no more; None: all of it is, as if these had been the days always.
+    """
     if not policies.calendars:
         return schedule
     return Calendared(
@@ -114,7 +127,14 @@ def effective_schedule(schedule: Schedule, policies: Policies, tenant: str, day_
         tuple(day_sets[tenant, name] for name in policies.include),
         zone_name(schedule),
         policies.shift,
+        since,
     )
+
+
+def _since(policies: Policies, timer: Timer, day_sets: DaySets) -> datetime | None:
+    """Since when both the version and the days that had come are as they are."""
+    changes = [day_sets[timer.tenant, name].since for name in policies.calendars]
+    return max((at for at in (policies.since, *changes) if at is not None), default=None)
 
 
 def zone_name(schedule: Schedule) -> str:

@@ -5,7 +5,7 @@ from tests.transitions.acts import EXECUTOR, about, ask, submit
 from tidewheel.transitions.start import Claim, start_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
-NOBODYS = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox", "pace"}
+NOBODYS = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox"}
 
 
 def test_every_table_belongs_to_a_tenant_but_for_those_that_are_nobodys(shared_database: Database) -> None:

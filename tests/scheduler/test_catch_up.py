@@ -7,7 +7,19 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.scheduler.test_firing import scheduler_of
-from tests.transitions.acts import about, ask, begin, completions, end, ending, open_runs, requests, submit
+from tests.transitions.acts import (
+    about,
+    ask,
+    ask_within,
+    begin,
+    completions,
+    end,
+    ending,
+    open_runs,
+    requests,
+    submission,
+    submit,
+)
 from tidewheel.errors import Unavailable
 from tidewheel.runs import RunState
 
@@ -137,3 +149,15 @@ def test_a_once_that_is_not_to_be_late_is_refused_when_its_time_has_passed(still
         ("job.schedule.once", True)
     ]
     assert still.count("jobs") == 0
+
+
+def test_catching_up_in_one_transaction_holds_up_nobody_elses(still: ClockedDatabase) -> None:
+    """A lock on the pace would, and close a cycle with the timers' locks."""
+    submit(still, "late", schedule="@every 1h")
+    submit(still, "later", schedule="@every 1h")
+    still.advance(3 * HOUR)
+    editing = still.connection()
+    ask_within(editing, still, submission("late", schedule="@every 2h"))
+    assert fire_due(still) == 1
+    editing.commit()
+    assert len({run.publish_at for run in open_runs(still)}) == 2

@@ -6,7 +6,8 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, lifecycle, submit
+from tests.transitions.acts import about, ask, begin, end, ending, lifecycle, open_runs, submit
+from tidewheel.runs import RunState
 from tidewheel.schemas.records import Reply
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -100,3 +101,38 @@ def test_an_edit_leaves_the_pause_and_its_end_alone(ticking: ClockedDatabase) ->
         pass
     assert not paused(ticking)
     assert instants(ticking) == [3.0]
+
+
+@pytest.mark.parametrize("request_kind", ["edit", "resume", "pause"])
+def test_a_request_that_comes_before_firing_finds_the_pause_over(ticking: ClockedDatabase, request_kind: str) -> None:
+    submit(ticking, schedule="@every 1m", overlap="allow_all")
+    pause(ticking, 3)
+    ticking.advance(5 * MINUTE)
+    if request_kind == "edit":
+        submit(ticking, schedule="@every 1m", overlap="allow_all", description="edited")
+    else:
+        ask(ticking, about(f"job.{request_kind}"))
+    while fire_due(ticking):
+        pass
+    assert instants(ticking) == [4.0, 5.0]  # missed at 3.0 by two minutes: misfire, not pause
+    assert ticking.rows("SELECT reason, occurrences FROM skips ORDER BY skip_id") == [("paused", 2), ("misfire", 1)]
+    assert paused(ticking) is (request_kind == "pause")
+
+
+def test_a_fixed_delay_whose_run_is_open_when_its_pause_ends_goes_on_waiting_for_it(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule={"fixed_delay": "60s"})
+    fire_due(ticking)
+    [run] = open_runs(ticking)
+    started = begin(ticking, run.run_id)
+    pause(ticking, 3)
+    ticking.advance(3 * MINUTE)
+    fire_due(ticking)
+    assert ticking.rows("SELECT held FROM timers") == [("run",)]
+    end(ticking, ending(started, RunState.SUCCEEDED))
+    assert ticking.value("SELECT due_at - tidewheel_now() FROM timers") == MINUTE
+
+
+def test_an_end_that_nothing_could_bring_about_is_refused(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="manual")
+    reply = pause(ticking, 3)
+    assert [(error.path, "nothing would end the pause" in error.problem) for error in reply.errors] == [("until", True)]

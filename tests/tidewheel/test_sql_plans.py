@@ -233,7 +233,7 @@ _HOT = {
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
-        lock_run read_run read_timers find_chained resume_jobs share_calendars find_calendar_jobs drop_job_calendars
+        lock_run read_run read_timers read_timer_runs resume_jobs share_calendars find_calendar_jobs drop_job_calendars
         lock_unbegun_of_backfill read_coming_overrides forget_overrides give_up_moves read_wanted_versions
     """,
     "tidewheel.scheduler": """
@@ -302,7 +302,7 @@ def test_a_hot_statement_takes_the_index_that_its_comment_promises(
         assert not taken
 
 
-BY_RUN = ("finish_job_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run")
+BY_RUN = ("finish_job_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run", "read_timer_runs")
 
 
 @pytest.mark.parametrize(("package", "name"), [pair for pair in HOT if pair[1] in BY_RUN])

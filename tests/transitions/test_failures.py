@@ -5,12 +5,13 @@ from datetime import timedelta
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
 from tests.transitions.acts import ask, begun, end, ending, lifecycle, messages, submit
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import encode
-from tidewheel.schemas.records import Request
+from tidewheel.schemas.records import Reply, Request
 from tidewheel.schemas.requests import read_request
 
 
@@ -75,3 +76,44 @@ def test_a_job_without_the_policy_counts_nothing(clocked: ClockedDatabase) -> No
     submit(clocked, overlap="allow_all")
     finish(clocked, RunState.FAILED)
     assert clocked.value("SELECT failures FROM jobs") == 0
+
+
+def apply(database: ClockedDatabase, request: Request) -> Reply:
+    parsed, _ = read_request(encode(request))
+    with database.transaction() as connection:
+        [reply] = apply_requests(connection, database.installation, [Incoming(parsed)])
+    return reply
+
+
+@pytest.mark.parametrize("mended", ["resume", "edit", "without the policy"])
+def test_a_request_that_comes_late_does_not_pause_a_job_that_was_mended(fragile: ClockedDatabase, mended: str) -> None:
+    finish(fragile, *[RunState.FAILED] * 3)
+    [request] = asked(fragile)
+    if mended == "resume":
+        ask(fragile, {"type": "job.pause", "key": "job"}, {"type": "job.resume", "key": "job"})
+    elif mended == "edit":
+        submit(fragile, schedule="@every 2h", overlap="allow_all", pause_on_failure=3)
+    else:
+        submit(fragile, schedule="@every 1h", overlap="allow_all")
+        fragile.execute("UPDATE jobs SET failures = 3")
+    assert apply(fragile, request).unchanged
+    assert not fragile.value("SELECT paused FROM jobs")
+
+
+def test_a_pause_that_somebody_made_is_left_alone(fragile: ClockedDatabase) -> None:
+    finish(fragile, *[RunState.FAILED] * 3)
+    [request] = asked(fragile)
+    until = fragile.now() + timedelta(hours=1)
+    ask(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    assert apply(fragile, request).unchanged
+    assert fragile.value("SELECT paused_until FROM jobs") == until
+
+
+def test_a_pause_that_ends_by_itself_counts_from_none(fragile: ClockedDatabase) -> None:
+    fragile.stop_clock()
+    finish(fragile, *[RunState.FAILED] * 2)
+    until = fragile.now() + timedelta(minutes=1)
+    ask(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    fragile.advance(timedelta(minutes=1))
+    fire_due(fragile)
+    assert fragile.rows("SELECT paused, failures FROM jobs") == [(False, 0)]

@@ -5,7 +5,7 @@ whoever has locked a timer reads days that hold until the transaction ends.
 """
 
 from collections.abc import Collection, Mapping
-from datetime import date
+from datetime import date, datetime
 from functools import lru_cache
 from typing import cast
 
@@ -25,9 +25,13 @@ def read_day_sets(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapp
     rows = connection.execute(_READ_DAY_SETS, columns, binary=True)
     return {
         (str(tenant), str(name)): _shared(
-            DaySet(frozenset(cast("list[date]", days)), frozenset(cast("list[int]", weekdays)))
+            DaySet(
+                frozenset(cast("list[date]", days)),
+                frozenset(cast("list[int]", weekdays)),
+                cast("datetime | None", since),
+            )
         )
-        for tenant, name, days, weekdays in rows
+        for tenant, name, days, weekdays, since in rows
     }
 
 

@@ -23,6 +23,8 @@ _SQL = Statements("tidewheel.transitions")
 _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
 _COUNT_FAILURES = _SQL["count_failures"]
 
+_NAME = "pause-on-failure"
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -63,6 +65,11 @@ def count_failures(connection: Conn, installation: Installation, endings: Iterab
     return asked
 
 
+def is_pause_on_failure(request_id: str | None) -> bool:
+    """Whether a request is one of those that `count_failures` makes."""
+    return request_id is not None and request_id.startswith(f"{_NAME}/")
+
+
 def _streak(endings: Sequence[Ending]) -> tuple[int, bool]:
     """How many failures there are since the last success, and whether there was one."""
     failures = 0
@@ -76,7 +83,7 @@ def _streak(endings: Sequence[Ending]) -> tuple[int, bool]:
 def _pause(installation: Installation, ending: Ending, failures: int) -> OutboxRow:
     request = records.Request(
         type=records.RequestType.JOB_PAUSE,
-        request_id=f"pause-on-failure/{ending.run_id}",
+        request_id=f"{_NAME}/{ending.run_id}",
         tenant=ending.tenant,
         key=ending.job_key,
         reason=f"{failures} failures in a row, the last one run {ending.run_id}; pause_on_failure is {ending.most}",

@@ -343,13 +343,23 @@ UPDATE timers AS t
        ) AS moved (job_id, scheduled_at, due_at, catch_up_end, held, overridden)
  WHERE t.job_id = moved.job_id
 
+-- name: find_open_links
+-- Which of these fixed_delay timers stand at an instant whose run is open.
+-- Index: open_runs_by_job. No lock: such a run is made and ended under its timer's lock, which the caller has.
+SELECT t.job_id
+  FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[]) AS t (job_id, scheduled_at)
+ WHERE EXISTS (SELECT FROM open_runs AS o
+                WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
+
 -- name: take_pace
--- When runs that make up for something may leave: moved on by those of this transaction.
--- Index: pace_pkey. Lock: the one row, until commit; taken only where something is made up for.
-INSERT INTO pace (name, free_at)
-VALUES ('catch_up', %(now)s::timestamptz + %(needed)s::interval)
-    ON CONFLICT (name) DO UPDATE SET free_at = greatest(pace.free_at, %(now)s) + %(needed)s::interval
-RETURNING free_at
+-- When runs that make up for something may leave: moved on by those of this transaction, for good, whatever becomes of it.
+-- Two at the same moment may get the same place: the pace is kept on the whole, not to the microsecond.
+-- No index, no lock that lasts.
+SELECT timestamptz 'epoch' + interval '1 microsecond' * setval(
+        'catch_up_pace',
+        greatest((SELECT last_value FROM catch_up_pace), (extract(epoch FROM %(now)s::timestamptz) * 1000000)::bigint)
+            + %(needed_us)s::bigint
+       )
 
 -- name: read_overrides
 -- What people said about occurrences that are not recorded yet; moved ones until they have fired.
@@ -362,7 +372,7 @@ SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
 -- name: read_day_sets
 -- The days of these calendars.
 -- Index: calendars_pkey. No lock: they are changed under the timers of every job that names them.
-SELECT c.tenant, c.name, c.days, c.weekdays
+SELECT c.tenant, c.name, c.days, c.weekdays, c.since
   FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
   JOIN calendars AS c USING (tenant, name)
 

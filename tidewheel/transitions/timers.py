@@ -28,6 +28,7 @@ from tidewheel.transitions.write import NewRun, RunInputs, write_runs
 _SQL = Statements("tidewheel.transitions")
 _MOVE_TIMERS = _SQL["move_timers"]
 _TAKE_PACE = _SQL["take_pace"]
+_FIND_OPEN_LINKS = _SQL["find_open_links"]
 _MARK_MOVED = _SQL["mark_moved"]
 _UNDO_MOVES = _SQL["undo_moves"]
 _TAKE_BACK_SKIPS = _SQL["take_back_skips"]
@@ -133,6 +134,19 @@ def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> Non
     connection.execute(_MOVE_TIMERS, columns)
 
 
+def open_links(connection: Conn, timers: Sequence[LockedTimer]) -> set[UUID]:
+    """Which of these fixed_delay timers stand at an instant whose run is open: what comes next waits for its end."""
+    chained = [timer for timer in timers if timer.chains]
+    if not chained:
+        return set()
+    columns = {
+        "job_ids": uuids(timer.job_id for timer in chained),
+        "scheduled_at": instants(timer.scheduled_at for timer in chained),
+    }
+    rows = connection.execute(_FIND_OPEN_LINKS, columns, binary=True).fetchall()
+    return {cast("UUID", job) for (job,) in rows}
+
+
 def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
     """Remove the timers of jobs that have nothing to fire any more; who calls has locked them."""
     connection.execute(_DROP_TIMERS, {"job_ids": job_ids})
@@ -208,7 +222,8 @@ def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], 
     if not late:
         return [max(fire.publish_at, now) for fire in fires]
     every = timedelta(seconds=1) / installation.catch_up_rate
-    row = connection.execute(_TAKE_PACE, {"now": now, "needed": every * late}, binary=True).fetchone()
+    columns = {"now": now, "needed_us": every * late // timedelta(microseconds=1)}
+    row = connection.execute(_TAKE_PACE, columns, binary=True).fetchone()
     assert row is not None  # noqa: S101 - it returns what it wrote
     free_at = row[0]
     assert isinstance(free_at, datetime)  # noqa: S101 - the column's type

@@ -236,3 +236,13 @@ def test_excluded_days_are_spans_of_the_ledger_and_are_not_missed() -> None:
     assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
         SkipReason.EXCLUDED, datetime(2026, 3, 7, tzinfo=UTC), monday - HOUR, 48,
     )  # fmt: skip
+
+
+def test_a_rescue_that_fires_only_what_is_long_overdue_records_nothing_of_what_is_not() -> None:
+    schedule = every(1)
+    effective = Calendared(schedule, (DaySet(weekdays=frozenset({0})),), (), "UTC")
+    standing = Standing(schedule, effective, effective, Policies(), START)
+    now = START + 10 * SECOND
+    decision = decide(standing, now=now, horizon=now - 3 * SECOND, misfire_after=MISFIRE_AFTER)
+    assert [fire.at for fire in decision.fires] == [START + n * SECOND for n in range(8)]
+    assert decision.next_at == START + 8 * SECOND
