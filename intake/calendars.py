@@ -50,7 +50,7 @@ _READ_TIMERLESS = _SQL["read_timerless"]
 _REVIVE_JOBS = _SQL["revive_jobs"]
 
 MOST_JOBS = 50_000
-"""Jobs that one change of a calendar reaches: about 0.1 ms each, 0.3 ms where it is overdue, of a transaction's 60 s."""
+"""Jobs that a change of a calendar reaches: about 0.1 ms each, 0.3 ms where it is overdue, of a transaction's 60 s."""
 
 _TICK = timedelta(microseconds=1)
 _TRIES = 3  # a calendar is deleted between two statements of ours

@@ -239,7 +239,7 @@ def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> st
     document: dict[str, object] = dict(policy_document(spec))
     if not job.version or document["on_excluded"] == "skip":
         return canonical(document).decode()
-    was = json.loads(job.policy) if job.exists and job.policy else {}
+    was: dict[str, object] = json.loads(job.policy) if job.exists and job.policy else {}
     same = job.schedule == schedule and all(was.get(name) == document[name] for name in _SHIFTS_BY)
     since = was.get("since") if same else now.isoformat()
     return canonical(document if since is None else document | {"since": since}).decode()
@@ -266,10 +266,10 @@ def _once(schedule: Once, job: JobRow, text: str, place: Place) -> datetime | No
 
 def _chain(schedule: FixedDelay, job: JobRow, every_us: int, place: Place) -> datetime | None:
     """The next instant of a fixed_delay: an edit keeps the end of the last run that it counts from."""
-    was = json.loads(job.schedule) if job.exists and job.schedule else {}
+    was: dict[str, object] = json.loads(job.schedule) if job.exists and job.schedule else {}
     if was.get("kind") != "fixed_delay" or place.left is None:
         return schedule.due(place.now, None)
     if place.chained:
         return place.left  # the instant whose run is open: its end, and start_at, say when the next one comes
-    longer = timedelta(microseconds=every_us - int(was["every_us"]))
+    longer = timedelta(microseconds=every_us - int(str(was["every_us"])))
     return schedule.due(max(place.left + longer, place.now), None)

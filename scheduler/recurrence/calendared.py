@@ -4,7 +4,7 @@ A day is a day on the wall clock of the schedule's zone. Searches jump over stre
 occurrence: a one-second schedule that is closed for a year costs one step.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -42,6 +42,7 @@ class Calendared:
         shift: Whether an occurrence of a day that is not open fires on the next open day, at the same wall time.
         since: When what is open or shifted was last changed: until then an occurrence has fired on its own day, or was
             left out, and is shifted no more.
+        taken: Instants whose outcome is known already, a handful: they are in no excluded span.
 
     >>> from datetime import UTC
     >>> from tidewheel.scheduler.recurrence.schedules import parse_schedule
@@ -57,6 +58,7 @@ class Calendared:
     zone_name: str
     shift: bool = False
     since: datetime | None = None
+    taken: frozenset[datetime] = frozenset()
     _days: OpenDays = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -221,7 +223,7 @@ class Calendared:
 
 
 def excluded_spans(
-    nominal: Schedule, effective: Schedule, start: datetime, end: datetime, *, taken: Collection[datetime] = ()
+    nominal: Schedule, effective: Schedule, start: datetime, end: datetime
 ) -> list[tuple[datetime, datetime, int, bool]]:
     """What calendars leave out of a schedule in ``(start, end]``.
 
@@ -230,7 +232,6 @@ def excluded_spans(
         effective: The same under its calendars; when it has none, nothing is left out.
         start: Where to begin.
         end: Where to end.
-        taken: Instants whose outcome is known already, a handful: they are in no span.
 
     Returns:
         Spans without an occurrence in them: the first instant left out, the last, how many, whether that is exact
@@ -241,14 +242,14 @@ def excluded_spans(
         return spans
     first = effective.excluded_after(start, end)
     while first is not None:
-        if first in taken:
+        if first in effective.taken:
             first = effective.excluded_after(first, end)
             continue
         occurrence = effective.first_until(first, end)
         until = end if occurrence is None else occurrence - _TICK
-        until = min((at - _TICK for at in taken if first < at <= until), default=until)
+        until = min((at - _TICK for at in effective.taken if first < at <= until), default=until)
         if len(spans) == MOST_SPANS - 1:
-            spans.append(_rest(Without(nominal, frozenset(taken)) if taken else nominal, effective, first, end))
+            spans.append(_rest(Without(nominal, effective.taken), effective, first, end))
             return spans
         spans.append((first, nominal.before(until + _TICK) or first, *nominal.count(first - _TICK, until, COUNTED)))
         first = effective.excluded_after(until, end)

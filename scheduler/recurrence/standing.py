@@ -1,7 +1,7 @@
 """Everything a decision needs of one timer, built from its row: for firing, for edits and for previews alike."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 from uuid import UUID
@@ -49,7 +49,6 @@ class Standing:
         skipped: Instants that people have left out, from the cursor on.
         moved: Nominal instants that fire at another time and have not yet, with that time.
         dropped: Instants that were moved and that the schedule has no more.
-        taken: Nominal instants from the cursor on that were moved and are done with: no calendar leaves them out.
         overridden_until: The last instant that anything was said about.
     """
 
@@ -62,7 +61,6 @@ class Standing:
     skipped: frozenset[datetime] = frozenset()
     moved: Mapping[datetime, datetime] = field(default_factory=dict[datetime, datetime])
     dropped: frozenset[datetime] = frozenset()
-    taken: frozenset[datetime] = frozenset()
     overridden_until: datetime | None = None
 
     @property
@@ -89,6 +87,9 @@ def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()
     effective = effective_schedule(schedule, policies, timer.tenant, day_sets, since=_since(policies, timer, day_sets))
     if not overrides:
         return Standing(schedule, effective, effective, policies, timer.scheduled_at, timer.catch_up_end)
+    done = frozenset(each.scheduled_at for each in overrides if each.done)
+    if done and isinstance(effective, Calendared):
+        effective = replace(effective, taken=done)
     waiting = {each.scheduled_at: each.moved_to for each in overrides if each.moved_to is not None and not each.done}
     # What lies behind the cursor was an occurrence when its instant came, whatever the schedule says now.
     dropped = {at for at in waiting if at >= timer.scheduled_at and not is_occurrence(effective, at)}
@@ -102,7 +103,6 @@ def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()
         skipped=frozenset(each.scheduled_at for each in overrides if each.moved_to is None),
         moved={at: to for at, to in waiting.items() if at not in dropped},
         dropped=frozenset(dropped),
-        taken=frozenset(each.scheduled_at for each in overrides if each.moved_to is not None and each.done),
         overridden_until=max(each.scheduled_at for each in overrides),
     )
 

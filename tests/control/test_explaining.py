@@ -193,11 +193,12 @@ def test_an_excluded_day_inside_downtime_is_told_from_what_was_missed(clocked: C
 def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
-    done(clocked, "job.skip", at="2026-03-02T09:00:00Z")
-    done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z")
+    done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
+    done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z", reason="inventory")
     skipped, moved = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T09:00"))
     assert (skipped.outcome, skipped.reason) == (Outcome.COMING_SKIPPED, "by_hand")
-    assert "skipped, by request at 2026-03-02T08:00:00Z" in skipped.words
+    assert "skipped, by request at 2026-03-02T08:00:00Z: closed" in skipped.words
+    assert "moved, by request at 2026-03-02T08:00:00Z: inventory" in moved.words
     assert (moved.outcome, moved.reason, moved.moved_to) == (Outcome.COMING_MOVED, "moved", t("03-03T11:30"))
     there = told(clocked, t("03-03T11:30"))
     assert there.outcome is Outcome.NO_OCCURRENCE
@@ -205,13 +206,16 @@ def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -
     for clock in ("03-02T09:00:01", "03-03T09:00:01"):
         at_clock(clocked, clock)
         fire_all(clocked)
-    assert told(clocked, t("03-02T09:00")).outcome is Outcome.SKIPPED
+    gone = told(clocked, t("03-02T09:00"))
+    assert gone.outcome is Outcome.SKIPPED
+    assert "by request at 2026-03-02T08:00:00Z: closed" in gone.words
     assert told(clocked, t("03-03T09:00")).outcome is Outcome.COMING_MOVED, "its own time has come, not the other"
     at_clock(clocked, "03-03T11:30:10")
     assert told(clocked, t("03-03T09:00")).outcome is Outcome.WAITING
     fire_all(clocked)
     fired = told(clocked, t("03-03T09:00"))
     assert (fired.outcome, fired.reason, fired.moved_to) == (Outcome.FIRED, "moved", t("03-03T11:30"))
+    assert "by request at 2026-03-02T08:00:00Z: inventory" in fired.words
     assert fired.run is not None
     assert fired.run.late == timedelta(seconds=10), "counted from where it was moved to"
 
@@ -241,7 +245,9 @@ def test_the_version_in_force_then_is_the_one_that_counts(clocked: ClockedDataba
     assert (first.version.number, first.version.until) == (1, t("03-03T08:00"))
     assert (second.version.number, second.outcome) == (2, Outcome.FIRED)
     assert first.after == t("03-03T10:00"), "of the version that came next"
-    assert told(clocked, t("03-03T09:00")).outcome is Outcome.NO_OCCURRENCE
+    none = told(clocked, t("03-03T09:00"))
+    assert none.outcome is Outcome.NO_OCCURRENCE
+    assert none.words == "The schedule of version 2 has no occurrence at this instant."
 
 
 def test_before_and_after_a_job_there_is_none(clocked: ClockedDatabase) -> None:

@@ -8,7 +8,8 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.backfills import accept, ask_backfill, asking, move, progress
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, begin, lifecycle, open_runs, submission, submit, succeed
+from tests.transitions.acts import about, ask, ask_within, begin, lifecycle, open_runs, submission, submit, succeed
+from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.backfills import backfills
 from tidewheel.jobs.requests import RequestRefused, parse_request
@@ -252,3 +253,14 @@ def test_the_calendars_of_its_versions_leave_days_out(clocked: ClockedDatabase) 
     path, problem, _ = refused(ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all"))
     assert (path, problem) == ("from", "version 1 names the calendar 'weekend', which is gone")
     assert ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all", versions="current").occurrences == 7
+
+
+def test_it_takes_the_timer_before_the_job_as_everybody_does(hourly: ClockedDatabase) -> None:
+    """Behind whoever has the timer it holds nothing that he may want next."""
+    firing, asked = hourly.connection(), hourly.connection()
+    firing.execute("SELECT FROM timers FOR UPDATE")
+    waiting = in_background(lambda: ask_within(asked, hourly, asking(NOON - 5 * HOUR, NOON), about("job.pause")))
+    until_blocked(hourly, asked)
+    firing.execute("SELECT FROM jobs FOR NO KEY UPDATE NOWAIT")
+    firing.commit()
+    assert [reply.status for reply in waiting.result(10)] == ["accepted"] * 2

@@ -21,7 +21,7 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def refused(database: ClockedDatabase, **job: object) -> list[tuple[str, str]]:
     try:
-        [reply] = ask(database, submission(**job))
+        [reply] = ask(database, submission("job", **job))
     except RequestRefused as error:
         return [(each.path, each.problem) for each in error.errors]
     return [(each.path, each.problem) for each in reply.errors]
@@ -119,7 +119,7 @@ def test_jitter_delays_the_message_and_not_the_instant(still: ClockedDatabase) -
 
 def test_if_version_guards_an_edit(still: ClockedDatabase) -> None:
     def change(if_version: int, **job: object) -> tuple[str, str | None]:
-        [reply] = ask(still, submission(**job) | {"if_version": if_version})
+        [reply] = ask(still, submission("job", **job) | {"if_version": if_version})
         return reply.status.value, reply.code
 
     assert change(3, schedule="@every 1h") == ("rejected", "version_conflict")

@@ -160,3 +160,38 @@ def test_a_place_that_is_not_in_the_topic_is_told_and_left_alone_and_the_other_p
 
 def owners(database: Database) -> int:
     return database.value("SELECT count(DISTINCT owner) FROM intake_offsets")
+
+
+TOO_LONG = """
+CREATE FUNCTION too_long() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF (SELECT count(*) > 3 OR bool_or(key = 'endless') FROM new_rows) THEN
+        PERFORM pg_cancel_backend(pg_backend_pid()), pg_sleep(10);  -- as the limit does
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER too_long AFTER INSERT ON jobs REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION too_long()
+"""
+
+
+def test_a_batch_that_takes_too_long_is_repeated_in_halves_and_one_that_does_so_alone_is_rejected(
+    fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh_database.execute(TOO_LONG)
+    requests = Requests(fresh_database, info.bootstrap)
+    keys = [*(f"k{number}" for number in range(10)), "endless", *(f"l{number}" for number in range(10))]
+    offsets = requests.send(*(submission(key) | {"request_id": key} for key in keys), key=b"k")
+    with caplog.at_level(logging.WARNING, "tidewheel.intake"), requests.running():
+        requests.until_read(offsets[-1])
+    replies = requests.replies(b"k")
+    assert [reply.request_id for reply in replies] == keys
+    assert [reply.request_id for reply in replies if reply.status == "rejected"] == ["endless"]
+    [error] = replies[10].errors
+    assert (error.problem, error.remedy) == (
+        "it takes longer than a transaction may, and was undone",
+        "ask for less in one request",
+    )
+    assert {version for (version,) in fresh_database.rows("SELECT version FROM jobs")} == {1}
+    assert "21 requests took too long" in caplog.text
+    assert fresh_database.count("jobs") == 20

@@ -19,10 +19,11 @@ from tests.intake.minutes import (
     start_minutely,
 )
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import about, ask, ask_within, submit
+from tests.transitions.acts import EXECUTOR, about, ask, ask_within, open_runs, submit, wish
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.scheduler.firing import fire
+from tidewheel.transitions.start import start_runs
 
 AHEAD = 5 * SECOND
 
@@ -218,3 +219,47 @@ def test_skips_moves_and_firings_at_once_leave_every_occurrence_with_one_outcome
     assert all(found[n] >= at for n, at in wanted.items() if at is not None)
     assert by_hand(minutely) == [n for n, at in wanted.items() if at is None]
     assert len(runs(minutely)) == len({nominal for nominal, _ in runs(minutely)})
+
+
+@pytest.mark.parametrize("what", ["skip", "move"])
+def test_an_occurrence_that_begins_while_the_request_waits_is_refused_and_stays_as_it_was(
+    minutely: ClockedDatabase, what: str
+) -> None:
+    """Its instant comes after the request has read the clock; what was taken back beside it fires all the same."""
+    minutely.advance(59 * SECOND)
+    fire_due(minutely, lookahead=65 * SECOND)
+    first = open_runs(minutely)[0]
+    to = {"to": minute(minutely, 9).isoformat()} if what == "move" else {}
+    claiming, changing = minutely.connection(), minutely.connection()
+    claiming.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
+    request = about(f"job.{what}", at=minute(minutely, 1).isoformat(), **to)
+    waiting = in_background(lambda: ask_within(changing, minutely, request))
+    until_blocked(minutely, changing)
+    minutely.advance(SECOND)
+    start_runs(claiming, minutely.installation, [wish(minutely, first.run_id)], executor_id=EXECUTOR)
+    claiming.commit()
+    [reply] = waiting.result(10)
+    changing.commit()
+    assert refusal(reply) == (
+        "at",
+        f"{text(minutely, 1)} has become a run already, which is running",
+        "cancel its run",
+    )
+    assert minutely.count("overrides") == 0
+    live(minutely, 2)
+    assert runs(minutely)[1:] == [(2, 2), (3, 3)]
+    assert by_hand(minutely) == []
+
+
+def test_an_occurrence_whose_run_was_cancelled_ahead_of_its_time_is_refused(minutely: ClockedDatabase) -> None:
+    minutely.advance(57 * SECOND)
+    fire_due(minutely, lookahead=AHEAD)
+    [run] = open_runs(minutely)
+    ask(minutely, {"type": "run.cancel", "run_id": str(run.run_id)})
+    _, problem, remedy = refusal(say(minutely, "skip", 1))
+    assert (problem, remedy) == (
+        f"{text(minutely, 1)} has become a run already, which is cancelled",
+        "trigger the job to run it again",
+    )
+    live(minutely, 1)
+    assert runs(minutely) == [(2, 2)]

@@ -213,3 +213,38 @@ def test_the_same_key_in_two_tenants_is_two_jobs(database: Database) -> None:
     assert UUID(ours.job_id) != UUID(theirs.job_id)
     assert [theirs.tenant, theirs.job_version] == ["acme", 1]
     assert database.count("jobs") == 2
+
+
+@pytest.mark.parametrize("between", [about("job.delete"), submission(schedule="@every 1h")], ids=["deleted", "edited"])
+def test_a_once_whose_instant_has_a_run_already_is_refused(
+    clocked: ClockedDatabase, between: dict[str, object]
+) -> None:
+    """It could never fire: the run of an instant has one id."""
+    now = clocked.stop_clock()
+    once: dict[str, Any] = {"schedule": {"once": now.isoformat()}}
+    submit(clocked, **once)
+    fire_due(clocked)
+    assert submit(clocked, **once).unchanged, "a deploy submits again what it always submits"
+    submit(clocked, **once, description="the same instant")
+    ask(clocked, between)
+    clocked.advance(SECOND)
+    [reply] = ask(clocked, submission(**once))
+    [error] = reply.errors
+    assert (error.path, error.remedy) == ("job.schedule.once", "trigger the job, or write another time")
+    assert "has become a run of this job already" in error.problem
+    submit(clocked, schedule={"once": clocked.now().isoformat()})
+    fire_due(clocked)
+    assert clocked.count("job_runs") == 2
+
+
+def test_a_recurring_job_that_comes_again_goes_on_though_its_past_instants_have_runs(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    every: dict[str, Any] = {"schedule": "@every 1s", "overlap": "allow_all"}
+    submit(clocked, **every)
+    clocked.advance(2 * SECOND)
+    fire_due(clocked)
+    ask(clocked, about("job.delete"))
+    submit(clocked, **every)
+    clocked.advance(SECOND)
+    fire_due(clocked)
+    assert clocked.count("job_runs") == 3

@@ -281,6 +281,17 @@ def test_a_job_that_is_deleted_takes_its_backfills_along(hourly: ClockedDatabase
     assert event.reason == "job_deleted"
 
 
+def test_a_paused_one_is_ended_with_its_job_and_not_before(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, *RANGE)
+    move(hourly, "pause", made, reason="later")
+    look(hourly)
+    assert progress(hourly, made).summary.state == "paused"
+    ask(hourly, about("job.delete"), submission(**HOURLY))
+    look(hourly)
+    summary = progress(hourly, made).summary
+    assert (summary.state, summary.reason, summary.finished_at) == ("cancelled", "job_deleted", NOON)
+
+
 def test_what_cannot_be_made_is_paused_with_the_reason_and_the_others_go_on(hourly: ClockedDatabase) -> None:
     bad, good = accept(hourly, *RANGE), accept(hourly, *RANGE, what="all")
     hourly.execute("UPDATE backfills SET versions = 'current', job_version = 99 WHERE backfill_id = %s", [bad])

@@ -6,7 +6,20 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, about, ask, begin, end, ending, open_runs, requeue, submit, trigger
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    ask,
+    begin,
+    claim,
+    end,
+    ending,
+    open_runs,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+)
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.mend import release_chains
 from tidewheel.transitions.start import Started
@@ -102,6 +115,43 @@ def test_an_edit_between_runs_keeps_the_end_that_it_counts_from(chain: ClockedDa
     assert timer(chain) == (None, 80.0)
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_start_that_is_added_while_the_run_is_open_is_when_the_chain_goes_on(
+    chain: ClockedDatabase, *, paused: bool
+) -> None:
+    started = start(chain)
+    later = chain.now() + 3600 * SECOND
+    if paused:
+        ask(chain, about("job.pause"))
+    submit(chain, schedule={"fixed_delay": "60s"}, start_at=later.isoformat())
+    assert timer(chain) == ("pause" if paused else "run", None)
+    end(chain, ending(started, RunState.SUCCEEDED))
+    if paused:
+        ask(chain, about("job.resume"))
+    chain.advance(2 * MINUTE)
+    fire_due(chain)
+    assert open_runs(chain) == []
+    assert chain.rows("SELECT scheduled_at FROM timers") == [(later,)]
+    chain.stop_clock(later)
+    fire_due(chain)
+    assert [run.scheduled_at for run in open_runs(chain)] == [later]
+
+
+def test_a_run_from_before_a_deletion_is_no_link_of_the_new_chain(chain: ClockedDatabase) -> None:
+    old = start(chain)
+    ask(chain, about("job.delete"))
+    chain.advance(SECOND)
+    submit(chain, schedule={"fixed_delay": "60s"})
+    fire_due(chain)
+    [_, first] = open_runs(chain)
+    assert claim(chain, first.run_id).contested.skipped
+    submit(chain, schedule={"fixed_delay": "60s"}, description="x")
+    assert timer(chain) == (None, 60.0)
+    chain.advance(SECOND)
+    succeed(chain, old)
+    assert timer(chain) == (None, 59.0)
+
+
 def test_another_kind_of_schedule_ends_the_chain(chain: ClockedDatabase) -> None:
     started = start(chain)
     submit(chain, schedule="@every 1h")
@@ -136,3 +186,12 @@ def test_a_chain_that_waits_for_a_run_that_is_gone_is_found_and_mended(chain: Cl
     chain.execute("DELETE FROM open_runs WHERE executor_id = %s", [EXECUTOR])
     assert release_chains(session) == 1
     assert timer(chain) == (None, 0.0)
+
+
+def test_a_chain_that_waits_for_nothing_is_mended_beside_a_run_from_before_a_deletion(chain: ClockedDatabase) -> None:
+    start(chain)
+    ask(chain, about("job.delete"))
+    chain.advance(SECOND)
+    submit(chain, schedule={"fixed_delay": "60s"})
+    chain.execute("UPDATE timers SET held = 'run', due_at = 'infinity'")
+    assert release_chains(chain.session()) == 1

@@ -107,3 +107,21 @@ def test_mending_waits_for_an_edit_under_way_and_then_finds_the_timer_there(stil
     editing.commit()
     assert waiting.result(10) == 0
     assert still.rows("SELECT version, scheduled_at FROM timers") == [(2, still.now() + timedelta(hours=1))]
+
+
+def test_a_timer_given_back_knows_what_was_skipped_and_moved(still: ClockedDatabase) -> None:
+    now = still.now()
+    submit(still, schedule="@every 60s", overlap="allow_all")
+    minute = [now + n * 60 * SECOND for n in range(5)]
+    ask(still, about("job.skip", at=minute[2].isoformat()))
+    ask(still, about("job.move", at=minute[3].isoformat(), to=(now + SECOND).isoformat()))
+    lose_timers(still)
+    assert mend(still) == 1
+    still.advance(SECOND)
+    fire_due(still)
+    assert still.rows("SELECT scheduled_at FROM job_runs") == [(minute[3],)]
+    for _ in range(4):
+        still.advance(60 * SECOND)
+        fire_due(still)
+    assert still.rows("SELECT scheduled_at FROM job_runs ORDER BY 1") == [(minute[n],) for n in (1, 3, 4)]
+    assert still.rows("SELECT reason, first_at FROM skips") == [("by_hand", minute[2])]

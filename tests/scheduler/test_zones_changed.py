@@ -164,6 +164,45 @@ def test_an_occurrence_that_was_skipped_by_hand_stays_so(noon: ClockedDatabase, 
     assert noon.value("SELECT count(*) FROM overrides") == 1
 
 
+@pytest.mark.parametrize("cron", ["0 8 * * *", ["30 * * * *", "0 8 * * *"]], ids=["all moved", "the next one stays"])
+def test_a_move_of_what_is_no_occurrence_any_more_is_forgotten(
+    noon: ClockedDatabase, folder: Path, cron: object
+) -> None:
+    """As at an edit: behind the timer it would count as one that was."""
+    submit(noon, schedule={"cron": cron, "timezone": "Europe/Berlin"}, overlap="allow_all")
+    at = NOON + 43 * HOUR
+    [reply] = ask(noon, about("job.move", at=at.isoformat(), to=(at + HOUR / 4).isoformat()))
+    assert reply.status == "accepted"
+    with tzdata(folder):
+        look(noon)
+        assert noon.count("overrides") == 0
+        look(noon)
+    assert len(retimed(noon)) == 1
+
+
+def test_what_was_left_out_ahead_of_its_time_and_is_taken_back_is_recorded_again(
+    noon: ClockedDatabase, folder: Path
+) -> None:
+    """A day that is excluded ends at half past six by the old rules, and ended at six by the new ones."""
+    second = timedelta(seconds=1)
+    end = NOON + 6.5 * HOUR
+    noon.stop_clock(end - 20 * second)
+    ask(noon, {"type": "calendar.put", "name": "closed", "days": ["2026-11-20"]})
+    submit(noon, **EACH_SECOND, exclude_calendars=["closed"])
+    noon.stop_clock(end - 5 * second)
+    fire_due(noon, lookahead=5 * second)
+    noon.stop_clock(end - 3 * second)
+    with tzdata(folder):
+        look(noon)
+        for n in range(-3, 4):
+            noon.stop_clock(end + n * second)
+            fire_due(noon)
+    assert len(retimed(noon)) == 1
+    [(first, last, occurrences)] = noon.rows("SELECT first_at, last_at, occurrences FROM skips")
+    assert (first, last, occurrences) == (end - 19 * second, end - 5 * second, 15)
+    assert [run.scheduled_at for run in open_runs(noon)] == [end + n * second for n in range(-4, 4)]
+
+
 def test_what_has_come_due_already_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **DAILY)
     noon.stop_clock(NOON + 20 * HOUR)

@@ -1,6 +1,7 @@
 """Schedules under calendars, against a filter that looks at every instant and every day by itself."""
 
 import time
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain, pairwise
 from random import Random
@@ -76,13 +77,13 @@ class Case:
             if is_open(found.astimezone(local).date(), self.exclude, self.include)
         ]
 
-    def shifted(self) -> set[datetime]:
-        """Minute by minute on the wall clock: what excluded instants of the window become."""
+    def shifted(self, since: datetime | None = None) -> set[datetime]:
+        """Minute by minute on the wall clock: what excluded instants of the window (later than `since`) become."""
         readings = wall_clock(self.zone_name, self.start - DAY, self.end, timedelta(minutes=1))
         there = {reading.local.date() for reading in readings}
         wanted: set[datetime] = set()
         local = pinned_zone(self.zone_name)
-        for found in self.nominal.between(self.start - DAY, self.end):
+        for found in self.nominal.between(since or self.start - DAY, self.end):
             wall = found.astimezone(local).replace(tzinfo=None)
             day = wall.date()
             if is_open(day, self.exclude, self.include):
@@ -119,6 +120,21 @@ def test_a_shifted_occurrence_keeps_its_wall_time_on_the_next_open_day(case: Cas
     naive = {*case.kept(since), *case.shifted()}
     expected = sorted(found for found in naive if since < found <= case.end)
     assert list(case.under_calendars(shift=True).between(since, case.end)) == expected
+
+
+@settings(max_examples=60, deadline=None)  # each looks at 26,000 minutes
+@given(cases, st.integers(0, 4 * 86_400))
+def test_what_lies_before_a_change_is_shifted_no_more(case: Case, later: int) -> None:
+    since = case.middle - 2 * DAY + timedelta(seconds=later)
+    expected = sorted({found for found in {*case.kept(case.start), *case.shifted(since)} if found > case.start})
+    schedule = replace(case.under_calendars(shift=True), since=since)
+    assert [found for found in schedule.between(case.start, case.end) if found <= case.end] == expected
+    back: list[datetime] = []
+    found = schedule.before(case.end + TICK)
+    while found is not None and found > case.start:
+        back.append(found)
+        found = schedule.before(found)
+    assert back[::-1] == expected
 
 
 @settings(deadline=None)  # some are every minute of eighteen days
@@ -240,6 +256,16 @@ def test_many_spans_end_in_one_that_says_it_is_not_exact() -> None:
     first, last, occurrences, exact = spans[-1]
     assert (first, last, exact) == (spans[-2][1] + 6 * DAY, at("2019-12-29T09:00:00Z"), False)
     assert sum(span[2] for span in spans[:-1]) + occurrences == 2 * 1044
+
+
+def test_what_is_known_already_is_in_no_excluded_span() -> None:
+    daily = cron("0 9 * * *")
+    taken = frozenset(at(f"2026-11-{day}T09:00:00Z") for day in (20, 22, 25, 26))
+    closed = days(*(f"2026-11-{day}" for day in range(20, 26)))
+    schedule = Calendared(daily, (closed,), (), "UTC", taken=taken)
+    spans = excluded_spans(daily, schedule, at("2026-11-19T12:00:00Z"), at("2026-12-01T00:00:00Z"))
+    saturday, monday, tuesday = (at(f"2026-11-{day}T09:00:00Z") for day in (21, 23, 24))
+    assert spans == [(saturday, saturday, 1, True), (monday, tuesday, 2, True)]
 
 
 def test_a_schedule_without_calendars_has_no_excluded_spans() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.occurrences import DaySet, Decision, Held, SkipReason
+from tidewheel.occurrences import DaySet, Decision, Held, Skip, SkipReason
 from tidewheel.scheduler.recurrence.calendared import Calendared
 from tidewheel.scheduler.recurrence.due import (
     COUNTED,
@@ -145,7 +145,8 @@ def test_every_instant_up_to_now_is_fired_or_skipped_exactly_once(
 ) -> None:
     schedule = every(seconds)
     standing = at_start(schedule, Policies(catch_up=policy, window=window * SECOND))
-    elapsed, fired, skips = 0, 0, []
+    elapsed, fired = 0, 0
+    skips: list[Skip] = []
     for more in [late, *steps]:
         elapsed += more
         decisions, standing = all_of(standing, elapsed * SECOND)

@@ -1,0 +1,163 @@
+"""A change of a calendar, or of what a job does with it, while occurrences are on their way: each has one outcome."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, submit
+from tidewheel.intake import calendars
+from tidewheel.schemas.records import Reply
+
+SECOND = timedelta(seconds=1)
+FRIDAY_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+SATURDAYS: dict[str, Any] = {
+    "schedule": {"cron": "0 9 * * SAT"},
+    "overlap": "allow_all",
+    "on_excluded": "next_business_day",
+}
+ONCE = SATURDAYS | {"schedule": {"once": "2026-11-21T09:00:00Z"}}
+
+
+def put(database: ClockedDatabase, *days: str) -> Reply:
+    [reply] = ask(database, {"type": "calendar.put", "name": "holidays", "days": list(days)})
+    return reply
+
+
+def fired(database: ClockedDatabase) -> list[datetime]:
+    return [at for (at,) in database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")]
+
+
+def excluded(database: ClockedDatabase) -> list[datetime]:
+    return [at for (at,) in database.rows("SELECT first_at FROM skips WHERE reason = 'excluded' ORDER BY first_at")]
+
+
+def go_to(database: ClockedDatabase, day: int, hour: int = 9) -> None:
+    database.stop_clock(november(day, hour))
+    fire_due(database)
+
+
+def november(day: int, hour: int = 9) -> datetime:
+    return datetime(2026, 11, day, hour, tzinfo=UTC)
+
+
+@pytest.fixture
+def friday(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A clock that stands at noon of Friday, 20 November 2026."""
+    clocked.stop_clock(FRIDAY_NOON)
+    return clocked
+
+
+def test_what_comes_while_a_put_is_under_way_fires_by_the_new_days(friday: ClockedDatabase) -> None:
+    """Settling thousands of jobs takes seconds; the clock goes on between the old days and the new ones."""
+    put(friday, "2020-01-01")
+    submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
+    friday.advance(2 * SECOND)
+    friday.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN UPDATE test_clock SET ahead = ahead + interval ''3 s''; RETURN new; END'"
+    )
+    friday.execute("CREATE TRIGGER slow BEFORE UPDATE ON calendars FOR EACH ROW EXECUTE FUNCTION slow()")
+    try:
+        put(friday, "2020-01-02")
+    finally:
+        friday.execute("DROP FUNCTION slow CASCADE")
+    fire_due(friday)
+    assert fired(friday) == [FRIDAY_NOON + n * SECOND for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("job", [SATURDAYS, ONCE], ids=["weekly", "once"])
+def test_what_has_fired_is_not_shifted_when_a_put_excludes_its_day(
+    friday: ClockedDatabase, job: dict[str, Any]
+) -> None:
+    put(friday, "2020-01-01")
+    submit(friday, **job, exclude_calendars=["holidays"])
+    go_to(friday, 21)
+    friday.stop_clock(november(22))
+    put(friday, "2026-11-21", "2026-11-22")
+    go_to(friday, 23)
+    assert (fired(friday), excluded(friday)) == ([november(21)], [])
+
+
+def test_what_has_fired_is_not_shifted_when_its_target_is_excluded(friday: ClockedDatabase) -> None:
+    put(friday, "2026-11-21")
+    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    go_to(friday, 22)
+    friday.stop_clock(november(22, 10))
+    put(friday, "2026-11-21", "2026-11-22")
+    go_to(friday, 23)
+    assert (fired(friday), excluded(friday)) == ([november(22)], [november(21)])
+
+
+@pytest.mark.parametrize("job", [SATURDAYS, ONCE], ids=["weekly", "once"])
+def test_what_has_fired_is_not_shifted_when_an_edit_names_a_calendar(
+    friday: ClockedDatabase, job: dict[str, Any]
+) -> None:
+    put(friday, "2026-11-21", "2026-11-22")
+    submit(friday, **job)
+    go_to(friday, 21)
+    friday.stop_clock(november(22))
+    submit(friday, **job, exclude_calendars=["holidays"])
+    submit(friday, **job, exclude_calendars=["holidays"], description="an edit that leaves the days alone")
+    go_to(friday, 23)
+    assert (fired(friday), excluded(friday)) == ([november(21)], [])
+
+
+def test_what_was_left_out_stays_so_when_a_put_opens_its_day_before_it_has_fired(friday: ClockedDatabase) -> None:
+    put(friday, "2026-11-21", "2026-11-22")
+    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    go_to(friday, 22)
+    put(friday, "2026-11-22")
+    go_to(friday, 23)
+    go_to(friday, 28)
+    assert (fired(friday), excluded(friday)) == ([november(28)], [november(21)])
+
+
+def test_a_put_of_coming_days_leaves_what_is_shifted_on_its_way(friday: ClockedDatabase) -> None:
+    put(friday, "2026-11-21", "2026-11-22")
+    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    friday.stop_clock(november(21, 12))
+    put(friday, "2026-11-21", "2026-11-22", "2026-11-23", "2026-12-25")
+    for day in (22, 23, 24):
+        go_to(friday, day)
+    assert (fired(friday), excluded(friday)) == ([november(24)], [november(21)])
+
+
+def test_an_edit_that_leaves_the_days_alone_leaves_what_is_shifted_on_its_way(friday: ClockedDatabase) -> None:
+    put(friday, "2026-11-21", "2026-11-22")
+    submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
+    friday.stop_clock(november(22))
+    submit(friday, **SATURDAYS, exclude_calendars=["holidays"], description="new words")
+    go_to(friday, 23)
+    assert (fired(friday), excluded(friday)) == ([november(23)], [november(21)])
+
+
+def test_what_was_moved_and_has_fired_is_not_recorded_as_excluded_when_a_put_excludes_its_day(
+    friday: ClockedDatabase,
+) -> None:
+    put(friday, "2020-01-01")
+    submit(friday, schedule="0 9 * * *", overlap="allow_all", exclude_calendars=["holidays"])
+    [moved] = ask(friday, about("job.move", at=november(22).isoformat(), to=november(20, 15).isoformat()))
+    assert moved.status == "accepted"
+    go_to(friday, 20, 15)
+    put(friday, "2026-11-21", "2026-11-22", "2026-11-23")
+    go_to(friday, 24)
+    assert (fired(friday), excluded(friday)) == ([november(22), november(24)], [november(21), november(23)])
+
+
+def test_a_put_that_reaches_too_many_jobs_is_refused_with_their_number(
+    friday: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calendars, "MOST_JOBS", 2)
+    put(friday, "2027-01-01")
+    for key in "abc":
+        submit(friday, key, schedule="0 9 * * *", exclude_calendars=["holidays"])
+    reply = put(friday, "2026-11-21")
+    [error] = reply.errors
+    assert (reply.status, error.path) == ("rejected", "name")
+    assert error.problem.startswith("3 jobs name this calendar")
+    assert "second name" in error.remedy
+    submit(friday, "c", schedule="0 9 * * *")
+    assert put(friday, "2026-11-21").status == "accepted"
