@@ -19,7 +19,7 @@ from psycopg.rows import class_row
 from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
 from tidewheel.intake.incoming import Incoming, accepted, rejected
-from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id, settle
+from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id, read_now, settle
 from tidewheel.intake.timers import TimerToPut, put_timers
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut
 from tidewheel.jobs.spec import JobSpec
@@ -142,15 +142,16 @@ def _put(connection: Conn, installation: Installation, incoming: Incoming) -> Re
     }
     jobs = _jobs_of(connection, incoming.tenant, request.name) if row.version and row.days != wanted else []
     if not jobs:
+        columns["since"] = _since(row, wanted, read_now(connection))
         connection.execute(_UPDATE_CALENDAR, columns)
         return accepted(incoming)
     if len(jobs) > MOST_JOBS:
         return rejected(incoming, _too_many(len(jobs)))
     locked = lock_jobs_by_id(connection, installation, jobs)
     standing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
-    settle(connection, installation, locked, standing_jobs, pauses_go_on=True)
-    since = locked.now if _changes_the_past(row.days, wanted, locked.now) else None
-    connection.execute(_UPDATE_CALENDAR, columns | {"since": since})
+    settle(connection, installation, locked, standing_jobs, pauses_go_on=standing_jobs)
+    columns["since"] = _since(row, wanted, locked.now)
+    connection.execute(_UPDATE_CALENDAR, columns)
     _set_anew(connection, installation, locked)
     return accepted(incoming)
 
@@ -161,11 +162,11 @@ def _too_many(jobs: int) -> InvalidInput:
     return InvalidInput([FieldError("name", problem, remedy)])
 
 
-def _changes_the_past(were: DaySet, wanted: DaySet, now: datetime) -> bool:
-    """Whether days change that have come in some zone, and from which an occurrence could be shifted still."""
+def _since(row: _Row, wanted: DaySet, now: datetime) -> datetime | None:
+    """Now, if days change that have come in some zone, and from which an occurrence could be shifted still."""
     latest = now.astimezone(UTC).date() + timedelta(days=1)
     days = (latest - timedelta(days=number) for number in range(MOST_SHIFT_DAYS + 3))
-    return any((day in were) != (day in wanted) for day in days)
+    return now if row.version and any((day in row.days) != (day in wanted) for day in days) else None
 
 
 def _delete(connection: Conn, incoming: Incoming) -> Reply:

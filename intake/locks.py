@@ -149,7 +149,7 @@ def settle(
     locked: Locked,
     job_ids: Sequence[UUID],
     *,
-    pauses_go_on: bool = False,
+    pauses_go_on: Collection[UUID] = (),
     given_up: Collection[UUID] = (),
 ) -> dict[UUID, datetime]:
     """Take back what is still ahead of these jobs, and fire what is overdue by the version in force.
@@ -161,7 +161,8 @@ def settle(
         installation: Shards and topics.
         locked: The jobs.
         job_ids: Which of them.
-        pauses_go_on: Whether what pauses have passed over so far is left to their end; else it is recorded now.
+        pauses_go_on: Paused jobs of which what the pause has passed over so far is left to its end; of others it is
+            recorded now, before the version that says what it was is replaced.
         given_up: Paused jobs whose `once` will not fire any more, if its instant has come.
 
     Returns:
@@ -172,10 +173,8 @@ def settle(
     timers = [_opened(locked.timers[job], opened.get(job)) for job in job_ids if job in locked.timers]
     following = opened | {timer.job_id: timer.scheduled_at for timer in timers}
     due = [timer for timer in timers if _is_due(timer, locked.now)]
-    if not pauses_go_on:
-        # What a pause has passed over so far is written down before the version that says what it was is replaced.
-        paused = [timer for timer in due if timer.held == Held.PAUSE]
-        _pass_by(connection, installation, paused, now=locked.now, given_up=given_up)
+    paused = [timer for timer in due if timer.held == Held.PAUSE and timer.job_id not in pauses_go_on]
+    _pass_by(connection, installation, paused, now=locked.now, given_up=given_up)
     overdue = [timer for timer in due if timer.held is None]
     while overdue:
         circumstances = read_circumstances(connection, overdue)

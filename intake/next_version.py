@@ -40,12 +40,14 @@ class Place:
         left: The first instant that the version in force had still to fire; None where it has none.
         settled: Whether what was overdue has just used its timer up.
         chained: Whether the run that its timer stands at is open.
+        goes_on: Whether it is paused, and its pause goes on as it was: `left` stays its cursor.
     """
 
     now: datetime
     left: datetime | None
     settled: bool
     chained: bool
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,11 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     held = Held.PAUSE if paused else None
     schedule = schedule_from_text(text, job.job_id)
     where = standing(_Row(job, text, policy, place.now), day_sets)
-    if isinstance(schedule, Once):
+    next_at: datetime | None
+    due_at: datetime | None
+    if place.goes_on and place.left is not None:
+        next_at = due_at = place.left
+    elif isinstance(schedule, Once):
         next_at = due_at = _once(schedule, job, text, place)
     elif isinstance(schedule, FixedDelay):
         next_at = due_at = _chain(schedule, job, every_us or 0, place)
@@ -132,6 +138,18 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
         held=held,
         effective=where.effective,
     )
+
+
+def fires_alike(spec: JobSpec, job: JobRow, now: datetime) -> bool:
+    """Whether a new version of a job fires as the one in force does: only other fields are edited.
+
+    Raises:
+        ScheduleRefused: The spec's schedule cannot be read.
+    """
+    if not job.exists:
+        return False
+    text = schedule_text(spec, job, _anchor(spec, job, now) or now, first=job.created_at)
+    return text == job.schedule and _policy_text(spec, job, text, now) == job.policy
 
 
 def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets) -> None:

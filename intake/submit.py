@@ -26,6 +26,7 @@ from tidewheel.intake.next_version import (
     Place,
     ensure_not_fired,
     ensure_worth_it,
+    fires_alike,
     next_version,
     once_at,
     once_text,
@@ -169,11 +170,13 @@ def _refusal(
 def _versions(
     connection: Conn, installation: Installation, changed: Sequence[_Submission], locked: Locked, day_sets: DaySets
 ) -> dict[UUID, NextVersion]:
+    going_on = {s.job_id for s in changed if fires_alike(s.spec, locked.jobs[s.job_id], locked.now)}
     left = settle(
         connection,
         installation,
         locked,
         [s.job_id for s in changed if locked.jobs[s.job_id].version],
+        pauses_go_on=going_on,
         given_up=[s.job_id for s in changed if locked.jobs[s.job_id].schedule != once_text(s.spec)],
     )
     waiting = open_links(connection, [locked.timers[s.job_id] for s in changed if s.job_id in locked.timers])
@@ -186,6 +189,7 @@ def _versions(
                 left=left.get(s.job_id),
                 settled=s.job_id in locked.timers and s.job_id not in left,
                 chained=s.job_id in waiting,
+                goes_on=s.job_id in going_on and locked.jobs[s.job_id].paused,
             ),
             day_sets,
         )

@@ -200,3 +200,16 @@ def test_a_manual_job_can_be_paused_and_resumed(clocked: ClockedDatabase) -> Non
     submit(clocked)
     assert (pause(clocked).unchanged, resume(clocked).unchanged) == (False, False)
     assert clocked.count("timers") == 0
+
+
+def test_an_edit_that_leaves_the_schedule_alone_leaves_the_pause_to_on_resume(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    submit(clocked, schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
+    pause(clocked)
+    clocked.advance(5 * SECOND)
+    submit(clocked, schedule="@every 1s", overlap="allow_all", on_resume="fire_all", description="edited")
+    resume(clocked)
+    while fire_due(clocked):
+        pass
+    assert instants(clocked) == [1, 2, 3, 4, 5]
+    assert skips(clocked) == []

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from typing import LiteralString, cast
 
 from tests.fixtures.database import ClockedDatabase
@@ -29,6 +30,7 @@ EARLIER = timedelta(days=4)  # a shifted occurrence's own day may lie before the
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
 _TICK = timedelta(microseconds=1)
+_EVER = datetime(1900, 1, 1, tzinfo=UTC)
 
 SCHEDULES: tuple[dict[str, object], ...] = (
     {"interval": "1s"},
@@ -291,11 +293,7 @@ class History:
 
     def closed(self, job: Job, at: datetime, known: datetime, zone: str) -> bool:
         """Whether an instant is on a day that was closed by what was known when another was decided."""
-        place = bisect_left([at for at, _, _ in self.days], known)  # how many had come before it
-        for pause in job.pauses:
-            if pause.since < known and (pause.until is None or known <= pause.until):
-                place = pause.calendars if pause.until is not None else len(self.days)
-        _, days, weekdays = self.days[max(place - 1, 0)]
+        _, days, weekdays = self.days[max(self._known(job, known) - 1, 0)]
         day = at.astimezone(pinned_zone(zone)).date()
         return day in days or day.isoweekday() % 7 in weekdays
 
@@ -316,13 +314,48 @@ class History:
 
     def _shifted(self, job: Job, version: Version, after: datetime, until: datetime) -> Iterator[datetime]:
         """Where closed days' occurrences go: the same time on the next open day, by what is known when that comes."""
+        begun = _begun(job, version)
         for at in nominal(version, after - EARLIER, until):
             for ahead in range(1, 5):
                 to = at + ahead * _DAY
+                if at <= max(begun, _past_changed(tuple(self.days[: self._known(job, to)]))):
+                    continue
                 closed = [self.closed(job, at + days * _DAY, to, "UTC") for days in range(ahead + 1)]
                 if all(closed[:-1]) and not closed[-1]:
                     yield to
                     break
+
+    def _known(self, job: Job, known: datetime) -> int:
+        """How many changes of the calendar had come when an instant was decided."""
+        place = bisect_left([at for at, _, _ in self.days], known)
+        for pause in job.pauses:
+            if pause.since < known and (pause.until is None or known <= pause.until):
+                place = pause.calendars if pause.until is not None else len(self.days)
+        return place
+
+
+@lru_cache(maxsize=1024)
+def _past_changed(calendars: tuple[tuple[datetime, frozenset[date], frozenset[int]], ...]) -> datetime:
+    """The last of these changes of the calendar that concerned days which had come."""
+    for (_, *before), (at, *after) in reversed(list(pairwise(calendars))):
+        days = [at.date() + number * _DAY for number in range(-366, 2)]
+        were, are = ([day in some or day.isoweekday() % 7 in week for day in days] for some, week in (before, after))
+        if were != are:
+            return at
+    return _EVER
+
+
+def _begun(job: Job, version: Version) -> datetime:
+    """When the first of the versions began that say the same of days, one after another."""
+    number = job.versions.index(version)
+    while number and _of_days(job.versions[number - 1]) == _of_days(version):
+        number -= 1
+    return job.versions[number].since if number else _EVER
+
+
+def _of_days(version: Version) -> tuple[object, ...]:
+    names = ("schedule", "start_at", "end_at", "max_runs", "exclude_calendars", "on_excluded")
+    return version.anchor, version.first, *(version.spec.get(name) for name in names)
 
 
 def nominal(version: Version, after: datetime, until: datetime) -> list[datetime]:
