@@ -9,7 +9,8 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client import FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, Client, Job, Run
+from tidewheel.control.answered import Job, Run
+from tidewheel.control.client import FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, Client
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState

@@ -7,15 +7,15 @@ import logging
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.answered import Backfilled, Job, Run, backfilled_of, job_of
 from tidewheel.control.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
 from tidewheel.control.enqueue import raise_if_rejected, trigger_document
 from tidewheel.control.explaining import explain
@@ -25,12 +25,12 @@ from tidewheel.control.upcoming import Upcoming, upcoming
 from tidewheel.control.versions import Change, Version, diff, versions
 from tidewheel.db import CommitUnknown, Conn, Session
 from tidewheel.errors import Unavailable, UnknownRun
-from tidewheel.ids import JobId, RunId
+from tidewheel.ids import RunId
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
 from tidewheel.jobs.requests import parse_request
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.runs import FINAL, RunState
+from tidewheel.runs import RunState
 from tidewheel.schemas.records import Reply
 from tidewheel.settings import Connections
 from tidewheel.sql import Statements
@@ -47,76 +47,6 @@ FIRST_LOOK_SECONDS = 0.02
 LONGEST_LOOK_SECONDS = 0.5
 _TRIES = 5
 _MAKES_RUNS = ("job.trigger", "job.backfill")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job after a request.
-
-    Args:
-        job_id: Derived from tenant and key.
-        version: The current version.
-        unchanged: Whether the request changed nothing.
-        next_run_at: The next occurrence, if there is one and the job is not paused.
-    """
-
-    job_id: JobId
-    version: int
-    unchanged: bool
-    next_run_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Backfilled:
-    """A backfill after a request.
-
-    Args:
-        backfill_id: Its id; None after a dry run, which makes none.
-        occurrences: How many of its range are to be run; None where the request was not about that.
-        unchanged: Whether the request changed nothing.
-        status: The state it is in; None where it was only made.
-    """
-
-    backfill_id: UUID | None
-    occurrences: int | None
-    unchanged: bool
-    status: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run as it stands.
-
-    Args:
-        run_id: Its id.
-        job_id: Its job.
-        state: Where it stands; terminal when in `tidewheel.runs.FINAL`.
-        attempt: The last attempt begun; 0 before the first.
-        scheduled_at: The nominal instant.
-        started_at: When the last attempt began.
-        finished_at: When it ended.
-        reason: Why skipped or cancelled, or which timeout struck.
-        error_type: The last error's type.
-        error_message: What it said.
-        result: What the handler returned, as JSON text.
-    """
-
-    run_id: UUID
-    job_id: UUID
-    state: str
-    attempt: int
-    scheduled_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    reason: str | None
-    error_type: str | None
-    error_message: str | None
-    result: bytes | None
-
-    @property
-    def final(self) -> bool:
-        """Whether it will never change again."""
-        return RunState(self.state) in FINAL
 
 
 class Client:
@@ -162,7 +92,7 @@ class Client:
         # A spec goes in as it is: written out, its payload and jitter would not be read as what they were.
         given = job if isinstance(job, JobSpec) else dict(job)
         document = {"type": "job.submit", "job": given, "if_version": if_version}
-        return _job(self._ask(_without_none(document), request_id))
+        return job_of(self._ask(_without_none(document), request_id))
 
     def trigger(
         self,
@@ -254,7 +184,7 @@ class Client:
             "type": "job.backfill", "key": key, "from": from_at, "to": to_at, "what": what, "versions": versions,
             "overlap": overlap, "max_concurrent": max_concurrent, "order": order, "dry_run": dry_run, "reason": reason,
         }  # fmt: skip
-        return _backfilled(self._ask(_without_none(document), request_id))
+        return backfilled_of(self._ask(_without_none(document), request_id))
 
     def pause_backfill(self, backfill_id: UUID, *, reason: str | None = None) -> Backfilled:
         """Make no further run of a backfill until it is resumed."""
@@ -416,11 +346,11 @@ class Client:
             yield connection
 
     def _about_job(self, kind: str, key: str, **fields: object) -> Job:
-        return _job(self._ask(_without_none({"type": kind, "key": key, **fields})))
+        return job_of(self._ask(_without_none({"type": kind, "key": key, **fields})))
 
     def _about_backfill(self, kind: str, backfill_id: UUID, reason: str | None) -> Backfilled:
         document = {"type": kind, "backfill_id": str(backfill_id), "reason": reason}
-        return _backfilled(self._ask(_without_none(document)))
+        return backfilled_of(self._ask(_without_none(document)))
 
     def _ask(self, document: dict[str, object], request_id: str | None = None) -> Reply:
         document = {**document, "tenant": self._tenant}
@@ -448,15 +378,6 @@ class Client:
     def _apply_once(self, incoming: Incoming) -> Reply:
         with self._session.transaction() as connection:
             return apply_requests(connection, self._installation, [incoming])[0]
-
-
-def _job(reply: Reply) -> Job:
-    return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
-
-
-def _backfilled(reply: Reply) -> Backfilled:
-    made = UUID(reply.backfill_id) if reply.backfill_id else None
-    return Backfilled(made, reply.occurrences, reply.unchanged, reply.backfill_status)
 
 
 def _without_none(document: Mapping[str, object]) -> dict[str, object]:

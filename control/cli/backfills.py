@@ -7,11 +7,11 @@ from uuid import UUID
 import typer
 
 from tidewheel.control import backfills as read
+from tidewheel.control.answered import Backfilled
 from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json
 from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking, reading
 from tidewheel.control.cli.instants import Tz, beside, read_instant
 from tidewheel.control.cli.jobs import Reason
-from tidewheel.control.client import Backfilled
 from tidewheel.jobs.strict_json import as_object
 
 BackfillId = Annotated[UUID, typer.Argument(metavar="ID", help="The backfill, by the id it was answered with.")]

@@ -19,7 +19,8 @@ from tests.fixtures.oracle import read_effects
 from tests.fixtures.reader import Seen, TopicReader
 from tests.fixtures.services import Fleet
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client import Client, Job
+from tidewheel.control.answered import Job
+from tidewheel.control.client import Client
 from tidewheel.errors import InvalidInput, TidewheelError
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.timestamps import format_timestamp
