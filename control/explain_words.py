@@ -13,6 +13,7 @@ from tidewheel.scheduler.recurrence.due import MOST_MADE_UP
 from tidewheel.scheduler.recurrence.policies import CatchUp
 
 _MILLISECOND = timedelta(milliseconds=1)
+_WHY_LATE = "(downtime, a pause, or a time that had passed when it was submitted)"
 
 
 def instant(at: datetime) -> str:
@@ -35,9 +36,8 @@ def fired(asked: Asked, run: RunFacts) -> str:
     late = ""
     if run.late is not None and run.late > timedelta(seconds=1):
         late = f", {length(run.late)} late"
-    if run.made_up:
-        late += ": it had been missed, and was made up for"
-    return f"It fired{late}. {_stands(asked, run)}"
+    words = f"It did not fire in time {_WHY_LATE} and was made up for{late}" if run.made_up else f"It fired{late}"
+    return f"{words}. {_stands(asked, run)}"
 
 
 def _stands(asked: Asked, run: RunFacts) -> str:
@@ -109,11 +109,7 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
                 "A backfill runs the others."
             )
         case SkipReason.PAUSED:
-            policy = f" on_resume is {saying.policies.on_resume}:" if saying else ""
-            words = (
-                f"The job was paused{among}.{policy} it was passed over when the pause ended, or the job was changed "
-                f"in it, at {instant(span.made_at)}. A backfill runs what a pause has left out."
-            )
+            words = _passed_over_in_pause(asked, span, saying)
         case SkipReason.EXCLUDED:
             words = excluded(saying, asked)
         case SkipReason.BY_HAND:
@@ -123,6 +119,25 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
         case SkipReason.OVERLAP:
             words = f"Another run of the job had the turn{among}."
     return words
+
+
+def _passed_over_in_pause(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
+    fell, said = "It fell into a pause", asked.about_it
+    if said is not None and said.moved_to is not None:
+        fell = f"It was moved to {instant(said.moved_to)}, {said_by(said)}, and that fell into a pause"
+    elif span.occurrences > 1:
+        least = "" if span.exact else "At least "
+        fell = (
+            f"{least}{span.occurrences} occurrences from {instant(span.first_at)} to {instant(span.last_at)} "
+            "fell into a pause, this one among them"
+        )
+    policy = f" (on_resume is {saying.policies.on_resume})" if saying else ""
+    # No backfill reaches what is still ahead.
+    undo = "A backfill runs what a pause has left out." if asked.at <= asked.job.now else "Trigger the job to run it."
+    return (
+        f"{fell}. It was passed over when the pause ended{policy}, or the job was changed in it, at "
+        f"{instant(span.made_at)}. {undo}"
+    )
 
 
 def _number(span: SkipSpan) -> str:
@@ -166,6 +181,11 @@ def by_hand(asked: Asked) -> str:
 def said_by(said: Said) -> str:
     """Who has left an occurrence out or moved it, when, and why where he has said so."""
     return f"by {said.made_by or 'somebody'} at {instant(said.made_at)}{f': {said.reason}' if said.reason else ''}"
+
+
+def paused_by(who: str) -> str:
+    """What paused a job, by the name that people set it by."""
+    return "pause_on_failure" if who == "failures" else who
 
 
 def waiting_for(policy: CatchUp, window: timedelta) -> str:

@@ -80,7 +80,7 @@ class RunFacts:
         made_at: When it was written, ahead of its time or late.
         publish_at: While it is open: when it may leave, or may begin again.
         late: How long after its time it was written; None where that was in time.
-        made_up: Whether its occurrence had been missed, and was made up for.
+        made_up: Whether its occurrence was missed, paused or past when it was submitted, and was made up for.
         attempt: The last attempt begun; 0 before the first.
         started_at: When that began.
         finished_at: When the run ended.

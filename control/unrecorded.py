@@ -3,11 +3,11 @@
 Decided by the scheduler's own code for the moment of the question; nothing of it is written.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tidewheel.control.asked import Asked, Said
 from tidewheel.control.clock_notes import on_clock
-from tidewheel.control.explain_words import by_hand, excluded, instant, length, said_by, waiting_for
+from tidewheel.control.explain_words import by_hand, excluded, instant, length, paused_by, said_by, waiting_for
 from tidewheel.control.explanation import MOVED, Answer, Outcome
 from tidewheel.control.versions_near import Saying
 from tidewheel.occurrences import Held, SkipReason
@@ -15,8 +15,9 @@ from tidewheel.scheduler.recurrence.due import decide
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.jitter import jittered
 from tidewheel.scheduler.recurrence.once import Once
+from tidewheel.scheduler.recurrence.policies import CatchUp
 
-_LOOK = "See that a scheduler runs (`tidewheel status`)."
+_LOOK = "See that a `tidewheel scheduler` process runs."
 
 
 def not_recorded(asked: Asked, saying: Saying) -> Answer:
@@ -30,17 +31,19 @@ def not_recorded(asked: Asked, saying: Saying) -> Answer:
     if asked.job.cursor_at is None:
         words = f"The job has lost its timer; a scheduler gives it back within minutes. {_LOOK}"
         return Answer(Outcome.WAITING, words)
-    return _held(asked) or _ahead_or_late(asked, _leaves(asked, saying))
+    return _held(asked, asked.at) or _ahead_or_late(asked, _leaves(asked, saying))
 
 
 def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
     """An occurrence that was moved and has not fired yet."""
     to, now = said.moved_to or asked.at, asked.job.now
     local = f" ({on_clock(to, saying.zone).isoformat()})" if saying.zone != "UTC" else ""
-    words = f"It is to fire at {instant(to)}{local}: it was moved, {said_by(said)}."
-    held = _held(asked)
+    held = _held(asked, to)
     if held is not None:
-        return Answer(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)
+        into = ", into a pause" if held.outcome is Outcome.PAUSED else ""
+        words = f"It was moved to {instant(to)}{local}{into}, {said_by(said)}. {held.words}"
+        return Answer(held.outcome, words, MOVED, moved_to=to)
+    words = f"It is to fire at {instant(to)}{local}: it was moved, {said_by(said)}."
     if to > now:
         return Answer(Outcome.COMING_MOVED, f"{words} unskip takes that back.", MOVED, moved_to=to)
     words = f"{words} That is {length(now - to)} ago, and it has not been fired yet. {_LOOK}"
@@ -51,7 +54,7 @@ def chained(asked: Asked, schedule: FixedDelay) -> Answer:
     """An instant of a fixed_delay for which there is no run."""
     job, every = asked.job, length(timedelta(microseconds=schedule.every_us))
     if asked.at == job.cursor_at and job.held != Held.RUN and asked.near.sayings[-1] is asked.saying:
-        return _held(asked) or _ahead_or_late(asked, f"It comes {every} after the end of the last run.")
+        return _held(asked, asked.at) or _ahead_or_late(asked, f"It comes {every} after the end of the last run.")
     following = ""
     if job.held == Held.RUN:
         following = f" The next comes {every} after the end of the run that is open now."
@@ -61,33 +64,36 @@ def chained(asked: Asked, schedule: FixedDelay) -> Answer:
     return Answer(Outcome.NO_OCCURRENCE, f"{words}{following}")
 
 
-def _held(asked: Asked) -> Answer | None:
-    """Of a timer that does not go on by itself."""
+def _held(asked: Asked, due: datetime) -> Answer | None:
+    """Of a timer that does not go on by itself; `due` is when the occurrence would fire, where it was moved to if so."""
     job = asked.job
     if job.held == Held.SET_ASIDE:
         error = asked.error()
         why = f": {error[0]} (at {instant(error[1])})" if error else ""
         words = f"The job could not be fired and is set aside{why}. Mend it and submit it again."
         return Answer(Outcome.WAITING, words)
-    if job.held == Held.PAUSE and (job.paused_until is None or asked.at <= job.paused_until):
-        return Answer(Outcome.PAUSED, _paused(asked), SkipReason.PAUSED)
+    if job.held == Held.PAUSE and (job.paused_until is None or due <= job.paused_until):
+        return Answer(Outcome.PAUSED, _paused(asked, due), SkipReason.PAUSED)
     return None
 
 
-def _paused(asked: Asked) -> str:
+def _paused(asked: Asked, due: datetime) -> str:
     job, saying = asked.job, asked.saying
-    who = f" by {job.paused_by}" if job.paused_by else ""
+    who = f" by {paused_by(job.paused_by)}" if job.paused_by else ""
     why = f" ({job.pause_reason})" if job.pause_reason else ""
     since = f" since {instant(job.paused_at)}" if job.paused_at else ""
     until = f"until {instant(job.paused_until)}" if job.paused_until else "until somebody resumes it"
-    return f"The job is paused{since}{who}{why}, {until}.{_on_resume(asked, saying) if saying else ''}"
+    return f"The job is paused{since}{who}{why}, {until}.{_on_resume(asked, saying, due) if saying else ''}"
 
 
-def _on_resume(asked: Asked, saying: Saying) -> str:
+def _on_resume(asked: Asked, saying: Saying, due: datetime) -> str:
     if isinstance(saying.schedule, Once | FixedDelay):
         return " It fires when the pause ends."
     policy = waiting_for(saying.policies.on_resume, saying.policies.window)
-    if asked.at > asked.job.now:
+    if due != asked.at:
+        moved = "passed over" if saying.policies.on_resume is CatchUp.SKIP else "fired"
+        policy = f"It is {saying.policies.on_resume}: what was moved is {moved}."
+    if due > asked.job.now:
         return f" If it still is then, on_resume decides when the pause ends. {policy}"
     return f" When the pause ends, on_resume decides. {policy}"
 

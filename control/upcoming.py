@@ -111,7 +111,7 @@ class Walk:
             position = max(position, self.paused_until)
         overdue = [(to, at) for at, to in self.where.moved.items() if at <= position]
         for to, nominal in sorted(overdue):
-            yield self._line(nominal, Outcome.COMING_MOVED, to)
+            yield self._moved(nominal, to)
             found += 1
         while found < n:
             at = self.where.effective.after(position)
@@ -130,11 +130,16 @@ class Walk:
             return self._line(at, Outcome.COMING_SKIPPED, None)
         held = self.paused and self.paused_until is None
         if at in self.where.moved:
-            return self._line(at, Outcome.PAUSED if held else Outcome.COMING_MOVED, self.where.moved[at])
+            return self._moved(at, self.where.moved[at])
         if not is_occurrence(self.where.live, at):
             return None
         line = self._line(at, Outcome.PAUSED if held else Outcome.COMING, self._leaves(at))
         return replace(line, notes=occurrence_notes(self.where.schedule, at, since))
+
+    def _moved(self, nominal: datetime, to: datetime) -> Coming:
+        """A moved occurrence: a pause holds it by where it was moved to."""
+        held = self.paused and (self.paused_until is None or to <= self.paused_until)
+        return self._line(nominal, Outcome.PAUSED if held else Outcome.COMING_MOVED, to)
 
     def _line(self, at: datetime, outcome: Outcome, leaves_at: datetime | None) -> Coming:
         return Coming(at, on_clock(at, self.zone), outcome, leaves_at, notes=_told(self.said.get(at)))

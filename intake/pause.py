@@ -63,6 +63,7 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[I
         "job_ids": [job.job_id for job in jobs],
         "reasons": [reasons[job.job_id] for job in jobs],
         "untils": [asked[job.job_id].until for job in jobs],
+        "makers": ["failures" if is_pause_on_failure(asked[job.job_id].request_id) else "request" for job in jobs],
         "revived": [job.job_id in following for job in jobs],
         "now": locked.now,
     }
@@ -92,7 +93,7 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
     )
     connection.execute(_RESUME_JOBS, {"job_ids": [job.job_id for job in jobs], "now": locked.now})
     tell(connection, installation, "job.resumed", jobs, now=locked.now, reasons={})
-    following = next_instants(connection, [job.job_id for job in jobs])
+    following = next_instants(connection, [job.job_id for job in existing(locked, batch)])
     return [_answer(incoming, locked, changed=jobs, next_run_at=following) for incoming in batch]
 
 

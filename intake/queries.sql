@@ -249,11 +249,12 @@ SELECT r.run_id, coalesce(o.state, r.state)
 -- The jobs' rows after a pause. finished_at is lifted where a timer came back.
 -- Index: jobs_pkey. Lock: rows already locked.
 UPDATE jobs AS j
-   SET paused = true, paused_at = coalesce(j.paused_at, %(now)s), paused_by = 'request', pause_reason = new.reason,
+   SET paused = true, paused_at = coalesce(j.paused_at, %(now)s), paused_by = new.maker, pause_reason = new.reason,
        paused_until = new.until, updated_at = %(now)s,
        finished_at = CASE WHEN new.revived THEN NULL ELSE j.finished_at END
-  FROM unnest(%(job_ids)s::uuid[], %(reasons)s::text[], %(untils)s::timestamptz[], %(revived)s::boolean[])
-       AS new (job_id, reason, until, revived)
+  FROM unnest(
+        %(job_ids)s::uuid[], %(reasons)s::text[], %(untils)s::timestamptz[], %(makers)s::text[], %(revived)s::boolean[]
+       ) AS new (job_id, reason, until, maker, revived)
  WHERE j.job_id = new.job_id
 
 -- name: resume_jobs

@@ -68,7 +68,7 @@ class Fire:
         at: Its nominal instant: the run's identity.
         publish_at: When its message may leave: later than `at` by jitter, or where it was moved to.
         late: How late it is made up for; None where it was not missed.
-        buffered: Whether it is one of several that are made up for, which then run one after another.
+        buffered: Whether it is one of several that are late at once, which then run one after another.
     """
 
     at: datetime

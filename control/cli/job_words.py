@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from tidewheel.control.cli.instants import beside, rfc3339
+from tidewheel.control.explain_words import paused_by
 from tidewheel.control.jobs import JobDetail, JobSummary, LastRun
 from tidewheel.jobs.durations import format_duration
 from tidewheel.jobs.strict_json import as_list
@@ -74,7 +75,7 @@ def _pause(job: JobDetail) -> str | None:
     if not job.summary.paused:
         return None
     since = f"since {rfc3339(job.paused_at)}" if job.paused_at else ""
-    by = f"by {job.paused_by}" if job.paused_by else ""
+    by = f"by {paused_by(job.paused_by)}" if job.paused_by else ""
     return ", ".join(part for part in (since, by, job.pause_reason) if part)
 
 

@@ -65,6 +65,7 @@ def decide(
         fires.append(Fire(first, first, late, buffered=buffered and late is not None))
         position = first + _TICK
         first = live.after(first)
+    fires = _one_after_another(fires, now)
     truncated = first is not None and first <= horizon
     recorded = position - _TICK if truncated else max(position - _TICK, horizon)
     done = Decision(tuple(fires), tuple(skips), next_at=first)
@@ -174,6 +175,13 @@ def _last_look(standing: Standing, after: datetime) -> datetime | None:
     if following is None:
         return None
     return max(following, standing.schedule.before(after + _YEAR) or following)
+
+
+def _one_after_another(fires: list[Fire], now: datetime) -> list[Fire]:
+    """Several that are late at once would skip one another where runs may not overlap: they wait for each other."""
+    if len(fires) < 2 or fires[1].at > now:
+        return fires
+    return [replace(fire, buffered=True) if fire.at <= now else fire for fire in fires]
 
 
 def _always_fires(standing: Standing) -> bool:

@@ -12,6 +12,7 @@ from tests.transitions.acts import (
     ask,
     ask_within,
     begin,
+    claim,
     completions,
     end,
     ending,
@@ -161,3 +162,28 @@ def test_catching_up_in_one_transaction_holds_up_nobody_elses(still: ClockedData
     assert fire_due(still) == 1
     editing.commit()
     assert len({run.publish_at for run in open_runs(still)}) == 2
+
+
+@pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_other"])
+def test_several_that_are_late_at_once_run_one_after_another(still: ClockedDatabase, overlap: str) -> None:
+    submit(still, schedule="@every 10s", overlap=overlap)
+    still.advance(45 * SECOND)
+    fire_all(still)
+    runs = [run.run_id for run in open_runs(still)]
+    assert len(runs) == 4
+    started = claim(still, *runs).started
+    ran = []
+    while started:
+        [one] = started
+        ran.append(one.run_id)
+        end(still, ending(one, RunState.SUCCEEDED))
+        queued = [run.run_id for run in open_runs(still) if run.state == RunState.QUEUED]
+        started = claim(still, *queued).started if queued else []
+    assert ran == runs
+
+
+def test_one_that_is_late_alone_obeys_its_overlap_policy(still: ClockedDatabase) -> None:
+    submit(still, schedule="@every 60s", overlap="skip")
+    still.advance(65 * SECOND)
+    fire_all(still)
+    assert still.rows("SELECT overlap FROM open_runs") == [("skip",)]

@@ -1,5 +1,6 @@
 """pause_on_failure: N failures in a row ask for a pause, once; a success begins anew."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from tidewheel.runs import RunState
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.records import Reply, Request
 from tidewheel.schemas.requests import read_request
+from tidewheel.transitions.end import end_runs
 
 
 @pytest.fixture
@@ -117,3 +119,15 @@ def test_a_pause_that_ends_by_itself_counts_from_none(fragile: ClockedDatabase) 
     fragile.advance(timedelta(minutes=1))
     fire_due(fragile)
     assert fragile.rows("SELECT paused, failures FROM jobs") == [(False, 0)]
+
+
+def test_it_is_asked_for_in_json_where_events_are_json(fragile: ClockedDatabase) -> None:
+    attempts = [begun(fragile) for _ in range(3)]
+    installation = replace(fragile.installation, content_type="application/json")
+    with fragile.transaction() as connection:
+        end_runs(connection, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
+    [value] = [
+        row[0] for row in fragile.rows("SELECT value FROM outbox WHERE topic = %s", [installation.topics.requests])
+    ]
+    request, encoding = read_request(value)
+    assert (encoding, request.type) == ("json", "job.pause")

@@ -5,6 +5,7 @@ made by the one piece of code that makes pauses, under the locks that it takes. 
 is asked for once. Only jobs that have the policy cost anything here.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -81,18 +82,32 @@ def _streak(endings: Sequence[Ending]) -> tuple[int, bool]:
 
 
 def _pause(installation: Installation, ending: Ending, failures: int) -> OutboxRow:
-    request = records.Request(
-        type=records.RequestType.JOB_PAUSE,
-        request_id=f"{_NAME}/{ending.run_id}",
-        tenant=ending.tenant,
-        key=ending.job_key,
-        reason=f"{failures} failures in a row, the last one run {ending.run_id}; pause_on_failure is {ending.most}",
-    )
+    facts: dict[str, str] = {
+        "request_id": f"{_NAME}/{ending.run_id}",
+        "tenant": ending.tenant,
+        "key": ending.job_key,
+        "reason": f"{failures} failures in a row, the last one run {ending.run_id}; pause_on_failure is {ending.most}",
+    }
     return OutboxRow(
         shard=ending.shard,
         outbox_class=OutboxClass.EVENTS,
         topic=installation.topics.requests,
         key=ending.job_key.encode(),
-        value=encode(request),
+        value=_written(installation, facts),
         publish_at=ending.ended_at,
+    )
+
+
+def _written(installation: Installation, facts: dict[str, str]) -> bytes:
+    """The request as this installation writes events: its reply is written likewise, for whoever reads replies."""
+    if installation.content_type == "application/json":
+        return json.dumps({"type": "job.pause", **facts}).encode()
+    return encode(
+        records.Request(
+            type=records.RequestType.JOB_PAUSE,
+            request_id=facts["request_id"],
+            tenant=facts["tenant"],
+            key=facts["key"],
+            reason=facts["reason"],
+        )
     )

@@ -189,12 +189,8 @@ def _undo_moves(connection: Conn, back: Sequence[tuple[UUID, datetime]]) -> dict
 
 
 def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
-    inputs = None
-    overlap = timer.overlap
-    if fire.late is not None:
-        inputs = RunInputs(late=fire.late)
-        if fire.buffered and overlap != Overlap.ALLOW_ALL:
-            overlap = Overlap.BUFFER_ALL
+    inputs = None if fire.late is None else RunInputs(late=fire.late)
+    overlap = Overlap.BUFFER_ALL if fire.buffered and timer.overlap != Overlap.ALLOW_ALL else timer.overlap
     return NewRun(
         run_id=run_id(timer.job_id, fire.at, Cause.TIMER),
         job_id=JobId(timer.job_id),
