@@ -12,6 +12,8 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.control.asked import read_place
+from tidewheel.control.tenants import require_tenant
 from tidewheel.db import Conn
 from tidewheel.errors import UnknownBackfill
 from tidewheel.ids import job_id, run_range
@@ -121,7 +123,14 @@ def backfills(connection: Conn, tenant: str, key: str | None = None, *, most: in
         tenant: Whose.
         key: Only this job's.
         most: How many.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+        UnknownJob: There is no such job and never was one.
     """
+    require_tenant(connection, tenant)
+    if key is not None:
+        read_place(connection, tenant, key)
     columns = {"tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "most": most}
     with connection.cursor(row_factory=class_row(BackfillSummary), binary=True) as cursor:
         return cursor.execute(_LIST_BACKFILLS, columns).fetchall()

@@ -6,6 +6,7 @@ from datetime import date, datetime
 
 from psycopg.rows import class_row
 
+from tidewheel.control.tenants import require_tenant
 from tidewheel.db import Conn
 from tidewheel.errors import UnknownCalendar
 from tidewheel.sql import Statements
@@ -64,7 +65,12 @@ class CalendarDetail:
 
 
 def list_calendars(connection: Conn, tenant: str) -> list[CalendarSummary]:
-    """The calendars of a tenant, by name."""
+    """The calendars of a tenant, by name.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+    """
+    require_tenant(connection, tenant)
     with connection.cursor(row_factory=class_row(CalendarSummary), binary=True) as cursor:
         return cursor.execute(_LIST_CALENDARS, {"tenant": tenant}).fetchall()
 

@@ -1,7 +1,8 @@
 """Reading jobs: a page of a tenant's, or one with everything about it.
 
-What comes next is the timer's instant, the first that nothing is recorded of yet; where somebody has skipped or moved
-an occurrence, the next that fires. A job that is paused, set aside, or waits for the end of its run has none.
+What comes next is what is written ahead of its time, else the timer's instant, the first that nothing is recorded of
+yet; where calendars leave out days, or somebody has skipped or moved an occurrence, the next that fires. The timer of a
+job that is paused, set aside, or waits for the end of its run has none.
 """
 
 import json
@@ -13,7 +14,9 @@ from uuid import UUID
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
+from tidewheel.control.explanation import Outcome
 from tidewheel.control.submitted import submitted_job
+from tidewheel.control.tenants import require_tenant
 from tidewheel.control.upcoming import upcoming
 from tidewheel.db import Conn
 from tidewheel.errors import UnknownJob
@@ -148,7 +151,11 @@ def list_jobs(
         kind: Only schedules of this kind.
         after: Begin after this key.
         most: How many.
+
+    Raises:
+        InvalidInput: There is no such tenant.
     """
+    require_tenant(connection, tenant)
     columns: dict[str, object] = {
         "tenant": tenant, "after": after, "prefix": prefix, "labels": Jsonb(dict(labels or {})), "paused": paused,
         "kind": kind, "most": most + 1,
@@ -193,8 +200,9 @@ class _Row:
     paused_until: datetime | None
     finished_at: datetime | None
     next_at: datetime | None
+    ahead_at: datetime | None
     held: str | None
-    overridden: bool | None
+    leaves_out: bool | None
     run_id: UUID | None
     state: str | None
     scheduled_at: datetime | None
@@ -218,10 +226,11 @@ class _DetailRow(_Row):
 
 def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
     """When the next occurrence fires that does."""
-    if row.held is not None or not row.overridden:
-        return row.next_at if row.held is None else None
-    coming = upcoming(connection, tenant, row.key, 1).coming
-    return next((each.leaves_at for each in coming if each.leaves_at is not None), None)
+    if row.held is not None or not row.leaves_out:
+        known = (row.ahead_at, row.next_at if row.held is None else None)
+        return min((at for at in known if at is not None), default=None)
+    firing = [each for each in upcoming(connection, tenant, row.key, 1).coming if each.leaves_at is not None]
+    return next((each.leaves_at if each.outcome is Outcome.COMING_MOVED else each.at for each in firing), None)
 
 
 def _summary(row: _Row, next_at: datetime | None) -> JobSummary:

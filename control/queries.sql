@@ -12,10 +12,10 @@ SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attem
 
 
 -- name: list_jobs
--- A page of a tenant's jobs by key, each with its schedule, its timer and its latest run whose instant has come.
--- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey; by job in every partition of runs. No lock.
+-- A page of a tenant's jobs by key, each with its schedule, its timer, what is written ahead and its latest run whose instant has come.
+-- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       t.held, t.overridden, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+       a.ahead_at, t.held, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM (SELECT *
           FROM jobs
@@ -32,14 +32,17 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
          WHERE l.job_id = j.job_id AND l.scheduled_at <= tidewheel_now()
          ORDER BY l.scheduled_at DESC
          LIMIT 1) AS r ON true
+ CROSS JOIN LATERAL (
+        SELECT min(w.scheduled_at) AS ahead_at FROM open_runs AS w
+         WHERE w.job_id = j.job_id AND w.cause = 'timer' AND w.attempt = 0 AND w.scheduled_at > tidewheel_now()) AS a
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  ORDER BY j.key
 
 -- name: show_job
 -- One job with everything about it: its current version as submitted, its pause, its timer and its latest run.
--- Index: jobs_pkey, job_versions_pkey, timers_pkey; by job in every partition of runs. No lock.
+-- Index: jobs_pkey, job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       t.held, t.overridden, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+       a.ahead_at, t.held, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type,
        v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.failures, j.created_at
   FROM jobs AS j
@@ -50,8 +53,16 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
          WHERE l.job_id = j.job_id AND l.scheduled_at <= tidewheel_now()
          ORDER BY l.scheduled_at DESC
          LIMIT 1) AS r ON true
+ CROSS JOIN LATERAL (
+        SELECT min(w.scheduled_at) AS ahead_at FROM open_runs AS w
+         WHERE w.job_id = j.job_id AND w.cause = 'timer' AND w.attempt = 0 AND w.scheduled_at > tidewheel_now()) AS a
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  WHERE j.job_id = %(job_id)s AND j.deleted_at IS NULL
+
+-- name: find_tenant
+-- Whether there is such a tenant.
+-- Index: tenants_pkey. No lock.
+SELECT 1 FROM tenants WHERE tenant = %(tenant)s
 
 -- name: list_calendars
 -- The calendars of a tenant by name, each with the number of jobs that name it.

@@ -65,7 +65,7 @@ def chained(asked: Asked, schedule: FixedDelay) -> Answer:
 
 
 def _held(asked: Asked, due: datetime) -> Answer | None:
-    """Of a timer that does not go on by itself; `due` is when the occurrence would fire, where it was moved to if so."""
+    """Of a timer that does not go on by itself; `due` is when it would fire, which is where it was moved to."""
     job = asked.job
     if job.held == Held.SET_ASIDE:
         error = asked.error()

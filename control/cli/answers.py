@@ -1,7 +1,7 @@
 """How every command answers: text for people, JSON for scripts.
 
-JSON shows the same facts as the text: instants in RFC 3339, durations and ids as text. Text is readable at 100 columns,
-also where standard output is no terminal.
+JSON shows the same facts as the text: instants in RFC 3339, durations and ids as text. Sentences are readable at 100
+columns, also where standard output is no terminal; there a row of a table is one line.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -70,7 +71,13 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns, without lines around them; the last column takes what is left."""
+    """Print rows in columns, without lines around them; the last column takes what is left.
+
+    Where standard output is no terminal every row is one line, however long, for other programs to read.
+    """
+    if not sys.stdout.isatty():
+        _print_lines([list(headings), *([" ".join(cell.splitlines()) for cell in row] for row in rows)])
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading != headings[-1] and heading not in _MAY_WRAP)
@@ -88,6 +95,13 @@ def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
         typer.echo(f"{name:<{longest}}  {first}")
         for other in others:
             typer.echo(f"{'':<{longest}}  {other}")
+
+
+def _print_lines(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell + " " * (wide - cell_len(cell)) for cell, wide in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
 
 
 def width() -> int:

@@ -13,6 +13,7 @@ from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking
 from tidewheel.control.cli.instants import Tz, beside, read_instant
 from tidewheel.control.cli.jobs import Reason
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.occurrences import BackfillState
 
 BackfillId = Annotated[UUID, typer.Argument(metavar="ID", help="The backfill, by the id it was answered with.")]
 
@@ -100,13 +101,13 @@ def pause_backfill(
 ) -> None:
     """Make no further run of a backfill until it is resumed."""
     with asking(tenant) as client:
-        _say(client.pause_backfill(backfill_id, reason=reason), "paused", backfill_id, output)
+        _say(client.pause_backfill(backfill_id, reason=reason), BackfillState.PAUSED, "paused", backfill_id, output)
 
 
 def resume_backfill(backfill_id: BackfillId, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
     """Go on with a backfill."""
     with asking(tenant) as client:
-        _say(client.resume_backfill(backfill_id), "resumed", backfill_id, output)
+        _say(client.resume_backfill(backfill_id), BackfillState.RUNNING, "resumed", backfill_id, output)
 
 
 def cancel_backfill(
@@ -114,7 +115,13 @@ def cancel_backfill(
 ) -> None:
     """Make no further run of a backfill, and cancel those that have not begun."""
     with asking(tenant) as client:
-        _say(client.cancel_backfill(backfill_id, reason=reason), "cancelled", backfill_id, output)
+        _say(
+            client.cancel_backfill(backfill_id, reason=reason),
+            BackfillState.CANCELLED,
+            "cancelled",
+            backfill_id,
+            output,
+        )
 
 
 def _row(backfill: read.BackfillSummary) -> tuple[str, ...]:
@@ -143,6 +150,11 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "finished", beside(backfill.finished_at, zone) if backfill.finished_at else None
 
 
-def _say(done: Backfilled, what: str, backfill_id: UUID, output: Output) -> None:
-    said = "was so already" if done.unchanged else what
-    say([f"backfill {backfill_id}: {said}"], {"backfill_id": backfill_id, "unchanged": done.unchanged}, output)
+def _say(done: Backfilled, wanted: BackfillState, what: str, backfill_id: UUID, output: Output) -> None:
+    """Tell what became of a backfill; exit code 1 where it is in no state to become what was wanted."""
+    reached = not done.unchanged or done.status == wanted
+    said = f"is {done.status}{' already' if reached else ''}" if done.unchanged else what
+    document = {"backfill_id": backfill_id, "unchanged": done.unchanged, "status": done.status}
+    say([f"backfill {backfill_id}: {said}"], document, output)
+    if not reached:
+        raise typer.Exit(1)

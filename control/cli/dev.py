@@ -28,6 +28,7 @@ from tidewheel.settings import Connections
 from tidewheel.topics import Topics, apply_topics
 
 _NOT_RUNNING = 3  # as `systemctl status` and pg_ctl say it
+_UNBROKEN = 1_000  # columns where no terminal reads it: more than any address needs, so that no row is broken
 
 
 Home = Annotated[
@@ -83,7 +84,7 @@ def status(home: Home = None, output: Answer = Output.TEXT) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps(_as_json(found)))
     elif found.parts:
-        Console(width=None if sys.stdout.isatty() else 100).print(_table(found))
+        Console(width=None if sys.stdout.isatty() else _UNBROKEN).print(_table(found))
     else:
         typer.echo(f"there is no stack in {found.data_dir}; `tidewheel up` makes one")
     if not found.is_running:

@@ -21,8 +21,10 @@ Tz = Annotated[
     str | None, typer.Option("--tz", metavar="ZONE", help="IANA zone, for times without an offset and for answers.")
 ]
 
+SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
+"""A span of time as a bare number."""
+
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
-_SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
 _NEAR = 2 * 86_400  # no zone's clock was ever set by more than a day
 
 
@@ -55,7 +57,7 @@ def read_duration(text: str, path: str) -> timedelta:
         InvalidInput: It names none.
     """
     try:
-        return parse_duration(float(text) if _SECONDS.fullmatch(text) else text)
+        return parse_duration(float(text) if SECONDS.fullmatch(text) else text)
     except Misfit as misfit:
         raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in misfit.errors]) from misfit
 

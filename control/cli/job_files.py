@@ -13,7 +13,8 @@ from typing import Any, cast
 import yaml
 
 from tidewheel.control.cli.refuse import refuse
-from tidewheel.errors import UndecodableMessage
+from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
+from tidewheel.jobs.misfit import Misread
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
 
 STANDARD_INPUT = "-"
@@ -23,13 +24,18 @@ def read_job(source: str) -> dict[str, object]:
     """The job that a file describes; `-` is standard input.
 
     Raises:
-        InvalidInput: There is no such file, or it holds no JSON object and no YAML mapping.
+        InvalidInput: There is no such file, it holds no JSON object and no YAML mapping, or says a field twice.
     """
     data = read_bytes(source, "--file")
     try:
-        return read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)
+        found = read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)
     except UndecodableMessage as error:
         refuse("--file", f"{source}: {error}", "write the job as an object: key, schedule, target")
+    # Here, before flags are laid on top: they would hide a field that nobody could read for certain.
+    misread = [(name, value) for name, value in found.items() if isinstance(value, Misread)]
+    if misread:
+        raise InvalidInput([FieldError(name, value.problem, value.remedy) for name, value in misread])
+    return found
 
 
 def read_bytes(source: str, path: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import Annotated, get_type_hints
 
 import typer
 
-from tidewheel.control.cli.instants import read_instant
+from tidewheel.control.cli.instants import SECONDS, read_instant
 from tidewheel.control.cli.job_files import read_bytes
 from tidewheel.control.cli.refuse import refuse
 from tidewheel.jobs.misfit import Misfit
@@ -74,6 +74,7 @@ _AS_SAID = (
     "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
     "include_calendars", "on_excluded", "start_to_close", "lane", "queue", "description",
 )  # fmt: skip
+_SPANS = frozenset({"jitter", "window", "start_to_close"})
 _KINDS = ("cron", "every", "fixed_delay", "at", "manual")
 
 
@@ -121,7 +122,8 @@ def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
     if flags.label:
         made["labels"] = {**(as_object(job.get("labels")) or {}), **read_labels(flags.label)}
     for name in _AS_SAID:
-        _put(made, name, getattr(flags, name))
+        said = getattr(flags, name)
+        _put(made, name, _span(said) if name in _SPANS else said)
     return made
 
 
@@ -182,9 +184,9 @@ def _schedule(standing: object, flags: JobFlags) -> object:
         case ["cron"]:
             made: dict[str, object] | None = {**cron, "cron": flags.cron}
         case ["every"]:
-            made = {"interval": flags.every}
+            made = {"interval": _span(flags.every)}
         case ["fixed_delay"]:
-            made = {"fixed_delay": flags.fixed_delay}
+            made = {"fixed_delay": _span(flags.fixed_delay)}
         case ["at"]:
             made = {"once": _instant(flags.at or "", "at", flags)}
         case ["manual"]:
@@ -193,6 +195,13 @@ def _schedule(standing: object, flags: JobFlags) -> object:
             made = None
     zoned = _zoned(flags, made or cron)
     return {**(made or cron or as_object(standing) or {}), **zoned} if made or zoned else None
+
+
+def _span(text: str | None) -> object:
+    """A span of time as a request has it: a bare number is seconds."""
+    if text is None or not SECONDS.fullmatch(text):
+        return text
+    return float(text) if "." in text else int(text)
 
 
 def _zoned(flags: JobFlags, schedule: Mapping[str, object]) -> dict[str, object]:

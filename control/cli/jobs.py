@@ -160,7 +160,7 @@ def trigger(
         str | None, typer.Option(metavar="JSON", help="In place of the job's; @FILE reads a file.")
     ] = None,
     delay: Annotated[str | None, typer.Option(metavar="DURATION", help="So long from now.")] = None,
-    run_at: Annotated[str | None, typer.Option(metavar="TIME", help="At this time.")] = None,
+    run_at: Annotated[str | None, typer.Option(metavar="TIME", help="At this time; at once if it has passed.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="In place of the job's.")] = None,
     overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="In place of the job's.")] = None,
     request_id: Annotated[

@@ -1,6 +1,7 @@
 """Catch-up end to end: decided once, whatever happens in between; marked, paced, one after another."""
 
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import pytest
 

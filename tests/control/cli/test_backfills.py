@@ -34,12 +34,19 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     assert (listed["backfill_id"], listed["state"], listed["max_concurrent"]) == (backfill_id, "running", 2)
     assert (listed["first_at"], listed["last_at"]) == ("2026-03-28T11:00:00Z", "2026-03-29T10:00:00Z")
     assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [f"backfill {backfill_id}: paused"]
-    assert asked(hourly, "backfill", "pause", backfill_id)["unchanged"]
+    again = asked(hourly, "backfill", "pause", backfill_id)
+    assert (again["unchanged"], again["status"]) == (True, "paused")
+    assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [f"backfill {backfill_id}: is paused already"]
     assert asked(hourly, "backfill", "show", backfill_id)["state"] == "paused"
     assert not asked(hourly, "backfill", "resume", backfill_id)["unchanged"]
     assert tidewheel(hourly, "backfill", "cancel", backfill_id, "--reason", "no need").lines == [
         f"backfill {backfill_id}: cancelled"
     ]
+    for command in ("pause", "resume"):
+        too_late = tidewheel(hourly, "backfill", command, backfill_id)
+        assert (too_late.code, too_late.out) == (1, f"backfill {backfill_id}: is cancelled\n")
+        assert '"status": "cancelled"' in tidewheel(hourly, "backfill", command, backfill_id, "--output", "json").out
+    assert tidewheel(hourly, "backfill", "cancel", backfill_id).code == 0
     shown = tidewheel(hourly, "backfill", "show", backfill_id, "--tz", "Europe/Berlin").lines
     assert any(line.startswith("state ") and line.endswith("cancelled") for line in shown)
     assert any("2026-03-28T11:00:00Z  Sat 2026-03-28T12:00:00+01:00 CET" in line for line in shown)
@@ -70,3 +77,10 @@ def test_what_cannot_be_backfilled_is_refused(hourly: ClockedDatabase) -> None:
         refusals = tidewheel(hourly, "backfill", command, uuid4()).refusals
         assert refusals[0].startswith("backfill_id: ")
         assert tidewheel(hourly, "backfill", command, "b-1").code == 2
+
+
+def test_a_list_of_nobodys_backfills_is_refused(hourly: ClockedDatabase) -> None:
+    [refusal] = tidewheel(hourly, "backfill", "list", "nope").refusals
+    assert refusal.startswith("key: tenant 'default' has no job 'nope'")
+    [refusal] = tidewheel(hourly, "backfill", "list", "--tenant", "nobody").refusals
+    assert refusal.startswith("tenant: there is no tenant 'nobody'")

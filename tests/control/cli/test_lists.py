@@ -1,0 +1,67 @@
+"""What lists and `show` tell of what comes next and of nobody's tenant; what files and flags say twice or shortly."""
+
+from datetime import UTC, datetime, timedelta
+
+from tests.control.cli.command import asked, tidewheel
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
+
+
+def next_of(database: Database, key: str) -> tuple[str | None, str | None]:
+    """What comes next by `show`, and by `list`."""
+    jobs = {job["key"]: job["next_at"] for job in asked(database, "job", "list")["jobs"]}
+    return asked(database, "job", "show", key)["next_at"], jobs[key]
+
+
+def test_what_is_written_ahead_comes_next(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(datetime(2026, 3, 6, 8, 59, 58, tzinfo=UTC))
+    for key, schedule in (
+        ("daily", ("--cron", "0 9 * * *")),
+        ("last", ("--at", "2026-03-06T09:00:00Z")),
+        ("weekdays", ("--cron", "0 9 * * *", "--exclude-calendar", "weekend")),
+    ):
+        tidewheel(clocked, "calendar", "put", "weekend", "--weekdays", "SAT,SUN")
+        assert tidewheel(clocked, "job", "create", key, *schedule, "--handler", "h").code == 0
+    fire_due(clocked, lookahead=timedelta(seconds=5))
+    for key in ("daily", "last", "weekdays"):
+        assert next_of(clocked, key) == ("2026-03-06T09:00:00Z",) * 2
+    clocked.stop_clock(datetime(2026, 3, 6, 9, 0, 1, tzinfo=UTC))
+    assert next_of(clocked, "daily") == ("2026-03-07T09:00:00Z",) * 2
+    assert next_of(clocked, "last") == (None, None)
+    assert next_of(clocked, "weekdays") == ("2026-03-09T09:00:00Z",) * 2, "the weekend is only looked at"
+
+
+def test_lists_of_a_tenant_that_there_is_none_of_are_refused(database: Database) -> None:
+    for noun in ("job", "calendar", "backfill"):
+        [refusal] = tidewheel(database, noun, "list", "--tenant", "nobody").refusals
+        assert refusal == "tenant: there is no tenant 'nobody'; leave it out, or have it created"
+        assert tidewheel(database, noun, "list").code == 0
+
+
+def test_a_row_is_one_line_where_no_terminal_reads_it(database: Database) -> None:
+    key = "a-key-of-many-words-" * 8
+    crons = ("--cron", "0 9 * * MON", "--cron", "30 14 * * TUE", "--cron", "45 16 * * WED")
+    assert tidewheel(database, "job", "create", key, *crons, "--handler", "h").code == 0
+    heading, row = tidewheel(database, "job", "list").lines
+    assert row.startswith(f"{key}  0 9 * * MON, 30 14 * * TUE, 45 16 * * WED  active  ")
+    assert heading.index("state") == row.index("active")
+
+
+def test_a_bare_number_is_a_span_of_seconds(database: Database) -> None:
+    made = ("job", "create", "a", "--every", "10", "--window", "90.5", "--jitter", "2", "--start-to-close", "30")
+    assert tidewheel(database, *made, "--handler", "h").code == 0
+    job = asked(database, "job", "show", "a")
+    assert job["schedule"]["every_us"] == 10_000_000
+    assert tidewheel(database, "job", "update", "a", "--fixed-delay", "2.5").code == 0
+    assert asked(database, "job", "show", "a")["schedule"]["every_us"] == 2_500_000
+
+
+def test_a_key_given_twice_in_a_file_is_refused(database: Database) -> None:
+    text = '{"key": "dup", "key": "dup2", "schedule": "manual", "target": "h"}'
+    for command in ("create", "update", "preview"):
+        [refusal] = tidewheel(database, "job", command, "-f", "-", stdin=text).refusals
+        assert refusal.startswith("key: 'key' is given twice in one object; ")
+    text = '{"key": "dup", "retry": {"max_attempts": 2}, "retry": {}, "schedule": "manual", "target": "h"}'
+    [refusal] = tidewheel(database, "job", "create", "-f", "-", "--max-attempts", 3, stdin=text).refusals
+    assert refusal.startswith("retry: 'retry' is given twice")
+    assert database.count("jobs") == 0
