@@ -173,7 +173,7 @@ def test_several_that_are_late_at_once_run_one_after_another(still: ClockedDatab
     runs = [run.run_id for run in open_runs(still)]
     assert len(runs) == 4
     started = claim(still, *runs).started
-    ran = []
+    ran: list[UUID] = []
     while started:
         [one] = started
         ran.append(one.run_id)
