@@ -100,9 +100,10 @@ def test_a_message_of_before_an_edit_finds_nothing_to_claim(fleet: Fleet, oracle
     told = now()
     # The new version's messages of what was written ahead are lost: all that comes of those runs is the old one's.
     ahead = [(row[0], decode(row[1], RunRequest)) for row in fleet.database.rows(RUN_REQUESTS)]
-    lost = [(place, request.run_id) for place, request in ahead if request.job_version == 2]
+    first = {request.run_id for _, request in ahead if request.job_version == 1}
+    lost = [(place, r.run_id) for place, r in ahead if r.job_version == 2 and r.run_id in first]
     fleet.database.execute("DELETE FROM outbox WHERE id = ANY (%s)", [[place for place, _ in lost]])
-    overtaken = {run_id for _, run_id in lost} & {request.run_id for _, request in ahead if request.job_version == 1}
+    overtaken = {run_id for _, run_id in lost}
     assert overtaken, "the edit overtook no message of the first version"
     work.wait_recovered(told + timedelta(seconds=2))
     work.finish()

@@ -12,6 +12,7 @@ from tests.transitions.acts import about, ask, ask_within, begin, lifecycle, ope
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.backfills import backfills
+from tidewheel.errors import UnknownJob
 from tidewheel.jobs.requests import RequestRefused, parse_request
 from tidewheel.schemas.records import Reply, ReplyStatus
 
@@ -62,7 +63,8 @@ def test_two_of_one_instant_are_told_apart(hourly: ClockedDatabase) -> None:
     with hourly.transaction() as connection:
         second, first = backfills(connection, "default", "job")
         assert backfills(connection, "default") == [second, first]
-        assert backfills(connection, "default", "other") == backfills(connection, "nobody") == []
+        with pytest.raises(UnknownJob):
+            backfills(connection, "default", "other")
     assert second.made_at - first.made_at == timedelta(milliseconds=1)
 
 
