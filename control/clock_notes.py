@@ -1,6 +1,6 @@
 """What a change of the clock does to an instant, or to its neighbours, in sentences."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 
 from tidewheel.scheduler.recurrence.calendared import Calendared
 from tidewheel.scheduler.recurrence.cron_schedule import CronSchedule
@@ -13,18 +13,6 @@ from tidewheel.scheduler.recurrence.zones import zone
 
 _NEAR = timedelta(days=2)  # a change of the clock further away has nothing to do with the question
 _TICK = timedelta(microseconds=1)
-
-
-def on_clock(at: datetime, zone_name: str) -> datetime:
-    """An instant with its zone's offset and abbreviation then.
-
-    >>> from datetime import UTC
-    >>> on_clock(datetime(2026, 7, 1, tzinfo=UTC), "Europe/Berlin").isoformat()
-    '2026-07-01T02:00:00+02:00'
-    """
-    of = zone(zone_name)
-    span = of.span_at(whole_second(at))
-    return at.astimezone(timezone(timedelta(seconds=of.offsets[span]), of.abbreviations[span]))
 
 
 def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = None) -> tuple[str, ...]:

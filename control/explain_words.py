@@ -3,13 +3,13 @@
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.asked import Asked, Said
-from tidewheel.control.clock_notes import on_clock
 from tidewheel.control.explanation import RunFacts, SkipSpan
 from tidewheel.control.versions_near import Saying
 from tidewheel.jobs.durations import format_duration
 from tidewheel.occurrences import SkipReason
 from tidewheel.runs import RunState
 from tidewheel.scheduler.recurrence.due import MOST_MADE_UP
+from tidewheel.scheduler.recurrence.explain import on_clock
 from tidewheel.scheduler.recurrence.policies import CatchUp
 
 _MILLISECOND = timedelta(milliseconds=1)

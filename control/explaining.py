@@ -8,7 +8,7 @@ reads, whatever the job's past.
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.asked import Asked, read_asked
-from tidewheel.control.clock_notes import no_occurrence_notes, occurrence_notes, on_clock
+from tidewheel.control.clock_notes import no_occurrence_notes, occurrence_notes
 from tidewheel.control.explain_words import fired, instant, overlapped, passed_over, said_by
 from tidewheel.control.explanation import MISFIRE_AFTER, MOVED, Answer, Explanation, Outcome, RunFacts, SkipSpan
 from tidewheel.control.unrecorded import chained, moved_ahead, not_recorded
@@ -17,6 +17,7 @@ from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
 from tidewheel.occurrences import Held, SkipReason
 from tidewheel.runs import RunState
+from tidewheel.scheduler.recurrence.explain import on_clock
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.once import Manual
 from tidewheel.scheduler.recurrence.zones import LAST_YEAR

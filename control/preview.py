@@ -6,22 +6,22 @@ from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
-from tidewheel.control.clock_notes import on_clock
 from tidewheel.control.explain_words import instant, length, waiting_for
 from tidewheel.control.explanation import Outcome
 from tidewheel.control.upcoming import MOST_SHOWN, Coming, Walk
 from tidewheel.control.versions_near import Place as TimerPlace
 from tidewheel.db import Conn
-from tidewheel.errors import FieldError, InvalidInput, Refused
+from tidewheel.errors import Refused
 from tidewheel.ids import JobId, job_id
 from tidewheel.intake.calendars import unknown_calendars
 from tidewheel.intake.locks import JobRow, read_now
 from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version
+from tidewheel.intake.submit import at_root
 from tidewheel.jobs.requests import JobSubmit, parse_request
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import Overlap
 from tidewheel.scheduler.recurrence.cron_schedule import CronSchedule
-from tidewheel.scheduler.recurrence.explain import describe
+from tidewheel.scheduler.recurrence.explain import describe, on_clock
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.interval import Interval
 from tidewheel.scheduler.recurrence.kinds import Schedule
@@ -41,7 +41,6 @@ _OVERLAP: Mapping[str, str] = {
     Overlap.TERMINATE_OTHER: "the run under way is ended by the new one",
     Overlap.ALLOW_ALL: "runs may be under way side by side",
 }
-_BESIDE_SCHEDULE = frozenset({"start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> Nex
     try:
         ensure_worth_it(spec, row, now, days)
     except Refused as refused:
-        raise _at_root(refused) from refused
+        raise at_root(refused) from refused
     return next_version(spec, row, Place(now=now, left=None, settled=False, chained=False), days)
 
 
@@ -212,11 +211,3 @@ def _bound_words(version: NextVersion) -> Iterator[str]:
         yield f"None after {instant(spec.end_at)} (end_at)."
     if spec.max_runs is not None:
         yield f"{spec.max_runs} occurrences in all (max_runs), fired or not, from when the job is first accepted."
-
-
-def _at_root(refused: Refused) -> InvalidInput:
-    """As intake words it: paths from the request's root."""
-    error = refused.errors[0]
-    base = "job" if error.path in _BESIDE_SCHEDULE else "job.schedule"
-    path = f"{base}.{error.path}" if error.path else base
-    return InvalidInput([FieldError(path, error.problem, error.remedy)])

@@ -6,12 +6,12 @@ Decided by the scheduler's own code for the moment of the question; nothing of i
 from datetime import datetime, timedelta
 
 from tidewheel.control.asked import Asked, Said
-from tidewheel.control.clock_notes import on_clock
 from tidewheel.control.explain_words import by_hand, excluded, instant, length, paused_by, said_by, waiting_for
 from tidewheel.control.explanation import MOVED, Answer, Outcome
 from tidewheel.control.versions_near import Saying
 from tidewheel.occurrences import Held, SkipReason
 from tidewheel.scheduler.recurrence.due import decide
+from tidewheel.scheduler.recurrence.explain import on_clock
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.jitter import jittered
 from tidewheel.scheduler.recurrence.once import Once

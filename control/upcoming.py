@@ -11,7 +11,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.control.asked import JobPlace, Said, read_job_error, read_place, read_said
-from tidewheel.control.clock_notes import occurrence_notes, on_clock
+from tidewheel.control.clock_notes import occurrence_notes
 from tidewheel.control.explain_words import instant, length, said_by
 from tidewheel.control.explanation import MISFIRE_AFTER, Outcome
 from tidewheel.control.versions_near import Saying, read_versions_near
@@ -21,6 +21,7 @@ from tidewheel.occurrences import Held, Override
 from tidewheel.runs import RunState
 from tidewheel.scheduler.recurrence.calendared import excluded_spans
 from tidewheel.scheduler.recurrence.due import COUNTED, decide
+from tidewheel.scheduler.recurrence.explain import on_clock
 from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.jitter import jittered
 from tidewheel.scheduler.recurrence.once import Manual, Once

@@ -24,7 +24,7 @@ from tidewheel.intake.timers import TimerToPut, put_timers
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.occurrences import DaySet, Decision, Held
-from tidewheel.scheduler.recurrence.due import next_look
+from tidewheel.scheduler.recurrence.due import next_cursor, next_look
 from tidewheel.scheduler.recurrence.shifted import MOST_SHIFT_DAYS
 from tidewheel.scheduler.recurrence.standing import standing
 from tidewheel.schemas.records import Reply
@@ -255,9 +255,8 @@ def _anew(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> De
     look = next_look(where, recorded)
     if look is None:
         return Decision()
-    coming = (where.schedule.after(recorded), where.effective.after(recorded))
     return Decision(
-        next_at=min((at for at in coming if at is not None), default=look),
+        next_at=next_cursor(where, recorded) or look,
         due_at=timer.due_at if paused else look,
         held=Held.PAUSE if paused else None,
         overridden=bool(where.moved) or (where.overridden_until is not None and where.overridden_until > recorded),

@@ -163,7 +163,7 @@ def _refusal(
         ensure_worth_it(submission.spec, job, locked.now, day_sets)
         ensure_not_fired(submission.spec, job, fired)
     except Refused as refused:
-        return _at_root(refused)
+        return at_root(refused)
     return None
 
 
@@ -300,7 +300,8 @@ def _copy_versions(connection: Conn, versions: Sequence[tuple[_Submission, NextV
             )  # fmt: skip
 
 
-def _at_root(refused: Refused) -> InvalidInput:
+def at_root(refused: Refused) -> InvalidInput:
+    """The refusal of a spec, with its path from the request's root."""
     error = refused.errors[0]
     base = "job" if error.path in _BESIDE_SCHEDULE else "job.schedule"
     path = f"{base}.{error.path}" if error.path else base

@@ -25,7 +25,7 @@ from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.scheduler.recurrence.due import MOST_MADE_UP, decide, next_look
+from tidewheel.scheduler.recurrence.due import MOST_MADE_UP, decide, next_cursor, next_look
 from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.scheduler.recurrence.without import is_occurrence
 from tidewheel.scheduler.recurrence.zones import tzdata_version
@@ -148,9 +148,7 @@ def set_anew(timer: LockedTimer, where: Standing, now: datetime) -> Decision:
 
 
 def _following(where: Standing, after: datetime) -> datetime | None:
-    # What is shifted to another day may come before the schedule's own next instant.
-    coming = (where.schedule.after(after), where.effective.after(after))
-    return min((at for at in coming if at is not None), default=next_look(where, after))
+    return next_cursor(where, after) or next_look(where, after)
 
 
 def _retime(connection: Conn, installation: Installation, walked: Sequence[UUID], now: datetime) -> int:

@@ -4,7 +4,7 @@ A local time that no clock shows, or that it shows twice, is refused with the in
 """
 
 import re
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -14,6 +14,7 @@ from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.durations import parse_duration
 from tidewheel.jobs.misfit import Misfit
 from tidewheel.jobs.timestamps import parse_timestamp
+from tidewheel.scheduler.recurrence.explain import on_clock
 from tidewheel.scheduler.recurrence.instants import at_second, whole_second
 from tidewheel.scheduler.recurrence.zones import Zone, zone
 
@@ -65,17 +66,11 @@ def read_duration(text: str, path: str) -> timedelta:
 def rfc3339(at: datetime) -> str:
     """An instant in UTC, as short as it can be said exactly.
 
+    >>> from datetime import timezone
     >>> rfc3339(datetime(2026, 3, 29, 8, tzinfo=timezone(timedelta(hours=2))))
     '2026-03-29T06:00:00Z'
     """
     return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
-
-
-def on_clock(at: datetime, zone_name: str) -> datetime:
-    """The same instant with the zone's offset and abbreviation then."""
-    of = zone(zone_name)
-    span = of.span_at(whole_second(at))
-    return at.astimezone(timezone(timedelta(seconds=of.offsets[span]), of.abbreviations[span]))
 
 
 def wall(local: datetime) -> str:

@@ -167,6 +167,15 @@ def next_look(standing: Standing, after: datetime) -> datetime | None:
     return found or _last_look(standing, after)
 
 
+def next_cursor(standing: Standing, after: datetime) -> datetime | None:
+    """The first instant that is to be recorded, all up to `after` being it; None when there is none.
+
+    What is shifted to another day may come before the schedule's own next instant.
+    """
+    coming = (standing.schedule.after(after), standing.effective.after(after))
+    return min((at for at in coming if at is not None), default=None)
+
+
 def _last_look(standing: Standing, after: datetime) -> datetime | None:
     """When what calendars leave out at the end is to be recorded: when it is over, or once a year."""
     if standing.effective is standing.schedule:
@@ -258,9 +267,7 @@ def _with_overrides(
         moved.append(nominal)
         del pending[nominal]
     look = next_look(replace(standing, moved=pending), recorded)
-    # What is shifted to another day may come before the schedule's own next instant.
-    coming = (standing.schedule.after(recorded), standing.effective.after(recorded))
-    following = min((at for at in coming if at is not None), default=None) if look is not None else None
+    following = next_cursor(standing, recorded) if look is not None else None
     next_at = following or (None if look is None else max(look, recorded + _TICK))
     # The cursor never passes what was moved and is no occurrence any more: behind it, it would count as one that was.
     dropped = sorted(at for at in standing.dropped if next_at is None or at < next_at)

@@ -92,12 +92,18 @@ def marked_occurrences(
     found = following(CronSchedule((entry,)), after, n)
     since = [after, *found]
     return [
-        MarkedOccurrence(at, _local(at, entry.zone_name), effects(entry, whole_second(earlier), whole_second(at)))
+        MarkedOccurrence(at, on_clock(at, entry.zone_name), effects(entry, whole_second(earlier), whole_second(at)))
         for earlier, at in zip(since, found, strict=False)
     ]
 
 
-def _local(at: datetime, zone_name: str) -> datetime:
+def on_clock(at: datetime, zone_name: str) -> datetime:
+    """An instant with its zone's offset and abbreviation then.
+
+    >>> from datetime import UTC
+    >>> on_clock(datetime(2026, 7, 1, tzinfo=UTC), "Europe/Berlin").isoformat()
+    '2026-07-01T02:00:00+02:00'
+    """
     of = zone(zone_name)
     span = of.span_at(whole_second(at))
     return at.astimezone(timezone(timedelta(seconds=of.offsets[span]), of.abbreviations[span]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tidewheel.scheduler.recurrence.instants import at_microsecond, at_second, microseconds
+from tidewheel.scheduler.recurrence.instants import at_microsecond, microseconds
 from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.localise import Stretches
 from tidewheel.scheduler.recurrence.open_days import DAY_SECONDS, OpenDays
@@ -131,13 +131,3 @@ class Shifts:
             low_at, high_at = max(start * _SECOND, low - to_wall, floor), min(end * _SECOND, high - to_wall)
             if low_at < high_at:
                 yield low_at, high_at, to_wall
-
-
-def shifted_instant(wall_second: int, stretches: Stretches) -> datetime | None:
-    """The first instant of a local time (seconds since 1970-01-01 00:00 on the wall); None when it has none."""
-    first = bisect_right(stretches.starts, wall_second - 2 * DAY_SECONDS) - 1
-    for index in range(first, bisect_right(stretches.starts, wall_second + 2 * DAY_SECONDS)):
-        if stretches.entries[index] <= wall_second < stretches.highs[index]:
-            made_up = wall_second < stretches.lows[index]
-            return at_second(stretches.starts[index] if made_up else wall_second - stretches.offsets[index])
-    return None
