@@ -81,7 +81,10 @@ def test_two_schedulers_on_the_same_shards_make_one_run_of_each_instant(fleet: F
     fired = 'occurrences_total{outcome="fired"}'
     fleet.wait_started()
     fleet.until(lambda: all(metric(one, fired) >= 20 for one in pair), "both have fired")
-    assert [metric(one, "shards_owned") for one in pair] == [64, 64]
+    # Both may enter in the same moment, before either is there to be forgotten: the next beat sets them apart.
+    fleet.until(lambda: [metric(one, "shards_owned") for one in pair] == [64, 64], "each takes itself for the only one")
+    before = [metric(one, fired) for one in pair]
+    fleet.until(lambda: all(metric(one, fired) >= was + 20 for one, was in zip(pair, before, strict=True)), "both fire")
     work.wait_recovered(now())
     work.finish()
     fleet.stop()
