@@ -7,6 +7,7 @@ from uuid import UUID
 
 from tidewheel.executor.context import Flag
 from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.output import Output
 from tidewheel.schemas.records import JobDefinition, RunRequest
 from tidewheel.transitions.start import Started
 
@@ -26,6 +27,10 @@ class Attempt:
         restart_clock: Gives it its whole time from now on; called on the loop.
         stop_clock: Lets it wait for a thread without that being its time; called on the loop.
         on_thread: Whether a thread, and not the task, is what the slot waits for.
+        begun: Whether its target may have begun.
+        struck: The timeout that has struck, while its task is being cancelled for it.
+        last_beat: Monotonic seconds of its last heartbeat, or of its start.
+        output: What it writes, once it writes anything.
     """
 
     started: Started
@@ -38,6 +43,10 @@ class Attempt:
     restart_clock: Callable[[], None] | None = None
     stop_clock: Callable[[], None] | None = None
     on_thread: bool = False
+    begun: bool = False
+    struck: Outcome | None = None
+    last_beat: float = 0.0
+    output: Output | None = None
     _reported: bool = False
     _released: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,6 +77,24 @@ class Attempt:
     def start_to_close_seconds(self) -> float:
         """How long the attempt may take."""
         return self.definition.start_to_close_ms / 1000
+
+    @property
+    def heartbeat_seconds(self) -> float | None:
+        """How long it may go without a heartbeat; None where it needs none."""
+        return None if self.definition.heartbeat_ms is None else self.definition.heartbeat_ms / 1000
+
+    @property
+    def schedule_to_close_seconds(self) -> float | None:
+        """What is left of the run's whole time at the claim; None where that has no bound."""
+        if self.started.close_at is None:
+            return None
+        return (self.started.close_at - self.started.started_at).total_seconds()
+
+    def write(self, data: bytes) -> None:
+        """Keep what the attempt has written."""
+        with self._lock:
+            output = self.output = self.output or Output()
+        output.write(data)
 
     def report(self, outcome: Outcome) -> bool:
         """Say how it ended; only the first report counts. Returns whether this was it."""

@@ -16,6 +16,7 @@ from tidewheel.arrays import integers, uuids
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
+from tidewheel.runs import IN_HAND
 from tidewheel.service import Patience, Stop
 from tidewheel.skew import Skew
 from tidewheel.sql import Statements
@@ -63,12 +64,14 @@ class Heartbeat:
             "slots": slots,
             "stopping": False,
             "stray_after": _STRAY_AFTER,
+            "states": IN_HAND,
         }
         self.wake = threading.Event()
         self._stop = Stop()
         self._stop.wakes(self.wake)
         self._entered = threading.Event()
         self._next_beat = 0.0
+        self._beaten = monotonic_seconds()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self, stop: Stop) -> None:
@@ -81,6 +84,10 @@ class Heartbeat:
         """Beat at once: the lease was lost and must be entered again."""
         self._next_beat = 0.0
         self.wake.set()
+
+    def silent_seconds(self) -> float:
+        """For how long nothing of this executor has been heard, as far as it can know itself."""
+        return monotonic_seconds() - self._beaten
 
     def stopping(self) -> None:
         """Say from now on that this executor is on its way out."""
@@ -112,7 +119,8 @@ class Heartbeat:
             self.wake.clear()
 
     def _round(self) -> None:
-        beat = monotonic_seconds() >= self._next_beat
+        begun = monotonic_seconds()
+        beat = begun >= self._next_beat
         if not beat and not self._busy():
             return
         with self._session.transaction() as connection:
@@ -120,6 +128,7 @@ class Heartbeat:
                 self._beat(connection)
             rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
         if beat:
+            self._beaten = begun  # before it was written: what was heard of it since is not sooner than that
             self._next_beat = monotonic_seconds() + self._every.total_seconds()
             self._entered.set()
         self._pass_on(rows)

@@ -18,7 +18,7 @@ from tidewheel.executor.consume import LaneConsumer
 from tidewheel.executor.finish import Finisher
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, Outcome, failed, from_exception, timed_out
+from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, from_exception, timed_out
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.runners.contract import Runner
 from tidewheel.executor.runners.http import HttpRunner
@@ -134,7 +134,7 @@ class Executor:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         for attempt in list(self._running.values()):
-            if attempt.report(HANDED_BACK):
+            if attempt.report(HANDED_BACK if attempt.begun else NOT_BEGUN):
                 _LOG.info("handed back", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
             self._stop_cooperatively(attempt)
         if self._tasks:
@@ -171,30 +171,65 @@ class Executor:
         assert task is not None  # noqa: S101 - a coroutine of a task
         attempt.cancel_cooperatively = task.cancel
         runner = self._runners.get(attempt.definition.target.kind)
-        seconds = attempt.start_to_close_seconds
-        if attempt.cancelled.is_set():
-            attempt.report(CANCELLED)
+        if attempt.cancelled.is_set() or self._heartbeat.silent_seconds() > self._settings.lease.total_seconds():
+            # Asked to stop already; or this process stood still since its claim, and others may have taken it for lost.
+            attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_BEGUN)
             attempt.release()
             return
         failpoint("attempt.before_effect")
+        attempt.begun = True
+        watches = self._watch(attempt)
+        try:
+            outcome = await self._within_time(attempt, runner)
+        except asyncio.CancelledError as error:
+            # A timeout, asked for by us, or raised by the handler's own code, which is a failure like any other.
+            asked = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
+            outcome = attempt.struck or asked
+        except BaseException as error:  # noqa: BLE001 - a runner's fault is its attempt's outcome, never the executor's end
+            outcome = from_exception(error)
+        for watch in watches:
+            watch.cancel()
+        failpoint("attempt.after_effect")
+        attempt.report(outcome)
+        if not attempt.on_thread:
+            attempt.release()
+
+    async def _within_time(self, attempt: Attempt, runner: Runner | None) -> Outcome:
+        seconds = attempt.start_to_close_seconds
         try:
             async with asyncio.timeout(seconds) as limit:
                 # Queueing for a thread is not the attempt's time: the runner stops the clock until it has one.
                 attempt.stop_clock = lambda: limit.reschedule(None)
                 attempt.restart_clock = lambda: limit.reschedule(self._loop.time() + seconds)
-                outcome = await runner.run(attempt) if runner else _unsupported(attempt)
+                return await runner.run(attempt) if runner else _unsupported(attempt)
         except TimeoutError:
             attempt.cancelled.set()
-            outcome = timed_out("start_to_close", seconds)
-        except asyncio.CancelledError as error:
-            # Asked for by us, or raised by the handler's own code, which is a failure like any other.
-            outcome = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
-        except BaseException as error:  # noqa: BLE001 - a runner's fault is its attempt's outcome, never the executor's end
-            outcome = from_exception(error)
-        failpoint("attempt.after_effect")
-        attempt.report(outcome)
-        if not attempt.on_thread:
-            attempt.release()
+            return timed_out("start_to_close", seconds)
+
+    def _watch(self, attempt: Attempt) -> list[asyncio.TimerHandle]:
+        """Let the timeouts strike that few attempts have."""
+        watches: list[asyncio.TimerHandle] = []
+        if (closes := attempt.schedule_to_close_seconds) is not None:
+            outcome = timed_out("schedule_to_close", (attempt.definition.schedule_to_close_ms or 0) / 1000)
+            watches.append(self._loop.call_later(closes, self._strike, attempt, outcome))
+        if (beats := attempt.heartbeat_seconds) is not None:
+            attempt.last_beat = self._loop.time()
+            watches.append(self._loop.call_later(beats, self._miss_beats, attempt, watches, beats))
+        return watches
+
+    def _miss_beats(self, attempt: Attempt, watches: list[asyncio.TimerHandle], beats: float) -> None:
+        left = attempt.last_beat + beats - self._loop.time()
+        if left <= 0:
+            self._strike(attempt, timed_out("heartbeat", beats))
+        else:
+            watches.append(self._loop.call_later(left, self._miss_beats, attempt, watches, beats))
+
+    def _strike(self, attempt: Attempt, outcome: Outcome) -> None:
+        """End an attempt whose time is over."""
+        attempt.struck = outcome
+        attempt.cancelled.set()
+        if attempt.cancel_cooperatively:
+            attempt.cancel_cooperatively()
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
         if outcome.error_type:

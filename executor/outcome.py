@@ -26,6 +26,8 @@ class Outcome:
         permanent: No further attempt makes sense.
         retry_after: The earliest next attempt, where the target asked for one.
         snooze: How long to wait, for a snooze.
+        not_begun: It is certain that the target did nothing: even a run that may begin once may begin again.
+        waits: How long the end may take that is told from outside; None where this is the end.
     """
 
     kind: AttemptOutcome
@@ -36,6 +38,8 @@ class Outcome:
     permanent: bool = False
     retry_after: timedelta | None = None
     snooze: timedelta = timedelta(0)
+    not_begun: bool = False
+    waits: timedelta | None = None
 
     @property
     def timeout(self) -> str | None:
@@ -46,6 +50,7 @@ class Outcome:
 
 
 HANDED_BACK = Outcome(AttemptOutcome.HANDED_BACK)
+NOT_BEGUN = Outcome(AttemptOutcome.HANDED_BACK, not_begun=True)
 CANCELLED = Outcome(AttemptOutcome.CANCELLED)
 
 
@@ -57,8 +62,19 @@ def succeeded(result: bytes | None) -> Outcome:
     return Outcome(AttemptOutcome.SUCCEEDED, result=result)
 
 
+def waiting(timeout: timedelta) -> Outcome:
+    """No end yet: it is told from outside, with the attempt's task token, within `timeout`."""
+    return Outcome(AttemptOutcome.SUCCEEDED, waits=timeout)
+
+
 def failed(
-    error_type: str, message: str, *, trace: str = "", permanent: bool = False, retry_after: timedelta | None = None
+    error_type: str,
+    message: str,
+    *,
+    trace: str = "",
+    permanent: bool = False,
+    retry_after: timedelta | None = None,
+    not_begun: bool = False,
 ) -> Outcome:
     """A failure, its texts cut and cleaned of what PostgreSQL cannot store."""
     return Outcome(
@@ -68,13 +84,15 @@ def failed(
         trace=_clean(trace)[-_TRACE_CHARACTERS:] or None,
         permanent=permanent,
         retry_after=retry_after,
+        not_begun=not_begun,
     )
 
 
 def timed_out(which: str, seconds: float) -> Outcome:
     """A timeout; `which` names the one that struck."""
     message = f"{which} of {seconds:g} s has passed"
-    return Outcome(AttemptOutcome.TIMED_OUT, error_type=f"{_TIMEOUT}{which}", error_message=message)
+    final = which.startswith("schedule_to_")
+    return Outcome(AttemptOutcome.TIMED_OUT, error_type=f"{_TIMEOUT}{which}", error_message=message, permanent=final)
 
 
 def from_exception(error: BaseException) -> Outcome:

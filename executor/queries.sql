@@ -18,7 +18,7 @@ SELECT 1 FROM executors WHERE executor_id = %(executor_id)s FOR KEY SHARE
 -- Index: executors_pkey; reads open_runs once, at the end of a process. Lock: its own row.
 DELETE FROM executors
  WHERE executor_id = %(executor_id)s
-   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.executor_id = %(executor_id)s)
+   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s))
 
 -- name: watch_executors
 -- Every executor's counter, and since when the server runs: the reaper compares both with what it saw before.
@@ -67,6 +67,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
      WHERE r.queue = s.queue
        AND r.lane = s.lane
        AND r.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+       AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
        AND r.state = ANY (%(sources)s)
        AND (r.handler IS NULL OR r.handler = ANY (%(handlers)s))
      ORDER BY r.publish_at

@@ -17,7 +17,7 @@ from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
-from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
 from tidewheel.service import Stop, repeat
 from tidewheel.sql import Statements
 from tidewheel.transitions.end import RunEnd, end_runs
@@ -33,8 +33,6 @@ _IS_SILENT = _SQL["is_silent"]
 _END_LEASE = _SQL["end_lease"]
 _FIND_LEASED_RUNS = _SQL["find_leased_runs"]
 _FIND_ORPHANS = _SQL["find_orphans"]
-
-_IN_HAND = [RunState.RUNNING, RunState.CANCELLING]
 
 _LOOK_SECONDS = 1.0
 _ORPHANS_SECONDS = 60.0
@@ -153,7 +151,7 @@ class Reaper:
     def _find_orphans(self) -> None:
         """Attempts whose executor has no row: nothing of ours leaves them, so whoever finds one twice sends it back."""
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_ORPHANS, {"states": _IN_HAND}, binary=True).fetchall()
+            rows = connection.execute(_FIND_ORPHANS, {"states": IN_HAND}, binary=True).fetchall()
             found = {cast("UUID", executor) for (executor,) in rows}
             for executor_id in found & self._orphans:
                 _LOG.error("attempts of executor %s were found without its lease; sent back", executor_id)
@@ -162,7 +160,7 @@ class Reaper:
 
     def _send_back(self, connection: Conn, executor_id: UUID) -> tuple[int, int]:
         """End the attempts of an executor; returns how many ended, and how many are in somebody's hands."""
-        columns = {"executor_id": executor_id, "states": _IN_HAND}
+        columns = {"executor_id": executor_id, "states": IN_HAND}
         rows = connection.execute(_FIND_LEASED_RUNS, columns, binary=True).fetchall()
         ends: list[RunEnd] = []
         requeues: list[Requeue] = []

@@ -38,7 +38,7 @@ from tidewheel.occurrences import DaySet
 from tidewheel.outbox import append
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import encode
-from tidewheel.schemas.definitions import definition_record
+from tidewheel.schemas.definitions import definition_record, needs
 from tidewheel.schemas.records import Reply
 from tidewheel.sql import Statements
 from tidewheel.transitions.events import lifecycle_row
@@ -294,7 +294,7 @@ def _copy_versions(connection: Conn, versions: Sequence[tuple[_Submission, NextV
             copy.write_row(
                 (
                     v.job.job_id, v.number, v.job.tenant, now, Jsonb(shown), v.schedule_text, v.policy_text,
-                    definition.target.handler, definition.queue, definition.lane, definition.overlap,
+                    needs(definition.target), definition.queue, definition.lane, definition.overlap,
                     encode(definition),
                 )
             )  # fmt: skip

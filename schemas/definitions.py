@@ -2,14 +2,25 @@
 
 from datetime import timedelta
 
+from tidewheel.jobs import targets
 from tidewheel.jobs.durations import microseconds
 from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import FixedDelay
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.targets import HandlerTarget
-from tidewheel.jobs.targets import HttpTarget as HttpTargetSpec
-from tidewheel.schemas.records import Backoff, HttpTarget, JobDefinition, Lane, Overlap, Retry, Target, TargetKind
+from tidewheel.schemas.records import (
+    Backoff,
+    HttpTarget,
+    JobDefinition,
+    KafkaTarget,
+    LambdaTarget,
+    Lane,
+    Overlap,
+    Retry,
+    ShellTarget,
+    Target,
+    TargetKind,
+)
 
 NO_PAYLOAD = Payload(b"", JSON_CONTENT)
 
@@ -49,15 +60,46 @@ def definition_record(
         start_to_close_ms=_milliseconds(spec.start_to_close),
         fixed_delay=isinstance(spec.schedule, FixedDelay) or None,
         pause_on_failure=spec.pause_on_failure,
+        schedule_to_start_ms=_optional_milliseconds(spec.schedule_to_start),
+        schedule_to_close_ms=_optional_milliseconds(spec.schedule_to_close),
+        heartbeat_ms=_optional_milliseconds(spec.heartbeat),
+        at_most_once=spec.delivery == "at_most_once" or None,
+        on_failure=spec.on_failure,
         labels=spec.labels,
     )
 
 
-def _target(target: HandlerTarget | HttpTargetSpec) -> Target:
-    if isinstance(target, HandlerTarget):
-        return Target(kind=TargetKind.HANDLER, handler=target.name)
-    http = HttpTarget(method=target.method, url=target.url, headers=target.headers)
-    return Target(kind=TargetKind.HTTP, http=http)
+def needs(target: Target) -> str | None:
+    """Return what an executor must have to run a target: a handler's name, or a name of ours; None where any can."""
+    if target.kind in (TargetKind.SHELL, TargetKind.LAMBDA):
+        return f"{targets.RESERVED}{target.kind}"
+    return target.handler
+
+
+def _target(target: targets.AnyTarget) -> Target:
+    match target:
+        case targets.HandlerTarget():
+            return Target(kind=TargetKind.HANDLER, handler=target.name)
+        case targets.HttpTarget():
+            waits = _milliseconds(target.async_timeout) if target.is_async else None
+            http = HttpTarget(method=target.method, url=target.url, headers=target.headers, async_timeout_ms=waits)
+            return Target(kind=TargetKind.HTTP, http=http)
+        case targets.KafkaTarget():
+            waits = _milliseconds(target.reply_timeout) if target.await_reply else None
+            kafka = KafkaTarget(topic=target.topic, key=target.key, headers=target.headers, reply_timeout_ms=waits)
+            return Target(kind=TargetKind.KAFKA, kafka=kafka)
+        case targets.ShellTarget():
+            shell = ShellTarget(
+                argv=target.argv,
+                cwd=target.cwd,
+                env=target.env,
+                memory_bytes=target.memory_bytes,
+                cpu_seconds=target.cpu_seconds,
+            )
+            return Target(kind=TargetKind.SHELL, shell=shell)
+        case targets.LambdaTarget():
+            aws = LambdaTarget(function=target.function, qualifier=target.qualifier, region=target.region)
+            return Target(kind=TargetKind.LAMBDA, aws_lambda=aws)
 
 
 def _retry(policy: RetryPolicy) -> Retry:
@@ -76,3 +118,7 @@ def _retry(policy: RetryPolicy) -> Retry:
 def _milliseconds(span: timedelta) -> int:
     """Return whole milliseconds, rounded up, so that the shortest span is not none."""
     return -(-microseconds(span) // 1000)
+
+
+def _optional_milliseconds(span: timedelta | None) -> int | None:
+    return None if span is None else _milliseconds(span)

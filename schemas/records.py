@@ -115,6 +115,10 @@ class RequestType(StrEnum):
     BACKFILL_CANCEL = "backfill_cancel"
     CALENDAR_PUT = "calendar_put"
     CALENDAR_DELETE = "calendar_delete"
+    RUN_RETRY = "run_retry"
+    RUN_COMPLETE = "run_complete"
+    RUN_HEARTBEAT = "run_heartbeat"
+    RUNS_CANCEL = "runs_cancel"
 
 
 class ReplyStatus(StrEnum):
@@ -241,11 +245,65 @@ class HttpTarget:
         method: Upper-case method, such as `POST`.
         url: Absolute http or https URL.
         headers: Headers of the job's own; Tidewheel adds Idempotency-Key, signature and traceparent.
+        async_timeout_ms: Set where an answer of 202 means that the end is told later: how long that may take, in
+            milliseconds.
     """
 
     method: str
     url: str
     headers: Mapping[str, str]
+    async_timeout_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaTarget:
+    """A message to be produced by an executor.
+
+    Attributes:
+        topic: Topic of the user's own.
+        key: The message's key; null: the job's key.
+        headers: Headers of the job's own; Tidewheel adds those of the run.
+        reply_timeout_ms: Set where the run ends with a reply: how long that may take, in milliseconds.
+    """
+
+    topic: str
+    key: str | None = None
+    headers: Mapping[str, str]
+    reply_timeout_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellTarget:
+    """A program to be run by an executor that allows it.
+
+    Attributes:
+        argv: Program and arguments; no shell reads them.
+        cwd: Absolute path of the working directory; null: a new empty one, removed afterwards.
+        env: Variables of the job's own, beside those that the executor allows through.
+        memory_bytes: Limit on the address space of each process; null: the executor's.
+        cpu_seconds: Limit on the processor time of each process; null: the executor's.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str]
+    memory_bytes: int | None = None
+    cpu_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LambdaTarget:
+    """A function to be invoked by an executor that has the `lambda` extra.
+
+    Attributes:
+        function: Name or ARN of the function.
+        qualifier: Version or alias; null: the latest.
+        region: Region; null: that of the ARN, or of the executor.
+    """
+
+    function: str
+    qualifier: str | None = None
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,11 +314,17 @@ class Target:
         kind: Which target this is.
         handler: With `handler`: the name the Python handler is registered under.
         http: With `http`: the request to make.
+        kafka: With `kafka`: the message to produce.
+        shell: With `shell`: the program to run.
+        aws_lambda: With `lambda`: the function to invoke.
     """
 
     kind: TargetKind
     handler: str | None = None
     http: HttpTarget | None = None
+    kafka: KafkaTarget | None = None
+    shell: ShellTarget | None = None
+    aws_lambda: LambdaTarget | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +375,13 @@ class JobDefinition:
         start_to_close_ms: Longest time one attempt may take, in milliseconds; at most 24 hours.
         fixed_delay: Whether the end of a timer-made run sets the job's next instant.
         pause_on_failure: Pause the job after so many failures in a row.
+        schedule_to_start_ms: How long after its first publish_at a run may begin, in milliseconds; null: as late as it
+            comes.
+        schedule_to_close_ms: How long after its first publish_at a run may take, all attempts together, in
+            milliseconds.
+        heartbeat_ms: How long an attempt may go without a heartbeat of its own, in milliseconds; null: it needs none.
+        at_most_once: Whether no other attempt may follow one that has begun.
+        on_failure: Key of the job, of the same tenant, to trigger once when a run is given up.
         labels: Labels of the job.
     """
 
@@ -328,6 +399,11 @@ class JobDefinition:
     start_to_close_ms: int
     fixed_delay: bool | None = None
     pause_on_failure: int | None = None
+    schedule_to_start_ms: int | None = None
+    schedule_to_close_ms: int | None = None
+    heartbeat_ms: int | None = None
+    at_most_once: bool | None = None
+    on_failure: str | None = None
     labels: Mapping[str, str]
 
 
@@ -482,7 +558,21 @@ class TargetSubmission:
         name: With `handler`: the name the handler is registered under.
         url: With `http`: absolute http or https URL.
         method: With `http`: POST when null.
-        headers: With `http`: headers to send.
+        headers: With `http` and `kafka`: headers to send.
+        is_async: With `http`: an answer of 202 means that the end is told later.
+        async_timeout: With `http`: how long that may take, a duration.
+        topic: With `kafka`: the topic to produce to.
+        key: With `kafka`: the message's key; the job's key when null.
+        await_reply: With `kafka`: the run ends with a reply.
+        reply_timeout: With `kafka`: how long that may take, a duration.
+        argv: With `shell`: program and arguments.
+        cwd: With `shell`: absolute path of the working directory.
+        env: With `shell`: variables of its own.
+        memory_bytes: With `shell`: limit on its address space.
+        cpu_seconds: With `shell`: limit on its processor time.
+        function: With `lambda`: name or ARN of the function.
+        qualifier: With `lambda`: version or alias.
+        region: With `lambda`: the region.
     """
 
     type: str | None = None
@@ -490,6 +580,20 @@ class TargetSubmission:
     url: str | None = None
     method: str | None = None
     headers: Mapping[str, str] | None = None
+    is_async: bool | None = None
+    async_timeout: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    await_reply: bool | None = None
+    reply_timeout: str | None = None
+    argv: tuple[str, ...] | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    memory_bytes: int | None = None
+    cpu_seconds: int | None = None
+    function: str | None = None
+    qualifier: str | None = None
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -550,6 +654,7 @@ class JobSubmission:
         schedule_to_start: Longest time from publish_at to the start, a duration.
         schedule_to_close: Longest time from publish_at to the end, a duration.
         heartbeat: Longest time between two heartbeats of the handler, a duration.
+        on_failure: Key of the job to trigger once when a run is given up.
         labels: Labels of the job.
         description: What the job is for.
         paused: Create the job paused; without effect on a job that exists.
@@ -580,6 +685,7 @@ class JobSubmission:
     schedule_to_start: str | None = None
     schedule_to_close: str | None = None
     heartbeat: str | None = None
+    on_failure: str | None = None
     labels: Mapping[str, str] | None = None
     description: str | None = None
     paused: bool | None = None
@@ -596,14 +702,15 @@ class Request:
         type: What is asked; decides which of the other fields are looked at.
         request_id: Idempotency key: the same request sent again is answered with the first answer.
         tenant: Tenant it concerns; `default` when null.
-        key: With job_trigger, job_pause, job_resume and job_delete: the job's key.
-        run_id: With run_cancel: the run's UUID.
+        key: The key of the job that it concerns; with runs_cancel: runs of this job.
+        run_id: With run_cancel and run_retry: the run's UUID.
         job: With job_submit: the job.
         payload: With job_trigger: payload of the run in place of the job's, at most 256 KiB.
         payload_content_type: application/json (when null: JSON text) or application/octet-stream.
         delay: With job_trigger: run this long after acceptance, a duration.
         run_at: With job_trigger: run at this instant.
-        labels: With job_trigger: labels of the run in place of the job's.
+        labels: With job_trigger: labels of the run in place of the job's; with runs_cancel: runs of jobs with these
+            labels.
         overlap: With job_trigger and job_backfill: overlap policy of the runs in place of the job's.
         if_version: With job_submit, job_delete and job_rollback: only while this is the current version; 0: only where
             there is no such job.
@@ -622,6 +729,20 @@ class Request:
         days: With calendar_put: dates such as 2026-12-25.
         weekdays: With calendar_put: days of every week, such as SAT.
         source: With calendar_put: where the days come from, in words.
+        token: With run_complete and run_heartbeat: the attempt's task token.
+        status: With run_complete: `succeeded` or `failed`.
+        result_json: With run_complete: the result, as JSON text.
+        error_type: With run_complete, failed: the error's type, compared with non_retryable.
+        error_message: With run_complete, failed: what went wrong.
+        permanent: With run_complete, failed: no further attempt makes sense.
+        progress_json: With run_heartbeat: how far it is, as JSON text.
+        checkpoint_json: With run_heartbeat: what the next attempt needs to go on from here, as JSON text.
+        queue: With runs_cancel: runs of this queue.
+        lane: With runs_cancel: runs of this lane.
+        handler: With runs_cancel: runs of this handler.
+        cause: With runs_cancel: runs of this cause.
+        made_before: With runs_cancel: runs made before this instant; when the request is applied when null.
+        begun: With runs_cancel: whether runs that have begun are cancelled too; true when null.
         reason: Why it is asked, in words; kept and shown.
         traceparent: W3C trace context, carried to the run and its completion.
     """
@@ -654,6 +775,20 @@ class Request:
     days: tuple[str, ...] | None = None
     weekdays: tuple[str, ...] | None = None
     source: str | None = None
+    token: str | None = None
+    status: str | None = None
+    result_json: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    permanent: bool | None = None
+    progress_json: str | None = None
+    checkpoint_json: str | None = None
+    queue: str | None = None
+    lane: str | None = None
+    handler: str | None = None
+    cause: str | None = None
+    made_before: datetime | None = None
+    begun: bool | None = None
     reason: str | None = None
     traceparent: str | None = None
 

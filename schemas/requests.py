@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Encoding: TypeAlias = Literal["json", "avro"]
 
-_JSON_NAMES = {"from_at": "from", "to_at": "to", "occurrence_at": "at"}  # what cannot be named so in Python
+# What cannot be named so in Python.
+_JSON_NAMES = {"from_at": "from", "to_at": "to", "occurrence_at": "at", "is_async": "async"}
+_JSON_TEXTS = {"result_json": "result", "progress_json": "progress", "checkpoint_json": "checkpoint"}
 
 
 def read_request(value: bytes) -> tuple[ParsedRequest, Encoding]:
@@ -47,15 +49,15 @@ def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
 
 def request_document(record: records.Request) -> dict[str, object]:
     """Return the JSON document that says what an Avro request says: fields that are null are left out."""
-    document = {_JSON_NAMES.get(name, name): value for name, value in _document(record).items()}
-    return {**document, "type": record.type.value.replace("_", ".")}
+    return {**_document(record), "type": record.type.value.replace("_", ".")}
 
 
 def _document(record: object) -> dict[str, object]:
     names = (field.name for field in fields(cast("DataclassInstance", record)))
     given = {name: value for name in names if (value := getattr(record, name)) is not None}
     content, content_type = given.pop("payload", None), given.pop("payload_content_type", JSON_CONTENT)
-    made = {name: _plain(value) for name, value in given.items()}
+    texts = {_JSON_TEXTS[name]: read_value(given.pop(name).encode()) for name in _JSON_TEXTS if name in given}
+    made = {_JSON_NAMES.get(name, name): _plain(value) for name, value in given.items()} | texts
     return made if content is None else made | _payload(content, content_type)
 
 

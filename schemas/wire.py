@@ -41,6 +41,8 @@ from tidewheel.schemas.records import (
     HttpTarget,
     JobDefinition,
     JobSubmission,
+    KafkaTarget,
+    LambdaTarget,
     Lane,
     LifecycleEvent,
     Overlap,
@@ -57,6 +59,7 @@ from tidewheel.schemas.records import (
     RunRequest,
     RunStatus,
     ScheduleSubmission,
+    ShellTarget,
     Target,
     TargetKind,
     TargetSubmission,
@@ -284,6 +287,7 @@ def _http_target(record: HttpTarget) -> bytes:
             text(record.method),
             text(record.url),
             strings(record.headers),
+            b"\0" if record.async_timeout_ms is None else b"\2" + long(record.async_timeout_ms),
         )
     )
 
@@ -292,10 +296,87 @@ def _read_http_target(data: bytes, at: int) -> tuple[HttpTarget, int]:
     method, at = text_at(data, at)
     url, at = text_at(data, at)
     headers, at = strings_at(data, at)
+    async_timeout_ms, at = optional_at(data, at, long_at)
     record = HttpTarget(
         method=method,
         url=url,
         headers=headers,
+        async_timeout_ms=async_timeout_ms,
+    )
+    return record, at
+
+
+def _kafka_target(record: KafkaTarget) -> bytes:
+    return b"".join(
+        (
+            text(record.topic),
+            b"\0" if record.key is None else b"\2" + text(record.key),
+            strings(record.headers),
+            b"\0" if record.reply_timeout_ms is None else b"\2" + long(record.reply_timeout_ms),
+        )
+    )
+
+
+def _read_kafka_target(data: bytes, at: int) -> tuple[KafkaTarget, int]:
+    topic, at = text_at(data, at)
+    key, at = optional_at(data, at, text_at)
+    headers, at = strings_at(data, at)
+    reply_timeout_ms, at = optional_at(data, at, long_at)
+    record = KafkaTarget(
+        topic=topic,
+        key=key,
+        headers=headers,
+        reply_timeout_ms=reply_timeout_ms,
+    )
+    return record, at
+
+
+def _shell_target(record: ShellTarget) -> bytes:
+    return b"".join(
+        (
+            array(record.argv, text),
+            b"\0" if record.cwd is None else b"\2" + text(record.cwd),
+            strings(record.env),
+            b"\0" if record.memory_bytes is None else b"\2" + long(record.memory_bytes),
+            b"\0" if record.cpu_seconds is None else b"\2" + long(record.cpu_seconds),
+        )
+    )
+
+
+def _read_shell_target(data: bytes, at: int) -> tuple[ShellTarget, int]:
+    argv, at = array_at(data, at, text_at)
+    cwd, at = optional_at(data, at, text_at)
+    env, at = strings_at(data, at)
+    memory_bytes, at = optional_at(data, at, long_at)
+    cpu_seconds, at = optional_at(data, at, long_at)
+    record = ShellTarget(
+        argv=argv,
+        cwd=cwd,
+        env=env,
+        memory_bytes=memory_bytes,
+        cpu_seconds=cpu_seconds,
+    )
+    return record, at
+
+
+def _lambda_target(record: LambdaTarget) -> bytes:
+    return b"".join(
+        (
+            text(record.function),
+            b"\0" if record.qualifier is None else b"\2" + text(record.qualifier),
+            b"\0" if record.region is None else b"\2" + text(record.region),
+        )
+    )
+
+
+def _read_lambda_target(data: bytes, at: int) -> tuple[LambdaTarget, int]:
+    function, at = text_at(data, at)
+    qualifier, at = optional_at(data, at, text_at)
+    region, at = optional_at(data, at, text_at)
+    record = LambdaTarget(
+        function=function,
+        qualifier=qualifier,
+        region=region,
     )
     return record, at
 
@@ -306,6 +387,9 @@ def _target(record: Target) -> bytes:
             _TARGET_KIND_BYTES[record.kind],
             b"\0" if record.handler is None else b"\2" + text(record.handler),
             b"\0" if record.http is None else b"\2" + _http_target(record.http),
+            b"\0" if record.kafka is None else b"\2" + _kafka_target(record.kafka),
+            b"\0" if record.shell is None else b"\2" + _shell_target(record.shell),
+            b"\0" if record.aws_lambda is None else b"\2" + _lambda_target(record.aws_lambda),
         )
     )
 
@@ -314,10 +398,16 @@ def _read_target(data: bytes, at: int) -> tuple[Target, int]:
     kind, at = _TARGET_KIND_AT[data[at]], at + 1
     handler, at = optional_at(data, at, text_at)
     http, at = optional_at(data, at, _read_http_target)
+    kafka, at = optional_at(data, at, _read_kafka_target)
+    shell, at = optional_at(data, at, _read_shell_target)
+    aws_lambda, at = optional_at(data, at, _read_lambda_target)
     record = Target(
         kind=kind,
         handler=handler,
         http=http,
+        kafka=kafka,
+        shell=shell,
+        aws_lambda=aws_lambda,
     )
     return record, at
 
@@ -359,7 +449,7 @@ def _read_retry(data: bytes, at: int) -> tuple[Retry, int]:
     return record, at
 
 
-JOB_DEFINITION_HEADER = bytes.fromhex("c3017f982891cb06eea0")
+JOB_DEFINITION_HEADER = bytes.fromhex("c30178c4863a69a5c8eb")
 
 
 def encode_job_definition(record: JobDefinition) -> bytes:
@@ -381,6 +471,11 @@ def encode_job_definition(record: JobDefinition) -> bytes:
             long(record.start_to_close_ms),
             b"\0" if record.fixed_delay is None else b"\2" + boolean(record.fixed_delay),
             b"\0" if record.pause_on_failure is None else b"\2" + int32(record.pause_on_failure),
+            b"\0" if record.schedule_to_start_ms is None else b"\2" + long(record.schedule_to_start_ms),
+            b"\0" if record.schedule_to_close_ms is None else b"\2" + long(record.schedule_to_close_ms),
+            b"\0" if record.heartbeat_ms is None else b"\2" + long(record.heartbeat_ms),
+            b"\0" if record.at_most_once is None else b"\2" + boolean(record.at_most_once),
+            b"\0" if record.on_failure is None else b"\2" + text(record.on_failure),
             strings(record.labels),
         )
     )
@@ -402,6 +497,11 @@ def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
     start_to_close_ms, at = long_at(data, at)
     fixed_delay, at = optional_at(data, at, boolean_at)
     pause_on_failure, at = optional_at(data, at, int_at)
+    schedule_to_start_ms, at = optional_at(data, at, long_at)
+    schedule_to_close_ms, at = optional_at(data, at, long_at)
+    heartbeat_ms, at = optional_at(data, at, long_at)
+    at_most_once, at = optional_at(data, at, boolean_at)
+    on_failure, at = optional_at(data, at, text_at)
     labels, at = strings_at(data, at)
     record = JobDefinition(
         tenant=tenant,
@@ -418,6 +518,11 @@ def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
         start_to_close_ms=start_to_close_ms,
         fixed_delay=fixed_delay,
         pause_on_failure=pause_on_failure,
+        schedule_to_start_ms=schedule_to_start_ms,
+        schedule_to_close_ms=schedule_to_close_ms,
+        heartbeat_ms=heartbeat_ms,
+        at_most_once=at_most_once,
+        on_failure=on_failure,
         labels=labels,
     )
     return record, at
@@ -525,7 +630,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c301b3b92e0bd2b7c7b7")
+REPLY_HEADER = bytes.fromhex("c301eb727140c7c478df")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -647,6 +752,20 @@ def _target_submission(record: TargetSubmission) -> bytes:
             b"\0" if record.url is None else b"\2" + text(record.url),
             b"\0" if record.method is None else b"\2" + text(record.method),
             b"\0" if record.headers is None else b"\2" + strings(record.headers),
+            b"\0" if record.is_async is None else b"\2" + boolean(record.is_async),
+            b"\0" if record.async_timeout is None else b"\2" + text(record.async_timeout),
+            b"\0" if record.topic is None else b"\2" + text(record.topic),
+            b"\0" if record.key is None else b"\2" + text(record.key),
+            b"\0" if record.await_reply is None else b"\2" + boolean(record.await_reply),
+            b"\0" if record.reply_timeout is None else b"\2" + text(record.reply_timeout),
+            b"\0" if record.argv is None else b"\2" + array(record.argv, text),
+            b"\0" if record.cwd is None else b"\2" + text(record.cwd),
+            b"\0" if record.env is None else b"\2" + strings(record.env),
+            b"\0" if record.memory_bytes is None else b"\2" + long(record.memory_bytes),
+            b"\0" if record.cpu_seconds is None else b"\2" + long(record.cpu_seconds),
+            b"\0" if record.function is None else b"\2" + text(record.function),
+            b"\0" if record.qualifier is None else b"\2" + text(record.qualifier),
+            b"\0" if record.region is None else b"\2" + text(record.region),
         )
     )
 
@@ -657,12 +776,44 @@ def _read_target_submission(data: bytes, at: int) -> tuple[TargetSubmission, int
     url, at = optional_at(data, at, text_at)
     method, at = optional_at(data, at, text_at)
     headers, at = optional_at(data, at, strings_at)
+    is_async, at = optional_at(data, at, boolean_at)
+    async_timeout, at = optional_at(data, at, text_at)
+    topic, at = optional_at(data, at, text_at)
+    key, at = optional_at(data, at, text_at)
+    await_reply, at = optional_at(data, at, boolean_at)
+    reply_timeout, at = optional_at(data, at, text_at)
+    argv: tuple[str, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        argv, at = array_at(data, at, text_at)
+    cwd, at = optional_at(data, at, text_at)
+    env, at = optional_at(data, at, strings_at)
+    memory_bytes, at = optional_at(data, at, long_at)
+    cpu_seconds, at = optional_at(data, at, long_at)
+    function, at = optional_at(data, at, text_at)
+    qualifier, at = optional_at(data, at, text_at)
+    region, at = optional_at(data, at, text_at)
     record = TargetSubmission(
         type=type,
         name=name,
         url=url,
         method=method,
         headers=headers,
+        is_async=is_async,
+        async_timeout=async_timeout,
+        topic=topic,
+        key=key,
+        await_reply=await_reply,
+        reply_timeout=reply_timeout,
+        argv=argv,
+        cwd=cwd,
+        env=env,
+        memory_bytes=memory_bytes,
+        cpu_seconds=cpu_seconds,
+        function=function,
+        qualifier=qualifier,
+        region=region,
     )
     return record, at
 
@@ -740,6 +891,7 @@ def _job_submission(record: JobSubmission) -> bytes:
             b"\0" if record.schedule_to_start is None else b"\2" + text(record.schedule_to_start),
             b"\0" if record.schedule_to_close is None else b"\2" + text(record.schedule_to_close),
             b"\0" if record.heartbeat is None else b"\2" + text(record.heartbeat),
+            b"\0" if record.on_failure is None else b"\2" + text(record.on_failure),
             b"\0" if record.labels is None else b"\2" + strings(record.labels),
             b"\0" if record.description is None else b"\2" + text(record.description),
             b"\0" if record.paused is None else b"\2" + boolean(record.paused),
@@ -781,6 +933,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     schedule_to_start, at = optional_at(data, at, text_at)
     schedule_to_close, at = optional_at(data, at, text_at)
     heartbeat, at = optional_at(data, at, text_at)
+    on_failure, at = optional_at(data, at, text_at)
     labels, at = optional_at(data, at, strings_at)
     description, at = optional_at(data, at, text_at)
     paused, at = optional_at(data, at, boolean_at)
@@ -810,6 +963,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
         schedule_to_start=schedule_to_start,
         schedule_to_close=schedule_to_close,
         heartbeat=heartbeat,
+        on_failure=on_failure,
         labels=labels,
         description=description,
         paused=paused,
@@ -817,7 +971,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c3013eca5967502cd2a3")
+REQUEST_HEADER = bytes.fromhex("c301a5b7e1d98925c915")
 
 
 def encode_request(record: Request) -> bytes:
@@ -853,6 +1007,20 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.days is None else b"\2" + array(record.days, text),
             b"\0" if record.weekdays is None else b"\2" + array(record.weekdays, text),
             b"\0" if record.source is None else b"\2" + text(record.source),
+            b"\0" if record.token is None else b"\2" + text(record.token),
+            b"\0" if record.status is None else b"\2" + text(record.status),
+            b"\0" if record.result_json is None else b"\2" + text(record.result_json),
+            b"\0" if record.error_type is None else b"\2" + text(record.error_type),
+            b"\0" if record.error_message is None else b"\2" + text(record.error_message),
+            b"\0" if record.permanent is None else b"\2" + boolean(record.permanent),
+            b"\0" if record.progress_json is None else b"\2" + text(record.progress_json),
+            b"\0" if record.checkpoint_json is None else b"\2" + text(record.checkpoint_json),
+            b"\0" if record.queue is None else b"\2" + text(record.queue),
+            b"\0" if record.lane is None else b"\2" + text(record.lane),
+            b"\0" if record.handler is None else b"\2" + text(record.handler),
+            b"\0" if record.cause is None else b"\2" + text(record.cause),
+            b"\0" if record.made_before is None else b"\2" + instant(record.made_before),
+            b"\0" if record.begun is None else b"\2" + boolean(record.begun),
             b"\0" if record.reason is None else b"\2" + text(record.reason),
             b"\0" if record.traceparent is None else b"\2" + text(record.traceparent),
         )
@@ -897,6 +1065,20 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         require_value(branch)
         weekdays, at = array_at(data, at, text_at)
     source, at = optional_at(data, at, text_at)
+    token, at = optional_at(data, at, text_at)
+    status, at = optional_at(data, at, text_at)
+    result_json, at = optional_at(data, at, text_at)
+    error_type, at = optional_at(data, at, text_at)
+    error_message, at = optional_at(data, at, text_at)
+    permanent, at = optional_at(data, at, boolean_at)
+    progress_json, at = optional_at(data, at, text_at)
+    checkpoint_json, at = optional_at(data, at, text_at)
+    queue, at = optional_at(data, at, text_at)
+    lane, at = optional_at(data, at, text_at)
+    handler, at = optional_at(data, at, text_at)
+    cause, at = optional_at(data, at, text_at)
+    made_before, at = optional_at(data, at, instant_at)
+    begun, at = optional_at(data, at, boolean_at)
     reason, at = optional_at(data, at, text_at)
     traceparent, at = optional_at(data, at, text_at)
     record = Request(
@@ -928,6 +1110,20 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         days=days,
         weekdays=weekdays,
         source=source,
+        token=token,
+        status=status,
+        result_json=result_json,
+        error_type=error_type,
+        error_message=error_message,
+        permanent=permanent,
+        progress_json=progress_json,
+        checkpoint_json=checkpoint_json,
+        queue=queue,
+        lane=lane,
+        handler=handler,
+        cause=cause,
+        made_before=made_before,
+        begun=begun,
         reason=reason,
         traceparent=traceparent,
     )

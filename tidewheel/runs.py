@@ -120,6 +120,7 @@ MOVES: Mapping[Move, Transition] = MappingProxyType(
 
 FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPPED})
 OPEN = frozenset(RunState) - FINAL
+IN_HAND = [RunState.RUNNING, RunState.CANCELLING]  # an executor's attempt is under way; its lease guards it
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
 
 _END_MOVES: Mapping[RunState, Move] = MappingProxyType(

@@ -16,19 +16,25 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.submitted import Submitted
 from tidewheel.jobs.values import (
+    MAX_PROGRESS_BYTES,
+    MAX_RESULT_BYTES,
     BackfillId,
     CalendarName,
     Day,
+    Description,
     IfVersion,
     Instant,
     Key,
     Labels,
     OverlapPolicy,
+    Queue,
     Reason,
     RunId,
+    TaskToken,
     Tenant,
     Traceparent,
     Weekday,
+    bounded_json,
     few,
     many_days,
     span,
@@ -284,6 +290,97 @@ class RunCancel(_Asked):
     reason: Reason | None = None
 
 
+class RunRetry(_Asked):
+    """Make a new run of one that is over: its payload, under the job's current version.
+
+    Attributes:
+        run_id: The run that is over.
+        delay: How long the new one waits.
+    """
+
+    type: Literal["run.retry"]
+    run_id: RunId
+    delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
+    reason: Reason | None = None
+
+
+class RunComplete(_Asked):
+    """Say from outside how an attempt ended.
+
+    Attributes:
+        token: The attempt's task token, which is all the right it takes.
+        result: With `succeeded`: any JSON value.
+        error_type: With `failed`: compared with the job's non_retryable.
+        error_message: With `failed`: what went wrong.
+        permanent: With `failed`: no further attempt makes sense.
+    """
+
+    type: Literal["run.complete"]
+    token: TaskToken
+    status: Literal["succeeded", "failed"] = "succeeded"
+    result: Annotated[bytes | None, BeforeValidator(bounded_json(MAX_RESULT_BYTES))] = None
+    error_type: Key | None = None
+    error_message: Description | None = None
+    permanent: bool = False
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        for name in ("error_type", "error_message", "permanent"):
+            if self.status == "succeeded" and name in self.model_fields_set:
+                raise Misfit(problem="a success has none", remedy="leave it out, or write status: failed", path=name)
+        if self.status == "failed" and "result" in self.model_fields_set:
+            raise Misfit(problem="a failure has none", remedy="write error_type and error_message", path="result")
+        return self
+
+
+class RunHeartbeat(_Asked):
+    """Say from outside that an attempt goes on.
+
+    Attributes:
+        token: The attempt's task token.
+        progress: How far it is, any JSON value.
+        checkpoint: What the next attempt needs to go on from here, any JSON value.
+    """
+
+    type: Literal["run.heartbeat"]
+    token: TaskToken
+    progress: Annotated[bytes | None, BeforeValidator(bounded_json(MAX_PROGRESS_BYTES))] = None
+    checkpoint: Annotated[bytes | None, BeforeValidator(bounded_json(MAX_RESULT_BYTES))] = None
+
+
+class RunsCancel(_Asked):
+    """End all runs that a filter names, of those made before an instant.
+
+    Attributes:
+        key: Of this job.
+        labels: Of jobs that have all of these labels when the request is applied.
+        queue: Of this queue.
+        lane: Of this lane.
+        handler: Of this handler.
+        cause: Of this cause.
+        made_before: Made before this instant; when the request is applied where it is not given.
+        begun: Whether those that have begun are cancelled too.
+    """
+
+    type: Literal["runs.cancel"]
+    key: Key | None = None
+    labels: Labels | None = None
+    queue: Queue | None = None
+    lane: Literal["critical", "standard", "batch"] | None = None
+    handler: Key | None = None
+    cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
+    made_before: Instant | None = None
+    begun: bool = True
+    reason: Reason | None = None
+
+    @model_validator(mode="after")
+    def _narrow(self) -> Self:
+        if not any((self.key, self.labels, self.queue, self.lane, self.handler, self.cause)):
+            remedy = "write at least one of key, labels, queue, lane, handler and cause"
+            raise Misfit(problem="it names every run there is", remedy=remedy, path="key")
+        return self
+
+
 AnyRequest: TypeAlias = (
     JobSubmit
     | JobTrigger
@@ -301,6 +398,10 @@ AnyRequest: TypeAlias = (
     | CalendarPut
     | CalendarDelete
     | RunCancel
+    | RunRetry
+    | RunComplete
+    | RunHeartbeat
+    | RunsCancel
 )
 Request: TypeAlias = Annotated[AnyRequest, Field(discriminator="type")]
 

@@ -4,7 +4,7 @@ What is planned and this release cannot do yet is refused by name, with what wor
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
@@ -35,14 +35,15 @@ from tidewheel.jobs.values import (
 LONGEST_ATTEMPT = timedelta(hours=24)
 LONGEST_JITTER = timedelta(hours=24)
 LONGEST_WINDOW = timedelta(days=90)  # as long as runs are kept
+_WAIT = span(
+    timedelta(milliseconds=100), LONGEST_WINDOW
+)  # reads how long a run may wait, or take with all its attempts
 MOST_FAILURES = 1_000_000
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 
 _IN_SCHEDULE = "write it inside schedule, beside cron"
 _IN_RETRY = "write it inside retry"
-_ONE_TIMEOUT = "use start_to_close, which bounds each attempt"
-_WATCH = "consume the completions topic and act there"
 
 
 class Jitter(NamedTuple):
@@ -72,17 +73,10 @@ class JobSpec(WithPayload):
     """
 
     later: ClassVar[Mapping[str, str]] = {
-        "schedule_to_start": _ONE_TIMEOUT,
-        "schedule_to_close": _ONE_TIMEOUT,
-        "heartbeat": _ONE_TIMEOUT,
-        "on_failure": _WATCH,
         "concurrency_key": "use overlap skip, which keeps the runs of one job apart",
         "ordering_key": "use overlap skip, which keeps the runs of one job apart",
         "dedupe": "send a request_id, which makes a repeated request one",
         "priority": "use lane: critical, standard or batch",
-    }
-    later_values: ClassVar[Mapping[str, Sequence[str]]] = {
-        "delivery": ("at_most_once",),
     }
     elsewhere: ClassVar[Mapping[str, str]] = {
         "timezone": _IN_SCHEDULE,
@@ -120,11 +114,15 @@ class JobSpec(WithPayload):
     exclude_calendars: Annotated[tuple[CalendarName, ...], BeforeValidator(few)] = ()
     include_calendars: Annotated[tuple[CalendarName, ...], BeforeValidator(few)] = ()
     on_excluded: Literal["skip", "next_business_day"] = "skip"
-    delivery: Literal["at_least_once"] = "at_least_once"
+    on_failure: Key | None = None
+    delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     retry: RetryPolicy = RetryPolicy()
     start_to_close: Annotated[timedelta, BeforeValidator(span(timedelta(milliseconds=1), LONGEST_ATTEMPT))] = timedelta(
         seconds=300
     )
+    schedule_to_start: Annotated[timedelta, BeforeValidator(_WAIT)] | None = None
+    schedule_to_close: Annotated[timedelta, BeforeValidator(_WAIT)] | None = None
+    heartbeat: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), LONGEST_ATTEMPT))] | None = None
     labels: Labels = {}  # noqa: RUF012 - pydantic copies it
     description: Description | None = None
     paused: bool = False
@@ -190,7 +188,7 @@ def canonical_spec(spec: JobSpec) -> bytes:
     Two ways to write one value (`60s` and `1m`, a bare string and the object it stands for) are equal; a default that
     is written out is not equal to one left out, since a later release may change it. `paused` is no part of the spec.
     """
-    given = spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"paused"})
+    given = spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"paused"}, by_alias=True)
     if "jitter" in given:
         given["jitter"] = spec.jitter  # the dump makes a list of it
     return canonical(_plain(given))

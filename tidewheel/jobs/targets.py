@@ -2,35 +2,54 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from datetime import timedelta
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.misfit import Misfit, Misread
 from tidewheel.jobs.refusals import shown, validated
-from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.submitted import Submitted
-from tidewheel.jobs.values import Key
+from tidewheel.jobs.values import Key, one_line, span
 
 MAX_URL = 2048
 MAX_HEADERS = 32
 MAX_HEADER = 1024
 
-_LATER_TYPES = ("kafka", "shell", "lambda")
+LONGEST_ANSWER = timedelta(days=30)  # how long an end that is told later may take
+MAX_ARGUMENTS = 1000
+MAX_ARGUMENT_BYTES = 64 * 1024
+MAX_VARIABLES = 100
+MAX_MEMORY_BYTES = 1 << 40
+RESERVED = "tidewheel."  # names that no handler may have: what an executor must be able to do
+
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", re.ASCII)  # Source: RFC 9110 section 5.6.2, "Tokens"
 _NOT_IN_A_VALUE = re.compile(r"[^\x20-\x7e\t]")  # Source: RFC 9110 section 5.5, "Field Values"; sent as ASCII
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+# Source: AWS Lambda API reference, "Invoke", FunctionName.
+_FUNCTION = re.compile(
+    r"(arn:aws[a-zA-Z-]*:lambda:[a-z0-9-]+:\d{12}:function:)?[a-zA-Z0-9_-]{1,64}(:[a-zA-Z0-9$_-]{1,128})?", re.ASCII
+)
 _OWN_HEADERS = frozenset(
     ("connection", "content-length", "host", "idempotency-key", "te", "trailer", "traceparent", "transfer-encoding")
 )
 _OWN_PREFIXES = ("tidewheel-", "webhook-", "proxy-")
 
 
+def _unreserved(name: str) -> str:
+    if name.startswith(RESERVED):
+        raise Misfit(problem=f"names that begin with {RESERVED!r} are not yours", remedy="name the handler otherwise")
+    return name
+
+
 class HandlerTarget(Submitted):
     """A Python handler."""
 
     type: Literal["handler"] = "handler"
-    name: Key
+    name: Annotated[Key, AfterValidator(_unreserved)]
 
 
 def _url(text: str) -> str:
@@ -82,27 +101,144 @@ def _check_header(name: str, content: object) -> None:
         raise Misfit(problem="it begins or ends with a blank, which no header keeps", remedy="leave it out", path=name)
 
 
+def _topic(name: str) -> str:
+    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
+        remedy = "write 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
+        raise Misfit(problem=f"{shown(name)} is no topic's name", remedy=remedy)
+    return name
+
+
+def _answer_span(value: object) -> timedelta:
+    return span(timedelta(seconds=1), LONGEST_ANSWER)(value)
+
+
+def _argv(value: object) -> tuple[str, ...]:
+    remedy = 'write a list of words, such as ["report", "--day", "today"]; no shell reads them'
+    if (given := as_list(value)) is None:
+        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
+        raise Misfit(problem=problem, remedy=remedy)
+    if not given or len(given) > MAX_ARGUMENTS:
+        raise Misfit(problem=f"{len(given)} words were read", remedy=f"write 1 to {MAX_ARGUMENTS}")
+    for index, word in enumerate(given):
+        if not isinstance(word, str) or "\0" in word or (index == 0 and not word):
+            raise Misfit(problem=f"{shown(word)} was read", remedy=remedy, path=str(index))
+    if sum(len(str(word).encode("utf-8", "surrogatepass")) for word in given) > MAX_ARGUMENT_BYTES:
+        remedy = f"write at most {MAX_ARGUMENT_BYTES} bytes; the payload arrives on standard input"
+        raise Misfit(problem="it is too long", remedy=remedy)
+    return tuple(str(word) for word in given)
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path or len(path) > MAX_URL:
+        raise Misfit(problem=f"{shown(path)} is no absolute path", remedy="write such as /srv/reports")
+    return path
+
+
+def _environment(value: object) -> dict[str, str]:
+    if (given := as_object(value)) is None:
+        raise Misfit(problem=f"{shown(value)} was read", remedy="write an object of names and values")
+    if len(given) > MAX_VARIABLES:
+        raise Misfit(problem=f"{len(given)} variables were read", remedy=f"write at most {MAX_VARIABLES}")
+    for name, content in given.items():
+        if not _VARIABLE.fullmatch(name) or name.startswith("TIDEWHEEL_"):
+            remedy = "write letters, digits and '_', no digit first; those beginning with TIDEWHEEL_ are set by itself"
+            raise Misfit(problem=f"{shown(name)} cannot be set", remedy=remedy)
+        if not isinstance(content, str) or "\0" in content or len(content) > MAX_URL:
+            raise Misfit(problem=f"{shown(content)} was read", remedy=f"write at most {MAX_URL} characters", path=name)
+    return {name: str(content) for name, content in given.items()}
+
+
+def _function(name: str) -> str:
+    if not _FUNCTION.fullmatch(name):
+        remedy = "write a function's name, or its ARN"
+        raise Misfit(problem=f"{shown(name)} names no function", remedy=remedy)
+    return name
+
+
+def _only_with(target: Submitted, name: str, flag: str, *, given: bool) -> None:
+    if name in target.model_fields_set and not given:
+        raise Misfit(
+            problem=f"it has no meaning without {flag}", remedy=f"write {flag}: true, or leave it out", path=name
+        )
+
+
 class HttpTarget(Submitted):
     """A request to a URL; the payload is its body."""
 
-    later: ClassVar[Mapping[str, str]] = {
-        "async": "answer within start_to_close",
-        "async_timeout": "answer within start_to_close",
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = {"is_async": "write it as async"}
 
     type: Literal["http"]
     url: Annotated[str, AfterValidator(_url)]
     method: Literal["POST", "GET", "HEAD", "PUT", "PATCH", "DELETE"] = "POST"
     headers: Annotated[dict[str, str], BeforeValidator(_headers)] = {}  # noqa: RUF012 - pydantic copies it
+    is_async: bool = Field(default=False, alias="async")
+    async_timeout: Annotated[timedelta, BeforeValidator(_answer_span)] = timedelta(hours=24)
+
+    @model_validator(mode="after")
+    def _waits(self) -> Self:
+        _only_with(self, "async_timeout", "async", given=self.is_async)
+        return self
 
 
-def read_target(value: object) -> HandlerTarget | HttpTarget:
+class KafkaTarget(Submitted):
+    """A message to a topic of the user's own; the payload is its value."""
+
+    type: Literal["kafka"]
+    topic: Annotated[str, AfterValidator(_topic)]
+    key: Annotated[str, AfterValidator(one_line(MAX_HEADER))] | None = None
+    headers: Annotated[dict[str, str], BeforeValidator(_headers)] = {}  # noqa: RUF012 - pydantic copies it
+    await_reply: bool = False
+    reply_timeout: Annotated[timedelta, BeforeValidator(_answer_span)] = timedelta(hours=24)
+
+    @model_validator(mode="after")
+    def _waits(self) -> Self:
+        _only_with(self, "reply_timeout", "await_reply", given=self.await_reply)
+        return self
+
+
+class ShellTarget(Submitted):
+    """A program with its arguments, run by an executor that allows it; the payload is its standard input."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "command": 'write it as argv, a list of words: ["sh", "-c", "…"] where a shell is wanted',
+        "timeout": "write start_to_close, beside target",
+    }
+
+    type: Literal["shell"]
+    argv: Annotated[tuple[str, ...], BeforeValidator(_argv)]
+    cwd: Annotated[str, AfterValidator(_absolute)] | None = None
+    env: Annotated[dict[str, str], BeforeValidator(_environment)] = {}  # noqa: RUF012 - pydantic copies it
+    memory_bytes: Annotated[int, Field(ge=1 << 20, le=MAX_MEMORY_BYTES)] | None = None
+    cpu_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+
+
+class LambdaTarget(Submitted):
+    """A function to invoke; the payload is its event."""
+
+    type: Literal["lambda"]
+    function: Annotated[str, AfterValidator(_function)]
+    qualifier: Annotated[str, Field(pattern=r"^[A-Za-z0-9$_-]{1,128}$")] | None = None
+    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")] | None = None
+
+
+AnyTarget: TypeAlias = HandlerTarget | HttpTarget | KafkaTarget | ShellTarget | LambdaTarget
+
+_MODELS: Mapping[str, type[AnyTarget]] = {
+    "handler": HandlerTarget,
+    "http": HttpTarget,
+    "kafka": KafkaTarget,
+    "shell": ShellTarget,
+    "lambda": LambdaTarget,
+}
+
+
+def read_target(value: object) -> AnyTarget:
     """Return the target that an object or a bare string describes.
 
     Raises:
         Misfit: It describes none.
     """
-    if isinstance(value, HandlerTarget | HttpTarget):
+    if isinstance(value, AnyTarget):
         return value
     if isinstance(value, str):
         return validated(HandlerTarget, {"type": "handler", "name": value})
@@ -115,22 +251,12 @@ def read_target(value: object) -> HandlerTarget | HttpTarget:
     return _by_type(given)
 
 
-Target: TypeAlias = Annotated[HandlerTarget | HttpTarget, BeforeValidator(read_target)]
+Target: TypeAlias = Annotated[AnyTarget, BeforeValidator(read_target)]
 
 
-def _by_type(given: Mapping[str, object]) -> HandlerTarget | HttpTarget:
-    match given.get("type"):
-        case "handler":
-            return validated(HandlerTarget, given)
-        case "http":
-            return validated(HttpTarget, given)
-        case str() as kind if kind in _LATER_TYPES:
-            raise Misfit(
-                problem=f"{kind!r} is not yet available in this release",
-                remedy="write 'handler' or 'http'",
-                path="type",
-            )
-        case None if "type" not in given:
-            raise Misfit(problem="is missing", remedy="write 'handler' or 'http'", path="type")
-        case kind:
-            raise Misfit(problem=f"{shown(kind)} was read", remedy="write 'handler' or 'http'", path="type")
+def _by_type(given: Mapping[str, object]) -> AnyTarget:
+    kind = given.get("type")
+    if isinstance(kind, str) and kind in _MODELS:
+        return validated(_MODELS[kind], given)
+    problem = "is missing" if "type" not in given else f"{shown(kind)} was read"
+    raise Misfit(problem=problem, remedy="write 'handler', 'http', 'kafka', 'shell' or 'lambda'", path="type")

@@ -20,6 +20,8 @@ MAX_LABELS = 64
 MAX_LABEL_NAME = 63
 MAX_TEXT = 255
 MAX_ELEMENTS = 100
+MAX_RESULT_BYTES = 64 * 1024  # of a result, and of a checkpoint
+MAX_PROGRESS_BYTES = 4 * 1024
 MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
 
 # Control characters, line and paragraph separators, and halves of surrogate pairs, which no UTF-8 can hold.
@@ -29,6 +31,7 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
 _CALENDAR = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
@@ -187,9 +190,28 @@ def _payload_base64(value: object) -> bytes:
         ) from error
 
 
-def _bounded(content: bytes) -> bytes:
-    if len(content) > MAX_PAYLOAD_BYTES:
-        problem = f"it has {len(content)} bytes; at most {MAX_PAYLOAD_BYTES} are carried"
+def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
+    """Return a reader of any JSON value, as its compact text of at most so many bytes."""
+
+    def read(value: object) -> bytes:
+        if isinstance(value, Misread):
+            raise Misfit(problem=value.problem, remedy=value.remedy)
+        return _bounded(compact(value), most_bytes)
+
+    return read
+
+
+def _task_token(text: str) -> str:
+    if not _TASK_TOKEN.fullmatch(text):
+        raise Misfit(
+            problem="it is no task token", remedy="send back the token of 48 characters that came with the attempt"
+        )
+    return text
+
+
+def _bounded(content: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
+    if len(content) > most_bytes:
+        problem = f"it has {len(content)} bytes; at most {most_bytes} are carried"
         raise Misfit(problem=problem, remedy="store it elsewhere and send a reference")
     return content
 
@@ -230,6 +252,7 @@ Day = Annotated[date, BeforeValidator(_day)]
 Weekday = Annotated[int, BeforeValidator(_weekday)]
 IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
 OverlapPolicy = Literal["skip", "buffer_one", "buffer_all", "cancel_other", "terminate_other", "allow_all"]
+TaskToken = Annotated[str, AfterValidator(_task_token)]
 Traceparent = Annotated[str, AfterValidator(_traceparent)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 # The outermost type, so that null is read too: a payload that is null is one, and not the lack of one.

@@ -13,7 +13,7 @@ from tidewheel.settings import Connections
 from tidewheel.sql import Statements
 from tidewheel.topics import Topics
 
-_READ_SHARDS = Statements("tidewheel.transitions")["read_shards"]
+_READ_INSTALLATION = Statements("tidewheel.transitions")["read_installation"]
 
 Event = RunCompleted | LifecycleEvent | DeadLetter
 
@@ -30,6 +30,7 @@ class Installation:
         encode_event: The encoding of completions, events and dead letters.
         misfire_after: How late an occurrence may be before it is missed.
         catch_up_rate: Runs that make up for something, a second, of the whole fleet.
+        task_token_key: What task tokens are signed with.
     """
 
     shards: int
@@ -39,19 +40,20 @@ class Installation:
     encode_event: Callable[[Event], bytes]
     misfire_after: timedelta
     catch_up_rate: float = 1000.0
+    task_token_key: bytes = b""
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:
     """The installation behind a connection."""
-    row = connection.execute(_READ_SHARDS).fetchone()
-    assert row is not None  # noqa: S101 - the first migration writes it
+    facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     json_wanted = settings.events_encoding == "json"
     return Installation(
-        shards=cast("int", row[0]),
+        shards=cast("int", facts["shards"]),
         topics=Topics(settings.topic_prefix),
         source=settings.source,
         content_type="application/json" if json_wanted else "application/avro",
         encode_event=encode_json if json_wanted else encode,
         misfire_after=settings.misfire_after,
         catch_up_rate=settings.catch_up_rate,
+        task_token_key=bytes.fromhex(str(facts["task_token_key"])),
     )

@@ -8,9 +8,19 @@ SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_
    AND o.job_version = wanted.job_version
    AND o.state = ANY (%(sources)s::text[])
    AND o.publish_at <= (SELECT tidewheel_now())
+   AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
    AND NOT EXISTS (
         SELECT FROM cancellations AS c
-         WHERE c.finished_at IS NULL AND c.job_id = o.job_id AND o.made_at <= c.made_before AND o.attempt = 0
+         WHERE c.finished_at IS NULL
+           AND c.tenant = o.tenant
+           AND (c.job_id IS NULL OR c.job_id = o.job_id)
+           AND (c.job_ids IS NULL OR o.job_id = ANY (c.job_ids))
+           AND (c.queue IS NULL OR c.queue = o.queue)
+           AND (c.lane IS NULL OR c.lane = o.lane)
+           AND (c.handler IS NULL OR c.handler = o.handler)
+           AND (c.cause IS NULL OR c.cause = o.cause)
+           AND o.made_at <= c.made_before
+           AND (c.begun OR o.attempt = 0)
        )
  ORDER BY o.run_id
    FOR UPDATE OF o SKIP LOCKED
@@ -87,16 +97,18 @@ SELECT wanted.job_id, wanted.tenant, %(nobody)s, true
 
 -- name: start_attempts
 -- The claim itself: raises attempt, which is the fence of everything that follows.
--- Index: open_runs_pkey. Lock: rows that lock_claims has locked already; touches no indexed column (HOT).
+-- Index: open_runs_pkey. Lock: rows that lock_claims has locked already; touches no indexed column (HOT) unless
+-- a schedule_to_start is over with it.
 UPDATE open_runs AS o
    SET state = %(target)s,
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
        started_at = (SELECT tidewheel_now()),
+       deadline_at = o.close_at,
        came_by = wanted.came_by
   FROM unnest(%(run_ids)s::uuid[], %(came_by)s::text[]) AS wanted (run_id, came_by)
  WHERE o.run_id = wanted.run_id
-RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at
+RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
 
 -- name: wait_for_claims
 -- After a lost COMMIT of a claim: waits until the server is done with it, one way or the other.
@@ -106,7 +118,7 @@ SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FO
 -- name: read_claims
 -- After that: which of these attempts stand under this executor. A later statement, to see what was waited for.
 -- Index: open_runs_pkey. No lock.
-SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at
+SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
   JOIN open_runs AS o USING (run_id, attempt)
  WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
@@ -266,7 +278,9 @@ UPDATE open_runs AS o
        charged = o.charged + chosen.charge,
        lost = o.lost + chosen.loss,
        executor_id = NULL,
-       started_at = NULL
+       started_at = NULL,
+       deadline_at = o.close_at,
+       wait_until = NULL
   FROM (
     SELECT p.run_id, wanted.delay, wanted.charge, wanted.loss, p.started_at, p.executor_id, p.came_by
       FROM unnest(
@@ -281,6 +295,29 @@ UPDATE open_runs AS o
  WHERE o.run_id = chosen.run_id
 RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
           o.publish_at, chosen.started_at, chosen.executor_id, chosen.came_by, (SELECT tidewheel_now()) AS ended_at
+
+-- name: wait_runs
+-- Attempts whose end is told from outside: no longer in their executor's hands, and never due.
+-- Index: open_runs_pkey; open_runs_due and open_runs_deadline change. Lock: each row in run_id order, rows locked by others
+-- are passed over and tried again.
+UPDATE open_runs AS o
+   SET state = %(target)s,
+       publish_at = 'infinity',
+       wait_until = (SELECT tidewheel_now()) + chosen.timeout,
+       deadline_at = least(o.close_at, (SELECT tidewheel_now()) + least(chosen.timeout, chosen.heartbeat))
+  FROM (
+    SELECT p.run_id, wanted.timeout, wanted.heartbeat
+      FROM unnest(
+            %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(timeouts)s::interval[],
+            %(heartbeats)s::interval[]
+           ) AS wanted (run_id, attempt, executor_id, timeout, heartbeat)
+      JOIN open_runs AS p USING (run_id, attempt)
+     WHERE p.state = ANY (%(sources)s) AND p.executor_id = wanted.executor_id
+     ORDER BY p.run_id
+       FOR UPDATE OF p SKIP LOCKED
+  ) AS chosen
+ WHERE o.run_id = chosen.run_id
+RETURNING o.run_id
 
 -- name: read_definitions
 -- The immutable part of job versions, for messages that are built again.
@@ -443,9 +480,9 @@ SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidew
        AS told (run_id, attempt, tenant, executor_id)
     ON CONFLICT DO NOTHING
 
--- name: read_shards
--- How many shards this installation has. Index: settings_pkey. No lock.
-SELECT value FROM settings WHERE name = 'shards'
+-- name: read_installation
+-- How many shards this installation has, and what it signs with. Index: settings_pkey. No lock.
+SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key')
 
 -- name: find_unmoved
 -- Of the attempts that requeue_runs did not take: those that were only locked by somebody and must be tried again.

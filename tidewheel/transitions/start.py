@@ -58,6 +58,7 @@ class Started:
         lost: Attempts lost before this one.
         publish_at: When it was due.
         started_at: When it was claimed, by the database's clock.
+        close_at: When schedule_to_close strikes, by the same clock.
     """
 
     run_id: UUID
@@ -66,6 +67,7 @@ class Started:
     lost: int
     publish_at: datetime
     started_at: datetime
+    close_at: datetime | None = None
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from tidewheel.runs import Cause, RunState
 from tidewheel.schemas import records
 from tidewheel.schemas.codec import encode
 from tidewheel.sql import Statements
+from tidewheel.transitions.dispatch import Definitions
 from tidewheel.transitions.installation import Installation
 
 _ADD_JOB_RUNS = Statements("tidewheel.transitions")["add_job_runs"]
@@ -32,11 +33,11 @@ _JOB_RUN_TYPES = (
 )  # fmt: skip
 _COPY_OPEN_RUNS = (
     "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
-    "scheduled_at, publish_at, made_at) FROM STDIN (FORMAT BINARY)"
+    "scheduled_at, publish_at, made_at, deadline_at, close_at) FROM STDIN (FORMAT BINARY)"
 )
 _OPEN_RUN_TYPES = (
     "uuid", "uuid", "text", "int2", "text", "text", "text", "text", "text", "text", "int4",
-    "timestamptz", "timestamptz", "timestamptz",
+    "timestamptz", "timestamptz", "timestamptz", "timestamptz", "timestamptz",
 )  # fmt: skip
 _COPY_INPUTS = (
     "COPY run_inputs (run_id, tenant, payload, payload_content_type, labels, overlap, traceparent, request_id, "
@@ -179,9 +180,20 @@ def _copy_open_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> 
             copy.write_row(
                 (
                     r.run_id, r.job_id, r.tenant, r.shard, r.queue, r.lane, r.handler, r.cause, r.overlap,
-                    RunState.QUEUED, r.job_version, r.scheduled_at, r.publish_at, now,
+                    RunState.QUEUED, r.job_version, r.scheduled_at, r.publish_at, now, *_deadlines(r),
                 )
             )  # fmt: skip
+
+
+def _deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
+    """The earliest deadline of a new run, and when its schedule_to_close strikes; both count from its publish_at."""
+    definition = _DEFINITIONS.of(run.definition)
+    start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms
+    if start_ms is None and close_ms is None:
+        return None, None
+    starts = None if start_ms is None else run.publish_at + timedelta(milliseconds=start_ms)
+    closes = None if close_ms is None else run.publish_at + timedelta(milliseconds=close_ms)
+    return min(at for at in (starts, closes) if at is not None), closes
 
 
 def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
@@ -233,3 +245,4 @@ def _outbox_row(run: NewRun, installation: Installation) -> OutboxRow:
 
 
 _NO_INPUTS = RunInputs()
+_DEFINITIONS = Definitions()

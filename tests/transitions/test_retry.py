@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.executor import retry as module
-from tidewheel.executor.retry import Failure, delay_before_next
 from tidewheel.jobs.retry import MOST_ATTEMPTS, RetryPolicy
 from tidewheel.schemas.records import Backoff, Retry
+from tidewheel.transitions import retry as module
+from tidewheel.transitions.retry import Failure, delay_before_next
 
 ERROR = Failure("ValueError")
 DAY_MS = 86_400_000

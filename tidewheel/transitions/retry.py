@@ -6,8 +6,11 @@ The budget is `charged`, compared with `max_attempts`; hand-back, snooze and los
 import random
 from dataclasses import dataclass
 from datetime import timedelta
+from uuid import UUID
 
-from tidewheel.schemas.records import Backoff, Retry
+from tidewheel.schemas.records import Backoff, JobDefinition, Retry
+
+UNKNOWN_OUTCOME = "unknown_outcome"  # error type and reason: of a run that may be attempted once, nobody knows the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +21,33 @@ class Failure:
         error_type: Compared with `non_retryable`.
         permanent: The handler or the answer said that trying again is no use.
         retry_after: The earliest next try that was asked for.
+        not_begun: It is certain that the attempt had no effect, such as a refused connection.
     """
 
     error_type: str
     permanent: bool = False
     retry_after: timedelta | None = None
+    not_begun: bool = False
+
+
+def next_attempt(
+    definition: JobDefinition, failure: Failure, *, run_id: UUID, attempt: int, charged: int
+) -> timedelta | None:
+    """How long a failed attempt's run waits for the next; None where there is no next.
+
+    The jitter is fixed per attempt, so that asking twice gives the same answer.
+
+    Args:
+        definition: The job's version.
+        failure: What happened.
+        run_id: The run.
+        attempt: The attempt that failed.
+        charged: Attempts charged before it.
+    """
+    if definition.at_most_once and not failure.not_begun:
+        return None
+    spread = (run_id.int + attempt * 7919) % 2001 / 1000 - 1
+    return delay_before_next(definition.retry, failure, charged + 1, spread=spread)
 
 
 def delay_before_next(retry: Retry, failure: Failure, charged: int, *, spread: float | None = None) -> timedelta | None:

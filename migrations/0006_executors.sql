@@ -1,0 +1,35 @@
+-- What long work needs: deadlines, answers from outside, progress and output while an attempt runs, lineage of redriven
+-- runs, cancellation by any filter.
+
+-- What task tokens are made and checked with: a token is a signature, so nothing is written for it before it is handed
+-- out. Whoever can read this table can end any run anyway.
+INSERT INTO settings (name, value)
+VALUES ('task_token_key', to_jsonb(encode(sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea), 'hex')));
+
+ALTER TABLE open_runs DROP COLUMN token_hash;
+ALTER TABLE open_runs ADD COLUMN close_at timestamptz, ADD COLUMN wait_until timestamptz;
+COMMENT ON COLUMN open_runs.deadline_at IS 'the earliest of its timeouts that PostgreSQL keeps: schedule_to_start until it has begun, close_at, wait_until, a heartbeat from outside';
+COMMENT ON COLUMN open_runs.close_at IS 'when schedule_to_close strikes';
+COMMENT ON COLUMN open_runs.wait_until IS 'while waiting: when the time for the answer from outside is over';
+COMMENT ON COLUMN open_runs.handler IS 'what an executor must have: a handler''s name, tidewheel.shell, tidewheel.lambda; null where any will do';
+COMMENT ON COLUMN open_runs.executor_id IS 'in whose hands it is; of a waiting run: in whose hands it was';
+
+-- Progress of the attempt under way, beside the checkpoint that the next one receives.
+ALTER TABLE run_inputs ADD COLUMN progress bytea, ADD COLUMN beat_at timestamptz, ADD COLUMN beats_attempt integer;
+COMMENT ON COLUMN run_inputs.beats_attempt IS 'which attempt progress and beat_at are of';
+
+-- Output may be kept before the attempt ends; output_bytes counts what was ever written, of which the last 64 KiB lie here.
+ALTER TABLE attempt_outputs ADD COLUMN output_bytes bigint;
+
+ALTER TABLE cancellations ADD COLUMN job_ids uuid[];
+ALTER TABLE cancellations ADD COLUMN begun boolean NOT NULL DEFAULT false;
+ALTER TABLE cancellations ADD COLUMN cancelled bigint NOT NULL DEFAULT 0;
+ALTER TABLE cancellations ADD COLUMN reason text;
+ALTER TABLE cancellations ADD COLUMN made_at timestamptz NOT NULL DEFAULT tidewheel_now();
+COMMENT ON COLUMN cancellations.job_ids IS 'the jobs that had the labels asked for';
+COMMENT ON COLUMN cancellations.begun IS 'whether runs that have begun are cancelled too';
+COMMENT ON COLUMN cancellations.cancelled IS 'runs ended or asked to stop so far';
+CREATE INDEX cancellations_open ON cancellations (tenant) WHERE finished_at IS NULL;
+
+ALTER TABLE executors ADD COLUMN group_protocol text;
+COMMENT ON COLUMN executors.handlers IS 'what it has: handlers'' names, and tidewheel.shell or tidewheel.lambda where it runs such targets';

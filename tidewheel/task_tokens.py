@@ -1,0 +1,47 @@
+"""Task tokens: the right to say how one attempt ends, or that it goes on, from outside.
+
+A token names its run and attempt and is signed with the installation's key, so that nothing has to be written before it
+is handed out, and a stale one is seen by the fence like every other report of an old attempt.
+"""
+
+import hmac
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from hashlib import sha256
+from uuid import UUID
+
+from tidewheel.ids import RunId
+
+_SIGNED_BYTES = 16 + 4  # run_id, attempt
+_SIGNATURE_BYTES = 16  # 128 bits: nobody guesses that, and the token stays short
+
+
+def task_token(key: bytes, run_id: UUID, attempt: int) -> str:
+    """The token of an attempt: 48 characters of letters, digits, `-` and `_`.
+
+    >>> task_token(b"k", UUID(int=1), 1)
+    'AAAAAAAAAAAAAAAAAAAAAQAAAAGoxelH1pfNpRQwtQzrMUWq'
+    """
+    signed = run_id.bytes + attempt.to_bytes(4)
+    return urlsafe_b64encode(signed + _signature(key, signed)).decode()
+
+
+def read_task_token(key: bytes, token: str) -> tuple[RunId, int] | None:
+    """The run and the attempt that a token is for; None where it is none of this installation.
+
+    >>> read_task_token(b"k", task_token(b"k", UUID(int=1), 1))
+    (UUID('00000000-0000-0000-0000-000000000001'), 1)
+    >>> read_task_token(b"other", task_token(b"k", UUID(int=1), 1)) is None
+    True
+    """
+    try:
+        read = urlsafe_b64decode(token.encode("ascii"))
+    except ValueError:
+        return None
+    signed, signature = read[:_SIGNED_BYTES], read[_SIGNED_BYTES:]
+    if not hmac.compare_digest(signature, _signature(key, signed)):
+        return None
+    return RunId(UUID(bytes=signed[:16])), int.from_bytes(signed[16:])
+
+
+def _signature(key: bytes, signed: bytes) -> bytes:
+    return hmac.digest(key, signed, sha256)[:_SIGNATURE_BYTES]
