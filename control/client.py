@@ -3,13 +3,8 @@
 Requests are applied by the same code that intake uses, in one transaction each, straight on Tidewheel's database.
 """
 
-import logging
-import threading
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -17,63 +12,28 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.answered import Backfilled, Job, Run, backfilled_of, job_of
 from tidewheel.control.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
-from tidewheel.control.enqueue import raise_if_rejected, trigger_document
+from tidewheel.control.door import Door
+from tidewheel.control.enqueue import trigger_document
 from tidewheel.control.explaining import explain
 from tidewheel.control.explanation import Explanation
 from tidewheel.control.preview import Preview, preview
 from tidewheel.control.upcoming import Upcoming, upcoming
 from tidewheel.control.versions import Change, Version, diff, versions
-from tidewheel.db import CommitUnknown, Conn, Session
-from tidewheel.errors import Unavailable, UnknownRun
+from tidewheel.errors import UnknownRun
 from tidewheel.ids import RunId
-from tidewheel.intake.accept import apply_requests
-from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState
-from tidewheel.schemas.records import Reply
-from tidewheel.settings import Connections
 from tidewheel.sql import Statements
-from tidewheel.transitions.installation import read_installation
-from tidewheel.wakeup import Channel, Notifier
 
 _SQL = Statements("tidewheel.control")
 _READ_RUN = _SQL["read_run"]
-_READ_ALIKE = _SQL["read_alike"]
-
-_LOG = logging.getLogger("tidewheel.client")
 
 FIRST_LOOK_SECONDS = 0.02
 LONGEST_LOOK_SECONDS = 0.5
-_TRIES = 5
-_MAKES_RUNS = ("job.trigger", "job.backfill")
 
 
-class Client:
+class Client(Door):
     """A connection to Tidewheel for one thread; a context manager."""
-
-    def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
-        settings = Connections.load(database_url=database_url)
-        self._url = settings.database()
-        self._tenant = tenant
-        self._session = Session(self._url, "tidewheel-client")
-        with self._session.transaction() as connection:
-            self._installation = read_installation(connection, settings)
-        self._notifier = Notifier(self._url, "tidewheel-client-notify")
-        self._never = threading.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._notifier.close()
-        self._session.close()
 
     def submit(
         self, job: Mapping[str, object] | JobSpec, *, if_version: int | None = None, request_id: str | None = None
@@ -92,7 +52,7 @@ class Client:
         # A spec goes in as it is: written out, its payload and jitter would not be read as what they were.
         given = job if isinstance(job, JobSpec) else dict(job)
         document = {"type": "job.submit", "job": given, "if_version": if_version}
-        return job_of(self._ask(_without_none(document), request_id))
+        return job_of(self._ask(document, request_id))
 
     def trigger(
         self,
@@ -117,7 +77,7 @@ class Client:
         document = trigger_document(
             key, payload, tenant=self._tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
         )
-        return RunId(UUID(self._ask(_without_none(document | {"overlap": overlap}), request_id).run_id))
+        return RunId(UUID(self._ask({**document, "overlap": overlap}, request_id).run_id))
 
     def pause(self, key: str, *, until: datetime | None = None, reason: str | None = None) -> Job:
         """Fire no occurrence of a job until it is resumed, by request or at `until`; triggers go on working."""
@@ -184,7 +144,7 @@ class Client:
             "type": "job.backfill", "key": key, "from": from_at, "to": to_at, "what": what, "versions": versions,
             "overlap": overlap, "max_concurrent": max_concurrent, "order": order, "dry_run": dry_run, "reason": reason,
         }  # fmt: skip
-        return backfilled_of(self._ask(_without_none(document), request_id))
+        return backfilled_of(self._ask(document, request_id))
 
     def pause_backfill(self, backfill_id: UUID, *, reason: str | None = None) -> Backfilled:
         """Make no further run of a backfill until it is resumed."""
@@ -225,7 +185,7 @@ class Client:
         document: dict[str, object] = {
             "type": "calendar.put", "name": name, "days": given, "weekdays": list(weekdays), "source": source,
         }  # fmt: skip
-        return not self._ask(_without_none(document)).unchanged
+        return not self._ask(document).unchanged
 
     def delete_calendar(self, name: str) -> None:
         """Remove a calendar that no job names.
@@ -301,7 +261,7 @@ class Client:
         Returns:
             The state it was found in.
         """
-        reply = self._ask(_without_none({"type": "run.cancel", "run_id": str(run_id), "reason": reason}))
+        reply = self._ask({"type": "run.cancel", "run_id": str(run_id), "reason": reason})
         return RunState(reply.run_status or "")
 
     def run(self, run_id: UUID) -> Run:
@@ -339,46 +299,9 @@ class Client:
             pause = min(pause * 1.5, LONGEST_LOOK_SECONDS)
         return run
 
-    @contextmanager
-    def _reading(self) -> Generator[Conn]:
-        with self._session.transaction() as connection:
-            connection.execute(_READ_ALIKE)
-            yield connection
-
     def _about_job(self, kind: str, key: str, **fields: object) -> Job:
-        return job_of(self._ask(_without_none({"type": kind, "key": key, **fields})))
+        return job_of(self._ask({"type": kind, "key": key, **fields}))
 
     def _about_backfill(self, kind: str, backfill_id: UUID, reason: str | None) -> Backfilled:
         document = {"type": kind, "backfill_id": str(backfill_id), "reason": reason}
-        return backfilled_of(self._ask(_without_none(document)))
-
-    def _ask(self, document: dict[str, object], request_id: str | None = None) -> Reply:
-        document = {**document, "tenant": self._tenant}
-        if request_id is not None:
-            document["request_id"] = request_id
-        incoming = Incoming(parse_request(document))
-        reply = self._apply(incoming)
-        raise_if_rejected(reply)
-        for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
-            self._notifier.poke(channel)
-        return reply
-
-    def _apply(self, incoming: Incoming) -> Reply:
-        for _ in range(_TRIES - 1):
-            try:
-                return self._apply_once(incoming)
-            except CommitUnknown:
-                # It may stand; what nothing names could make its runs a second time.
-                if incoming.request.request_id is None and incoming.request.type in _MAKES_RUNS:
-                    raise
-            except Unavailable as error:
-                _LOG.info("trying again: %s", error)
-        return self._apply_once(incoming)
-
-    def _apply_once(self, incoming: Incoming) -> Reply:
-        with self._session.transaction() as connection:
-            return apply_requests(connection, self._installation, [incoming])[0]
-
-
-def _without_none(document: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in document.items() if value is not None}
+        return backfilled_of(self._ask(document))

@@ -7,23 +7,16 @@ never waiting for the work: an hours-long run holds no partition.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.executor.claim import Claimer
+from tidewheel.errors import Unavailable
 from tidewheel.executor.slots import Slots
+from tidewheel.executor.wanted import Taking, good
 from tidewheel.failpoint import failpoint
-from tidewheel.metrics import metrics
 from tidewheel.runs import Lane
-from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import JobDefinition, RunRequest
 from tidewheel.service import Patience, Stop
-from tidewheel.transitions.dispatch import Definitions
-from tidewheel.transitions.start import Claim, Started
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -32,18 +25,6 @@ _FULL_SECONDS = 0.5  # between two looks while there is no free slot
 _PAUSE_AFTER_SECONDS = 10.0  # pausing throws away what was fetched, so it is done late and rarely
 _GATHER_SECONDS = 0.002
 _MOST = 500  # claims in one transaction
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A message that asks for a run this executor can do."""
-
-    claim: Claim
-    request: RunRequest
-    definition: JobDefinition
-
-
-Begin = Callable[[Sequence[tuple[Started, RunRequest, JobDefinition]]], None]
 
 
 class LaneConsumer:
@@ -55,17 +36,13 @@ class LaneConsumer:
         topic: str,
         lane: Lane,
         *,
-        claimer: Claimer,
+        taking: Taking,
         slots: Slots,
-        handlers: frozenset[str],
-        begin: Begin,
         crowded: Callable[[], bool],
         stop: Stop,
     ) -> None:
         self._consumer, self._topic, self._lane = consumer, topic, lane
-        self._claimer, self._slots, self._handlers = claimer, slots, handlers
-        self._begin, self._crowded, self._stop = begin, crowded, stop
-        self._definitions = Definitions()
+        self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
         self._held: list[Message] = []
         self._owned: set[int] = set()
         self._paused = False
@@ -104,7 +81,7 @@ class LaneConsumer:
                 continue
             patience.over()
         self._consumer.close()
-        self._claimer.close()
+        self._taking.close()
 
     def _round(self) -> None:
         if not self._held:
@@ -145,49 +122,16 @@ class LaneConsumer:
     def _poll(self, seconds: float) -> list[Message]:
         message = self._consumer.poll(seconds)
         self._nothing_came = message is None
-        return [] if message is None else self._good([message])
+        return [] if message is None else good([message], self._topic)
 
     def _more(self, most: int) -> list[Message]:
-        return self._good(self._consumer.consume(most, 0)) if most > 0 else []
-
-    def _good(self, messages: Sequence[Message]) -> list[Message]:
-        good: list[Message] = []
-        for message in messages:
-            error = message.error()
-            if error is None:
-                good.append(message)
-            elif error.code() != KafkaError._PARTITION_EOF:
-                message_text = f"{self._topic}: {error.str()}"
-                raise Unavailable(message_text)
-        return good
+        return good(self._consumer.consume(most, 0), self._topic) if most > 0 else []
 
     def _claim(self, messages: Sequence[Message]) -> int:
-        failpoint("claim.received")
-        wanted = {item.claim.run_id: item for message in messages if (item := self._wanted(message)) is not None}
-        started: list[Started] = []
-        if wanted:
-            started = self._claimer.claim([item.claim for item in wanted.values()], way="message").started
-        self._begin([(one, wanted[one.run_id].request, wanted[one.run_id].definition) for one in started])
+        started = self._taking.take(messages)
         self._commit(messages)
         failpoint("claim.offsets_committed")
-        return len(started)
-
-    def _wanted(self, message: Message) -> Wanted | None:
-        value = message.value()
-        try:
-            request = decode(value if isinstance(value, bytes) else b"", RunRequest)
-            definition = self._definitions.of(request.definition)
-            claim = Claim(UUID(request.run_id), request.attempt, request.job_version, _came_by(message))
-        except (UndecodableMessage, ValueError) as error:
-            # Nobody but the relay writes here; whatever it is, its run is in the table and the sweep brings it.
-            _LOG.error("a message on %s cannot be read and is left to the sweep: %s", self._topic, error)
-            return None
-        name = definition.target.handler
-        if name is not None and name not in self._handlers:
-            metrics.count("unknown_handlers")
-            _LOG.warning("no handler %r here; run %s waits for an executor that has it", name, request.run_id)
-            return None
-        return Wanted(claim, request, definition)
+        return started
 
     def _commit(self, messages: Sequence[Message]) -> None:
         # Of the partitions that are still ours: their next owner must not be set back or forward.
@@ -232,6 +176,3 @@ class LaneConsumer:
         self._owned -= gone
         self._held = [message for message in self._held if message.partition() not in gone]
 
-
-def _came_by(message: Message) -> str:
-    return f"{message.topic()}/{message.partition()}/{message.offset()}@{message.timestamp()[1]}"

@@ -1,14 +1,13 @@
 """Recording how attempts ended: group-committed, tried again until it is written or seen to be superseded.
 
-An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. Whether a failed
-attempt is followed by another is decided here, by the pure `next_attempt`.
+An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. What an outcome
+means is decided in `record.py`.
 """
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from uuid import UUID
 
 import psycopg
@@ -17,15 +16,10 @@ from tidewheel.db import Session, is_data_fault
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, failed
+from tidewheel.executor.record import record
 from tidewheel.failpoint import failpoint
-from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.service import Patience, Stop
-from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
-from tidewheel.transitions.signal import start_cancelling
-from tidewheel.transitions.waiting import Wait, wait_runs
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -141,27 +135,17 @@ class Finisher:
             raise Unavailable(str(error)) from error
 
     def _write_once(self, batch: Sequence[Item]) -> list[Item]:
-        waits = [wait for item in batch if (wait := run_wait(*item, self._executor_id)) is not None]
-        ends = [end for item in batch if (end := run_end(*item, self._executor_id)) is not None]
-        settled = {end.run_id for end in ends} | {wait.run_id for wait in waits}
-        requeues = [requeue(*item, self._executor_id) for item in batch if item[0].run_id not in settled]
-        cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
         with self._session.transaction() as connection:
-            if cancelled:
-                start_cancelling(connection, cancelled, self._executor_id)
-            done = end_runs(connection, self._installation, ends)
-            busy = (
-                done.busy | requeue_runs(connection, self._installation, requeues).busy | wait_runs(connection, waits)
-            )
+            done = record(connection, self._installation, batch, self._executor_id)
             failpoint("completion.before_commit")
-            if requeues:
+            if done.requeued:
                 failpoint("retry.before_commit")
         failpoint("completion.after_commit")
-        if requeues:
+        if done.requeued:
             failpoint("retry.after_commit")
         for run_id in done.superseded:
             _LOG.info("a late report changes nothing", extra={"run_id": str(run_id)})
-        return [item for item in batch if item[0].run_id in busy]
+        return [item for item in batch if item[0].run_id in done.busy]
 
     def _write_alone(self, item: Item) -> list[Item]:
         """Write one outcome; one that cannot be stored is recorded as a failure that says so."""
@@ -173,76 +157,3 @@ class Finisher:
             _LOG.exception("an outcome cannot be stored", extra={"run_id": str(item[0].run_id)})
             message = f"the outcome could not be stored: {type(error).__name__}"
             return self._write([(item[0], failed("UnrecordableOutcome", message, permanent=True))])
-
-
-def run_wait(attempt: Attempt, outcome: Outcome, executor_id: UUID) -> Wait | None:
-    """The wait that an outcome means; None where it means none."""
-    if outcome.waits is None:
-        return None
-    beats = attempt.heartbeat_seconds
-    heartbeat = None if beats is None else timedelta(seconds=beats)
-    return Wait(attempt.run_id, attempt.started.attempt, executor_id, outcome.waits, heartbeat)
-
-
-def run_end(attempt: Attempt, outcome: Outcome, executor_id: UUID) -> RunEnd | None:
-    """The end of the run that an outcome means; None where the run goes on."""
-    if outcome.waits is not None:
-        return None
-    outcome = _known(attempt, outcome)
-    states = {
-        AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
-        AttemptOutcome.CANCELLED: RunState.CANCELLED,
-        AttemptOutcome.FAILED: RunState.FAILED,
-        AttemptOutcome.TIMED_OUT: RunState.TIMED_OUT,
-    }
-    state = states.get(outcome.kind)
-    if state is None or next_delay(attempt, outcome) is not None:
-        return None
-    return RunEnd(
-        run_id=attempt.run_id,
-        attempt=attempt.started.attempt,
-        state=state,
-        executor_id=executor_id,
-        reason=UNKNOWN_OUTCOME if outcome.error_type == UNKNOWN_OUTCOME else outcome.timeout,
-        error_type=outcome.error_type,
-        error_message=outcome.error_message,
-        trace=outcome.trace,
-        result=outcome.result,
-        output=attempt.output.tail() if attempt.output else None,
-        request=attempt.request,
-        definition=attempt.definition,
-    )
-
-
-def requeue(attempt: Attempt, outcome: Outcome, executor_id: UUID) -> Requeue:
-    """How a run goes on after an outcome that does not end it."""
-    delay = next_delay(attempt, outcome)
-    return Requeue(
-        run_id=attempt.run_id,
-        attempt=attempt.started.attempt,
-        executor_id=executor_id,
-        outcome=outcome.kind,
-        delay=outcome.snooze if delay is None else delay,
-        error_type=outcome.error_type,
-        error_message=outcome.error_message,
-        trace=outcome.trace,
-        output=attempt.output.tail() if attempt.output else None,
-    )
-
-
-def next_delay(attempt: Attempt, outcome: Outcome) -> timedelta | None:
-    """The delay before a retry; None where the outcome is no failure or the last one."""
-    if outcome.kind not in {AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT}:
-        return None
-    failure = Failure(outcome.error_type or "", outcome.permanent, outcome.retry_after, outcome.not_begun)
-    started = attempt.started
-    return next_attempt(
-        attempt.definition, failure, run_id=started.run_id, attempt=started.attempt, charged=started.charged
-    )
-
-
-def _known(attempt: Attempt, outcome: Outcome) -> Outcome:
-    """Of a run that may begin once: one that is handed back after it has begun has an end that nobody knows."""
-    if outcome.kind is not AttemptOutcome.HANDED_BACK or outcome.not_begun or not attempt.definition.at_most_once:
-        return outcome
-    return failed(UNKNOWN_OUTCOME, "the executor stopped before the attempt ended; it may have had its effect")

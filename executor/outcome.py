@@ -6,11 +6,11 @@ from datetime import timedelta
 
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
 from tidewheel.runs import AttemptOutcome
+from tidewheel.transitions.timeouts import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
 
 RESULT_BYTES = 64 * 1024
 _MESSAGE_CHARACTERS = 4096
 _TRACE_CHARACTERS = 32 * 1024
-_TIMEOUT = "timeout_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Outcome:
         """Which timeout struck, by its field's name, such as `start_to_close`; None where none did."""
         if self.kind is not AttemptOutcome.TIMED_OUT or self.error_type is None:
             return None
-        return self.error_type.removeprefix(_TIMEOUT)
+        return timeout_of(self.error_type)
 
 
 HANDED_BACK = Outcome(AttemptOutcome.HANDED_BACK)
@@ -90,9 +90,12 @@ def failed(
 
 def timed_out(which: str, seconds: float) -> Outcome:
     """A timeout; `which` names the one that struck."""
-    message = f"{which} of {seconds:g} s has passed"
-    final = which.startswith("schedule_to_")
-    return Outcome(AttemptOutcome.TIMED_OUT, error_type=f"{_TIMEOUT}{which}", error_message=message, permanent=final)
+    return Outcome(
+        AttemptOutcome.TIMED_OUT,
+        error_type=timeout_type(which),
+        error_message=timeout_message(which, seconds),
+        permanent=which in FINAL_TIMEOUTS,
+    )
 
 
 def from_exception(error: BaseException) -> Outcome:

@@ -1,23 +1,55 @@
-"""What an attempt has written: the last 64 KiB are kept, whatever it writes."""
+"""What an attempt has written: the last 64 KiB are kept, whatever it writes.
+
+They are written to the database while it runs, and with its end. The two must not both make the row: `begin_flush` and
+`close` decide under one lock which of them knows of the other.
+"""
 
 import threading
+from collections import deque
+from dataclasses import dataclass
 
 OUTPUT_BYTES = 64 * 1024
+_STREAM_BYTES = 1024 * 1024  # of one attempt, between two looks; what is more is lost to the topic, and counted
+_PIECE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of the full stream.
+
+    Args:
+        offset: How many bytes came before it.
+        data: The bytes.
+    """
+
+    offset: int
+    data: bytes
 
 
 class Output:
-    """The last bytes that an attempt wrote, and how many it ever wrote; safe from every thread."""
+    """The last bytes that an attempt wrote, and how many it ever wrote; safe from every thread.
 
-    __slots__ = ("_lock", "_tail", "written")
+    Args:
+        streamed: Whether everything it writes is kept until `take_stream`, not only the end.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_closed", "_flushed", "_lock", "_stream", "_stream_bytes", "_tail", "_touched", "dropped", "written")
+
+    def __init__(self, *, streamed: bool = False) -> None:
         self._tail = bytearray()
         self._lock = threading.Lock()
+        self._flushed = 0
+        self._touched = self._closed = False
+        self._stream: deque[Piece] | None = deque() if streamed else None
+        self._stream_bytes = 0
         self.written = 0
+        self.dropped = 0
 
     def write(self, data: bytes) -> None:
         """Append; what lies more than 64 KiB back is forgotten."""
         with self._lock:
+            if self._stream is not None:
+                self._append(self._stream, data)
             self.written += len(data)
             self._tail += data[-OUTPUT_BYTES:]
             if len(self._tail) > 2 * OUTPUT_BYTES:  # cut seldom: each cut copies the whole
@@ -26,4 +58,64 @@ class Output:
     def tail(self) -> bytes | None:
         """The last 64 KiB; None where nothing was written."""
         with self._lock:
-            return bytes(self._tail[-OUTPUT_BYTES:]) or None
+            return self._end()
+
+    def begin_flush(self) -> tuple[bytes, int] | None:
+        """What is to be written to the database while the attempt runs, with how many bytes that makes.
+
+        Returns:
+            None where nothing is new, or its end is being recorded. From now on its row may be there.
+        """
+        with self._lock:
+            tail = self._end()
+            if self._closed or tail is None or self.written == self._flushed:
+                return None
+            self._touched = True
+            return tail, self.written
+
+    def flushed(self, written: int) -> None:
+        """So many bytes are in the database."""
+        self._flushed = written
+
+    def close(self) -> bool:
+        """Nothing is flushed from now on: the end is being recorded. Returns whether nothing ever was."""
+        with self._lock:
+            self._closed = True
+            return not self._touched
+
+    def take_stream(self) -> list[Piece]:
+        """What was written since the last call, in pieces that fit into a message."""
+        with self._lock:
+            if not self._stream:
+                return []
+            pieces = list(self._stream)
+            self._stream.clear()
+            self._stream_bytes = 0
+        return _joined(pieces)
+
+    def _end(self) -> bytes | None:
+        return bytes(self._tail[-OUTPUT_BYTES:]) or None
+
+    def _append(self, stream: deque[Piece], data: bytes) -> None:
+        kept = data[-_STREAM_BYTES:]
+        self.dropped += len(data) - len(kept)
+        stream.append(Piece(self.written + len(data) - len(kept), kept))
+        self._stream_bytes += len(kept)
+        while self._stream_bytes > _STREAM_BYTES:
+            gone = stream.popleft()
+            self._stream_bytes -= len(gone.data)
+            self.dropped += len(gone.data)
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbours put together, and cut where they are too long."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        for start in range(0, len(piece.data), _PIECE_BYTES):
+            part = Piece(piece.offset + start, piece.data[start : start + _PIECE_BYTES])
+            last = joined[-1] if joined else None
+            if last and last.offset + len(last.data) == part.offset and len(last.data + part.data) <= _PIECE_BYTES:
+                joined[-1] = Piece(last.offset, last.data + part.data)
+            else:
+                joined.append(part)
+    return joined

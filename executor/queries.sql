@@ -87,3 +87,84 @@ SELECT run_id, attempt, kind, made_at < (SELECT tidewheel_now()) - %(stray_after
 DELETE FROM signals AS s
  USING unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS done (run_id, attempt)
  WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.kind = %(terminate)s
+
+-- name: enter_remote
+-- An executor in another language enters; its claims are counted, so that one that is sent twice starts nothing twice.
+-- Index: executors_pkey. Lock: the new row.
+INSERT INTO executors (executor_id, name, queues, handlers, slots, counter, beat_at, started_at, claim_id)
+VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, 0, tidewheel_now(), tidewheel_now(), 0)
+
+-- name: beat_remote
+-- An executor in another language says that it lives; nobody enters by it, for whoever lost the lease lost its attempts.
+-- Index: executors_pkey. Lock: its own row, waiting for a claim of its own.
+UPDATE executors
+   SET counter = counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
+ WHERE executor_id = %(executor_id)s AND claim_id IS NOT NULL
+RETURNING beat_at
+
+-- name: lock_remote
+-- Makes sure that nobody ends this lease while it claims, and that its claims come one after another.
+-- Index: executors_pkey. Lock: its own row until commit.
+SELECT queues, handlers, claim_id
+  FROM executors
+ WHERE executor_id = %(executor_id)s AND claim_id IS NOT NULL
+   FOR NO KEY UPDATE
+
+-- name: count_claim
+-- Takes note of the newest claim.
+-- Index: executors_pkey. Lock: its own row, which lock_remote has locked already.
+UPDATE executors SET claim_id = %(claim_id)s WHERE executor_id = %(executor_id)s
+
+-- name: find_due_handled
+-- Open runs of these queues that have been due for a while, whose handlers such an executor has; the critical lane first.
+-- Index: open_runs_due. No lock; the claim that follows decides.
+SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
+  FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
+ CROSS JOIN LATERAL (
+    SELECT r.run_id, r.job_id, r.shard, r.queue, r.lane, r.cause, r.job_version, r.attempt, r.scheduled_at, r.publish_at
+      FROM open_runs AS r
+     WHERE r.queue = s.queue
+       AND r.lane = s.lane
+       AND r.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+       AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
+       AND r.state = ANY (%(sources)s)
+       AND r.handler = ANY (%(handlers)s)
+     ORDER BY r.publish_at
+     LIMIT %(most)s
+  ) AS o
+ ORDER BY s.rank, o.publish_at
+ LIMIT %(most)s
+
+-- name: find_swept
+-- What a sweep of an executor in another language has started, when it asks a second time; as they were before.
+-- Index: none on executor_id; read only after an answer was lost. No lock: its own row keeps its claims apart.
+SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
+       o.publish_at
+  FROM open_runs AS o
+ WHERE o.executor_id = %(executor_id)s AND o.came_by = %(came_by)s AND o.state = ANY (%(states)s)
+
+-- name: read_in_hand
+-- The attempts of an executor that are still in its hands, of those it reports about.
+-- Index: open_runs_pkey. No lock; what is written about them carries the same fence.
+SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
+  JOIN open_runs AS o USING (run_id, attempt)
+ WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+
+-- name: drop_answered
+-- Signals of runs that had ended before, which an executor in another language has answered.
+-- Index: signals_pkey. Lock: the rows.
+DELETE FROM signals AS s
+ USING unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS done (run_id, attempt)
+ WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.executor_id = %(executor_id)s AND s.kind = %(terminate)s
+
+-- name: hold_attempt
+-- Whether an attempt may still complete its run: nobody else ends it, cancels it or sends it back from now on.
+-- Index: open_runs_pkey. Lock: the row, waiting for whoever has it; what became of it meanwhile is looked at again.
+SELECT run_id FROM open_runs
+ WHERE run_id = %(run_id)s AND attempt = %(attempt)s AND executor_id = %(executor_id)s AND state = %(running)s
+   FOR UPDATE
+
+-- name: refuse_completion
+-- Fails, and so makes sure that what the transaction holds is never committed. No index, no lock.
+SELECT tidewheel_attempt_over(%(run_id)s, %(attempt)s)

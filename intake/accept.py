@@ -15,7 +15,9 @@ from tidewheel.intake.backfill import apply_backfills
 from tidewheel.intake.backfill_moves import apply_backfill_cancels, apply_backfill_pauses, apply_backfill_resumes
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancels
+from tidewheel.intake.complete import apply_completes
 from tidewheel.intake.delete import apply_deletes
+from tidewheel.intake.heartbeat import apply_heartbeats
 from tidewheel.intake.incoming import Incoming, rejected
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.pause import apply_pauses, apply_resumes
@@ -39,6 +41,8 @@ from tidewheel.jobs.requests import (
     JobTrigger,
     JobUnskip,
     RunCancel,
+    RunComplete,
+    RunHeartbeat,
 )
 from tidewheel.metrics import metrics
 from tidewheel.schemas.codec import decode, encode
@@ -50,6 +54,9 @@ _SQL = Statements("tidewheel.intake")
 _KNOWN_TENANTS = _SQL["known_tenants"]
 _FIND_ANSWERS = _SQL["find_answers"]
 _STORE_ANSWERS = _SQL["store_answers"]
+
+# What names no job, or may name one several times: always applied together.
+_TOGETHER = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat})
 
 Apply = Callable[[Conn, Installation, Sequence[Incoming]], list[Reply]]
 
@@ -70,6 +77,8 @@ _APPLY: dict[type, Apply] = {
     CalendarPut: apply_calendar_puts,
     CalendarDelete: apply_calendar_deletes,
     RunCancel: apply_cancels,
+    RunComplete: apply_completes,
+    RunHeartbeat: apply_heartbeats,
 }
 
 
@@ -120,13 +129,13 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
 
 
 def _waves(batch: Sequence[Incoming], positions: Sequence[int]) -> Iterator[list[int]]:
-    """Neighbours that can be applied together: of one kind, and (but for triggers) of different jobs."""
+    """Neighbours that can be applied together: of one kind, and (but for some kinds) of different jobs."""
     for kind, neighbours in groupby(positions, key=lambda position: type(batch[position].request)):
         wave: list[int] = []
         jobs: set[tuple[str, str | None]] = set()
         for position in neighbours:
             job = (batch[position].tenant, batch[position].key)
-            if kind is not JobTrigger and kind is not RunCancel and job in jobs:
+            if kind not in _TOGETHER and job in jobs:
                 yield wave
                 wave, jobs = [], set()
             wave.append(position)

@@ -363,6 +363,69 @@ SELECT state, attempt, executor_id FROM open_runs WHERE run_id = %(run_id)s AND 
 -- Index: the partition's primary key. No lock.
 SELECT job_id, job_version, state FROM job_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
 
+-- name: read_retried
+-- Runs of which new ones are to be made, with what they carried. What is over never changes.
+-- Index: primary keys of the partitions and of open_runs. No lock.
+SELECT r.run_id, r.tenant, r.job_id, r.job_version, coalesce(o.state, r.state) AS state, r.scheduled_at, r.root_run_id,
+       i.payload, i.payload_content_type, i.labels, i.traceparent
+  FROM job_runs AS r
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
+ WHERE r.run_id = ANY (%(run_ids)s)
+
+-- name: find_labelled_jobs
+-- The jobs of a tenant that have all of these labels.
+-- Index: jobs_by_key, walked through the tenant. No lock.
+SELECT job_id FROM jobs
+ WHERE tenant = %(tenant)s AND labels @> %(labels)s AND version > 0 AND deleted_at IS NULL
+ LIMIT %(most)s
+
+-- name: number_cancellation
+-- The id of a cancellation that is about to be written.
+-- No index, no lock.
+SELECT nextval(pg_get_serial_sequence('cancellations', 'id'))
+
+-- name: add_cancelled_jobs
+-- The jobs that a cancellation by labels is about.
+-- Index: cancelled_jobs_pkey. Lock: new rows.
+INSERT INTO cancelled_jobs (cancellation_id, job_id, tenant)
+SELECT %(id)s, job_id, %(tenant)s FROM unnest(%(job_ids)s::uuid[]) AS named (job_id)
+
+-- name: hold_claims
+-- Waits for the claims under way and lets no other begin until the end of this transaction: those see what it has written.
+-- No index. Lock: the advisory one `claims`, which every batch of claims shares.
+SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
+
+-- name: add_cancellation
+-- From its commit on no claim takes what it names; the scheduler ends it.
+-- Index: cancellations_pkey. Lock: the new row.
+INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, made_before, begun, reason, made_by)
+OVERRIDING SYSTEM VALUE
+VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(made_before)s, %(begun)s,
+        %(reason)s, 'asked')
+
+-- name: lock_attempts
+-- Open runs that somebody outside speaks for.
+-- Index: open_runs_pkey. Lock: each row in run_id order, waiting for a claim or an end under way.
+SELECT run_id, job_id, job_version, state, attempt, charged, executor_id
+  FROM open_runs
+ WHERE run_id = ANY (%(run_ids)s::uuid[])
+ ORDER BY run_id
+   FOR UPDATE
+
+-- name: read_ended
+-- How runs ended that are not open. A later statement than the one that looked for their open rows.
+-- Index: the partition's primary key. No lock.
+SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
+
+-- name: put_off_deadlines
+-- Waiting runs that have given a sign of life: until when the next one has to come.
+-- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows already locked.
+UPDATE open_runs AS o
+   SET deadline_at = least(o.close_at, o.wait_until, (SELECT tidewheel_now()) + told.heartbeat)
+  FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS told (run_id, heartbeat)
+ WHERE o.run_id = told.run_id
+
 -- name: take_partition
 -- Makes a partition of the requests topic this intake's own; the raised epoch fences the previous owner off.
 -- Index: intake_offsets_pkey. Lock: the row.

@@ -21,15 +21,34 @@ COMMENT ON COLUMN run_inputs.beats_attempt IS 'which attempt progress and beat_a
 -- Output may be kept before the attempt ends; output_bytes counts what was ever written, of which the last 64 KiB lie here.
 ALTER TABLE attempt_outputs ADD COLUMN output_bytes bigint;
 
-ALTER TABLE cancellations ADD COLUMN job_ids uuid[];
+ALTER TABLE cancellations ADD COLUMN labels jsonb;
 ALTER TABLE cancellations ADD COLUMN begun boolean NOT NULL DEFAULT false;
 ALTER TABLE cancellations ADD COLUMN cancelled bigint NOT NULL DEFAULT 0;
 ALTER TABLE cancellations ADD COLUMN reason text;
 ALTER TABLE cancellations ADD COLUMN made_at timestamptz NOT NULL DEFAULT tidewheel_now();
-COMMENT ON COLUMN cancellations.job_ids IS 'the jobs that had the labels asked for';
+COMMENT ON COLUMN cancellations.labels IS 'only runs of the jobs that had these then: cancelled_jobs';
 COMMENT ON COLUMN cancellations.begun IS 'whether runs that have begun are cancelled too';
 COMMENT ON COLUMN cancellations.cancelled IS 'runs ended or asked to stop so far';
 CREATE INDEX cancellations_open ON cancellations (tenant) WHERE finished_at IS NULL;
 
+-- In a table of its own, for every claim looks jobs up here: an array of ten thousand would be unpacked for each run.
+CREATE TABLE cancelled_jobs (
+    cancellation_id bigint NOT NULL,
+    job_id          uuid NOT NULL,
+    tenant          text NOT NULL,
+    PRIMARY KEY (cancellation_id, job_id)
+);
+COMMENT ON TABLE cancelled_jobs IS 'the jobs that had the labels of a cancellation when it was accepted';
+
+-- Dead letters: who is redriven stays, with what became of it; lists go by time, of a tenant or of one of its jobs.
+ALTER TABLE dead_letters ADD COLUMN redriven_at timestamptz;
+COMMENT ON COLUMN dead_letters.redriven_as IS 'the run that was made of it; null where it was a message';
+DROP INDEX dead_letters_by_tenant;
+CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, made_at, id);
+CREATE INDEX dead_letters_by_job ON dead_letters (job_id, made_at, id) WHERE job_id IS NOT NULL;
+
 ALTER TABLE executors ADD COLUMN group_protocol text;
 COMMENT ON COLUMN executors.handlers IS 'what it has: handlers'' names, and tidewheel.shell or tidewheel.lambda where it runs such targets';
+
+ALTER TABLE executors ADD COLUMN claim_id bigint;
+COMMENT ON COLUMN executors.claim_id IS 'of an executor in another language: the newest of its claims; null for the others';

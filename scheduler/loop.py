@@ -17,6 +17,7 @@ from tidewheel.metrics import metrics
 from tidewheel.partitions import ensure_coming_days
 from tidewheel.scheduler.backfilling import Backfilling
 from tidewheel.scheduler.cancelling import cancel_some
+from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.firing import EVER, Round, fire
 from tidewheel.scheduler.mend import mend_shard, release_chains
 from tidewheel.scheduler.turns import TurnSweep
@@ -57,6 +58,7 @@ class Scheduler:
         self._next_overdue = self._next_mend = self._next_partitions = 0.0
         self._mending = 0
         self._turns = TurnSweep(self._session, installation)
+        self._deadlines = Deadlines(self._session, installation)
         self._backfilling = Backfilling(self._session, installation)
         self._zones = ZonesChanged(self._session, installation)
 
@@ -93,10 +95,11 @@ class Scheduler:
             if cancelled or handed_on:
                 self._notifier.poke(Channel.OUTBOX)
             moved += cancelled + handed_on
+        timed_out, until_deadline = self._deadlines.step()
         made, soon = self._backfilling.step(self._shards)
-        if made:
+        if made or timed_out:
             self._notifier.poke(Channel.OUTBOX)
-        return 0.0 if moved or retiming else min(pause, soon)
+        return 0.0 if moved or timed_out or retiming else min(pause, soon, until_deadline)
 
     def _fire(self, shards: list[int], ahead: timedelta) -> tuple[int, float]:
         """Fire what is due up to `ahead` from now in these shards; also tells when to look again."""

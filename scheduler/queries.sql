@@ -138,6 +138,7 @@ WITH stuck AS (
       FROM jobs AS j
       JOIN timers AS t USING (job_id)
      WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL AND t.held = 'run'
+       AND NOT EXISTS (SELECT FROM loose_ends AS l WHERE l.job_id = t.job_id)
        AND NOT EXISTS (SELECT FROM open_runs AS o
                         WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
        FOR UPDATE OF t SKIP LOCKED
@@ -288,3 +289,50 @@ UPDATE backfills
 UPDATE backfills
    SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
  WHERE backfill_id = %(backfill_id)s
+
+-- name: probe_deadlines
+-- The database's clock, and the earliest deadline up to a moment from now of a run that no executor has. Those that one has
+-- are few there: it ends them itself.
+-- Index: open_runs_deadline. No lock.
+SELECT (SELECT tidewheel_now()),
+       (SELECT o.deadline_at
+          FROM open_runs AS o
+         WHERE o.deadline_at <= (SELECT tidewheel_now()) + %(ahead)s::interval
+           AND o.state = ANY (%(states)s::text[])
+           AND o.run_id <> ALL (%(left)s::uuid[])
+         ORDER BY o.deadline_at
+         LIMIT 1)
+
+-- name: find_passed
+-- Some of those whose deadline has passed, the longest ago first.
+-- Index: open_runs_deadline. No lock.
+SELECT o.run_id, o.job_id, o.job_version, o.cause
+  FROM open_runs AS o
+ WHERE o.deadline_at <= (SELECT tidewheel_now())
+   AND o.state = ANY (%(states)s::text[])
+   AND o.run_id <> ALL (%(left)s::uuid[])
+ ORDER BY o.deadline_at
+ LIMIT %(most)s
+
+-- name: lock_timed_timers
+-- Timers of fixed_delay jobs whose runs may end, before the runs.
+-- Index: timers_pkey. Lock: each timer, in job_id order, waiting for an edit under way.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
+
+-- name: lock_timed_jobs
+-- Jobs whose failures in a row are counted, after the timers and before the runs.
+-- Index: jobs_pkey. Lock: each job, in job_id order, waiting for an edit under way.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
+
+-- name: lock_passed
+-- Those that are still nobody's and past their deadline.
+-- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others (a heartbeat, an answer, a cancel, another
+-- scheduler) are passed over.
+SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.charged, o.executor_id, o.deadline_at, o.close_at,
+       o.wait_until, (SELECT tidewheel_now()) AS now
+  FROM open_runs AS o
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+   AND o.deadline_at <= (SELECT tidewheel_now())
+   AND o.state = ANY (%(states)s::text[])
+ ORDER BY o.run_id
+   FOR UPDATE SKIP LOCKED

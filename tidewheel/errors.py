@@ -6,6 +6,8 @@
     │   ├── ScheduleRefused      a schedule that cannot be read or can never fire (also a ValueError)
     │   ├── UnknownJob           no such job in this tenant
     │   ├── UnknownRun           no such run in this tenant
+    │   ├── AttemptOver          a task token whose attempt is over, or superseded
+    │   ├── UnknownExecutor      an executor in another language that has no lease, or has lost it
     │   ├── UnknownBackfill      no such backfill in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── VersionConflict      the job's current version is another one
@@ -20,7 +22,8 @@
         ├── Permanent            do not retry
         ├── RetryAfter           retry, but not before a given delay
         ├── Snooze               come again later, no attempt used
-        └── Cancel               end the run as cancelled
+        ├── Cancel               end the run as cancelled
+        └── AttemptOver          raised by `complete_in`: the attempt counts no more, let this pass
 
 A lost claim is no error: it is a return value.
 """
@@ -97,6 +100,31 @@ class UnknownRun(Refused):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         super().__init__((FieldError("run_id", f"there is no run {run_id}", "copy the id from a reply or an event"),))
+
+
+class AttemptOver(Refused):
+    """The attempt that a task token is for has ended, or another one has taken its place."""
+
+    code = "attempt_over"
+
+    def __init__(self, run_id: str, attempt: int | None, state: str | None) -> None:
+        self.run_id, self.attempt, self.state = run_id, attempt, state
+        which = "the attempt" if attempt is None else f"attempt {attempt}"
+        now = f"the run is {state}" if state else "nothing is kept of the run any more"
+        remedy = "say no more about it; a later attempt has a token of its own"
+        super().__init__((FieldError("token", f"{which} of run {run_id} is over: {now}", remedy),))
+
+
+class UnknownExecutor(Refused):
+    """No executor in another language of this id: it never registered, has left, or its lease was ended."""
+
+    code = "unknown_executor"
+
+    def __init__(self, executor_id: object) -> None:
+        self.executor_id = str(executor_id)
+        problem = f"there is no executor {executor_id}: it has left, or was silent for longer than its lease"
+        remedy = "stop its attempts, which others may run by now, and register again"
+        super().__init__((FieldError("executor_id", problem, remedy),))
 
 
 class UnknownBackfill(Refused):
@@ -195,3 +223,7 @@ class Snooze(HandlerSignal):
 
 class Cancel(HandlerSignal):
     """End the run as cancelled."""
+
+
+class AttemptOver(HandlerSignal):
+    """Raised by `complete_in`: the run was cancelled, given up or taken over. The handler's transaction has failed."""

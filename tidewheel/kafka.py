@@ -9,28 +9,21 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Literal, Protocol, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from tidewheel.errors import SettingsError, Unavailable
 
 _LOG = logging.getLogger("tidewheel.kafka")
 
-_QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protocol notices a dead member sooner
 _ADMIN_SECONDS = 10.0
+_SHARE_CLOSE_MS = 10_000  # how long closing a share consumer may wait for a broker that is away
 _RECONNECT_MS = 1000  # a broker that is back is used within a second, not within the client's ten
 _FIRST_RECONNECT_MS = 500  # each try of each client is a line in the log while the broker is away
 
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
 )
-
-
-class _Entry(Protocol):
-    value: str
-
-
-GroupProtocol = Literal["auto", "consumer", "classic"]
 
 
 def check_bootstrap(config: Mapping[str, str]) -> None:
@@ -130,22 +123,31 @@ def consumer(
     )
 
 
-def group_protocol(config: Mapping[str, str], wanted: GroupProtocol) -> Literal["consumer", "classic"]:
-    """The protocol to use: as told, or `consumer` where the broker's session timeout allows a quick takeover."""
-    if wanted != "auto":
-        return wanted
-    admin = AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
-    try:
-        brokers = admin.list_topics(timeout=_ADMIN_SECONDS).brokers
-        resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers))))
-        asked = cast("Mapping[object, Future[Mapping[str, _Entry]]]", admin.describe_configs([resource]))  # pyright: ignore[reportUnknownMemberType]
-        found = asked[resource].result(timeout=_ADMIN_SECONDS)
-        timeout_ms = int(found["group.consumer.session.timeout.ms"].value)
-    except (KafkaException, KeyError, TypeError, ValueError, StopIteration) as error:
-        # Reading broker settings needs a cluster grant that an executor ought not to have.
-        _LOG.info("group protocol: classic, the broker's session timeout cannot be read (%s)", error)
-        return "classic"
-    return "consumer" if timeout_ms <= _QUICK_TAKEOVER_MS else "classic"
+def share_consumer(config: Mapping[str, str], *, group: str, role: str, most: int) -> ShareConsumer:
+    """A member of a share group that acknowledges each message by itself.
+
+    Args:
+        config: Bootstrap servers and what users pass through.
+        group: A group of its own: a name that a consumer group has cannot be a share group's.
+        role: Part of the client id.
+        most: Messages wanted at once; the broker gives whole batches of the producer's, so there may be more.
+    """
+    _refuse_overrides(config)
+    return ShareConsumer(
+        {
+            "log_level": 3,  # at 4 each client says once more that share groups are a preview
+            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
+            "reconnect.backoff.max.ms": _RECONNECT_MS,
+            **config,
+            "client.id": f"tidewheel-{role}",
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": most,
+            "fetch.wait.max.ms": 100,
+            "socket.timeout.ms": _SHARE_CLOSE_MS,
+        },
+        logger=_LOG,
+    )
 
 
 def _refuse_overrides(config: Mapping[str, str]) -> None:

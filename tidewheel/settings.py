@@ -23,6 +23,7 @@ from tidewheel.jobs.durations import format_duration, parse_duration
 from tidewheel.local.stack import running_stack
 
 _KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
+_NOT_PASSED = ("TIDEWHEEL_", "PG", "AWS_")  # passwords, tokens and keys
 _LIBPQ = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
@@ -214,7 +215,7 @@ class ExecutorSettings(Connections):
     handlers: str | None = Field(None, description="modules with handlers to import, separated by commas")
     slots: int | None = Field(None, ge=1, le=10000, description="runs at once; 100 unless told, 8 of them on threads")
     threads: int = Field(8, ge=1, le=1000, description="synchronous handlers at once")
-    executor_group: Literal["auto", "consumer", "classic"] = Field(
+    executor_group: Literal["auto", "consumer", "classic", "share"] = Field(
         "auto", description="Kafka group protocol; auto takes `consumer` (KIP-848) where takeover is quick enough"
     )
     heartbeat: Duration = Field(
@@ -236,6 +237,36 @@ class ExecutorSettings(Connections):
     http_allow_private: bool = Field(
         default=False, description="let HTTP targets reach loopback, private and link-local addresses"
     )
+    shell: bool = Field(default=False, description="run shell targets: who submits jobs then runs programs here")
+    shell_allow: str | None = Field(
+        None, description="programs that shell targets may name, separated by commas, as they name them; none is all"
+    )
+    shell_env: str = Field(
+        "PATH,HOME,LANG,TZ", description="variables of the executor that shell targets get, separated by commas"
+    )
+    shell_memory_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="address space of each process of a shell target; Java, Go and node reserve far more than they use",
+    )
+    shell_cpu_seconds: int | None = Field(None, ge=1, description="processor time of each process of a shell target")
+    shell_processes: int = Field(
+        4096,
+        ge=1,
+        description="processes and threads of the executor's user, all together, above which a shell target starts no "
+        "more; does not bind root",
+    )
+    shell_file_bytes: int = Field(10 << 30, ge=0, description="largest file that a shell target may write: 10 GiB")
+
+    @field_validator("shell_env")
+    @classmethod
+    def _lets_no_secret_through(cls, listed: str) -> str:
+        """Refuse what an executor's own passwords and keys are called."""
+        for name in listed.split(","):
+            if name.strip().upper().startswith(_NOT_PASSED):
+                message = f"{name.strip()} is the executor's own; give jobs what they need in their env"
+                raise ValueError(message)
+        return listed
 
 
 def client_config(environment: Mapping[str, str]) -> dict[str, str]:

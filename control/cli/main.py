@@ -18,6 +18,7 @@ from tidewheel.control.cli import (
     jobs,
     occurrences,
     operate,
+    runs,
     services,
     versions,
 )
@@ -82,6 +83,9 @@ _CALENDAR_COMMANDS: dict[str, Callable[..., None]] = {
     "show": calendars.show,
     "delete": calendars.delete,
 }
+_RUN_COMMANDS: dict[str, Callable[..., None]] = {
+    "cancel": runs.cancel,
+}
 job = typer.Typer(help="Jobs, their occurrences and versions.", no_args_is_help=True)
 for name, command in _JOB_COMMANDS.items():
     job.command(name)(command)
@@ -91,10 +95,14 @@ for name, command in _BACKFILL_COMMANDS.items():
 calendar = typer.Typer(help="Named sets of days that jobs leave out, or keep to.", no_args_is_help=True)
 for name, command in _CALENDAR_COMMANDS.items():
     calendar.command(name)(command)
+run = typer.Typer(help="Runs, their attempts and what becomes of them.", no_args_is_help=True)
+for name, command in _RUN_COMMANDS.items():
+    run.command(name)(command)
 
 app.add_typer(job, name="job")
 app.add_typer(backfill, name="backfill")
 app.add_typer(calendar, name="calendar")
+app.add_typer(run, name="run")
 app.add_typer(cron, name="cron")
 app.add_typer(operate.topics, name="topics")
 app.add_typer(operate.schemas, name="schemas")

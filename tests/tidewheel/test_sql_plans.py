@@ -207,6 +207,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_signals": {"stray_after": timedelta(seconds=10)},
     "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
     "give_up_moves": {"reason": "by_hand"},
+    "save_beats": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
     "read_versions_in_force": {"most": 1001},
     "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
     "read_backfill_place": {"job_version": 1},
@@ -229,7 +230,7 @@ _HOT = {
         give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
         forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
         move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
-        wait_for_turns release_next hand_on_turns read_versions_in_force read_undecided read_recorded
+        wait_for_turns release_next hand_on_turns read_versions_in_force read_undecided read_recorded save_beats
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun

@@ -28,6 +28,7 @@ from tidewheel.transitions.dead_letters import bury
 from tidewheel.transitions.dispatch import Definitions, build_requests
 from tidewheel.transitions.failures import Ending, count_failures
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.loose_ends import LooseEnd, note_loose_ends
 from tidewheel.transitions.turns import give_up_turns
 
 _SQL = Statements("tidewheel.transitions")
@@ -129,13 +130,17 @@ class _Outcome:
     definition: records.JobDefinition
 
 
-def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd]) -> Ended:
+def end_runs(
+    connection: Conn, installation: Installation, ends: Sequence[RunEnd], *, lasting: bool = False
+) -> Ended:
     """End runs, in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
         installation: Topic names and encoding.
         ends: At most one per run.
+        lasting: The transaction is a user's, and may last: timers, jobs and turns are not locked for so long. What the
+            ends set off there is noted down with them, and follows within a second or so (`loose_ends`).
 
     Returns:
         What became of each.
@@ -152,14 +157,16 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
     _finish(connection, outcomes)
     write_attempts(connection, [_attempt(outcome) for outcome in outcomes if _ran(outcome.row)])
     # Whatever may wait for timers or jobs has its place here: with a turn in hand nobody waits for them (ADR 0008).
-    advance_chains(connection, [_link(outcome.row) for outcome in outcomes if _chains(outcome)])
-    pauses = count_failures(connection, installation, [_ending(outcome) for outcome in outcomes if _counts(outcome)])
+    pauses = [] if lasting else _set_off(connection, installation, outcomes)
     dead = [outcome for outcome in outcomes if outcome.state in DEAD_LETTERED]
     events = [_completion(outcome, installation) for outcome in outcomes]
     events += [_bury(connection, installation, outcome) for outcome in dead]
     append(connection, events + pauses, shards=installation.shards)
-    holders = [outcome.row for outcome in outcomes if outcome.row.overlap != Overlap.ALLOW_ALL]
-    give_up_turns(connection, installation, [(row.job_id, row.run_id) for row in holders])
+    if lasting:
+        note_loose_ends(connection, [_loose_end(outcome) for outcome in outcomes])
+    else:
+        holders = [outcome.row for outcome in outcomes if _holds_turn(outcome)]
+        give_up_turns(connection, installation, [(row.job_id, row.run_id) for row in holders])
     cancelled = [outcome.row.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
@@ -220,6 +227,11 @@ def _finish(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
         "error_types": [o.end.error_type for o in outcomes],
     }
     connection.execute(_FINISH_JOB_RUNS, columns)
+
+
+def _set_off(connection: Conn, installation: Installation, outcomes: Sequence[_Outcome]) -> list[OutboxRow]:
+    advance_chains(connection, [_link(outcome.row) for outcome in outcomes if _chains(outcome)])
+    return count_failures(connection, installation, [_ending(outcome) for outcome in outcomes if _counts(outcome)])
 
 
 def _attempt(outcome: _Outcome) -> AttemptEnd:
@@ -325,6 +337,23 @@ def _ending(outcome: _Outcome) -> Ending:
         state=outcome.state,
         most=definition.pause_on_failure or 0,
         ended_at=row.ended_at,
+    )
+
+
+def _holds_turn(outcome: _Outcome) -> bool:
+    return outcome.row.overlap != Overlap.ALLOW_ALL
+
+
+def _loose_end(outcome: _Outcome) -> LooseEnd:
+    row = outcome.row
+    return LooseEnd(
+        run_id=row.run_id,
+        job_id=row.job_id,
+        tenant=row.tenant,
+        ended_at=row.ended_at,
+        chained_at=row.scheduled_at if _chains(outcome) else None,
+        counted=_counts(outcome) and outcome.state is RunState.SUCCEEDED,
+        turn=_holds_turn(outcome),
     )
 
 

@@ -66,6 +66,15 @@ def count_failures(connection: Conn, installation: Installation, endings: Iterab
     return asked
 
 
+def forget_failures(connection: Conn, job_ids: Iterable[UUID]) -> None:
+    """Begin to count anew, in the caller's transaction: a run of each of these jobs has succeeded."""
+    jobs = sorted(set(job_ids))
+    if jobs:
+        columns = {"job_ids": jobs, "failures": [0] * len(jobs), "broken": [True] * len(jobs)}
+        connection.execute(_LOCK_COUNTED_JOBS, {"job_ids": jobs})
+        connection.execute(_COUNT_FAILURES, columns)
+
+
 def is_pause_on_failure(request_id: str | None) -> bool:
     """Whether a request is one of those that `count_failures` makes."""
     return request_id is not None and request_id.startswith(f"{_NAME}/")

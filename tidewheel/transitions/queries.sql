@@ -1,5 +1,6 @@
 -- name: lock_claims
--- The runs that may be claimed now, in run_id order.
+-- The runs that may be claimed now, in run_id order. A later statement than the one that shares the lock `claims`, to see
+-- every cancellation that was accepted before.
 -- Index: open_runs_pkey. Lock: each row, rows locked by others are passed over (the sweep comes back to them).
 SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[]) AS wanted (run_id, attempt, job_version)
@@ -14,13 +15,14 @@ SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_
          WHERE c.finished_at IS NULL
            AND c.tenant = o.tenant
            AND (c.job_id IS NULL OR c.job_id = o.job_id)
-           AND (c.job_ids IS NULL OR o.job_id = ANY (c.job_ids))
            AND (c.queue IS NULL OR c.queue = o.queue)
            AND (c.lane IS NULL OR c.lane = o.lane)
            AND (c.handler IS NULL OR c.handler = o.handler)
            AND (c.cause IS NULL OR c.cause = o.cause)
            AND o.made_at <= c.made_before
            AND (c.begun OR o.attempt = 0)
+           AND (c.labels IS NULL
+                OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
        )
  ORDER BY o.run_id
    FOR UPDATE OF o SKIP LOCKED
@@ -254,10 +256,11 @@ VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(made_at)s)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_request
--- A message that is no request, byte for byte; a repeat after a crash changes nothing.
+-- A message that is no request, byte for byte; it names no tenant that can be read, so it is the default one's. A repeat
+-- after a crash changes nothing.
 -- Index: dead_letters_topic_partition_offset_key. No lock.
 INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, reason, made_at)
-VALUES (NULL, 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(reason)s, %(made_at)s)
+VALUES ('default', 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(reason)s, %(made_at)s)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts
@@ -332,6 +335,69 @@ SELECT v.job_id, v.version, v.definition
 SELECT i.run_id, i.payload, i.payload_content_type, i.labels, i.traceparent, i.checkpoint, i.late_ms
   FROM run_inputs AS i
  WHERE i.run_id = ANY (%(run_ids)s)
+
+-- name: read_lineage
+-- Which runs these came from.
+-- Index: the partition's primary key. No lock.
+SELECT r.run_id, r.parent_run_id, r.root_run_id FROM job_runs AS r WHERE r.run_id = ANY (%(run_ids)s)
+
+-- name: mark_redriven
+-- The dead letters of runs of which new ones were made; the latest stands.
+-- Index: dead_letters_run_id_key, dead_letters_pkey. Lock: each row, in id order.
+UPDATE dead_letters AS d
+   SET redriven_as = chosen.new_run_id, redriven_at = %(now)s
+  FROM (
+    SELECT l.id, again.new_run_id
+      FROM unnest(%(run_ids)s::uuid[], %(new_run_ids)s::uuid[]) AS again (run_id, new_run_id)
+      JOIN dead_letters AS l USING (run_id)
+     ORDER BY l.id
+       FOR UPDATE OF l
+  ) AS chosen
+ WHERE d.id = chosen.id
+
+-- name: lock_dead_messages
+-- Messages that were no requests and have not been sent again, with all that is needed to do so.
+-- Index: dead_letters_pkey. Lock: each row, in id order.
+SELECT d.id, d.topic, d.partition, d.key, d.value
+  FROM dead_letters AS d
+ WHERE d.id = ANY (%(ids)s) AND d.kind = 'request' AND d.redriven_at IS NULL
+ ORDER BY d.id
+   FOR UPDATE
+
+-- name: mark_sent_again
+-- The same, once they are on their way.
+-- Index: dead_letters_pkey. Lock: rows already locked.
+UPDATE dead_letters SET redriven_at = tidewheel_now() WHERE id = ANY (%(ids)s)
+
+-- name: purge_dead_letters
+-- Dead letters that nobody wants any more.
+-- Index: dead_letters_pkey. Lock: each row, in id order, rows locked by others are passed over (somebody redrives them).
+DELETE FROM dead_letters
+ WHERE id IN (SELECT d.id FROM dead_letters AS d WHERE d.id = ANY (%(ids)s) ORDER BY d.id FOR UPDATE SKIP LOCKED)
+
+-- name: save_beats
+-- Progress and checkpoints of attempts under way. A run that carries nothing else gets its row here; what an older attempt
+-- says late changes nothing.
+-- Index: open_runs_pkey, the partition's primary key. Lock: the rows of run_inputs, in run_id order.
+INSERT INTO run_inputs AS i (run_id, tenant, progress, checkpoint, checkpoint_attempt, beat_at, beats_attempt)
+SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
+       CASE WHEN told.checkpoint IS NOT NULL THEN told.attempt END, tidewheel_now(), told.attempt
+  FROM unnest(
+        %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(progress)s::bytea[],
+        %(checkpoints)s::bytea[]
+       ) AS told (run_id, attempt, executor_id, progress, checkpoint)
+  JOIN open_runs AS o USING (run_id, attempt)
+ WHERE o.state = ANY (%(states)s) AND (told.executor_id IS NULL OR o.executor_id = told.executor_id)
+ ORDER BY o.run_id
+    ON CONFLICT (run_id) DO UPDATE
+   SET progress = CASE WHEN i.beats_attempt = excluded.beats_attempt THEN coalesce(excluded.progress, i.progress)
+                       ELSE excluded.progress END,
+       checkpoint = coalesce(excluded.checkpoint, i.checkpoint),
+       checkpoint_attempt = coalesce(excluded.checkpoint_attempt, i.checkpoint_attempt),
+       beat_at = excluded.beat_at,
+       beats_attempt = excluded.beats_attempt
+ WHERE coalesce(i.beats_attempt, 0) <= excluded.beats_attempt
+RETURNING i.run_id
 
 -- name: add_job_runs
 -- Writes runs that may have been written before (a repeated trigger, firing job by job) and tells which are new.
@@ -574,3 +640,18 @@ SELECT r.scheduled_at
 SELECT v.scheduled_at
   FROM overrides AS v
  WHERE v.job_id = %(job_id)s AND v.scheduled_at BETWEEN %(first)s AND %(last)s AND v.kind = 'move' AND v.done_at IS NULL
+
+-- name: note_loose_ends
+-- What ends made in users' own transactions set off elsewhere, to be done by the scheduler.
+-- Index: loose_ends_pkey. No lock but its own new rows.
+INSERT INTO loose_ends (run_id, job_id, tenant, ended_at, chained_at, counted, turn)
+SELECT *
+  FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
+              %(chained_at)s::timestamptz[], %(counted)s::boolean[], %(turns)s::boolean[])
+
+-- name: take_loose_ends
+-- Some of what is to be done after such ends; gone when it is done.
+-- Index: loose_ends_pkey. Lock: the rows, passed over when taken.
+DELETE FROM loose_ends
+ WHERE run_id IN (SELECT l.run_id FROM loose_ends AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
+RETURNING run_id, job_id, tenant, ended_at, chained_at, counted, turn

@@ -1,0 +1,144 @@
+"""What outcomes mean, and writing them, in the caller's transaction: the same wherever the attempt ran.
+
+Whether a failed attempt is followed by another is decided by the pure `next_attempt`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+from uuid import UUID
+
+from tidewheel.db import Conn
+from tidewheel.executor.outcome import Outcome, failed
+from tidewheel.executor.output import Output
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.schemas.records import JobDefinition, RunRequest
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
+from tidewheel.transitions.signal import start_cancelling
+from tidewheel.transitions.start import Started
+from tidewheel.transitions.waiting import Wait, wait_runs
+
+
+class Attempted(Protocol):
+    """What recording an outcome needs to know of its attempt."""
+
+    @property
+    def run_id(self) -> UUID: ...  # noqa: D102 - as in `Attempt`, and so below
+    @property
+    def started(self) -> Started: ...  # noqa: D102
+    @property
+    def request(self) -> RunRequest | None: ...  # noqa: D102
+    @property
+    def definition(self) -> JobDefinition: ...  # noqa: D102
+    @property
+    def heartbeat_seconds(self) -> float | None: ...  # noqa: D102
+    @property
+    def output(self) -> Output | None: ...  # noqa: D102
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What became of outcomes; what is in neither set is written.
+
+    Args:
+        busy: Runs whose row was locked by somebody: to be tried again.
+        superseded: Runs that are over or in another attempt's hands, of those that were to end.
+        requeued: How many were to go back.
+    """
+
+    busy: set[UUID] = field(default_factory=set[UUID])
+    superseded: set[UUID] = field(default_factory=set[UUID])
+    requeued: int = 0
+
+
+def record(
+    connection: Conn, installation: Installation, items: Sequence[tuple[Attempted, Outcome]], executor_id: UUID
+) -> Recorded:
+    """Write the outcomes of an executor's attempts, at most one per run, in the caller's transaction."""
+    waits = [wait for item in items if (wait := run_wait(*item, executor_id)) is not None]
+    ends = [end for item in items if (end := run_end(*item, executor_id)) is not None]
+    settled = {end.run_id for end in ends} | {wait.run_id for wait in waits}
+    requeues = [requeue(*item, executor_id) for item in items if item[0].run_id not in settled]
+    cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
+    if cancelled:
+        start_cancelling(connection, cancelled, executor_id)
+    done = end_runs(connection, installation, ends)
+    busy = done.busy | requeue_runs(connection, installation, requeues).busy | wait_runs(connection, waits)
+    return Recorded(busy, done.superseded, len(requeues))
+
+
+def run_wait(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> Wait | None:
+    """The wait that an outcome means; None where it means none."""
+    if outcome.waits is None:
+        return None
+    beats = attempt.heartbeat_seconds
+    heartbeat = None if beats is None else timedelta(seconds=beats)
+    return Wait(attempt.run_id, attempt.started.attempt, executor_id, outcome.waits, heartbeat)
+
+
+def run_end(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> RunEnd | None:
+    """The end of the run that an outcome means; None where the run goes on."""
+    if outcome.waits is not None:
+        return None
+    outcome = _known(attempt, outcome)
+    states = {
+        AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
+        AttemptOutcome.CANCELLED: RunState.CANCELLED,
+        AttemptOutcome.FAILED: RunState.FAILED,
+        AttemptOutcome.TIMED_OUT: RunState.TIMED_OUT,
+    }
+    state = states.get(outcome.kind)
+    if state is None or next_delay(attempt, outcome) is not None:
+        return None
+    return RunEnd(
+        run_id=attempt.run_id,
+        attempt=attempt.started.attempt,
+        state=state,
+        executor_id=executor_id,
+        reason=UNKNOWN_OUTCOME if outcome.error_type == UNKNOWN_OUTCOME else outcome.timeout,
+        error_type=outcome.error_type,
+        error_message=outcome.error_message,
+        trace=outcome.trace,
+        result=outcome.result,
+        output=attempt.output.tail() if attempt.output else None,
+        request=attempt.request,
+        definition=attempt.definition,
+    )
+
+
+def requeue(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> Requeue:
+    """How a run goes on after an outcome that does not end it."""
+    delay = next_delay(attempt, outcome)
+    return Requeue(
+        run_id=attempt.run_id,
+        attempt=attempt.started.attempt,
+        executor_id=executor_id,
+        outcome=outcome.kind,
+        delay=outcome.snooze if delay is None else delay,
+        error_type=outcome.error_type,
+        error_message=outcome.error_message,
+        trace=outcome.trace,
+        output=attempt.output.tail() if attempt.output else None,
+    )
+
+
+def next_delay(attempt: Attempted, outcome: Outcome) -> timedelta | None:
+    """The delay before a retry; None where the outcome is no failure or the last one."""
+    if outcome.kind not in {AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT}:
+        return None
+    failure = Failure(outcome.error_type or "", outcome.permanent, outcome.retry_after, outcome.not_begun)
+    started = attempt.started
+    return next_attempt(
+        attempt.definition, failure, run_id=started.run_id, attempt=started.attempt, charged=started.charged
+    )
+
+
+def _known(attempt: Attempted, outcome: Outcome) -> Outcome:
+    """Of a run that may begin once: one that is handed back after it has begun has an end that nobody knows."""
+    if outcome.kind is not AttemptOutcome.HANDED_BACK or outcome.not_begun or not attempt.definition.at_most_once:
+        return outcome
+    return failed(UNKNOWN_OUTCOME, "the executor stopped before the attempt ended; it may have had its effect")

@@ -1,0 +1,232 @@
+"""Executors in other languages: entering, beating, finishing and leaving for them, over one thread's session.
+
+They run attempts elsewhere and say so over HTTP, where any answer may be lost: so every call can be repeated, and an
+outcome that was written before is superseded. What guards their attempts is the same as everywhere: the lease, which is
+their row in `executors`, and the fence.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+from uuid import UUID, uuid4
+
+from psycopg.rows import class_row
+
+from tidewheel.arrays import integers, uuids
+from tidewheel.db import Conn, Session
+from tidewheel.errors import UnknownExecutor
+from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.output import Output
+from tidewheel.executor.record import record
+from tidewheel.executor.remote_claim import RemoteClaim, RemotelyClaimed, claim_remotely
+from tidewheel.failpoint import failpoint
+from tidewheel.runs import IN_HAND
+from tidewheel.schemas.records import JobDefinition, RunRequest
+from tidewheel.service import Stop
+from tidewheel.sql import Statements
+from tidewheel.transitions.dispatch import Definitions, read_definitions
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.signal import Signal
+from tidewheel.transitions.start import Started
+from tidewheel.wakeup import Channel
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+_SQL = Statements("tidewheel.executor")
+_ENTER = _SQL["enter_remote"]
+_BEAT = _SQL["beat_remote"]
+_READ_IN_HAND = _SQL["read_in_hand"]
+_READ_SIGNALS = _SQL["read_signals"]
+_DROP_ANSWERED = _SQL["drop_answered"]
+_LEAVE = _SQL["leave_executor"]
+
+_STRAY_AFTER = timedelta(
+    seconds=60
+)  # a signal that was told at so many beats and never answered is of no attempt there
+_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
+_TRIES = 20
+
+_DEFINITIONS = Definitions()
+
+Fence = tuple[UUID, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A signal: an attempt that is to stop."""
+
+    run_id: UUID
+    attempt: int
+    kind: Signal
+
+
+class Report(Protocol):
+    """How an attempt ended, as its executor tells it."""
+
+    @property
+    def fence(self) -> Fence:
+        """Run and attempt."""
+        ...
+
+    def read(self, definition: JobDefinition) -> tuple[Outcome, Output | None]:
+        """The outcome, and what was written meanwhile."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InHand:
+    """An attempt that is still its executor's."""
+
+    job_id: UUID
+    job_version: int
+    run_id: UUID
+    attempt: int
+    charged: int
+    lost: int
+    publish_at: datetime
+    started_at: datetime
+    close_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempted:
+    """An attempt as `record` wants it; its message is built again only where the run's end needs it."""
+
+    started: Started
+    definition: JobDefinition
+    output: Output | None
+    request: RunRequest | None = None
+
+    @property
+    def run_id(self) -> UUID:
+        return self.started.run_id
+
+    @property
+    def heartbeat_seconds(self) -> float | None:
+        return None if self.definition.heartbeat_ms is None else self.definition.heartbeat_ms / 1000
+
+
+class RemoteExecutors:
+    """What is done for executors in other languages, by one thread.
+
+    Args:
+        session: That thread's.
+        installation: For what starts and ends write.
+        poke: Wakes relays and executors after a commit.
+        stop: Ends its waiting for rows that somebody has locked.
+    """
+
+    def __init__(
+        self, session: Session, installation: Installation, *, poke: Callable[[Channel], None], stop: Stop
+    ) -> None:
+        self._session, self._installation, self._poke, self._stop = session, installation, poke, stop
+
+    def register(self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int) -> UUID:
+        """Enter an executor; returns the id under which all it does is written."""
+        executor_id = uuid4()
+        facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots}
+        with self._session.transaction() as connection:
+            connection.execute(_ENTER, {"executor_id": executor_id, **facts})
+        _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)
+        return executor_id
+
+    def beat(self, executor_id: UUID, *, stopping: bool) -> list[Told]:
+        """Keep the lease of an executor's attempts; returns which of them are to stop.
+
+        Raises:
+            UnknownExecutor: Its lease was ended, and its attempts with it; or there never was one.
+        """
+        columns = {"executor_id": executor_id, "stopping": stopping, "stray_after": _STRAY_AFTER}
+        told: list[Told] = []
+        strays: list[Fence] = []
+        with self._session.transaction() as connection:
+            if connection.execute(_BEAT, columns).fetchone() is None:
+                raise UnknownExecutor(executor_id)
+            for run_id, attempt, kind, stray in connection.execute(_READ_SIGNALS, columns, binary=True):
+                assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
+                assert isinstance(attempt, int)  # noqa: S101 - the column's type
+                told.append(Told(run_id, attempt, Signal(str(kind))))
+                if stray:
+                    strays.append((run_id, attempt))
+            _drop_answered(connection, executor_id, strays)
+        return told
+
+    def claim(self, claim: RemoteClaim) -> RemotelyClaimed:
+        """Claim runs for an executor.
+
+        Raises:
+            UnknownExecutor: Its lease was ended.
+        """
+        with self._session.transaction() as connection:
+            claimed = claim_remotely(connection, self._installation, claim)
+        failpoint("claim.after_commit")
+        if claimed.signalled:
+            self._poke(Channel.SIGNALS)
+        return claimed
+
+    def finish(self, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
+        """Write how attempts ended.
+
+        Returns:
+            For each: `recorded`; `superseded` where the attempt is no longer this executor's, and nothing was changed;
+            `busy` where somebody has its row, to be told again.
+        """
+        answers: dict[Fence, str] = {}
+        left = list({report.fence: report for report in reports}.values())
+        for tried in range(_TRIES):
+            if tried:
+                self._stop.wait(_BUSY_SECONDS)
+            with self._session.transaction() as connection:
+                answers |= self._record(connection, executor_id, left)
+                failpoint("completion.before_commit")
+            failpoint("completion.after_commit")
+            left = [report for report in left if answers[report.fence] == "busy"]
+            if not left or self._stop.asked():
+                break
+        self._poke(Channel.OUTBOX)
+        return answers
+
+    def leave(self, executor_id: UUID) -> None:
+        """An executor goes; what it has in hand all the same is found when its lease ends."""
+        with self._session.transaction() as connection:
+            connection.execute(_LEAVE, {"executor_id": executor_id, "states": IN_HAND})
+
+    def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
+        fences = [report.fence for report in reports]
+        in_hand = _read_in_hand(connection, executor_id, fences)
+        stored = read_definitions(connection, [(row.job_id, row.job_version) for row in in_hand.values()])
+        items: list[tuple[_Attempted, Outcome]] = []
+        for report in reports:
+            if (row := in_hand.get(report.fence)) is not None:
+                definition = _DEFINITIONS.of(stored[row.job_id, row.job_version])
+                outcome, output = report.read(definition)
+                items.append((_Attempted(_started(row), definition, output), outcome))
+        done = record(connection, self._installation, items, executor_id)
+        _drop_answered(connection, executor_id, fences)
+        answers = dict.fromkeys(fences, "superseded")
+        for item, _ in items:
+            if item.run_id not in done.superseded:
+                answers[item.run_id, item.started.attempt] = "busy" if item.run_id in done.busy else "recorded"
+        return answers
+
+
+def _read_in_hand(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> dict[Fence, _InHand]:
+    columns = {**_columns(fences), "executor_id": executor_id, "states": IN_HAND}
+    with connection.cursor(row_factory=class_row(_InHand), binary=True) as cursor:
+        return {(row.run_id, row.attempt): row for row in cursor.execute(_READ_IN_HAND, columns)}
+
+
+def _started(row: _InHand) -> Started:
+    return Started(row.run_id, row.attempt, row.charged, row.lost, row.publish_at, row.started_at, row.close_at)
+
+
+def _drop_answered(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> None:
+    if fences:
+        columns = {**_columns(fences), "executor_id": executor_id, "terminate": Signal.TERMINATE}
+        connection.execute(_DROP_ANSWERED, columns)
+
+
+def _columns(fences: Sequence[Fence]) -> dict[str, object]:
+    return {"run_ids": uuids(run_id for run_id, _ in fences), "attempts": integers(number for _, number in fences)}

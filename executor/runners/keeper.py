@@ -1,0 +1,258 @@
+"""Keeps the programs of shell targets: a process of its own, started by the executor.
+
+Nothing that a program starts outlives its attempt. For each program this process forks a keeper, which starts it in a
+session of its own, adopts the daemons it leaves behind, and kills whatever is left once the program has ended, once it
+is told to, or once the executor is gone: its end of a socket closes, however it dies.
+
+It runs as a file, not as a module: nothing of Tidewheel is imported, there is one thread, and so a fork is cheap and
+may run Python before it becomes the program. Its environment is empty, for programs can read it.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import TypedDict, cast
+
+TERMINATE, KILL = b"t", b"k"  # what a keeper is told
+LENGTH = struct.Struct("!I")  # goes before a request
+DESCRIPTORS = 4  # control, standard input, output, error
+
+_PR_SET_PDEATHSIG = 1  # Source: prctl(2)
+_PR_SET_CHILD_SUBREAPER = 36
+_ASKED_OF_THE_EXECUTOR = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # whose end is ours
+_RESET = (*_ASKED_OF_THE_EXECUTOR, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)  # ignored here or by Python
+_AFTER_XCPU_SECONDS = 5  # from SIGXCPU, which names the limit, to the SIGKILL that nothing survives
+_LOOK_SECONDS = 0.01
+_LOOKS = 500  # until a process that does not die of SIGKILL is given up: the kernel has it
+
+
+class Request(TypedDict):
+    """What a keeper is asked to run."""
+
+    program: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str | None
+    limits: dict[str, int]
+
+
+class Answer(TypedDict, total=False):
+    """What became of it: an exit code, a signal's number, or why it was not started."""
+
+    exit: int
+    signal: int
+    errno: int
+    message: str
+
+
+def main() -> None:
+    """Fork a keeper for each set of descriptors that arrives, until the executor is gone."""
+    for number in _ASKED_OF_THE_EXECUTOR:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
+    libc = ctypes.CDLL(None)
+    executor = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(executor, 16, DESCRIPTORS)
+        if not message:
+            return
+        # What cannot be forked for is let go: the executor sees that nobody keeps it.
+        with contextlib.suppress(OSError):
+            if len(descriptors) == DESCRIPTORS and os.fork() == 0:
+                try:
+                    executor.close()
+                    _keep(libc, *descriptors)
+                finally:
+                    os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _keep(libc: ctypes.CDLL, control_fd: int, *streams: int) -> None:
+    """Be the keeper of one program."""
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for descriptor in (control_fd, *streams):
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - the system's own signature
+    control = socket.socket(fileno=control_fd)
+    woken = _wake_on_children()
+    request = _read(control)
+    folder = None
+    try:
+        folder = tempfile.mkdtemp(prefix="tidewheel-") if request["cwd"] is None else None
+        program = _start(libc, request, folder or request["cwd"] or "/", streams)
+    except OSError as error:
+        _answer(control, {"errno": error.errno or errno.EINVAL, "message": str(error.strerror or error)})
+    else:
+        for descriptor in streams:
+            os.close(descriptor)
+        _wait(control, woken, program)
+        _answer(control, _clear(program))
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wake_on_children() -> int:
+    """A descriptor that can be read from whenever a child has ended."""
+    woken, wakes = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    return woken
+
+
+def _read(control: socket.socket) -> Request:
+    with control.makefile("rb", buffering=0) as stream:
+        (length,) = LENGTH.unpack(_exactly(stream.fileno(), LENGTH.size))
+        return cast("Request", json.loads(_exactly(stream.fileno(), length)))
+
+
+def _exactly(descriptor: int, length: int) -> bytes:
+    read = b""
+    while len(read) < length:
+        piece = os.read(descriptor, length - len(read))
+        if not piece:
+            os._exit(0)  # the executor is gone, and nothing has begun
+        read += piece
+    return read
+
+
+def _answer(control: socket.socket, answer: Answer) -> None:
+    with contextlib.suppress(OSError):  # the executor is gone
+        control.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _start(libc: ctypes.CDLL, request: Request, cwd: str, streams: tuple[int, ...]) -> int:
+    """Start the program; returns its process id, which is its group's too.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    told, tells = os.pipe()
+    keeper = os.getpid()
+    program = os.fork()
+    if program == 0:
+        step = cwd
+        try:
+            os.setsid()
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != keeper:
+                os._exit(1)
+            _prepare(streams, cwd)
+            step = request["argv"][0]
+            _limit(request["limits"])
+            os.execve(request["program"], request["argv"], request["env"])  # noqa: S606 - no shell, on purpose
+        except OSError as error:
+            os.write(tells, f"{error.errno}:{step}: {error.strerror}".encode(errors="replace"))
+        except ValueError as error:  # what no program can be given, such as half a surrogate pair
+            os.write(tells, f"{errno.EINVAL}:{step!a}: {error}".encode(errors="replace"))
+        finally:
+            os._exit(127)
+    os.close(tells)
+    with os.fdopen(told, "rb") as failure:  # ends when the program begins
+        number, _, message = failure.read().decode().partition(":")
+    if message:
+        os.waitpid(program, 0)
+        raise OSError(int(number), message)
+    return program
+
+
+def _prepare(streams: tuple[int, ...], cwd: str) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in _RESET:
+        signal.signal(number, signal.SIG_DFL)
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+    os.chdir(cwd)
+
+
+def _limit(limits: dict[str, int]) -> None:
+    for name, limit in limits.items():
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        most = limit + _AFTER_XCPU_SECONDS if name == "RLIMIT_CPU" else limit
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (min(limit, most), most))
+
+
+def _wait(control: socket.socket, woken: int, program: int) -> None:
+    """Wait until the program has ended, and pass on what the executor says."""
+    watched: list[int] = [control.fileno(), woken]
+    while not _ended(program):
+        ready, _, _ = select.select(watched, [], [])
+        if woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(woken, 4096)
+        if control.fileno() in ready:
+            word = _said(control)
+            if word and KILL not in word:
+                os.killpg(program, signal.SIGTERM)
+                os.killpg(program, signal.SIGCONT)  # one that stands still would not notice
+            else:
+                os.killpg(program, signal.SIGKILL)
+                watched = [woken]
+
+
+def _said(control: socket.socket) -> bytes:
+    try:
+        return control.recv(64)
+    except OSError:
+        return b""
+
+
+def _ended(program: int) -> bool:
+    """Whether the program has ended; adopted processes that have are buried on the way."""
+    while (seen := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+        if seen.si_pid == program:
+            return True
+        os.waitpid(seen.si_pid, 0)
+    return False
+
+
+def _clear(program: int) -> Answer:
+    """Kill what a program that has ended leaves behind; returns how it ended."""
+    os.killpg(program, signal.SIGKILL)  # its number is not free before it is buried
+    _, status = os.waitpid(program, 0)
+    _kill_adopted()
+    code = os.waitstatus_to_exitcode(status)
+    return {"exit": code} if code >= 0 else {"signal": -code}
+
+
+def _kill_adopted() -> None:
+    """Kill daemons, and what they leave behind in turn."""
+    for _ in range(_LOOKS):
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for child in _children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        select.select([], [], [], _LOOK_SECONDS)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # Its name may hold blanks and brackets: what follows the last bracket does not. Source: proc_pid_stat(5)
+            _, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid():
+                found.append(int(entry.parent.name))
+    return found
+
+
+if __name__ == "__main__":
+    main()

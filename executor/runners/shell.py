@@ -1,0 +1,179 @@
+"""Runs programs: off until an operator turns it on, bounded, and gone as a whole when their attempt is over.
+
+No shell reads the arguments. A program gets the variables that are let through, its job's and the run's: nothing else
+of the executor's environment. Its payload is its standard input. What it writes is read as it comes, the last 64 KiB
+are kept, and every piece counts as a heartbeat.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import Outcome, failed, succeeded
+from tidewheel.executor.runners.kept import Command, Ending, Keeper, KeeperGone, Program
+from tidewheel.schemas.records import ShellTarget
+from tidewheel.settings import ExecutorSettings
+
+_TAIL_BYTES = 2048  # of standard error, for the message: it fits uncut
+_TAIL_LINES = 20
+_DRAIN_SECONDS = 1.0  # its processes are dead: only a stranger could still hold its pipes
+_KILLED_SECONDS = 5.0  # SIGKILL is obeyed at once, unless the kernel itself hangs, as on a lost network disk
+_BEFORE_FENCE = 0.9  # of the grace: it is dead before its run is called cancelled and the job's next may begin
+
+# The same on the next attempt. Anything else, such as no memory or no process left, may be gone by then.
+_PERMANENT = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.E2BIG, errno.EINVAL, errno.EISDIR,
+     errno.ELOOP, errno.ENAMETOOLONG)
+)  # fmt: skip
+
+
+class ShellRunner:
+    """Runs the programs of shell targets."""
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        self._settings = settings
+        self._allowed = None if settings.shell_allow is None else frozenset(names(settings.shell_allow))
+        self._passed = {name: os.environ[name] for name in names(settings.shell_env) if name in os.environ}
+        self._grace = min(settings.cancel_grace.total_seconds() * _BEFORE_FENCE, settings.drain_timeout.total_seconds())
+        self._keeper = Keeper()
+
+    async def run(self, attempt: Attempt) -> Outcome:
+        """Run the program and judge how it ended: exit code 0 succeeds."""
+        target = attempt.definition.target.shell
+        if target is None or not target.argv:
+            return failed("InvalidTarget", "the job's version has no program", permanent=True, not_begun=True)
+        program = self._find(target)
+        if isinstance(program, Outcome):
+            return program
+        errors = bytearray()
+        write = _sink(attempt)
+
+        def write_error(data: bytes) -> None:
+            write(data)
+            errors.extend(data[-_TAIL_BYTES:])
+            del errors[:-_TAIL_BYTES]
+
+        command = Command(program, target.argv, self._environment(attempt, target), target.cwd, self._limits(target))
+        starting = asyncio.ensure_future(self._keeper.start(command, attempt.payload, (write, write_error)))
+        try:
+            started = await asyncio.shield(starting)
+            ending = await asyncio.shield(started.ended)
+        except asyncio.CancelledError:
+            await _see_through(self._end(starting))
+            raise
+        except (KeeperGone, OSError) as error:
+            return failed("ProgramNotStarted", str(error), not_begun=True)
+        await started.drained(_DRAIN_SECONDS)
+        started.close()
+        return _judge(ending, bytes(errors))
+
+    async def close(self) -> None:
+        """Kill what still runs."""
+        await self._keeper.close()
+
+    async def _end(self, starting: "asyncio.Future[Program]") -> None:
+        """End a program: asked first, killed after the grace."""
+        try:
+            program = await starting
+        except (KeeperGone, OSError):
+            return
+        program.terminate()
+        await asyncio.wait([program.ended], timeout=self._grace)
+        program.kill()
+        await asyncio.wait([program.ended], timeout=_KILLED_SECONDS)
+        await program.drained(_DRAIN_SECONDS)
+        program.close()
+
+    def _find(self, target: ShellTarget) -> str | Outcome:
+        """The file to run, or why it is not run."""
+        name = target.argv[0]
+        if self._allowed is not None:
+            if name not in self._allowed:
+                message = f"{name!r} is not among the programs that this executor runs (TIDEWHEEL_SHELL_ALLOW)"
+                return failed("ProgramRefused", message, permanent=True, not_begun=True)
+            for variable in target.env:
+                if variable == "PATH" or variable.startswith("LD_"):
+                    message = f"a job may not set {variable} where programs are restricted (TIDEWHEEL_SHELL_ALLOW)"
+                    return failed("ProgramRefused", message, permanent=True, not_begun=True)
+        if "/" in name:
+            return name
+        # By the executor's own PATH: a job that sets another must not choose what an allowed name means.
+        found = shutil.which(name, path=os.environ.get("PATH", os.defpath))
+        if found is None:
+            message = f"{name!r} is no program on the executor's PATH; write an absolute path"
+            return failed("ProgramNotStarted", message, permanent=True, not_begun=True)
+        return os.path.abspath(found)  # noqa: PTH100 - links stay: some programs go by their name
+
+    def _environment(self, attempt: Attempt, target: ShellTarget) -> dict[str, str]:
+        request = attempt.request
+        ours = {
+            "TIDEWHEEL_RUN_ID": request.run_id,
+            "TIDEWHEEL_ATTEMPT": str(attempt.started.attempt),
+            "TIDEWHEEL_JOB_KEY": attempt.definition.job_key,
+            "TIDEWHEEL_SCHEDULED_AT": request.scheduled_at.isoformat(),
+            "TIDEWHEEL_IDEMPOTENCY_KEY": request.run_id,
+        }
+        if request.traceparent:
+            ours["TRACEPARENT"] = request.traceparent
+        return {**self._passed, **target.env, **ours}
+
+    def _limits(self, target: ShellTarget) -> Mapping[str, int]:
+        settings = self._settings
+        bounds = {
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NPROC": settings.shell_processes,
+            "RLIMIT_FSIZE": settings.shell_file_bytes,
+            "RLIMIT_AS": _lower(settings.shell_memory_bytes, target.memory_bytes),
+            "RLIMIT_CPU": _lower(settings.shell_cpu_seconds, target.cpu_seconds),
+        }
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def names(listed: str) -> list[str]:
+    """The words of a list that commas separate."""
+    return [word for part in listed.split(",") if (word := part.strip())]
+
+
+def _lower(ours: int | None, jobs: int | None) -> int | None:
+    bounds = [bound for bound in (ours, jobs) if bound is not None]
+    return min(bounds, default=None)
+
+
+def _sink(attempt: Attempt) -> Callable[[bytes], None]:
+    now = asyncio.get_running_loop().time
+
+    def write(data: bytes) -> None:
+        attempt.write(data)
+        attempt.last_beat = now()
+
+    return write
+
+
+async def _see_through(work: Coroutine[object, object, None]) -> None:
+    """Wait for the end of work that must not be cut short, however often this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    task.result()
+
+
+def _judge(ending: Ending, errors: bytes) -> Outcome:
+    if ending.exit_code == 0:
+        return succeeded(b'{"exit_code":0}')
+    if ending.exit_code is not None:
+        return failed(f"exit_{ending.exit_code}", _last_lines(errors) or f"it ended with code {ending.exit_code}")
+    if ending.signal_name is not None:
+        return failed(f"signal_{ending.signal_name}", _last_lines(errors) or f"{ending.signal_name} has ended it")
+    if ending.errno is None:
+        return failed("KeeperGone", f"nobody knows how it ended: {ending.message}")
+    return failed("ProgramNotStarted", ending.message, permanent=ending.errno in _PERMANENT, not_begun=True)
+
+
+def _last_lines(errors: bytes) -> str:
+    lines = errors.decode("utf-8", "replace").strip().splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,120 @@
+"""What messages ask for: reads them, claims what this executor can run, and has it begun.
+
+Shared by both ways to consume a lane. A message that is not claimed here needs nothing more: its run is in the table,
+and the sweep of an executor that can run it brings it.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from confluent_kafka import KafkaError, Message
+
+from tidewheel.errors import Unavailable, UndecodableMessage
+from tidewheel.executor.claim import Claimer
+from tidewheel.failpoint import failpoint
+from tidewheel.metrics import metrics
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.definitions import needs
+from tidewheel.schemas.records import JobDefinition, RunRequest
+from tidewheel.transitions.dispatch import Definitions
+from tidewheel.transitions.start import Claim, Started
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+Begin = Callable[[Sequence[tuple[Started, RunRequest, JobDefinition]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A message that asks for a run this executor can do."""
+
+    claim: Claim
+    request: RunRequest
+    definition: JobDefinition
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What is greater in the later of two messages for one run: neither number ever falls."""
+        return self.claim.attempt, self.claim.job_version
+
+
+class Taking:
+    """Takes what one lane's messages ask for; for one thread."""
+
+    def __init__(self, topic: str, *, claimer: Claimer, handlers: frozenset[str], begin: Begin) -> None:
+        self._topic, self._claimer, self._handlers, self._begin = topic, claimer, handlers, begin
+        self._definitions = Definitions()
+
+    def take(self, messages: Sequence[Message]) -> int:
+        """Claim what messages ask for, and have it begun.
+
+        Returns:
+            How many attempts were started; each has a slot that was taken before.
+
+        Raises:
+            Unavailable: Nothing was claimed.
+        """
+        failpoint("claim.received")
+        wanted = newest(item for message in messages if (item := self._wanted(message)) is not None)
+        if not wanted:
+            return 0
+        started = self._claimer.claim([item.claim for item in wanted.values()], way="message").started
+        self._begin([(one, wanted[one.run_id].request, wanted[one.run_id].definition) for one in started])
+        return len(started)
+
+    def close(self) -> None:
+        """Close its session."""
+        self._claimer.close()
+
+    def _wanted(self, message: Message) -> Wanted | None:
+        value = message.value()
+        try:
+            request = decode(value if isinstance(value, bytes) else b"", RunRequest)
+            definition = self._definitions.of(request.definition)
+            claim = Claim(UUID(request.run_id), request.attempt, request.job_version, _came_by(message))
+        except (UndecodableMessage, ValueError) as error:
+            # Nobody but the relay writes here; whatever it is, its run is in the table and the sweep brings it.
+            _LOG.error("a message on %s cannot be read and is left to the sweep: %s", self._topic, error)
+            return None
+        name = needs(definition.target)
+        if name is not None and name not in self._handlers:
+            metrics.count("unknown_handlers")
+            _LOG.warning("no handler %r here; run %s waits for an executor that has it", name, request.run_id)
+            return None
+        return Wanted(claim, request, definition)
+
+
+def newest(items: Iterable[Wanted]) -> dict[UUID, Wanted]:
+    """The latest wish for each run: an old copy may lie behind the good message."""
+    latest: dict[UUID, Wanted] = {}
+    for item in items:
+        known = latest.get(item.claim.run_id)
+        if known is None or item.age >= known.age:
+            latest[item.claim.run_id] = item
+    return latest
+
+
+def good(messages: Sequence[Message], topic: str) -> list[Message]:
+    """The messages proper.
+
+    Raises:
+        Unavailable: There is none, and the client reports an error in its place.
+    """
+    found: list[Message] = []
+    trouble: KafkaError | None = None
+    for message in messages:
+        error = message.error()
+        if error is None:
+            found.append(message)
+        elif error.code() != KafkaError._PARTITION_EOF:
+            trouble = error
+    if trouble is not None and not found:
+        text = f"{topic}: {trouble.str()}"
+        raise Unavailable(text)
+    return found
+
+
+def _came_by(message: Message) -> str:
+    return f"{message.topic()}/{message.partition()}/{message.offset()}@{message.timestamp()[1]}"

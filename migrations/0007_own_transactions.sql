@@ -1,0 +1,118 @@
+-- What applications do in transactions of their own, beside their own rows: complete a run, enqueue one.
+
+-- What a completion in a user's transaction sets off elsewhere. A row commits or falls with the completion; the scheduler
+-- does what it says and deletes it, within a second or so. No primary key but the run's: a run ends once.
+CREATE TABLE loose_ends (
+    run_id     uuid PRIMARY KEY,
+    job_id     uuid NOT NULL,
+    tenant     text NOT NULL,
+    ended_at   timestamptz NOT NULL,
+    chained_at timestamptz,
+    counted    boolean NOT NULL,
+    turn       boolean NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON COLUMN loose_ends.chained_at IS 'the run''s nominal instant, where the job''s next one is counted from its end';
+COMMENT ON COLUMN loose_ends.counted IS 'whether the job''s failures in a row are to be forgotten';
+COMMENT ON COLUMN loose_ends.turn IS 'whether the run may hold its job''s turn';
+
+-- Fails: what a zombie's transaction holds must not be committed, whatever its code does with the error.
+CREATE FUNCTION tidewheel_attempt_over(run_id uuid, attempt integer) RETURNS void
+    LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    RAISE EXCEPTION 'attempt % of run % is over', attempt, run_id
+        USING HINT = 'it was cancelled, timed out or taken over: roll back; the run ends by another attempt, or has ended';
+END
+$$;
+
+-- A triggered run in the caller's own transaction, from any language: a request in the outbox, which commits or rolls back
+-- with the caller's rows and is applied by intake exactly once, by its request_id. Returns the request_id.
+CREATE FUNCTION tidewheel_enqueue(
+    key        text,
+    payload    jsonb DEFAULT NULL,
+    tenant     text DEFAULT 'default',
+    delay      interval DEFAULT NULL,
+    run_at     timestamptz DEFAULT NULL,
+    labels     jsonb DEFAULT NULL,
+    request_id text DEFAULT NULL
+) RETURNS text
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+#variable_conflict use_variable
+DECLARE
+    v_shard   smallint;
+    v_lane    text;
+    v_shards  integer;
+    v_prefix  text;
+    v_request jsonb;
+BEGIN
+    IF key IS NULL THEN
+        RAISE EXCEPTION 'key: it is null' USING ERRCODE = 'null_value_not_allowed', HINT = 'give the key of a job';
+    END IF;
+    tenant := coalesce(tenant, 'default');
+    IF delay IS NOT NULL AND run_at IS NOT NULL THEN
+        RAISE EXCEPTION 'delay: delay and run_at exclude each other'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'leave one of them out';
+    END IF;
+    IF delay < interval '0' OR delay > interval '400 days' THEN
+        RAISE EXCEPTION 'delay: % is not between 0 and 400 days', delay
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'for a later time submit a job with schedule {"once": …}';
+    END IF;
+    IF NOT isfinite(run_at) OR run_at > tidewheel_now() + interval '400 days' THEN
+        RAISE EXCEPTION 'run_at: % is more than 400 days ahead', run_at
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'for a later time submit a job with schedule {"once": …}';
+    END IF;
+    IF octet_length(payload::text) > 262144 THEN
+        RAISE EXCEPTION 'payload: it has % bytes, more than 262144', octet_length(payload::text)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'store it elsewhere and pass a reference';
+    END IF;
+    IF jsonb_typeof(labels) <> 'object'
+       OR (jsonb_typeof(labels) = 'object'
+           AND EXISTS (SELECT FROM jsonb_each(labels) AS l WHERE jsonb_typeof(l.value) <> 'string')) THEN
+        RAISE EXCEPTION 'labels: % is no map of strings', left(labels::text, 100)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'write them as {"name": "value"}';
+    END IF;
+    request_id := coalesce(request_id, gen_random_uuid()::text);
+    IF length(request_id) NOT BETWEEN 1 AND 255 OR request_id ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'request_id: it has % characters, or some that cannot be shown', length(request_id)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters, or leave it out';
+    END IF;
+
+    SELECT j.shard, v.lane INTO v_shard, v_lane
+      FROM jobs AS j
+      JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+     WHERE j.tenant = tidewheel_enqueue.tenant AND j.key = tidewheel_enqueue.key AND j.deleted_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'key: tenant % has no job %', quote_literal(tenant), quote_literal(key)
+            USING ERRCODE = 'no_data_found', HINT = 'submit the job first, or correct the key';
+    END IF;
+    SELECT s.value #>> '{}' INTO v_prefix FROM settings AS s WHERE s.name = 'topic_prefix';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no service has named this installation''s topics yet'
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'run `tidewheel migrate`, or start a service, once';
+    END IF;
+    SELECT (s.value #>> '{}')::integer INTO STRICT v_shards FROM settings AS s WHERE s.name = 'shards';
+
+    v_request := jsonb_build_object('type', 'job.trigger', 'request_id', request_id, 'tenant', tenant, 'key', key)
+        || CASE WHEN payload IS NULL THEN '{}' ELSE jsonb_build_object('payload', payload) END
+        || CASE WHEN labels IS NULL THEN '{}' ELSE jsonb_build_object('labels', labels) END
+        || CASE WHEN delay IS NULL THEN '{}' ELSE jsonb_build_object('delay', extract(epoch FROM delay)) END
+        || CASE WHEN run_at IS NULL THEN '{}' ELSE jsonb_build_object('run_at', to_char(run_at AT TIME ZONE 'UTC',
+                                                                      'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END;
+    -- 8 slices of shards, as in tidewheel/outbox.py.
+    INSERT INTO outbox (slice, class, publish_at, topic, key, value)
+    VALUES (v_shard * 8 / v_shards, v_lane, tidewheel_now(), v_prefix || '.requests', convert_to(key, 'UTF8'),
+            convert_to(v_request::text, 'UTF8'));
+    RETURN request_id;
+END
+$$;
+COMMENT ON FUNCTION tidewheel_enqueue IS 'a triggered run in the caller''s own transaction; returns the request_id';
+
+-- It works with its owner's rights, so that an application needs none but that of calling it: nobody has it unasked. What
+-- it names is looked up where these tables are, and in no temporary ones that a caller could have made.
+REVOKE ALL ON FUNCTION tidewheel_enqueue FROM PUBLIC;
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION tidewheel_enqueue SET search_path = %I, pg_temp', current_schema());
+END
+$$;

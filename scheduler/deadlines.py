@@ -1,0 +1,205 @@
+"""Ends, or sends back, open runs whose deadline has passed while no executor has them.
+
+A run that waits for its start, its turn, its next attempt or an answer from outside is nobody's: PostgreSQL keeps its
+deadline, and any scheduler acts on it. While an executor has a run, that executor does. Nobody else is about to begin a
+run whose deadline has passed, for claims refuse it; a heartbeat or an answer from outside that comes first wins, since
+the row is locked before it is judged.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.arrays import uuids
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn, Session
+from tidewheel.errors import Unavailable
+from tidewheel.runs import IN_HAND, AttemptOutcome, Cause, Move, RunState, sources
+from tidewheel.schemas.records import JobDefinition
+from tidewheel.sql import Statements
+from tidewheel.transitions.dispatch import Definitions, read_definitions
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.retry import Failure, next_attempt
+from tidewheel.transitions.timeouts import FINAL_TIMEOUTS, Timeout, timeout_message, timeout_type
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SQL = Statements("tidewheel.scheduler")
+_PROBE_DEADLINES = _SQL["probe_deadlines"]
+_FIND_PASSED = _SQL["find_passed"]
+_LOCK_PASSED = _SQL["lock_passed"]
+_LOCK_TIMED_TIMERS = _SQL["lock_timed_timers"]
+_LOCK_TIMED_JOBS = _SQL["lock_timed_jobs"]
+
+_STATES = [state for state in sources(Move.TIME_OUT) if state not in IN_HAND]
+_AHEAD = timedelta(seconds=1)  # how far a probe looks, and how long it is trusted
+_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
+_MOST = 500  # runs in one transaction: some tens of milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An open run whose deadline has passed, with what must be locked before it."""
+
+    run_id: UUID
+    job_id: UUID
+    job_version: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Such a run under its lock."""
+
+    run_id: UUID
+    job_id: UUID
+    job_version: int
+    state: str
+    attempt: int
+    charged: int
+    executor_id: UUID | None
+    deadline_at: datetime
+    close_at: datetime | None
+    wait_until: datetime | None
+    now: datetime
+
+
+class Deadlines:
+    """Looks at the earliest deadline, at most once a second unless one is about to pass."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._definitions = Definitions()
+        self._left: set[UUID] = set()
+        self._next_look = 0.0
+
+    def step(self) -> tuple[int, float]:
+        """Time out some runs; returns how many, and for how many seconds nothing is to be done.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        now = monotonic_seconds()
+        if now < self._next_look:
+            return 0, self._next_look - now
+        pause = self._pause()
+        moved = 0
+        if pause <= 0:
+            moved = self._time_out()
+            pause = 0.0 if moved else _BUSY_SECONDS
+        self._next_look = monotonic_seconds() + pause
+        return moved, pause
+
+    def _pause(self) -> float:
+        """Seconds until the next deadline, as far as one look sees; not above 0 where one has passed."""
+        columns: dict[str, object] = {"ahead": _AHEAD, "states": _STATES, "left": uuids(self._left)}
+        with self._session.transaction() as connection:
+            row = connection.execute(_PROBE_DEADLINES, columns, binary=True).fetchone()
+        now, earliest = cast("tuple[datetime, datetime | None]", row)
+        return (_AHEAD if earliest is None else earliest - now).total_seconds()
+
+    def _time_out(self) -> int:
+        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._left), "most": _MOST}
+        with (
+            self._session.transaction() as connection,
+            connection.cursor(row_factory=class_row(Found), binary=True) as cursor,
+        ):
+            found = cursor.execute(_FIND_PASSED, columns).fetchall()
+        try:
+            return self._settle(found)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - one by one tells which it is, and the others must not wait for it
+            _LOG.warning("a batch of %d timeouts failed (%s); taking them one by one", len(found), error)
+            return sum(self._settle_alone(one) for one in found)
+
+    def _settle_alone(self, one: Found) -> int:
+        try:
+            return self._settle([one])
+        except Unavailable:
+            raise
+        except Exception:
+            _LOG.exception("a run whose deadline has passed stays open", extra={"run_id": str(one.run_id)})
+            self._left.add(one.run_id)
+            return 0
+
+    def _settle(self, found: Sequence[Found]) -> int:
+        with self._session.transaction() as connection:
+            versions = [(one.job_id, one.job_version) for one in found]
+            stored = read_definitions(connection, versions)
+            definitions = {version: self._definitions.of(stored[version]) for version in set(versions)}
+            _lock_before(connection, found, definitions)
+            ends: list[RunEnd] = []
+            requeues: list[Requeue] = []
+            for row in _lock(connection, found):
+                judged = judge(row, definitions[row.job_id, row.job_version])
+                if isinstance(judged, RunEnd):
+                    ends.append(judged)
+                else:
+                    requeues.append(judged)
+            gone_back = requeue_runs(connection, self._installation, requeues).runs
+            ended = end_runs(connection, self._installation, ends).states
+        return len(gone_back) + len(ended)
+
+
+def struck(row: Passed) -> Timeout:
+    """Which timeout it was: of several that have passed, one that is final, then the one that came first."""
+    if row.close_at is not None and row.close_at <= row.now and (row.attempt or row.close_at <= row.deadline_at):
+        return Timeout.SCHEDULE_TO_CLOSE
+    if row.state != RunState.WAITING:
+        return Timeout.SCHEDULE_TO_START
+    if row.wait_until is not None and row.wait_until <= row.deadline_at:
+        return Timeout.ASYNC_TIMEOUT
+    return Timeout.HEARTBEAT
+
+
+def judge(row: Passed, definition: JobDefinition) -> RunEnd | Requeue:
+    """What becomes of a run whose deadline has passed."""
+    which = struck(row)
+    if which is Timeout.ASYNC_TIMEOUT and definition.target.kafka is not None:
+        which = Timeout.REPLY_TIMEOUT
+    error_type, message = timeout_type(which), timeout_message(which, _milliseconds(which, definition) / 1000)
+    failure = Failure(error_type, permanent=which in FINAL_TIMEOUTS)
+    delay = next_attempt(definition, failure, run_id=row.run_id, attempt=row.attempt, charged=row.charged)
+    if delay is None:
+        state = RunState.TIMED_OUT
+        return RunEnd(row.run_id, row.attempt, state, row.executor_id, str(which), error_type, message)
+    return Requeue(row.run_id, row.attempt, row.executor_id, AttemptOutcome.TIMED_OUT, delay, error_type, message)
+
+
+def _milliseconds(which: Timeout, definition: JobDefinition) -> int:
+    http, kafka = definition.target.http, definition.target.kafka
+    found = {
+        Timeout.SCHEDULE_TO_START: definition.schedule_to_start_ms,
+        Timeout.SCHEDULE_TO_CLOSE: definition.schedule_to_close_ms,
+        Timeout.HEARTBEAT: definition.heartbeat_ms,
+        Timeout.ASYNC_TIMEOUT: http.async_timeout_ms if http else None,
+        Timeout.REPLY_TIMEOUT: kafka.reply_timeout_ms if kafka else None,
+    }
+    return found.get(which) or 0
+
+
+def _lock_before(
+    connection: Conn, found: Sequence[Found], definitions: Mapping[tuple[UUID, int], JobDefinition]
+) -> None:
+    """Take what an end may have to wait for, before any open run: timers, then jobs, as edits do."""
+    known = [(one, definitions[one.job_id, one.job_version]) for one in found]
+    timers = {one.job_id for one, known_as in known if known_as.fixed_delay and one.cause == Cause.TIMER}
+    jobs = {one.job_id for one, known_as in known if known_as.pause_on_failure is not None}
+    if timers:
+        connection.execute(_LOCK_TIMED_TIMERS, {"job_ids": uuids(timers)})
+    if jobs:
+        connection.execute(_LOCK_TIMED_JOBS, {"job_ids": uuids(jobs)})
+
+
+def _lock(connection: Conn, found: Sequence[Found]) -> list[Passed]:
+    columns: dict[str, object] = {"run_ids": uuids(one.run_id for one in found), "states": _STATES}
+    with connection.cursor(row_factory=class_row(Passed), binary=True) as cursor:
+        return cursor.execute(_LOCK_PASSED, columns).fetchall()

@@ -1,0 +1,49 @@
+"""Runs that wait for an answer from outside, and what is said about them by token."""
+
+from datetime import timedelta
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR, ask, begun
+from tidewheel.schemas.records import Reply
+from tidewheel.task_tokens import task_token
+from tidewheel.transitions.start import Started
+from tidewheel.transitions.waiting import Wait, wait_runs
+
+
+def token_of(database: Database, started: Started) -> str:
+    """The token that an attempt was handed."""
+    return task_token(database.installation.task_token_key, started.run_id, started.attempt)
+
+
+def waiting(
+    database: Database, key: str = "job", *, timeout: timedelta = timedelta(hours=1), heartbeat: timedelta | None = None
+) -> Started:
+    """A run of a job whose attempt waits for its end from outside."""
+    started = begun(database, key)
+    wait_for(database, started, timeout=timeout, heartbeat=heartbeat)
+    return started
+
+
+def wait_for(
+    database: Database, started: Started, *, timeout: timedelta, heartbeat: timedelta | None = None
+) -> None:
+    """Let an attempt wait, as its executor would."""
+    with database.transaction() as connection:
+        assert not wait_runs(
+            connection, [Wait(started.run_id, started.attempt, EXECUTOR, timeout, heartbeat)]
+        )
+
+
+def completing(token: str, **fields: object) -> dict[str, object]:
+    """A `run.complete`."""
+    return {"type": "run.complete", "token": token} | fields
+
+
+def complete(database: Database, started: Started, **fields: object) -> Reply:
+    """Say how an attempt ended."""
+    return ask(database, completing(token_of(database, started), **fields))[0]
+
+
+def beat(database: Database, started: Started, **fields: object) -> Reply:
+    """Say that an attempt goes on."""
+    return ask(database, {"type": "run.heartbeat", "token": token_of(database, started)} | fields)[0]

@@ -1,0 +1,274 @@
+"""What has passed its deadline in nobody's hands is ended or sent back, and everything that is told names the timeout."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import (
+    EXECUTOR,
+    ask,
+    attempts,
+    begin,
+    begun,
+    claim,
+    completions,
+    dead_letters,
+    final_state,
+    open_run,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+    turn_of,
+)
+from tests.transitions.overlapping import JOB, holding, make
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.runs import AttemptOutcome
+from tidewheel.scheduler.deadlines import Deadlines
+from tidewheel.transitions.waiting import Wait, wait_runs
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+HTTP = {"type": "http", "url": "https://example.org/", "async": True, "async_timeout": "1h"}
+KAFKA = {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout": "1h"}
+SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "30m", "jitter": "0%"}}
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def deadlines(database: Database) -> Deadlines:
+    return Deadlines(database.session(), database.installation)
+
+
+def look(database: Database) -> int:
+    """One look of a scheduler that has just started."""
+    return deadlines(database).step()[0]
+
+
+def wait_for_answer(database: Database, run_id: UUID, heartbeat: timedelta | None = None) -> None:
+    """Let an attempt wait for an answer from outside, for an hour."""
+    with database.transaction() as connection:
+        attempt = database.value("SELECT attempt FROM open_runs WHERE run_id = %s", [run_id])
+        assert not wait_runs(connection, [Wait(run_id, attempt, EXECUTOR, HOUR, heartbeat)])
+
+
+def told(database: Database, which: str) -> None:
+    """Completion, dead letter, row and copy of the one failed run all name the timeout that struck."""
+    [completion], [letter] = completions(database), dead_letters(database)
+    assert (completion.status, completion.reason) == ("timed_out", which)
+    assert completion.error is not None
+    assert completion.error.type == f"timeout_{which}"
+    assert completion.error.message.startswith(f"{which} of ")
+    assert (letter.status, letter.error, letter.reason) == ("timed_out", completion.error, completion.error.message)
+    assert final_state(database, UUID(completion.run_id)) == ("timed_out", which)
+    assert database.rows("SELECT state, error_type FROM failed_runs") == [("timed_out", f"timeout_{which}")]
+
+
+def test_a_run_that_did_not_begin_in_time_ends_by_schedule_to_start(still: ClockedDatabase) -> None:
+    submit(still, schedule_to_start="1m", schedule_to_close="1h")
+    run_id = trigger(still)
+    still.advance(MINUTE - timedelta(milliseconds=1))
+    assert look(still) == 0
+    still.advance(timedelta(milliseconds=1))
+    assert not claim(still, run_id).started
+    assert look(still) == 1
+    told(still, "schedule_to_start")
+    assert attempts(still, run_id) == []
+    assert still.count("open_runs") == 0
+
+
+def test_a_run_that_has_begun_is_not_ended_by_schedule_to_start(still: ClockedDatabase) -> None:
+    submit(still, schedule_to_start="1m")
+    first = begun(still)
+    requeue(still, first, AttemptOutcome.HANDED_BACK)
+    still.advance(HOUR)
+    assert look(still) == 0
+    assert begin(still, first.run_id).attempt == 2
+
+
+def test_the_time_counts_from_when_a_run_may_leave(still: ClockedDatabase) -> None:
+    submit(still, schedule_to_start="1m", schedule_to_close="2m")
+    trigger(still, delay="1h")
+    still.advance(HOUR)
+    assert look(still) == 0
+    still.advance(MINUTE)
+    assert look(still) == 1
+    told(still, "schedule_to_start")
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.HANDED_BACK, AttemptOutcome.LOST])
+def test_a_run_between_attempts_ends_by_schedule_to_close(still: ClockedDatabase, outcome: AttemptOutcome) -> None:
+    submit(still, schedule_to_start="1s", schedule_to_close="1m")
+    started = begun(still)
+    requeue(still, started, outcome, delay=HOUR)
+    still.advance(MINUTE)
+    assert look(still) == 1
+    told(still, "schedule_to_close")
+    assert attempts(still, started.run_id) == [(1, outcome)]
+    [completion] = completions(still)
+    assert (completion.attempt, completion.started_at, completion.sequence) == (1, None, 3)
+
+
+def test_a_run_in_an_executors_hands_is_left_to_it(still: ClockedDatabase) -> None:
+    submit(still, schedule_to_close="1m")
+    started = begun(still)
+    still.advance(HOUR)
+    assert look(still) == 0
+    assert open_run(still, started.run_id).state == "running"
+
+
+def test_a_buffered_run_is_timed_out_and_the_others_keep_their_places(still: ClockedDatabase) -> None:
+    submit(still, schedule_to_start="1m")
+    holder, second = holding(still), make(still, "buffer_all")
+    claim(still, second)
+    assert open_run(still, second).state == "buffered"
+    still.advance(30 * SECOND)
+    third = make(still, "buffer_all")
+    claim(still, third)
+    still.advance(31 * SECOND)
+    assert look(still) == 1
+    told(still, "schedule_to_start")
+    succeed(still, holder)
+    assert turn_of(still, JOB) == third
+
+
+@pytest.mark.parametrize(("target", "which"), [(HTTP, "async_timeout"), (KAFKA, "reply_timeout")])
+def test_an_answer_that_does_not_come_is_a_failed_attempt_and_at_last_the_end(
+    still: ClockedDatabase, target: dict[str, object], which: str
+) -> None:
+    submit(still, target=target, **SLOW)
+    first = begun(still)
+    wait_for_answer(still, first.run_id)
+    still.advance(HOUR - SECOND)
+    assert look(still) == 0
+    still.advance(SECOND)
+    assert look(still) == 1
+    run = open_run(still, first.run_id)
+    assert (run.state, run.charged, run.executor_id) == ("retrying", 1, None)
+    assert run.publish_at == still.now() + timedelta(minutes=30)
+    error = still.rows("SELECT outcome, executor_id, error_type FROM attempts")
+    assert error == [("timed_out", EXECUTOR, f"timeout_{which}")]
+    assert [request.attempt for request in requests(still)] == [1, 2]
+    still.advance(HOUR)
+    begin(still, first.run_id)
+    wait_for_answer(still, first.run_id)
+    still.advance(HOUR)
+    assert look(still) == 1
+    told(still, which)
+    assert attempts(still, first.run_id) == [(1, "timed_out"), (2, "timed_out")]
+
+
+def test_heartbeats_that_stay_away_end_the_wait_sooner(still: ClockedDatabase) -> None:
+    submit(still, target=HTTP, heartbeat="1m", retry={"max_attempts": 1})
+    started = begun(still)
+    wait_for_answer(still, started.run_id, MINUTE)
+    still.advance(MINUTE)
+    assert look(still) == 1
+    told(still, "heartbeat")
+    assert attempts(still, started.run_id) == [(1, "timed_out")]
+
+
+def test_while_it_waits_the_whole_time_goes_on(still: ClockedDatabase) -> None:
+    submit(still, target=HTTP, heartbeat="1m", schedule_to_close="10s")
+    wait_for_answer(still, begun(still).run_id, MINUTE)
+    still.advance(10 * SECOND)
+    assert look(still) == 1
+    told(still, "schedule_to_close")
+
+
+def test_a_run_that_may_begin_once_is_not_sent_back(still: ClockedDatabase) -> None:
+    submit(still, target=HTTP, delivery="at_most_once")
+    wait_for_answer(still, begun(still).run_id)
+    still.advance(HOUR)
+    assert look(still) == 1
+    told(still, "async_timeout")
+
+
+def test_whatever_holds_the_row_is_not_overruled(still: ClockedDatabase) -> None:
+    """A heartbeat, an answer or a cancel that has the row has come first, though the deadline has passed."""
+    submit(still, target=HTTP)
+    run_id = begun(still).run_id
+    wait_for_answer(still, run_id)
+    still.advance(HOUR)
+    holding_it = still.connection()
+    holding_it.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [run_id])
+    watching = deadlines(still)
+    moved, pause = watching.step()
+    assert moved == 0
+    assert 0 < pause < 1
+    holding_it.execute("UPDATE open_runs SET deadline_at = deadline_at + interval '1 min' WHERE run_id = %s", [run_id])
+    holding_it.commit()
+    assert look(still) == 0
+    assert open_run(still, run_id).state == "waiting"
+
+
+def test_the_end_of_a_fixed_delays_run_waits_for_an_edit_without_holding_the_run(still: ClockedDatabase) -> None:
+    """Timers, then jobs, then open runs: whoever deletes the job has its timer and comes for its runs."""
+    submit(still, schedule={"fixed_delay": "1h"}, schedule_to_start="1m", pause_on_failure=3)
+    fire_due(still)
+    [run] = open_runs(still)
+    still.advance(MINUTE)
+    editing = still.connection()
+    editing.execute("SELECT FROM timers FOR UPDATE")
+    session = still.session()
+    looking = in_background(lambda: Deadlines(session, still.installation).step())
+    until_blocked(still, session.connection())
+    editing.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE NOWAIT", [run.run_id])
+    editing.rollback()
+    assert looking.result(30)[0] == 1
+    told(still, "schedule_to_start")
+    assert still.rows("SELECT held, scheduled_at FROM timers") == [(None, still.now() + HOUR)]
+    assert still.value("SELECT failures FROM jobs") == 1
+
+
+def test_nothing_is_looked_for_before_the_next_deadline_or_a_second(still: ClockedDatabase) -> None:
+    watching = deadlines(still)
+    assert watching.step() == (0, 1.0)
+    submit(still, schedule_to_start="1m")
+    trigger(still)
+    still.advance(MINUTE - timedelta(milliseconds=400))
+    moved, pause = watching.step()
+    assert moved == 0
+    assert 0 < pause <= 1.0
+    assert deadlines(still).step() == (0, 0.4)
+
+
+def test_a_run_that_cannot_be_read_keeps_no_other_from_its_end(still: ClockedDatabase) -> None:
+    submit(still, "bad", schedule_to_start="1m")
+    bad = trigger(still, "bad")
+    still.execute("UPDATE job_versions SET definition = 'garbage'")
+    submit(still, "good", schedule_to_start="1m")
+    good = [trigger(still, "good") for _ in range(3)]
+    still.advance(MINUTE)
+    watching = deadlines(still)
+    assert watching.step() == (3, 0.0)
+    assert [final_state(still, run_id)[0] for run_id in good] == ["timed_out"] * 3
+    assert open_run(still, bad).state == "queued"
+    assert watching.step() == (0, 1.0)
+
+
+def test_more_than_one_batch_goes_batch_by_batch(still: ClockedDatabase) -> None:
+    submit(still, schedule_to_start="1m")
+    ask(still, *({"type": "job.trigger", "key": "job"} for _ in range(700)))
+    still.advance(MINUTE)
+    watching = deadlines(still)
+    assert [watching.step()[0] for _ in range(3)] == [500, 200, 0]
+    assert still.count("open_runs") == 0
+
+
+def test_two_schedulers_time_a_run_out_once(still: ClockedDatabase) -> None:
+    submit(still, schedule_to_start="1m")
+    ask(still, *({"type": "job.trigger", "key": "job"} for _ in range(100)))
+    still.advance(MINUTE)
+    both = [in_background(deadlines(still).step) for _ in range(2)]
+    assert sum(one.result(30)[0] for one in both) + look(still) == 100
+    assert len({event.run_id for event in completions(still)}) == len(completions(still)) == 100
