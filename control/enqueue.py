@@ -1,4 +1,4 @@
-"""`tidewheel.enqueue`: a triggered run inside the caller's own PostgreSQL transaction.
+"""`tidewheel.enqueue`, `enqueue_async`: a triggered run inside the caller's own PostgreSQL transaction.
 
 The run commits or rolls back with the caller's data, where both live in one database. No notification is sent (a
 pending one would make every commit of the caller's wait for an instance-wide lock): the relay notices at its next look.
@@ -8,12 +8,11 @@ from base64 import b64encode
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
-from typing import cast
 from uuid import UUID
 
-from psycopg import Connection, Cursor
-from psycopg.rows import tuple_row
+from psycopg import AsyncConnection, Connection
 
+from tidewheel.borrowed import borrow, borrowed
 from tidewheel.db import Conn
 from tidewheel.errors import FieldError, Refused, Unavailable, UnknownJob, UnknownRun
 from tidewheel.ids import RunId
@@ -60,26 +59,46 @@ def enqueue(
     document = trigger_document(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
     )
-    reply = _apply(cast("Conn", connection), Incoming(parse_request(document)))
-    raise_if_rejected(reply)
-    return RunId(UUID(reply.run_id))
+    incoming = Incoming(parse_request(document))
+    with borrowed(connection) as own:
+        reply = _apply(own, incoming)
+    return _answered(reply)
+
+
+async def enqueue_async(
+    connection: AsyncConnection[object],
+    key: str,
+    payload: object = None,
+    *,
+    tenant: str = "default",
+    delay: timedelta | float | None = None,
+    run_at: datetime | None = None,
+    labels: dict[str, str] | None = None,
+    request_id: str | None = None,
+) -> RunId:
+    """As `enqueue`, on an asynchronous connection."""
+    document = trigger_document(
+        key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
+    )
+    incoming = Incoming(parse_request(document))
+    return _answered(await borrow(connection, lambda own: _apply(own, incoming)))
 
 
 def _apply(connection: Conn, incoming: Incoming) -> Reply:
-    """Apply a request as a whole or not at all, whatever the caller's connection is set to."""
-    rows, connection.row_factory = connection.row_factory, tuple_row
-    cursors, connection.cursor_factory = connection.cursor_factory, Cursor  # Django's bind on the client's side
-    try:
-        # Read before the blocks below, so that the caller's transaction has begun where there is to be one: a block
-        # that finds none begins one of its own, and commits it.
-        installation = _installation(connection)
-        for _ in range(_TRIES - 1):
-            with suppress(Unavailable), connection.transaction():
-                return apply_requests(connection, installation, [incoming])[0]
-        with connection.transaction():
+    """Apply a request as a whole or not at all."""
+    # Read before the blocks below, so that the caller's transaction has begun where there is to be one: a block
+    # that finds none begins one of its own, and commits it.
+    installation = _installation(connection)
+    for _ in range(_TRIES - 1):
+        with suppress(Unavailable), connection.transaction():
             return apply_requests(connection, installation, [incoming])[0]
-    finally:
-        connection.row_factory, connection.cursor_factory = rows, cursors
+    with connection.transaction():
+        return apply_requests(connection, installation, [incoming])[0]
+
+
+def _answered(reply: Reply) -> RunId:
+    raise_if_rejected(reply)
+    return RunId(UUID(reply.run_id))
 
 
 def trigger_document(

@@ -11,9 +11,11 @@ from tidewheel.runs import RunState
 from tidewheel.scheduler.recurrence.due import MOST_MADE_UP
 from tidewheel.scheduler.recurrence.explain import on_clock
 from tidewheel.scheduler.recurrence.policies import CatchUp
+from tidewheel.schemas.definitions import LAMBDA, SHELL
 
 _MILLISECOND = timedelta(milliseconds=1)
 _WHY_LATE = "(downtime, a pause, or a time that had passed when it was submitted)"
+_OWN_NEEDS = {SHELL: " and runs shell targets (TIDEWHEEL_SHELL)", LAMBDA: " and has boto3 (the extra `lambda`)"}
 
 
 def instant(at: datetime) -> str:
@@ -68,7 +70,7 @@ def _stands(asked: Asked, run: RunFacts) -> str:
 def _queued(asked: Asked, run: RunFacts) -> str:
     if run.publish_at is not None and run.publish_at > asked.job.now:
         return f"Its run is written and may begin at {_publish(run)}."
-    knows = f" and knows the handler {run.handler!r}" if run.handler else ""
+    knows = _OWN_NEEDS.get(run.handler or "", f" and knows the handler {run.handler!r}" if run.handler else "")
     waited = f" for {length(asked.job.now - run.publish_at)}" if run.publish_at else ""
     return f"Its run has waited{waited} for an executor: see that one runs which serves queue {run.queue!r}{knows}."
 

@@ -275,3 +275,7 @@ SELECT v.version, v.effective_at, v.retired_at, later.effective_at AS superseded
 SELECT v.version, v.effective_at, v.retired_at, NULL::timestamptz AS superseded_at, v.spec, v.definition
   FROM job_versions AS v
  WHERE v.job_id = %(job_id)s AND v.version = ANY (%(versions)s)
+
+-- name: answer
+-- Whether the database answers. No index, no lock.
+SELECT 1

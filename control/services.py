@@ -5,13 +5,16 @@ import os
 
 import uvloop
 
+from tidewheel.control.api.service import Api
 from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
+from tidewheel.executor.capture import captured
 from tidewheel.executor.handlers import import_handlers, registered
 from tidewheel.executor.loop import Executor
+from tidewheel.executor.runners.kept import hide_from_programs
+from tidewheel.health import health, serve_health
 from tidewheel.intake.consume import Intake
-from tidewheel.kafka import check_bootstrap
-from tidewheel.metrics import serve_metrics
+from tidewheel.kafka import check_bootstrap, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.relay.loop import Relay
@@ -19,13 +22,14 @@ from tidewheel.scheduler.loop import Scheduler
 from tidewheel.schemas.codec import install_lookup
 from tidewheel.service import Stop, end_process_with_threads
 from tidewheel.settings import (
+    ApiSettings,
     Connections,
     ExecutorSettings,
     IntakeSettings,
     RelaySettings,
     SchedulerSettings,
 )
-from tidewheel.transitions.installation import Installation, read_installation
+from tidewheel.transitions.installation import Installation, name_topics, read_installation
 
 _LOG = logging.getLogger("tidewheel.service")
 
@@ -46,22 +50,37 @@ def run_scheduler(settings: SchedulerSettings) -> None:
 
 def run_relay(settings: RelaySettings) -> None:
     """Publish outbox rows until asked to stop."""
-    url, kafka, _, stop = _prepare("relay", settings)
-    Relay(settings, url, kafka, stop).run()
+    url, kafka, installation, stop = _prepare("relay", settings)
+    named = settings.model_copy(update={"topic_prefix": installation.topics.prefix})
+    Relay(named, url, kafka, stop).run()
 
 
 def run_executor(settings: ExecutorSettings) -> None:
     """Execute runs until asked to stop, then drain."""
     import_handlers(settings.handlers)
     handlers = registered()
+    health.requires("executor", lambda: "has not entered yet")
     if not settings.handlers:
-        _LOG.info("no handlers named (TIDEWHEEL_HANDLERS): this executor runs HTTP targets only")
+        _LOG.info("no handlers named (TIDEWHEEL_HANDLERS): this executor runs no Python")
+    if settings.shell:
+        hide_from_programs()
     url, kafka, installation, stop = _prepare("executor", settings)
     executor = Executor(settings, url, kafka, installation=installation, handlers=handlers, stop=stop)
-    uvloop.run(executor.run())
+    health.requires("executor", executor.why_not_ready)
+    with captured():
+        uvloop.run(executor.run())
     # A handler's thread that does not end must not keep the process: its attempt was handed back.
     logging.shutdown()
     os._exit(0)
+
+
+def run_api(settings: ApiSettings) -> None:
+    """Answer HTTP until asked to stop; needs no Kafka."""
+    stop = _stop()
+    url, installation = _prepare_database(settings)
+    api = Api(settings, url, installation, stop)
+    _announce("api", settings)
+    api.run()
 
 
 def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Installation, Stop]:
@@ -69,6 +88,7 @@ def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Ins
     kafka = settings.kafka_config()
     url, installation = _prepare_database(settings)
     check_bootstrap(kafka)
+    health.requires("kafka", why_kafka_is_away(kafka, installation.topics.completions))
     _announce(role, settings)
     return url, kafka, installation, stop
 
@@ -84,8 +104,17 @@ def _named(url: str) -> Conn:
         raise Unavailable(message) from error
 
 
+def _why_away(url: str) -> str | None:
+    try:
+        connect(url, "tidewheel-ready").close()
+    except Unavailable as error:
+        return f"does not answer: {error}"
+    return None
+
+
 def _stop() -> Stop:
     stop = Stop()
+    health.requires("service", lambda: "asked to stop" if stop.asked() else None)
     stop.on_signals()
     end_process_with_threads()
     return stop
@@ -101,11 +130,13 @@ def _prepare_database(settings: Connections) -> tuple[str, Installation]:
     url = settings.database()
     with _named(url) as connection:
         require_current(connection)
+        name_topics(connection, settings)
         installation = read_installation(connection, settings)
     install_lookup(lookup_in(url))
+    health.requires("database", lambda: _why_away(url))
     return url, installation
 
 
 def _announce(role: str, settings: Connections) -> None:
-    port = serve_metrics(settings.metrics_port)
+    port = serve_health(settings.metrics_port)
     _LOG.info("%s started%s", role, f", metrics on port {port}" if port else "")

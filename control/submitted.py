@@ -77,10 +77,15 @@ def _jitter(value: object) -> object:
 
 _RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _fraction}
 _SCHEDULE: Reading = {"interval": _duration, "fixed_delay": _duration}
+_TARGET: Reading = {"async_timeout": _duration, "reply_timeout": _duration}
 _JOB: Reading = {
     "schedule": _within(_SCHEDULE),
+    "target": _within(_TARGET),
     "retry": _within(_RETRY),
     "jitter": _jitter,
     "window": _duration,
     "start_to_close": _duration,
+    "schedule_to_start": _duration,
+    "schedule_to_close": _duration,
+    "heartbeat": _duration,
 }

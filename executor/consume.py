@@ -15,6 +15,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.wanted import Taking, good
 from tidewheel.failpoint import failpoint
+from tidewheel.health import health
 from tidewheel.runs import Lane
 from tidewheel.service import Patience, Stop
 
@@ -68,6 +69,7 @@ class LaneConsumer:
     def _run(self) -> None:
         patience = Patience(self._stop, f"consuming {self._topic}")
         while not self._stop.asked():
+            health.turns(f"consuming {self._topic}")
             try:
                 self._round()
             except (Unavailable, KafkaException) as error:
@@ -80,6 +82,7 @@ class LaneConsumer:
                 patience.wait(error)
                 continue
             patience.over()
+        health.ends()
         self._consumer.close()
         self._taking.close()
 
@@ -112,6 +115,7 @@ class LaneConsumer:
                     # Nearly full: more will come free in a moment, and a claim costs as much for one as for a dozen.
                     self._stop.wait(_GATHER_SECONDS)
                 return bool(self._held)
+            health.waits()
             self._stop.wait(_GATHER_SECONDS)
             if monotonic_seconds() - since > _PAUSE_AFTER_SECONDS:
                 self._pause()
@@ -121,7 +125,7 @@ class LaneConsumer:
 
     def _poll(self, seconds: float) -> list[Message]:
         message = self._consumer.poll(seconds)
-        self._nothing_came = message is None
+        self._nothing_came = message is None or message.error() is not None
         return [] if message is None else good([message], self._topic)
 
     def _more(self, most: int) -> list[Message]:
@@ -175,4 +179,3 @@ class LaneConsumer:
         gone = {partition.partition for partition in partitions}
         self._owned -= gone
         self._held = [message for message in self._held if message.partition() not in gone]
-

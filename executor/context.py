@@ -5,13 +5,16 @@ import json
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, to_json
 
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
 
 _TOO_LARGE = {
     "progress": (MAX_PROGRESS_BYTES, "tell a count, a percentage or a short text, and log the rest"),
@@ -52,6 +55,18 @@ class Previous:
     result_at: datetime | None = None
 
 
+class Completing(Protocol):
+    """What completes a run in a transaction of its handler's."""
+
+    def complete_in(self, connection: "Connection[object]", result: object) -> None:
+        """As `Context.complete_in`."""
+        ...
+
+    async def complete_in_async(self, connection: "AsyncConnection[object]", result: object) -> None:
+        """As `Context.complete_in_async`."""
+        ...
+
+
 class Channel(Protocol):
     """The way from a handler to the executor that runs it: a call, or a pipe where the handler has its own process."""
 
@@ -61,6 +76,10 @@ class Channel(Protocol):
 
     def previous(self) -> Previous:
         """Look up what came before; waits for the database."""
+        ...
+
+    def completing(self) -> Completing:
+        """What completes the attempt's run in a transaction of its handler's."""
         ...
 
 
@@ -73,6 +92,15 @@ class Silence:
     def previous(self) -> Previous:
         """Nothing came before."""
         return Previous()
+
+    def completing(self) -> Completing:
+        """There is no run that could be completed.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        message = "this context is of no run; tidewheel.testing.run_handler makes one that takes complete_in"
+        raise RuntimeError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +190,27 @@ class Context:
             Unavailable: The database does not answer.
         """
         return await asyncio.to_thread(self._channel.previous)
+
+    def complete_in(self, connection: "Connection[object]", result: object = None) -> None:
+        """Complete the run inside your own PostgreSQL transaction: its effect and its completion are one.
+
+        Roll back, and nothing has happened: the attempt goes on. Commit, and the run has succeeded: what the handler
+        still returns or raises changes nothing. Call it last, for what it locks stays locked until you commit.
+
+        Args:
+            connection: A psycopg connection to Tidewheel's database, inside the transaction that holds the effect.
+            result: As a handler returns it.
+
+        Raises:
+            AttemptOver: The run was cancelled, has timed out, or is in another executor's hands; the transaction has
+                failed and can only be rolled back. Let it pass.
+            InvalidInput: The connection or the result does not fit; nothing was written.
+        """
+        self._channel.completing().complete_in(connection, result)
+
+    async def complete_in_async(self, connection: "AsyncConnection[object]", result: object = None) -> None:
+        """As `complete_in`, on an asynchronous connection."""
+        await self._channel.completing().complete_in_async(connection, result)
 
 
 def _written(name: str, value: object) -> bytes | None:

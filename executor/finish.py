@@ -15,10 +15,12 @@ import psycopg
 from tidewheel.db import Session, is_data_fault
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.beats import Beats
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record import record
 from tidewheel.failpoint import failpoint
 from tidewheel.service import Patience, Stop
+from tidewheel.transitions.beats import save_beats
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -40,6 +42,7 @@ class Finisher:
         self._executor_id, self._poke = executor_id, poke
         self._items: deque[Item] = deque()
         self._wake = threading.Event()
+        self.beats = Beats(executor_id, self._wake.set)
         self._written = threading.Condition()
         self._unwritten = 0
         self._stop = Stop()
@@ -72,7 +75,7 @@ class Finisher:
     def _run(self) -> None:
         patience = Patience(self._stop, "recording outcomes")
         while not self._stop.asked():
-            self._wake.wait()
+            self._wake.wait(self.beats.seconds())
             # A moment's company: a transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
                 self._stop.wait(_GATHER_SECONDS)
@@ -80,6 +83,23 @@ class Finisher:
             while self._items and not self._stop.asked():
                 batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH))]
                 self._write_patiently(batch, patience)
+            if self.beats.seconds() == 0.0:
+                self._write_beats(patience)
+
+    def _write_beats(self, patience: Patience) -> None:
+        """Write what attempts under way have told; while the database is away it waits, and only the newest is kept."""
+        beats = self.beats.all()
+        try:
+            with self._session.transaction() as connection:
+                save_beats(connection, beats)
+        except Unavailable as error:
+            patience.wait(error)
+            return
+        except Exception:  # noqa: BLE001 - this thread must not end; attempts go on without it
+            _LOG.exception("what %d attempts tell of themselves cannot be stored", len(beats))
+        else:
+            patience.over()
+        self.beats.wrote(beats)
 
     def _write_patiently(self, batch: list[Item], patience: Patience) -> None:
         batch = self._newest(batch)
@@ -135,11 +155,15 @@ class Finisher:
             raise Unavailable(str(error)) from error
 
     def _write_once(self, batch: Sequence[Item]) -> list[Item]:
+        beats = self.beats.of(item[0].key for item in batch)
         with self._session.transaction() as connection:
+            # Before the end of their attempts: the message of the next attempt carries the checkpoint.
+            save_beats(connection, beats)
             done = record(connection, self._installation, batch, self._executor_id)
             failpoint("completion.before_commit")
             if done.requeued:
                 failpoint("retry.before_commit")
+        self.beats.wrote(beats)
         failpoint("completion.after_commit")
         if done.requeued:
             failpoint("retry.after_commit")

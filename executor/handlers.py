@@ -1,7 +1,8 @@
 """Users' handlers, by name.
 
 `@handler("send-email")` on a function of (context, payload). A coroutine function runs on the loop, a plain one on a
-thread. The payload is validated against the second parameter's pydantic model where it has one.
+thread, either in a process of its own where it is told so. The payload is validated against the second parameter's
+pydantic model where it has one.
 """
 
 import inspect
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TypeVar, cast, get_type_hints
+from typing import Literal, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -19,6 +20,8 @@ from tidewheel.errors import SettingsError
 _LOG = logging.getLogger("tidewheel.executor")
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+Isolation = Literal["loop", "thread", "process"]
 
 _PARAMETERS = 2
 
@@ -32,25 +35,35 @@ class Handler:
         function: The user's function.
         is_async: Whether it is a coroutine function.
         payload: Validates a JSON payload; None takes any JSON value.
+        own_process: Whether it runs in a process of its own, where it can be killed and can harm nobody.
     """
 
     name: str
     function: Callable[..., object] | Callable[..., Awaitable[object]]
     is_async: bool
     payload: TypeAdapter[object] | None
+    own_process: bool = False
 
 
 _HANDLERS: dict[str, Handler] = {}
 
 
-def handler(name: str) -> Callable[[Function], Function]:
+def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Function], Function]:
     """Register a function as the handler `name`.
 
+    Args:
+        name: What jobs call it.
+        isolation: `process` runs it in a worker process that is killed when its time is over. Not said: a coroutine
+            function runs on the `loop`, a plain one on a `thread`.
+
     Raises:
-        ValueError: The name is taken by another function, or the function does not take (context, payload).
+        ValueError: The name is taken by another function, the function does not take (context, payload), or does not
+            run as `isolation` says.
     """
 
     def register(function: Function) -> Function:
+        is_async = inspect.iscoroutinefunction(function)
+        _check_isolation(name, isolation, is_async=is_async)
         parameters = list(inspect.signature(function).parameters)
         if len(parameters) != _PARAMETERS:
             message = (
@@ -62,7 +75,7 @@ def handler(name: str) -> Callable[[Function], Function]:
             message = f"handler {name!r} is {known.function.__module__}.{known.function.__qualname__} already"
             raise ValueError(message)
         adapter = _payload_adapter(function, parameters[1])
-        _HANDLERS[name] = Handler(name, function, inspect.iscoroutinefunction(function), adapter)
+        _HANDLERS[name] = Handler(name, function, is_async, adapter, own_process=isolation == "process")
         return function
 
     return register
@@ -93,6 +106,16 @@ def import_handlers(modules: str | None) -> None:
             raise SettingsError(message) from error
         if len(_HANDLERS) == before:
             _LOG.warning("module %r registers no handler; decorate functions with @tidewheel.handler", name)
+
+
+def _check_isolation(name: str, isolation: str | None, *, is_async: bool) -> None:
+    fitting = ("loop" if is_async else "thread", "process")
+    if isolation is None or isolation in fitting:
+        return
+    kind = "a coroutine function" if is_async else "a plain function"
+    reason = f"does not suit {kind}" if isolation in get_args(Isolation) else "is unknown"
+    message = f"handler {name!r}: isolation={isolation!r} {reason}; leave it out ({fitting[0]}) or write 'process'"
+    raise ValueError(message)
 
 
 def _advice(name: str, error: BaseException) -> str:

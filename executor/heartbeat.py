@@ -16,6 +16,7 @@ from tidewheel.arrays import integers, uuids
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
+from tidewheel.health import health
 from tidewheel.runs import IN_HAND
 from tidewheel.service import Patience, Stop
 from tidewheel.skew import Skew
@@ -49,6 +50,7 @@ class Heartbeat:
         queues: Sequence[str],
         handlers: Sequence[str],
         slots: int,
+        group_protocol: str,
         every: timedelta,
         on_signal: OnSignal,
         busy: Callable[[], bool],
@@ -62,6 +64,7 @@ class Heartbeat:
             "queues": list(queues),
             "handlers": list(handlers),
             "slots": slots,
+            "group_protocol": group_protocol,
             "stopping": False,
             "stray_after": _STRAY_AFTER,
             "states": IN_HAND,
@@ -84,6 +87,11 @@ class Heartbeat:
         """Beat at once: the lease was lost and must be entered again."""
         self._next_beat = 0.0
         self.wake.set()
+
+    @property
+    def entered(self) -> bool:
+        """Whether it was ever entered."""
+        return self._entered.is_set()
 
     def silent_seconds(self) -> float:
         """For how long nothing of this executor has been heard, as far as it can know itself."""
@@ -109,6 +117,7 @@ class Heartbeat:
     def _run(self) -> None:
         patience = Patience(self._stop, "heartbeat")
         while not self._stop.asked():
+            health.turns("heartbeat")
             try:
                 self._round()
             except (Unavailable, psycopg.Error) as error:
@@ -117,6 +126,7 @@ class Heartbeat:
             patience.over()
             self.wake.wait(_SIGNALS_SECONDS)
             self.wake.clear()
+        health.ends()
 
     def _round(self) -> None:
         begun = monotonic_seconds()

@@ -9,31 +9,38 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID, uuid4
 
-from confluent_kafka import Consumer
-
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session
-from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
 from tidewheel.executor.claim import Claimer
-from tidewheel.executor.consume import LaneConsumer
+from tidewheel.executor.complete_in import Completer
 from tidewheel.executor.finish import Finisher
+from tidewheel.executor.flush import Flusher, Stream
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
+from tidewheel.executor.lanes import choose_lanes
 from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, from_exception, timed_out
+from tidewheel.executor.previous import Past
 from tidewheel.executor.reaper import Reaper
+from tidewheel.executor.runners.aws import LambdaRunner, has_boto
 from tidewheel.executor.runners.contract import Runner
-from tidewheel.executor.runners.http import HttpRunner
-from tidewheel.executor.runners.python import PythonRunner
+from tidewheel.executor.runners.http import http_runner
+from tidewheel.executor.runners.kafka import KafkaRunner
+from tidewheel.executor.runners.python import python_runner
+from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
+from tidewheel.executor.watchdog import Watchdog
+from tidewheel.executor.wanted import Taking
 from tidewheel.failpoint import failpoint
-from tidewheel.kafka import consumer, group_protocol
 from tidewheel.metrics import metrics
-from tidewheel.runs import Lane
+from tidewheel.runs import AttemptOutcome, Lane
+from tidewheel.schemas.definitions import LAMBDA, SHELL
 from tidewheel.schemas.records import JobDefinition, RunRequest, TargetKind
 from tidewheel.service import Stop
 from tidewheel.settings import ExecutorSettings
 from tidewheel.skew import Skew
-from tidewheel.topics import Topics
+from tidewheel.topics import queue_names
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.signal import Signal
 from tidewheel.transitions.start import Started
@@ -44,6 +51,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 _DEFAULT_SLOTS = 100
 _CROWD = 2000  # outcomes waiting to be written, above which no more is claimed
 _FLUSH_SECONDS = 10.0
+_BEAT_HERE = frozenset((TargetKind.HANDLER, TargetKind.SHELL))
 
 
 class Executor:
@@ -61,8 +69,10 @@ class Executor:
     ) -> None:
         self.executor_id = uuid4()
         self._settings, self._url, self._installation, self._stop = settings, url, installation, stop
-        self._names = frozenset(handlers)
-        self._queues = [queue.strip() for queue in settings.queues.split(",") if queue.strip()]
+        self._names = frozenset(handlers) | _own_names(settings)
+        self._queues = queue_names(settings.queues)
+        lanes = choose_lanes(settings, kafka, installation.topics, self._queues)
+        self._protocol = lanes.protocol
         self._slots = Slots(settings.slots or _DEFAULT_SLOTS)
         self._running: dict[tuple[UUID, int], Attempt] = {}
         self._notifier = Notifier(url, "tidewheel-executor-notify")
@@ -77,8 +87,9 @@ class Executor:
             executor_id=self.executor_id,
             name=f"{socket.gethostname()}:{os.getpid()}",
             queues=self._queues,
-            handlers=sorted(handlers),
+            handlers=sorted(self._names),
             slots=self._slots.total,
+            group_protocol=self._protocol,
             every=settings.heartbeat,
             on_signal=self._on_signal,
             busy=lambda: bool(self._running),
@@ -91,12 +102,25 @@ class Executor:
             max_lost=settings.max_lost,
             stop=stop,
         )
-        self._consumers = self._make_consumers(kafka)
+        self._past = Past(Session(url, "tidewheel-executor-previous"))
+        self._completer = Completer(installation, self.executor_id)
+        self._consumers = lanes.consumers(
+            self._taking, slots=self._slots, hold=settings.sweep, crowded=self._crowded, stop=stop
+        )
         self._sweep = self._make_sweep()
+        self._watchdog = Watchdog(settings.stall_after, self._hand_on)
+        self._stream = Stream(kafka, installation.topics.outputs) if settings.outputs_topic else None
+        flushing = Session(url, "tidewheel-executor-output")
+        self._flusher = Flusher(flushing, self.executor_id, lambda: list(self._running.values()), self._stream)
         self._runners: dict[TargetKind, Runner] = {
-            TargetKind.HANDLER: PythonRunner(handlers, threads=settings.threads),
-            TargetKind.HTTP: HttpRunner(allow_private=settings.http_allow_private),
+            TargetKind.HANDLER: python_runner(settings, handlers, self._completer),
+            TargetKind.HTTP: http_runner(settings, installation),
+            TargetKind.KAFKA: KafkaRunner(kafka, installation),
         }
+        if SHELL in self._names:
+            self._runners[TargetKind.SHELL] = ShellRunner(settings)
+        if LAMBDA in self._names:
+            self._runners[TargetKind.LAMBDA] = LambdaRunner()
         self._loop: asyncio.AbstractEventLoop
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -105,16 +129,28 @@ class Executor:
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._heartbeat.start, self._stop)
         listener = Listener(self._url, "tidewheel-executor-listen", (Channel.SIGNALS,), self._heartbeat.wake)
-        _LOG.info("executor %s serves %s with %d slots", self.executor_id, self._queues, self._slots.total)
+        told = (self.executor_id, self._queues, self._slots.total, self._protocol)
+        _LOG.info("executor %s serves %s with %d slots, group protocol %s", *told)
         for each in self._consumers:
             each.start()
         self._sweep.start()
         self._reaper.start()
+        self._flusher.start()
+        self._watchdog.start()
         asked = asyncio.Event()
         threading.Thread(target=self._tell_when_asked, args=(asked,), daemon=True).start()
         await asked.wait()
         listener.close()
         await self._drain()
+
+    def why_not_ready(self) -> str | None:
+        """Why it could take no run now; None when it could."""
+        silent = self._heartbeat.silent_seconds()
+        if not self._heartbeat.entered:
+            return "has not entered yet"
+        if silent > self._settings.lease.total_seconds():
+            return f"its lease was last renewed {silent:.0f} s ago"
+        return None
 
     def _tell_when_asked(self, asked: asyncio.Event) -> None:
         event = threading.Event()
@@ -134,21 +170,44 @@ class Executor:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         for attempt in list(self._running.values()):
-            if attempt.report(HANDED_BACK if attempt.begun else NOT_BEGUN):
-                _LOG.info("handed back", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
+            not_begun = not attempt.begun or (attempt.withdraw is not None and attempt.withdraw())
+            if not_begun or attempt.on_thread:
+                self._hand_back(attempt, NOT_BEGUN if not_begun else HANDED_BACK)
+            else:
+                attempt.struck = HANDED_BACK  # told when it has stopped: it may begin elsewhere at once
             self._stop_cooperatively(attempt)
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=1.0)
+            await asyncio.wait(set(self._tasks), timeout=LET_GO_SECONDS)
+        for attempt in list(self._running.values()):
+            self._hand_back(attempt, HANDED_BACK)
+        self._watchdog.stop()
+        await asyncio.to_thread(self._flusher.close)
         clean = await asyncio.to_thread(self._finisher.drain, _FLUSH_SECONDS)
         self._finisher.close()
         await asyncio.to_thread(lambda: self._heartbeat.leave(clean=clean))
         self._notifier.close()
+        self._past.close()
         for runner in self._runners.values():
             await runner.close()
 
+    def _hand_back(self, attempt: Attempt, outcome: Outcome) -> None:
+        if attempt.report(outcome):
+            _LOG.info("handed back", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
+
     def _begin(self, items: Sequence[tuple[Started, RunRequest, JobDefinition]]) -> None:
         """Start attempts whose slots are taken; called from the claiming threads."""
-        attempts = [Attempt(*item, on_report=self._on_report, on_release=self._on_release) for item in items]
+        attempts = [
+            Attempt(
+                *item,
+                on_report=self._on_report,
+                on_release=self._on_release,
+                beats=self._finisher.beats,
+                past=self._past,
+                completer=self._completer,
+                stream_output=self._stream is not None,
+            )
+            for item in items
+        ]
         for attempt in attempts:
             self._running[attempt.key] = attempt
             lateness = (attempt.started.started_at - attempt.started.publish_at).total_seconds()
@@ -177,7 +236,9 @@ class Executor:
             attempt.release()
             return
         failpoint("attempt.before_effect")
-        attempt.begun = True
+        if not attempt.begin():  # it has waited for this loop so long that it was handed on
+            attempt.release()
+            return
         watches = self._watch(attempt)
         try:
             outcome = await self._within_time(attempt, runner)
@@ -190,6 +251,8 @@ class Executor:
         for watch in watches:
             watch.cancel()
         failpoint("attempt.after_effect")
+        if attempt.struck is HANDED_BACK and outcome.kind is not AttemptOutcome.SUCCEEDED:
+            self._hand_back(attempt, HANDED_BACK)
         attempt.report(outcome)
         if not attempt.on_thread:
             attempt.release()
@@ -199,26 +262,38 @@ class Executor:
         try:
             async with asyncio.timeout(seconds) as limit:
                 # Queueing for a thread is not the attempt's time: the runner stops the clock until it has one.
-                attempt.stop_clock = lambda: limit.reschedule(None)
-                attempt.restart_clock = lambda: limit.reschedule(self._loop.time() + seconds)
+                attempt.stop_clock = lambda: self._stop_clock(attempt, limit)
+                attempt.restart_clock = lambda: self._restart_clock(attempt, limit)
                 return await runner.run(attempt) if runner else _unsupported(attempt)
         except TimeoutError:
             attempt.cancelled.set()
             return timed_out("start_to_close", seconds)
 
+    def _stop_clock(self, attempt: Attempt, limit: asyncio.Timeout) -> None:
+        limit.reschedule(None)
+        attempt.last_beat = None
+
+    def _restart_clock(self, attempt: Attempt, limit: asyncio.Timeout) -> None:
+        limit.reschedule(self._loop.time() + attempt.start_to_close_seconds)
+        attempt.last_beat = monotonic_seconds()
+
     def _watch(self, attempt: Attempt) -> list[asyncio.TimerHandle]:
         """Let the timeouts strike that few attempts have."""
         watches: list[asyncio.TimerHandle] = []
         if (closes := attempt.schedule_to_close_seconds) is not None:
+            attempt.closes_at = monotonic_seconds() + closes
             outcome = timed_out("schedule_to_close", (attempt.definition.schedule_to_close_ms or 0) / 1000)
             watches.append(self._loop.call_later(closes, self._strike, attempt, outcome))
-        if (beats := attempt.heartbeat_seconds) is not None:
-            attempt.last_beat = self._loop.time()
+        # Other targets beat from outside, by the attempt's token, and only while they wait: PostgreSQL keeps that.
+        beats = attempt.heartbeat_seconds
+        if beats is not None and attempt.definition.target.kind in _BEAT_HERE:
+            attempt.last_beat = monotonic_seconds()
             watches.append(self._loop.call_later(beats, self._miss_beats, attempt, watches, beats))
         return watches
 
     def _miss_beats(self, attempt: Attempt, watches: list[asyncio.TimerHandle], beats: float) -> None:
-        left = attempt.last_beat + beats - self._loop.time()
+        last = attempt.last_beat
+        left = beats if last is None else last + beats - monotonic_seconds()
         if left <= 0:
             self._strike(attempt, timed_out("heartbeat", beats))
         else:
@@ -237,6 +312,14 @@ class Executor:
             told = {"job_key": attempt.definition.job_key, "trace": outcome.trace}
             _LOG.warning("%s: %s", outcome.error_type, outcome.error_message, extra={**known, **told})
         self._finisher.add(attempt, outcome)
+        if self._stream is not None:
+            self._stream.ended(attempt)
+
+    def _hand_on(self) -> None:
+        """The loop stands still: what waits for it goes to executors that can run it."""
+        for attempt in list(self._running.values()):
+            if attempt.report_unbegun(NOT_BEGUN):
+                _LOG.info("handed on", extra=attempt.about)
 
     def _on_release(self, attempt: Attempt) -> None:
         self._running.pop(attempt.key, None)
@@ -262,34 +345,15 @@ class Executor:
 
     def _stop_cooperatively(self, attempt: Attempt) -> None:
         attempt.cancelled.set()
+        if attempt.withdraw is not None and attempt.withdraw():
+            return  # it has not begun, and never will: its task is told
         # A thread only sees the flag; cancelling its task would report before it has had its grace.
         if attempt.cancel_cooperatively and not attempt.on_thread:
             attempt.cancel_cooperatively()
 
-    def _make_consumers(self, kafka: Mapping[str, str]) -> list[LaneConsumer]:
-        protocol = group_protocol(kafka, self._settings.executor_group)
-        topics: Topics = self._installation.topics
-        made: list[LaneConsumer] = []
-        for queue in self._queues:
-            for lane in Lane:
-                topic = topics.runs(queue, lane)
-                client: Consumer = consumer(
-                    kafka, group=f"{topic}.executors", role=f"executor-{lane}", protocol=protocol
-                )
-                made.append(
-                    LaneConsumer(
-                        client,
-                        topic,
-                        lane,
-                        claimer=self._claimer(f"tidewheel-executor-{lane}"),
-                        slots=self._slots,
-                        handlers=self._names,
-                        begin=self._begin,
-                        crowded=self._crowded,
-                        stop=self._stop,
-                    )
-                )
-        return made
+    def _taking(self, topic: str, lane: Lane) -> Taking:
+        claimer = self._claimer(f"tidewheel-executor-{lane}")
+        return Taking(topic, claimer=claimer, handlers=self._names, begin=self._begin)
 
     def _make_sweep(self) -> Sweep:
         return Sweep(
@@ -300,6 +364,7 @@ class Executor:
             handlers=self._names,
             begin=self._begin,
             idle=lambda: all(each.idle for each in self._consumers),
+            crowded=self._crowded,
             every=self._settings.sweep,
             stop=self._stop,
         )
@@ -316,7 +381,12 @@ class Executor:
         )
 
     def _crowded(self) -> bool:
-        return self._finisher.backlog() > _CROWD
+        return self._finisher.backlog() > _CROWD or self._watchdog.stalled()
+
+
+def _own_names(settings: ExecutorSettings) -> frozenset[str]:
+    """What this executor has beside handlers, for targets that not every executor can run."""
+    return frozenset(name for name, here in ((SHELL, settings.shell), (LAMBDA, has_boto())) if here)
 
 
 def _unsupported(attempt: Attempt) -> Outcome:

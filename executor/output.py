@@ -5,7 +5,6 @@ They are written to the database while it runs, and with its end. The two must n
 """
 
 import threading
-from collections import deque
 from dataclasses import dataclass
 
 OUTPUT_BYTES = 64 * 1024
@@ -33,27 +32,24 @@ class Output:
         streamed: Whether everything it writes is kept until `take_stream`, not only the end.
     """
 
-    __slots__ = ("_closed", "_flushed", "_lock", "_stream", "_stream_bytes", "_tail", "_touched", "dropped", "written")
+    __slots__ = ("_closed", "_flushed", "_lock", "_stream", "_tail", "_touched", "dropped", "written")
 
     def __init__(self, *, streamed: bool = False) -> None:
         self._tail = bytearray()
         self._lock = threading.Lock()
         self._flushed = 0
         self._touched = self._closed = False
-        self._stream: deque[Piece] | None = deque() if streamed else None
-        self._stream_bytes = 0
+        self._stream = bytearray() if streamed else None
         self.written = 0
         self.dropped = 0
 
     def write(self, data: bytes) -> None:
         """Append; what lies more than 64 KiB back is forgotten."""
         with self._lock:
-            if self._stream is not None:
-                self._append(self._stream, data)
             self.written += len(data)
-            self._tail += data[-OUTPUT_BYTES:]
-            if len(self._tail) > 2 * OUTPUT_BYTES:  # cut seldom: each cut copies the whole
-                del self._tail[:-OUTPUT_BYTES]
+            _append(self._tail, data, OUTPUT_BYTES)
+            if self._stream is not None:
+                self.dropped += _append(self._stream, data, _STREAM_BYTES)
 
     def tail(self) -> bytes | None:
         """The last 64 KiB; None where nothing was written."""
@@ -88,34 +84,22 @@ class Output:
         with self._lock:
             if not self._stream:
                 return []
-            pieces = list(self._stream)
+            taken = bytes(self._stream)
             self._stream.clear()
-            self._stream_bytes = 0
-        return _joined(pieces)
+            first = self.written - len(taken)
+        starts = range(0, len(taken), _PIECE_BYTES)
+        return [Piece(first + start, taken[start : start + _PIECE_BYTES]) for start in starts]
 
     def _end(self) -> bytes | None:
         return bytes(self._tail[-OUTPUT_BYTES:]) or None
 
-    def _append(self, stream: deque[Piece], data: bytes) -> None:
-        kept = data[-_STREAM_BYTES:]
-        self.dropped += len(data) - len(kept)
-        stream.append(Piece(self.written + len(data) - len(kept), kept))
-        self._stream_bytes += len(kept)
-        while self._stream_bytes > _STREAM_BYTES:
-            gone = stream.popleft()
-            self._stream_bytes -= len(gone.data)
-            self.dropped += len(gone.data)
 
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbours put together, and cut where they are too long."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        for start in range(0, len(piece.data), _PIECE_BYTES):
-            part = Piece(piece.offset + start, piece.data[start : start + _PIECE_BYTES])
-            last = joined[-1] if joined else None
-            if last and last.offset + len(last.data) == part.offset and len(last.data + part.data) <= _PIECE_BYTES:
-                joined[-1] = Piece(last.offset, last.data + part.data)
-            else:
-                joined.append(part)
-    return joined
+def _append(kept: bytearray, data: bytes, most: int) -> int:
+    """Append what may stay; returns how many bytes were forgotten for it. Cut seldom: each cut copies the whole."""
+    before = len(kept) + len(data)
+    if len(data) > most:
+        kept.clear()  # or there would be a gap between what is left of it and the end of the new
+    kept += data[-most:]
+    if len(kept) > 2 * most:
+        del kept[:-most]
+    return before - len(kept)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from contextlib import suppress
 from datetime import datetime
 from typing import cast
 from uuid import UUID
@@ -12,7 +11,6 @@ import psycopg
 from tidewheel.db import Session
 from tidewheel.errors import Unavailable
 from tidewheel.executor.context import Previous
-from tidewheel.ids import run_instant
 from tidewheel.runs import Cause, RunState
 from tidewheel.sql import Statements
 
@@ -28,18 +26,17 @@ class Past:
         self._session = session
         self._lock = threading.Lock()
 
-    def of(self, job_id: UUID, run_id: UUID, scheduled_at: datetime) -> Previous:
-        """What came before a run of a job.
+    def before(self, job_id: UUID, scheduled_at: datetime) -> Previous:
+        """What came before an instant of a job.
 
         Raises:
             Unavailable: The database does not answer.
         """
         columns: dict[str, object] = {
             "job_id": job_id,
-            "run_id": run_id,
             "at": scheduled_at,
             "causes": [Cause.TIMER, Cause.BACKFILL],
-            "undone": [RunState.SKIPPED, RunState.CANCELLED],
+            "skipped": RunState.SKIPPED,
             "succeeded": RunState.SUCCEEDED,
             "most": _MOST,
         }

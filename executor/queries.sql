@@ -2,16 +2,22 @@
 -- The executor says that it lives: this counter is the lease of all its attempts. The first beat enters it. Brings the
 -- database's clock along.
 -- Index: executors_pkey. Lock: its own row (not its key, so that claims go on).
-INSERT INTO executors (executor_id, name, queues, handlers, slots, counter, beat_at, started_at, stopping)
-VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, 0, tidewheel_now(), tidewheel_now(), %(stopping)s)
+INSERT INTO executors (
+    executor_id, name, queues, handlers, slots, group_protocol, counter, beat_at, started_at, stopping)
+VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, 0, tidewheel_now(),
+        tidewheel_now(), %(stopping)s)
 ON CONFLICT (executor_id) DO UPDATE
    SET counter = executors.counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
 RETURNING beat_at
 
 -- name: hold_lease
--- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims.
--- Index: executors_pkey. Lock: its own row's key, shared.
-SELECT 1 FROM executors WHERE executor_id = %(executor_id)s FOR KEY SHARE
+-- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims; and that what the claims
+-- consult (cancellations) was written either before them or after. One statement, for every claim pays its way there.
+-- Index: executors_pkey. Lock: its own row's key, shared; the advisory one `claims`, shared.
+SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
+  FROM executors
+ WHERE executor_id = %(executor_id)s
+   FOR KEY SHARE
 
 -- name: leave_executor
 -- The executor has handed everything back and goes; with a run still in its hands the row stays for a reaper.
@@ -43,7 +49,7 @@ DELETE FROM executors WHERE executor_id = %(executor_id)s
 -- name: find_leased_runs
 -- The attempts of an executor that fell silent. A later statement than lock_lease, to see every claim before it.
 -- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. No lock.
-SELECT run_id, attempt, lost, state FROM open_runs
+SELECT run_id, job_id, job_version, attempt, lost, state FROM open_runs
  WHERE executor_id = %(executor_id)s AND state = ANY (%(states)s)
  ORDER BY run_id
 
@@ -57,16 +63,18 @@ SELECT DISTINCT o.executor_id
    AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
 -- name: find_due_runs
--- Open runs that have been due for a while and that this executor could run: what Kafka has not brought.
+-- Open runs that are due and that this executor could run, the longest due first, with how long: what Kafka has not
+-- brought yet, or will not.
 -- Index: open_runs_due. No lock; the claim that follows decides.
-SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
+SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+       (SELECT tidewheel_now()) - o.publish_at AS due_for
   FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[]) AS s (queue, lane, most)
  CROSS JOIN LATERAL (
     SELECT r.run_id, r.job_id, r.shard, r.queue, r.lane, r.cause, r.job_version, r.attempt, r.scheduled_at, r.publish_at
       FROM open_runs AS r
      WHERE r.queue = s.queue
        AND r.lane = s.lane
-       AND r.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+       AND r.publish_at <= (SELECT tidewheel_now())
        AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
        AND r.state = ANY (%(sources)s)
        AND (r.handler IS NULL OR r.handler = ANY (%(handlers)s))
@@ -103,12 +111,14 @@ UPDATE executors
 RETURNING beat_at
 
 -- name: lock_remote
--- Makes sure that nobody ends this lease while it claims, and that its claims come one after another.
--- Index: executors_pkey. Lock: its own row until commit.
-SELECT queues, handlers, claim_id
-  FROM executors
- WHERE executor_id = %(executor_id)s AND claim_id IS NOT NULL
-   FOR NO KEY UPDATE
+-- Makes sure that nobody ends this lease while it claims, and that its claims come one after another; and that what the
+-- claims consult was written either before them or after, as hold_lease does.
+-- Index: executors_pkey. Lock: its own row until commit; the advisory one `claims`, shared.
+SELECT e.queues, e.handlers, e.claim_id
+  FROM executors AS e
+ CROSS JOIN pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
+ WHERE e.executor_id = %(executor_id)s AND e.claim_id IS NOT NULL
+   FOR NO KEY UPDATE OF e
 
 -- name: count_claim
 -- Takes note of the newest claim.
@@ -168,3 +178,31 @@ SELECT run_id FROM open_runs
 -- name: refuse_completion
 -- Fails, and so makes sure that what the transaction holds is never committed. No index, no lock.
 SELECT tidewheel_attempt_over(%(run_id)s, %(attempt)s)
+
+-- name: read_previous
+-- The last instant of a job before another that became a run, and the last run before it that succeeded with what it
+-- returned. Neither is looked for further back than so many runs.
+-- Index: by job in every partition of runs, walked from the instant; the primary key of outputs. No lock.
+SELECT (SELECT r.scheduled_at
+          FROM (SELECT e.scheduled_at, e.cause, e.state
+                  FROM job_runs AS e
+                 WHERE e.job_id = %(job_id)s AND e.scheduled_at < %(at)s
+                 ORDER BY e.scheduled_at DESC
+                 LIMIT %(most)s) AS r
+         WHERE r.cause = ANY (%(causes)s::text[]) AND r.state <> %(skipped)s
+         ORDER BY r.scheduled_at DESC
+         LIMIT 1),
+       last.scheduled_at, last.result
+  FROM (SELECT) AS asked
+  LEFT JOIN LATERAL (
+    SELECT r.scheduled_at, x.result
+      FROM (SELECT e.run_id, e.attempt, e.scheduled_at, e.state
+              FROM job_runs AS e
+             WHERE e.job_id = %(job_id)s AND e.scheduled_at < %(at)s
+             ORDER BY e.scheduled_at DESC
+             LIMIT %(most)s) AS r
+      LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
+     WHERE r.state = %(succeeded)s
+     ORDER BY r.scheduled_at DESC
+     LIMIT 1
+  ) AS last ON true

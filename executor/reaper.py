@@ -3,26 +3,32 @@
 An executor is lost only after this process has itself watched its counter stand still for the whole lease, by its own
 monotonic clock, with the database answering throughout and its start time unchanged: a database restart, a long
 fail-over or a sleeping reaper ends nobody's run. Every executor runs a reaper; the row's deletion decides which acts.
+A lost attempt is followed by another, but for a run that may be attempted once: nobody knows how that one ended.
 """
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
 from uuid import UUID
 
+from psycopg.rows import class_row
+
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
-from tidewheel.errors import Unavailable
+from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
 from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
 from tidewheel.service import Stop, repeat
 from tidewheel.sql import Statements
+from tidewheel.transitions.dispatch import Definitions, read_definitions
 from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.retry import UNKNOWN_OUTCOME
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -45,6 +51,18 @@ class Watched:
 
     counter: int
     since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """An attempt in the hands of an executor that fell silent."""
+
+    run_id: UUID
+    job_id: UUID
+    job_version: int
+    attempt: int
+    lost: int
+    state: str
 
 
 class Watch:
@@ -93,6 +111,7 @@ class Reaper:
     ) -> None:
         self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
         self._watch = Watch(lease)
+        self._definitions = Definitions()
         self._orphans: set[UUID] = set()
         self._next_orphans = monotonic_seconds() + _ORPHANS_SECONDS
         self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
@@ -161,21 +180,45 @@ class Reaper:
     def _send_back(self, connection: Conn, executor_id: UUID) -> tuple[int, int]:
         """End the attempts of an executor; returns how many ended, and how many are in somebody's hands."""
         columns = {"executor_id": executor_id, "states": IN_HAND}
-        rows = connection.execute(_FIND_LEASED_RUNS, columns, binary=True).fetchall()
+        with connection.cursor(row_factory=class_row(Leased), binary=True) as cursor:
+            rows = cursor.execute(_FIND_LEASED_RUNS, columns).fetchall()
+        once = self._attempted_once(connection, rows)
         ends: list[RunEnd] = []
         requeues: list[Requeue] = []
-        for run_id, attempt, losses, state in rows:
-            assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
-            assert isinstance(attempt, int)  # noqa: S101 - the column's type
-            assert isinstance(losses, int)  # noqa: S101 - the column's type
-            if state == RunState.CANCELLING:
-                ends.append(RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason="lost"))
-            elif losses + 1 >= self._max_lost:
-                message = f"the executor was lost {losses + 1} times while it ran this"
-                failed = RunEnd(run_id, attempt, RunState.FAILED, executor_id, "max_lost", "Lost", message)
-                ends.append(replace(failed, outcome=AttemptOutcome.LOST))
+        for row in rows:
+            if (end := self._end(row, executor_id, once=row.run_id in once)) is not None:
+                ends.append(end)
             else:
-                requeues.append(Requeue(run_id, attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
+                requeues.append(Requeue(row.run_id, row.attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
         busy = end_runs(connection, self._installation, ends).busy
         busy |= requeue_runs(connection, self._installation, requeues).busy
         return len(rows) - len(busy), len(busy)
+
+    def _end(self, row: Leased, executor_id: UUID, *, once: bool) -> RunEnd | None:
+        """The end of a lost attempt's run; None where it goes on."""
+        if row.state == RunState.CANCELLING:
+            return RunEnd(row.run_id, row.attempt, RunState.CANCELLED, executor_id, reason="lost")
+        failed = RunEnd(row.run_id, row.attempt, RunState.FAILED, executor_id, outcome=AttemptOutcome.LOST)
+        if once:
+            message = "the executor was lost while it ran this; it may have had its effect"
+            return replace(failed, reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
+        if row.lost + 1 >= self._max_lost:
+            message = f"the executor was lost {row.lost + 1} times while it ran this"
+            return replace(failed, reason="max_lost", error_type="Lost", error_message=message)
+        return None
+
+    def _attempted_once(self, connection: Conn, rows: Sequence[Leased]) -> set[UUID]:
+        """Which of these runs may be attempted once."""
+        if not rows:
+            return set()
+        stored = read_definitions(connection, [(row.job_id, row.job_version) for row in rows])
+        once: set[UUID] = set()
+        for row in rows:
+            try:
+                definition = self._definitions.of(stored[row.job_id, row.job_version])
+            except (KeyError, UndecodableMessage) as error:
+                _LOG.error("run %s cannot be read: %s", row.run_id, error, extra={"run_id": str(row.run_id)})
+                continue
+            if definition.at_most_once:
+                once.add(row.run_id)
+        return once

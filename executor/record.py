@@ -38,6 +38,8 @@ class Attempted(Protocol):
     def heartbeat_seconds(self) -> float | None: ...  # noqa: D102
     @property
     def output(self) -> Output | None: ...  # noqa: D102
+    @property
+    def unflushed(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -104,7 +106,9 @@ def run_end(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> RunEnd |
         error_message=outcome.error_message,
         trace=outcome.trace,
         result=outcome.result,
+        unflushed=attempt.unflushed,
         output=attempt.output.tail() if attempt.output else None,
+        output_bytes=attempt.output.written if attempt.output else None,
         request=attempt.request,
         definition=attempt.definition,
     )
@@ -122,7 +126,9 @@ def requeue(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> Requeue:
         error_type=outcome.error_type,
         error_message=outcome.error_message,
         trace=outcome.trace,
+        unflushed=attempt.unflushed,
         output=attempt.output.tail() if attempt.output else None,
+        output_bytes=attempt.output.written if attempt.output else None,
     )
 
 

@@ -98,6 +98,7 @@ class _Attempted:
     definition: JobDefinition
     output: Output | None
     request: RunRequest | None = None
+    unflushed: bool = False
 
     @property
     def run_id(self) -> UUID:

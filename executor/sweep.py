@@ -1,7 +1,10 @@
 """The sweep: claims from the table what has been due for a while and Kafka has not brought.
 
-It bounds every stall of Kafka, serves a queue that has no topics yet, and finds a run whose message was lost. No
-message is published twice for it.
+It bounds every stall of Kafka, serves a queue that has no topics yet, finds a run whose message was lost, and takes
+what another executor has fetched and has no slot for. No message is published twice for it.
+
+A look finds what is due and too young as well, and the next look comes when the oldest of that has waited long enough:
+so a run waits for a free slot hardly longer than `every`, though nobody looks more often.
 """
 
 import logging
@@ -17,8 +20,8 @@ from psycopg.rows import class_row
 from tidewheel.db import Session
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
-from tidewheel.executor.consume import Begin
 from tidewheel.executor.slots import Slots
+from tidewheel.executor.wanted import Begin
 from tidewheel.runs import Lane, Move, sources
 from tidewheel.schemas.records import JobDefinition, RunRequest
 from tidewheel.service import Stop, repeat
@@ -30,7 +33,9 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _FIND_DUE_RUNS = Statements("tidewheel.executor")["find_due_runs"]
 
-_ANYWAY = 5  # every so many rounds it looks although messages come: one that Kafka lost must not wait for a quiet hour
+_GLANCE_SECONDS = 0.05  # while messages come: a slot that stays free for so long is not about to be filled by one
+_FULL_SECONDS = 0.5  # between two looks at the wish to stop while there is no free slot
+_SOON_SECONDS = 0.005  # between two looks while more is waiting than there are slots for
 _MOST = 500
 
 
@@ -48,6 +53,7 @@ class DueRun:
     attempt: int
     scheduled_at: datetime
     publish_at: datetime
+    due_for: timedelta = timedelta(0)
 
 
 class Sweep:
@@ -63,14 +69,14 @@ class Sweep:
         handlers: frozenset[str],
         begin: Begin,
         idle: Callable[[], bool],
+        crowded: Callable[[], bool],
         every: timedelta,
         stop: Stop,
     ) -> None:
         self._session, self._claimer, self._slots = session, claimer, slots
         self._queues, self._handlers, self._begin = queues, sorted(handlers), begin
-        self._idle, self._every, self._stop = idle, every, stop
+        self._idle, self._crowded, self._every, self._stop = idle, crowded, every, stop
         self._definitions = Definitions()
-        self._round = 0
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
     def start(self) -> None:
@@ -88,27 +94,44 @@ class Sweep:
 
     def step(self) -> float:
         """One look; returns how long to wait for the next, in seconds."""
-        self._round += 1
-        idle = self._idle()
-        if not idle and self._round % _ANYWAY:
-            return self._every.total_seconds()
-        due = self._find(self._every if idle else self._every * _ANYWAY)
+        if not self._wait_for_slots():
+            return _GLANCE_SECONDS
+        limits = self._limits()
+        if not limits:
+            return _GLANCE_SECONDS
+        found = self._find(limits)
+        due = [run for run in found if run.due_for >= self._every]
         swept = sum(self._claim(lane, runs) for lane, runs in _by_lane(due).items())
         if swept:
             _LOG.info("swept %d runs", swept)
-        # More may be waiting than there were slots for: look again as soon as that can have changed.
-        return min(self._every.total_seconds(), 0.05) if swept else self._every.total_seconds()
+        if swept and any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits):
+            return _SOON_SECONDS
+        return self._until_ripe(found)
 
-    def _find(self, due_for: timedelta) -> list[DueRun]:
-        lanes = [(queue, lane, min(self._slots.free(lane), _MOST)) for lane in Lane for queue in self._queues]
-        wanted = [entry for entry in lanes if entry[2] > 0]
-        if not wanted:
-            return []
+    def _wait_for_slots(self) -> bool:
+        """Wait a while until any slot is free; returns whether one is."""
+        return self._slots.wait_free(Lane.CRITICAL, _FULL_SECONDS) and not self._crowded()
+
+    def _limits(self) -> list[tuple[str, Lane, int]]:
+        """How many of each queue and lane there are slots for that no message is about to take."""
+        if self._idle():
+            free = {lane: self._slots.free(lane) for lane in Lane}
+        else:
+            self._slots.watch()
+            self._stop.wait(_GLANCE_SECONDS)
+            free = {lane: self._slots.spare(lane) for lane in Lane}
+        return [(queue, lane, min(free[lane], _MOST)) for lane in Lane for queue in self._queues if free[lane] > 0]
+
+    def _until_ripe(self, found: Sequence[DueRun]) -> float:
+        """How long until the oldest of those that are too young is old enough; the whole interval where none is."""
+        young = max((run.due_for for run in found if run.due_for < self._every), default=timedelta(0))
+        return max((self._every - young).total_seconds(), _GLANCE_SECONDS)
+
+    def _find(self, wanted: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
         columns = {
             "queues": [queue for queue, _, _ in wanted],
             "lanes": [lane for _, lane, _ in wanted],
             "limits": [limit for _, _, limit in wanted],
-            "due_for": due_for,
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
         }

@@ -64,6 +64,14 @@ class Taking:
         self._begin([(one, wanted[one.run_id].request, wanted[one.run_id].definition) for one in started])
         return len(started)
 
+    def check(self) -> None:
+        """See that claims are taken.
+
+        Raises:
+            Unavailable: They are not.
+        """
+        self._claimer.claim([], way="message")
+
     def close(self) -> None:
         """Close its session."""
         self._claimer.close()
@@ -96,7 +104,7 @@ def newest(items: Iterable[Wanted]) -> dict[UUID, Wanted]:
     return latest
 
 
-def good(messages: Sequence[Message], topic: str) -> list[Message]:
+def good(messages: Iterable[Message], topic: str) -> list[Message]:
     """The messages proper.
 
     Raises:

@@ -15,12 +15,14 @@ from tidewheel.intake.backfill import apply_backfills
 from tidewheel.intake.backfill_moves import apply_backfill_cancels, apply_backfill_pauses, apply_backfill_resumes
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancels
+from tidewheel.intake.cancel_filter import apply_cancel_filters, hold_claims
 from tidewheel.intake.complete import apply_completes
 from tidewheel.intake.delete import apply_deletes
 from tidewheel.intake.heartbeat import apply_heartbeats
 from tidewheel.intake.incoming import Incoming, rejected
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.pause import apply_pauses, apply_resumes
+from tidewheel.intake.retry import apply_retries
 from tidewheel.intake.rollback import apply_rollbacks
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.trigger import apply_triggers
@@ -43,6 +45,8 @@ from tidewheel.jobs.requests import (
     RunCancel,
     RunComplete,
     RunHeartbeat,
+    RunRetry,
+    RunsCancel,
 )
 from tidewheel.metrics import metrics
 from tidewheel.schemas.codec import decode, encode
@@ -56,7 +60,7 @@ _FIND_ANSWERS = _SQL["find_answers"]
 _STORE_ANSWERS = _SQL["store_answers"]
 
 # What names no job, or may name one several times: always applied together.
-_TOGETHER = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat})
+_TOGETHER = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel})
 
 Apply = Callable[[Conn, Installation, Sequence[Incoming]], list[Reply]]
 
@@ -79,6 +83,8 @@ _APPLY: dict[type, Apply] = {
     RunCancel: apply_cancels,
     RunComplete: apply_completes,
     RunHeartbeat: apply_heartbeats,
+    RunRetry: apply_retries,
+    RunsCancel: apply_cancel_filters,
 }
 
 
@@ -97,6 +103,9 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
         Unavailable: Somebody else answered one of them at the same moment: roll back and try again.
         psycopg.Error: A request's data does not fit the database: roll back and apply them one by one.
     """
+    if len(batch) > 1 and any(isinstance(incoming.request, RunsCancel) for incoming in batch):
+        # First of all: with a turn in hand nothing is waited for but turns, and claims wait for turns (ADR 0008).
+        hold_claims(connection)
     answers: list[Reply | None] = [None] * len(batch)
     unknown = _unknown_tenants(connection, batch)
     seen = _seen_before(connection, batch)

@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 
 from tidewheel.arrays import uuids
 from tidewheel.db import Conn
-from tidewheel.errors import AttemptOver, FieldError, InvalidInput
+from tidewheel.errors import FieldError, InvalidInput, StaleToken
 from tidewheel.ids import RunId
 from tidewheel.intake.incoming import Incoming, rejected
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
@@ -127,5 +127,5 @@ def _forged() -> InvalidInput:
 
 def _over(incoming: Incoming, run_id: RunId, attempt: int, state: str | None) -> Reply:
     """The answer about an attempt that is over; `state` is its run's, None where nothing is kept of that any more."""
-    reply = rejected(incoming, AttemptOver(str(run_id), attempt, state))
+    reply = rejected(incoming, StaleToken(str(run_id), attempt, state))
     return replace(reply, run_id=str(run_id), run_status=RunState(state).value if state else None)

@@ -40,9 +40,7 @@ def _complete(connection: Conn, installation: Installation, attempts: Sequence[S
 
 def _delays(connection: Conn, attempts: Sequence[Shown]) -> dict[UUID, timedelta]:
     """How long to wait for the next attempt, of the runs that have one."""
-    failed = [
-        each for each in attempts if _request(each).status == "failed" and each.held.state != RunState.CANCELLING
-    ]
+    failed = [each for each in attempts if _request(each).status == "failed" and each.held.state != RunState.CANCELLING]
     if not failed:
         return {}
     definitions = definitions_of(connection, failed)

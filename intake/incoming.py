@@ -5,7 +5,7 @@ from hashlib import sha256
 from typing import Literal
 
 from tidewheel.errors import FieldError, Refused
-from tidewheel.jobs.requests import JobSubmit, Request, RequestIdentity, RunCancel
+from tidewheel.jobs.requests import JobSubmit, Request, RequestIdentity, RunCancel, RunRetry
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.schemas import records
 
@@ -100,7 +100,7 @@ def _reply(incoming: Incoming, status: records.ReplyStatus, **facts: object) -> 
         "type": incoming.kind,
         "tenant": incoming.tenant,
         "key": incoming.key,
-        "run_id": incoming.request.run_id if isinstance(incoming.request, RunCancel) else None,
+        "run_id": incoming.request.run_id if isinstance(incoming.request, RunCancel | RunRetry) else None,
         "status": status,
         "unchanged": False,
         "errors": (),

@@ -59,7 +59,7 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- The timers just locked, with what firing needs of their versions.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.limited, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -155,7 +155,7 @@ SELECT tenant, name, job_id
 -- Jobs whose timer has gone, as it would be read: a change of their days may give them occurrences again.
 -- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked.
 SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule, v.handler, v.queue, v.lane,
-       v.overlap, v.definition, v.policy, NULL::timestamptz AS due_at, true AS overridden
+       v.overlap, v.definition, v.limited, v.policy, NULL::timestamptz AS due_at, true AS overridden
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s) AND j.deleted_at IS NULL
@@ -427,7 +427,7 @@ UPDATE open_runs AS o
  WHERE o.run_id = told.run_id
 
 -- name: take_partition
--- Makes a partition of the requests topic this intake's own; the raised epoch fences the previous owner off.
+-- Makes a partition of a topic this intake's own; the raised epoch fences the previous owner off.
 -- Index: intake_offsets_pkey. Lock: the row.
 INSERT INTO intake_offsets (topic, partition, topic_id, next_offset, epoch, owner)
 VALUES (%(topic)s, %(partition)s, %(topic_id)s, %(first_offset)s, 1, %(owner)s)
@@ -440,9 +440,11 @@ RETURNING next_offset, epoch, topic_id
 -- Index: intake_offsets_pkey. Lock: the rows.
 UPDATE intake_offsets AS o
    SET next_offset = moved.next_offset
-  FROM unnest(%(partitions)s::integer[], %(epochs)s::bigint[], %(bases)s::bigint[], %(next_offsets)s::bigint[])
-       AS moved (partition, epoch, base, next_offset)
- WHERE o.topic = %(topic)s
+  FROM unnest(
+        %(topics)s::text[], %(partitions)s::integer[], %(epochs)s::bigint[], %(bases)s::bigint[],
+        %(next_offsets)s::bigint[]
+       ) AS moved (topic, partition, epoch, base, next_offset)
+ WHERE o.topic = moved.topic
    AND o.partition = moved.partition
    AND o.epoch = moved.epoch
    AND o.next_offset = moved.base

@@ -52,10 +52,10 @@ _UPDATE_JOBS = _SQL["update_jobs"]
 
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, policy, handler, queue, lane, overlap, "
-    "definition) FROM STDIN (FORMAT BINARY)"
+    "definition, limited) FROM STDIN (FORMAT BINARY)"
 )
 _VERSION_TYPES = (
-    "uuid", "int4", "text", "timestamptz", "jsonb", "text", "text", "text", "text", "text", "text", "bytea"
+    "uuid", "int4", "text", "timestamptz", "jsonb", "text", "text", "text", "text", "text", "text", "bytea", "bool"
 )  # fmt: skip
 
 DaySets = Mapping[tuple[str, str], DaySet]
@@ -295,7 +295,7 @@ def _copy_versions(connection: Conn, versions: Sequence[tuple[_Submission, NextV
                 (
                     v.job.job_id, v.number, v.job.tenant, now, Jsonb(shown), v.schedule_text, v.policy_text,
                     needs(definition.target), definition.queue, definition.lane, definition.overlap,
-                    encode(definition),
+                    encode(definition), spec.schedule_to_start is not None or spec.schedule_to_close is not None,
                 )
             )  # fmt: skip
 

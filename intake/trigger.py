@@ -5,7 +5,7 @@ request that is read twice makes one run.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -30,7 +30,9 @@ _READ_SHARED_JOBS = _SQL["read_shared_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class SharedJob:
+    """What runs need of a job that is held against deletion."""
+
     job_id: UUID
     shard: int
     version: int
@@ -44,11 +46,7 @@ class _Job:
 
 def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Trigger jobs, in the caller's transaction; an answer for each request, in their order."""
-    ids = sorted({job_id_of(incoming) for incoming in batch})
-    connection.execute(_SHARE_JOBS, {"job_ids": ids})
-    with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
-        found = cursor.execute(_READ_SHARED_JOBS, {"job_ids": ids})
-        jobs = {job.job_id: job for job in found if job.deleted_at is None}
+    jobs = share_jobs(connection, {job_id_of(incoming) for incoming in batch})
     now = read_now(connection)
     runs: list[NewRun] = []
     replies: list[Reply] = []
@@ -76,7 +74,16 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
     return replies
 
 
-def _run(incoming: Incoming, job: _Job, now: datetime) -> NewRun:
+def share_jobs(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:
+    """Hold jobs against deletion until their runs are written; returns those that there are."""
+    columns: dict[str, object] = {"job_ids": sorted(job_ids)}
+    connection.execute(_SHARE_JOBS, columns)
+    with connection.cursor(row_factory=class_row(SharedJob), binary=True) as cursor:
+        found = cursor.execute(_READ_SHARED_JOBS, columns)
+        return {job.job_id: job for job in found if job.deleted_at is None}
+
+
+def _run(incoming: Incoming, job: SharedJob, now: datetime) -> NewRun:
     request = incoming.request
     assert isinstance(request, JobTrigger)  # noqa: S101 - by accept's table
     at = _instant(request, now)

@@ -6,6 +6,10 @@
 INSERT INTO settings (name, value)
 VALUES ('task_token_key', to_jsonb(encode(sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea), 'hex')));
 
+-- So that firing decodes no definition to learn that nothing bounds its runs.
+ALTER TABLE job_versions ADD COLUMN limited boolean NOT NULL DEFAULT false;
+COMMENT ON COLUMN job_versions.limited IS 'whether schedule_to_start or schedule_to_close bounds its runs';
+
 ALTER TABLE open_runs DROP COLUMN token_hash;
 ALTER TABLE open_runs ADD COLUMN close_at timestamptz, ADD COLUMN wait_until timestamptz;
 COMMENT ON COLUMN open_runs.deadline_at IS 'the earliest of its timeouts that PostgreSQL keeps: schedule_to_start until it has begun, close_at, wait_until, a heartbeat from outside';
@@ -52,3 +56,13 @@ COMMENT ON COLUMN executors.handlers IS 'what it has: handlers'' names, and tide
 
 ALTER TABLE executors ADD COLUMN claim_id bigint;
 COMMENT ON COLUMN executors.claim_id IS 'of an executor in another language: the newest of its claims; null for the others';
+
+-- What runs wait for that no executor has: told at most so often.
+CREATE TABLE unhandled (
+    tenant  text NOT NULL,
+    queue   text NOT NULL,
+    handler text NOT NULL,
+    told_at timestamptz NOT NULL,
+    PRIMARY KEY (tenant, queue, handler)
+);
+COMMENT ON TABLE unhandled IS 'when it was last announced that no executor of a queue has a handler; empty: that it has no executor';

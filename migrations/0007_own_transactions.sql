@@ -66,9 +66,7 @@ BEGIN
         RAISE EXCEPTION 'payload: it has % bytes, more than 262144', octet_length(payload::text)
             USING ERRCODE = 'program_limit_exceeded', HINT = 'store it elsewhere and pass a reference';
     END IF;
-    IF jsonb_typeof(labels) <> 'object'
-       OR (jsonb_typeof(labels) = 'object'
-           AND EXISTS (SELECT FROM jsonb_each(labels) AS l WHERE jsonb_typeof(l.value) <> 'string')) THEN
+    IF jsonb_typeof(labels) <> 'object' OR jsonb_path_exists(labels, 'strict $.* ? (@.type() <> "string")') THEN
         RAISE EXCEPTION 'labels: % is no map of strings', left(labels::text, 100)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'write them as {"name": "value"}';
     END IF;
@@ -89,7 +87,7 @@ BEGIN
     SELECT s.value #>> '{}' INTO v_prefix FROM settings AS s WHERE s.name = 'topic_prefix';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no service has named this installation''s topics yet'
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'run `tidewheel migrate`, or start a service, once';
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'start a Tidewheel service on this database once';
     END IF;
     SELECT (s.value #>> '{}')::integer INTO STRICT v_shards FROM settings AS s WHERE s.name = 'shards';
 

@@ -16,17 +16,19 @@ from tidewheel.membership import Membership, rendezvous
 from tidewheel.metrics import metrics
 from tidewheel.partitions import ensure_coming_days
 from tidewheel.scheduler.backfilling import Backfilling
-from tidewheel.scheduler.cancelling import cancel_some
+from tidewheel.scheduler.cancelling import Cancelling
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.firing import EVER, Round, fire
 from tidewheel.scheduler.mend import mend_shard, release_chains
 from tidewheel.scheduler.turns import TurnSweep
+from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.scheduler.zones_changed import ZonesChanged
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import SchedulerSettings
 from tidewheel.skew import Skew
 from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.loose_ends import settle_loose_ends
 from tidewheel.wakeup import Channel, Listener, Notifier
 
 _PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
@@ -57,9 +59,11 @@ class Scheduler:
         self._members: tuple[object, ...] = ()
         self._next_overdue = self._next_mend = self._next_partitions = 0.0
         self._mending = 0
+        self._cancelling = Cancelling(self._session, installation)
         self._turns = TurnSweep(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._backfilling = Backfilling(self._session, installation)
+        self._unhandled = UnhandledWatch(self._session, installation)
         self._zones = ZonesChanged(self._session, installation)
 
     def run(self) -> None:
@@ -88,18 +92,30 @@ class Scheduler:
             others = sorted(set(range(self._installation.shards)) - set(self._shards))
             rescued, _ = self._fire(others, -self._settings.overdue_after)
             moved += rescued
-            cancelled = cancel_some(self._session, self._installation)
-            if cancelled:
-                self._next_overdue = 0.0
-            handed_on = self._turns.step()
-            if cancelled or handed_on:
+            handed_on = self._settle() + self._turns.step()
+            if self._unhandled.step() or handed_on:
                 self._notifier.poke(Channel.OUTBOX)
-            moved += cancelled + handed_on
+            moved += handed_on
+        moved += self._cancel()
         timed_out, until_deadline = self._deadlines.step()
         made, soon = self._backfilling.step(self._shards)
         if made or timed_out:
             self._notifier.poke(Channel.OUTBOX)
         return 0.0 if moved or timed_out or retiming else min(pause, soon, until_deadline)
+
+    def _settle(self) -> int:
+        """Do what ends in users' own transactions have left to do."""
+        with self._session.transaction() as connection:
+            return settle_loose_ends(connection, self._installation)
+
+    def _cancel(self) -> int:
+        """Go on with what is being cancelled by filter; returns whether there is more to do at once."""
+        cancelled = self._cancelling.step()
+        if cancelled.ended:
+            self._notifier.poke(Channel.OUTBOX)
+        if cancelled.asked:
+            self._notifier.poke(Channel.SIGNALS)
+        return int(cancelled.more)
 
     def _fire(self, shards: list[int], ahead: timedelta) -> tuple[int, float]:
         """Fire what is due up to `ahead` from now in these shards; also tells when to look again."""

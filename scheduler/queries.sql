@@ -11,7 +11,7 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- The timers that are due, with what firing needs of their versions. A pause ends at its instant, never ahead of it.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows locked by others (an edit, another scheduler) are passed over.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.limited, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
   FROM unnest(%(shards)s::smallint[]) AS s (shard)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.held, d.overridden
@@ -28,7 +28,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
 -- One timer, for firing job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, passed over when somebody has it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.limited, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.held IS NULL OR t.due_at <= %(now)s)
@@ -81,7 +81,7 @@ SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)
 -- Those of these timers that stand at an instant of some zone's clock that is still ahead.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.limited, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -177,28 +177,112 @@ SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, s
   ) AS said
 ON CONFLICT (job_id) DO NOTHING
 
--- name: open_cancellation
--- The oldest cancellation by filter that is not finished.
--- No index: a handful of rows. Lock: the row, passed over when another scheduler works on it.
-SELECT id, job_id, made_before, made_by FROM cancellations
- WHERE finished_at IS NULL AND job_id IS NOT NULL
+-- name: find_cancellations
+-- The cancellations by filter that are not finished.
+-- Index: cancellations_open, which holds no others. No lock.
+SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler, cause, made_before, begun,
+       coalesce(reason, made_by) AS reason
+  FROM cancellations
+ WHERE finished_at IS NULL
  ORDER BY id
+ LIMIT 100
+
+-- name: next_cancelled_job
+-- The next job of a cancellation by labels that has open runs.
+-- Index: cancelled_jobs_pkey, open_runs_by_job. No lock.
+SELECT j.job_id
+  FROM cancelled_jobs AS j
+ WHERE j.cancellation_id = %(id)s AND j.job_id > %(after)s
+   AND (%(job_id)s::uuid IS NULL OR j.job_id = %(job_id)s)
+   AND EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = j.job_id)
+ ORDER BY j.job_id
  LIMIT 1
+
+-- name: find_cancelled_of_job
+-- Some of the runs that a cancellation names, of one job, and the last one that was looked at.
+-- Index: open_runs_by_job, walked from the last one. No lock: what is found is locked when it is ended.
+SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
+       s.place = %(looked_at)s AS further
+  FROM (
+    SELECT o.*, row_number() OVER (ORDER BY o.scheduled_at, o.run_id) AS place
+      FROM open_runs AS o
+     WHERE o.job_id = %(job_id)s AND (o.scheduled_at, o.run_id) > (%(after_at)s, %(after_id)s)
+     ORDER BY o.scheduled_at, o.run_id
+     LIMIT %(looked_at)s
+  ) AS s
+ CROSS JOIN LATERAL (
+    SELECT s.tenant = %(tenant)s AND s.made_at <= %(made_before)s AND s.state = ANY (%(states)s)
+           AND (%(begun)s OR s.attempt = 0)
+           AND (%(queue)s::text IS NULL OR s.queue = %(queue)s)
+           AND (%(lane)s::text IS NULL OR s.lane = %(lane)s)
+           AND (%(handler)s::text IS NULL OR s.handler = %(handler)s)
+           AND (%(cause)s::text IS NULL OR s.cause = %(cause)s) AS named
+  ) AS fits
+ WHERE fits.named OR s.place = %(looked_at)s
+ ORDER BY s.scheduled_at, s.run_id
+ LIMIT %(most)s
+
+-- name: find_cancelled
+-- The same of all jobs.
+-- Index: open_runs_pkey, walked from the last one. No lock.
+SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
+       s.place = %(looked_at)s AS further
+  FROM (
+    SELECT o.*, row_number() OVER (ORDER BY o.run_id) AS place
+      FROM open_runs AS o
+     WHERE o.run_id > %(after_id)s
+     ORDER BY o.run_id
+     LIMIT %(looked_at)s
+  ) AS s
+ CROSS JOIN LATERAL (
+    SELECT s.tenant = %(tenant)s AND s.made_at <= %(made_before)s AND s.state = ANY (%(states)s)
+           AND (%(begun)s OR s.attempt = 0)
+           AND (%(queue)s::text IS NULL OR s.queue = %(queue)s)
+           AND (%(lane)s::text IS NULL OR s.lane = %(lane)s)
+           AND (%(handler)s::text IS NULL OR s.handler = %(handler)s)
+           AND (%(cause)s::text IS NULL OR s.cause = %(cause)s) AS named
+  ) AS fits
+ WHERE fits.named OR s.place = %(looked_at)s
+ ORDER BY s.run_id
+ LIMIT %(most)s
+
+-- name: lock_cancellation
+-- One of them, for a batch of its runs.
+-- Index: cancellations_pkey. Lock: the row, passed over when another scheduler works on it.
+SELECT id FROM cancellations WHERE id = %(id)s AND finished_at IS NULL FOR UPDATE SKIP LOCKED
+
+-- name: lock_cancelled_chains
+-- The timers of fixed_delay jobs whose runs are about to end, before the runs.
+-- Index: timers_pkey, jobs_pkey. Lock: each timer, in job_id order, waiting for an edit under way.
+SELECT t.job_id
+  FROM timers AS t
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[])
+   AND EXISTS (SELECT FROM jobs AS j WHERE j.job_id = t.job_id AND j.schedule_kind = 'fixed_delay')
+ ORDER BY t.job_id
+   FOR UPDATE OF t
+
+-- name: lock_cancelled
+-- Of the runs that were found running those that still are.
+-- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others (an end, a hand-back) are passed over.
+SELECT run_id FROM open_runs
+ WHERE run_id = ANY (%(run_ids)s::uuid[]) AND state = ANY (%(states)s)
+ ORDER BY run_id
    FOR UPDATE SKIP LOCKED
 
--- name: lock_cancelled_runs
--- Some of the runs it names. Claims refuse them, so nobody else is about to change them.
--- Index: open_runs_by_job. Lock: each row, in run_id order.
-SELECT run_id FROM open_runs
- WHERE job_id = %(job_id)s AND attempt = 0 AND state = ANY (%(states)s) AND made_at <= %(made_before)s
- ORDER BY run_id
- LIMIT 1000
-   FOR UPDATE
+-- name: count_cancelled
+-- How many it has ended, or asked to stop.
+-- Index: cancellations_pkey. Lock: the row, locked already.
+UPDATE cancellations SET cancelled = cancelled + %(more)s WHERE id = %(id)s
 
 -- name: finish_cancellation
--- None is left.
--- Index: cancellations_pkey. Lock: the row, locked already.
-UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s
+-- None is left: claims need not consult it any more.
+-- Index: cancellations_pkey. Lock: the row.
+UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s AND finished_at IS NULL
+
+-- name: forget_cancelled_jobs
+-- The jobs of a cancellation that is finished.
+-- Index: cancelled_jobs_pkey. Lock: the rows.
+DELETE FROM cancelled_jobs WHERE cancellation_id = %(id)s
 
 -- name: look_at_turns
 -- Some of the turns that are waited for, and whether their holder is still open.
@@ -336,3 +420,69 @@ SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.charged, o.execu
    AND o.state = ANY (%(states)s::text[])
  ORDER BY o.run_id
    FOR UPDATE SKIP LOCKED
+
+-- name: find_unhandled
+-- What due runs wait for that no live executor of their queue has, with how many and the run that has waited longest.
+-- The oldest of each queue and lane are looked at, so many of them: what nobody takes stays among them.
+-- Index: open_runs_due, from one queue and lane to the next, then its head. No lock.
+WITH RECURSIVE lanes AS (
+    (SELECT o.queue, o.lane FROM open_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.lane
+      FROM lanes AS l
+     CROSS JOIN LATERAL (
+        SELECT o.queue, o.lane
+          FROM open_runs AS o
+         WHERE (o.queue, o.lane) > (l.queue, l.lane)
+         ORDER BY o.queue, o.lane
+         LIMIT 1
+      ) AS n
+), waiting AS (
+    SELECT r.tenant, r.queue, coalesce(r.handler, '') AS handler, count(*) AS runs,
+           (array_agg(r.run_id ORDER BY r.publish_at))[1] AS run_id, min(r.publish_at) AS since
+      FROM lanes AS l
+     CROSS JOIN LATERAL (
+        SELECT o.tenant, o.queue, o.handler, o.run_id, o.publish_at
+          FROM open_runs AS o
+         WHERE o.queue = l.queue
+           AND o.lane = l.lane
+           AND o.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+           AND o.state = ANY (%(sources)s)
+         ORDER BY o.publish_at
+         LIMIT %(most)s
+      ) AS r
+     GROUP BY r.tenant, r.queue, coalesce(r.handler, '')
+)
+SELECT w.tenant, w.queue, w.handler, w.runs, w.run_id, w.since
+  FROM waiting AS w
+ WHERE NOT EXISTS (
+    SELECT FROM executors AS e
+     WHERE w.queue = ANY (e.queues)
+       AND (w.handler = '' OR w.handler = ANY (e.handlers))
+       AND NOT e.stopping
+       AND e.beat_at > (SELECT tidewheel_now()) - %(silent_for)s::interval
+ )
+ ORDER BY w.tenant, w.queue, w.handler
+
+-- name: note_unhandled
+-- Takes note of what is to be announced; returns what was not announced lately.
+-- Index: unhandled_pkey. Lock: the rows, in the order of their keys.
+INSERT INTO unhandled AS u (tenant, queue, handler, told_at)
+SELECT w.tenant, w.queue, w.handler, tidewheel_now()
+  FROM unnest(%(tenants)s::text[], %(queues)s::text[], %(handlers)s::text[]) AS w (tenant, queue, handler)
+    ON CONFLICT (tenant, queue, handler) DO UPDATE SET told_at = excluded.told_at
+ WHERE u.told_at <= excluded.told_at - %(quiet_for)s::interval
+RETURNING tenant, queue, handler, told_at
+
+-- name: forget_unhandled
+-- What was announced long ago and not since.
+-- No index: a handful of rows. Lock: the rows.
+DELETE FROM unhandled WHERE told_at < (SELECT tidewheel_now()) - %(kept_for)s::interval
+
+-- name: read_unhandled_jobs
+-- The jobs of the runs that an announcement names.
+-- Index: open_runs_pkey, jobs_pkey. No lock.
+SELECT o.run_id, o.job_id, j.key, o.shard, o.job_version
+  FROM open_runs AS o
+  JOIN jobs AS j USING (job_id)
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])

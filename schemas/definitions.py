@@ -23,6 +23,9 @@ from tidewheel.schemas.records import (
 )
 
 NO_PAYLOAD = Payload(b"", JSON_CONTENT)
+SHELL, LAMBDA = f"{targets.RESERVED}shell", f"{targets.RESERVED}lambda"  # what only some executors have
+
+_NEEDED = {TargetKind.SHELL: SHELL, TargetKind.LAMBDA: LAMBDA}
 
 
 def definition_record(
@@ -71,9 +74,7 @@ def definition_record(
 
 def needs(target: Target) -> str | None:
     """Return what an executor must have to run a target: a handler's name, or a name of ours; None where any can."""
-    if target.kind in (TargetKind.SHELL, TargetKind.LAMBDA):
-        return f"{targets.RESERVED}{target.kind}"
-    return target.handler
+    return _NEEDED.get(target.kind, target.handler)
 
 
 def _target(target: targets.AnyTarget) -> Target:

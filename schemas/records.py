@@ -494,6 +494,7 @@ class Reply:
         backfill_id: Backfill that was made, or that the request concerned.
         backfill_status: With backfill_pause, backfill_resume and backfill_cancel: the state the backfill is in.
         occurrences: With job_backfill: how many occurrences of the range are to be run.
+        cancellation_id: With runs_cancel: the cancellation, by which its progress can be read.
         unchanged: True when the submitted spec equals the current version: nothing was done.
         code: With rejected: what kind of refusal, such as `invalid`, `unknown_job` or `request_conflict`.
         errors: With rejected: every problem found; empty otherwise.
@@ -513,6 +514,7 @@ class Reply:
     backfill_id: str | None = None
     backfill_status: str | None = None
     occurrences: int | None = None
+    cancellation_id: int | None = None
     unchanged: bool
     code: str | None = None
     errors: tuple[ReplyError, ...]

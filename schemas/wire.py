@@ -630,7 +630,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c301eb727140c7c478df")
+REPLY_HEADER = bytes.fromhex("c3014f5f3edf5e5eef32")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -651,6 +651,7 @@ def encode_reply(record: Reply) -> bytes:
             b"\0" if record.backfill_id is None else b"\2" + text(record.backfill_id),
             b"\0" if record.backfill_status is None else b"\2" + text(record.backfill_status),
             b"\0" if record.occurrences is None else b"\2" + long(record.occurrences),
+            b"\0" if record.cancellation_id is None else b"\2" + long(record.cancellation_id),
             boolean(record.unchanged),
             b"\0" if record.code is None else b"\2" + text(record.code),
             array(record.errors, _reply_error),
@@ -674,6 +675,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
     backfill_id, at = optional_at(data, at, text_at)
     backfill_status, at = optional_at(data, at, text_at)
     occurrences, at = optional_at(data, at, long_at)
+    cancellation_id, at = optional_at(data, at, long_at)
     unchanged, at = boolean_at(data, at)
     code, at = optional_at(data, at, text_at)
     errors, at = array_at(data, at, _read_reply_error)
@@ -692,6 +694,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
         backfill_id=backfill_id,
         backfill_status=backfill_status,
         occurrences=occurrences,
+        cancellation_id=cancellation_id,
         unchanged=unchanged,
         code=code,
         errors=errors,

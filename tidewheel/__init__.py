@@ -9,17 +9,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidewheel.control.async_client import AsyncClient
     from tidewheel.control.client import Client
-    from tidewheel.control.enqueue import enqueue
-    from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
+    from tidewheel.control.enqueue import enqueue, enqueue_async
+    from tidewheel.errors import AttemptOver, Cancel, Permanent, RetryAfter, Snooze
     from tidewheel.executor.context import Context
     from tidewheel.executor.handlers import handler
 
-__all__ = ["AsyncClient", "Cancel", "Client", "Context", "Permanent", "RetryAfter", "Snooze", "enqueue", "handler"]
+__all__ = [
+    "AsyncClient",
+    "AttemptOver",
+    "Cancel",
+    "Client",
+    "Context",
+    "Permanent",
+    "RetryAfter",
+    "Snooze",
+    "enqueue",
+    "enqueue_async",
+    "handler",
+]
 
 _WHERE = {
     "AsyncClient": "tidewheel.control.async_client",
     "Client": "tidewheel.control.client",
     "enqueue": "tidewheel.control.enqueue",
+    "enqueue_async": "tidewheel.control.enqueue",
+    "AttemptOver": "tidewheel.errors",
     "Cancel": "tidewheel.errors",
     "Permanent": "tidewheel.errors",
     "RetryAfter": "tidewheel.errors",

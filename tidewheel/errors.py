@@ -6,7 +6,7 @@
     │   ├── ScheduleRefused      a schedule that cannot be read or can never fire (also a ValueError)
     │   ├── UnknownJob           no such job in this tenant
     │   ├── UnknownRun           no such run in this tenant
-    │   ├── AttemptOver          a task token whose attempt is over, or superseded
+    │   ├── StaleToken           a task token whose attempt is over, or superseded
     │   ├── UnknownExecutor      an executor in another language that has no lease, or has lost it
     │   ├── UnknownBackfill      no such backfill in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
@@ -102,17 +102,16 @@ class UnknownRun(Refused):
         super().__init__((FieldError("run_id", f"there is no run {run_id}", "copy the id from a reply or an event"),))
 
 
-class AttemptOver(Refused):
+class StaleToken(Refused):
     """The attempt that a task token is for has ended, or another one has taken its place."""
 
     code = "attempt_over"
 
-    def __init__(self, run_id: str, attempt: int | None, state: str | None) -> None:
+    def __init__(self, run_id: str, attempt: int, state: str | None) -> None:
         self.run_id, self.attempt, self.state = run_id, attempt, state
-        which = "the attempt" if attempt is None else f"attempt {attempt}"
         now = f"the run is {state}" if state else "nothing is kept of the run any more"
         remedy = "say no more about it; a later attempt has a token of its own"
-        super().__init__((FieldError("token", f"{which} of run {run_id} is over: {now}", remedy),))
+        super().__init__((FieldError("token", f"attempt {attempt} of run {run_id} is over: {now}", remedy),))
 
 
 class UnknownExecutor(Refused):

@@ -29,6 +29,8 @@ POINTS = frozenset(
         "claim.offsets_committed",
         "attempt.before_effect",
         "attempt.after_effect",
+        "complete_in.held",
+        "complete_in.written",
         "completion.before_commit",
         "completion.after_commit",
         "retry.before_commit",

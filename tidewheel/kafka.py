@@ -6,17 +6,17 @@ through untouched; those that would weaken a promise are refused.
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
 
 from tidewheel.errors import SettingsError, Unavailable
 
 _LOG = logging.getLogger("tidewheel.kafka")
 
 _ADMIN_SECONDS = 10.0
+_READY_SECONDS = 2.0
 _SHARE_CLOSE_MS = 10_000  # how long closing a share consumer may wait for a broker that is away
 _RECONNECT_MS = 1000  # a broker that is back is used within a second, not within the client's ten
 _FIRST_RECONNECT_MS = 500  # each try of each client is a line in the log while the broker is away
@@ -41,6 +41,20 @@ def check_bootstrap(config: Mapping[str, str]) -> None:
         where = config.get("bootstrap.servers")
         message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {error.args[0].str()}"
         raise Unavailable(message) from error
+
+
+def why_kafka_is_away(config: Mapping[str, str], topic: str) -> Callable[[], str | None]:
+    """Returns what asks the brokers for one topic, and tells why they do not answer; None when they do."""
+    admin = AdminClient({**config, "client.id": "tidewheel-ready", "log_level": 0})
+
+    def ask() -> str | None:
+        try:
+            admin.list_topics(topic, timeout=_READY_SECONDS)
+        except KafkaException as error:
+            return f"no broker answers: {error.args[0].str()}"
+        return None
+
+    return ask
 
 
 def producer(

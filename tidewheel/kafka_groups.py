@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from typing import Literal, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, ShareConsumer, TopicPartition
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the others
     AdminClient,
-    AlterConfigOpType,  # type: ignore[attr-defined]  # its stub re-exports none of these
-    ConfigEntry,  # type: ignore[attr-defined]
-    ConfigResource,  # type: ignore[attr-defined]
-    ResourceType,  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
 )
 
 from tidewheel.clock import monotonic_seconds
@@ -37,7 +37,7 @@ _LACKS = {
     "share": "share groups (KIP-932): Kafka 4.2 with the feature share.version=1",
 }
 
-Wanted = Literal["auto", "consumer", "classic", "share"]
+ConsumerProtocol = Literal["consumer", "classic"]
 GroupProtocol = Literal["consumer", "classic", "share"]
 
 
@@ -45,13 +45,15 @@ class _Entry(Protocol):
     value: str
 
 
-def group_protocol(config: Mapping[str, str], wanted: Wanted, *, topic: str, probe: str) -> GroupProtocol:
-    """The protocol to use: as told, or `consumer` where the brokers have it and notice a dead member soon.
+def group_protocol(
+    config: Mapping[str, str], wanted: GroupProtocol | Literal["auto"], *, topic: str, probe: str
+) -> GroupProtocol:
+    """The protocol to use: as told, or the quicker one of a consumer group.
 
     Args:
         config: Bootstrap servers and what users pass through.
         wanted: The setting.
-        topic: One that executors read.
+        topic: One that the group will read.
         probe: First part of the names of groups that exist to be joined for a moment.
 
     Raises:
@@ -61,19 +63,25 @@ def group_protocol(config: Mapping[str, str], wanted: Wanted, *, topic: str, pro
         case "classic":
             return "classic"
         case "auto":
-            quick = _takes_over_quickly(config)
-            return "consumer" if quick and _refusal_of_consumer(config, topic, f"{probe}.consumer") is None else "classic"
+            return quickest_protocol(config, topic=topic, probe=probe)
         case "consumer":
             refusal = _refusal_of_consumer(config, topic, f"{probe}.consumer")
         case "share":
             refusal = _refusal_of_share(config, topic, f"{probe}.share")
     if refusal is not None:
         message = (
-            f"TIDEWHEEL_EXECUTOR_GROUP={wanted}: the brokers at {config.get('bootstrap.servers')} lack {_LACKS[wanted]} "
-            f"({refusal}); upgrade it there, or set classic, which every broker has"
+            f"TIDEWHEEL_EXECUTOR_GROUP={wanted}: the brokers at {config.get('bootstrap.servers')} lack "
+            f"{_LACKS[wanted]} ({refusal}); upgrade them, or set classic, which every broker has"
         )
         raise SettingsError(message)
     return wanted
+
+
+def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> ConsumerProtocol:
+    """`consumer` where the brokers have it and notice a dead member soon, else `classic`."""
+    if not _takes_over_quickly(config) or _refusal_of_consumer(config, topic, f"{probe}.consumer") is not None:
+        return "classic"
+    return "consumer"
 
 
 def read_from_start(config: Mapping[str, str], groups: Sequence[str]) -> None:
@@ -124,6 +132,8 @@ def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> s
             error = message.error() if message is not None else None
             if error is not None and error.code() in _CANNOT:
                 return error.str()
+            if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                break  # not allowed to look; the lanes tell
     finally:
         member.close()
     return None
@@ -138,8 +148,9 @@ def _refusal_of_share(config: Mapping[str, str], topic: str, group: str) -> str 
             if member.poll(_POLL_SECONDS):
                 break  # it has joined; closing gives back what it was given
     except KafkaException as error:
-        if error.args[0].code() in _CANNOT:
-            return error.args[0].str()
+        refusal = cast("KafkaError", error.args[0])
+        if refusal.code() in _CANNOT:
+            return refusal.str()
         _LOG.info("whether the brokers have share groups is not known yet: %s", error)
     finally:
         member.close()

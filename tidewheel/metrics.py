@@ -1,13 +1,8 @@
-"""Every metric, in one table (`docs/metrics.md` is compared with it), and the port that serves them."""
+"""Every metric, in one table (`docs/metrics.md` is compared with it). Served by `tidewheel.health`."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from http import HTTPStatus
-from socketserver import ThreadingMixIn
-from threading import Thread
 from typing import TYPE_CHECKING, cast
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
     REGISTRY,
@@ -19,7 +14,7 @@ from prometheus_client import (
 )
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from wsgiref.types import WSGIApplication
 
 # Lateness: the promise is seconds, the aim is milliseconds, an outage is minutes.
 _LATENESS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
@@ -65,7 +60,12 @@ METRICS = (
     Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "attempts ended, by outcome"),
     Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that became terminal"),
     Metric("leases_lost", Kind.COUNTER, "attempts", (), "attempts ended because their executor fell silent"),
+    Metric("runs_without_executor", Kind.GAUGE, "runs", (), "due runs for which no live executor has what they need"),
     Metric("unknown_handlers", Kind.COUNTER, "messages", (), "run requests left to an executor that has the handler"),
+    Metric("loop_stalls", Kind.COUNTER, "stalls", (), "times that a handler stood in the way of the event loop"),
+    Metric("loop_stalled_seconds", Kind.GAUGE, "seconds", (), "for how long the event loop has stood still; 0: it goes"),
+    Metric("worker_processes_lost", Kind.COUNTER, "processes", (), "worker processes that died or had to be killed"),
+    Metric("output_bytes_missed", Kind.COUNTER, "bytes", (), "output that did not reach the topic of outputs"),
     Metric("slots_busy", Kind.GAUGE, "slots", (), "slots in use"),
     Metric("shards_owned", Kind.GAUGE, "shards", (), "shards this scheduler looks after"),
     Metric("slices_owned", Kind.GAUGE, "slices", (), "outbox slices this relay carries"),
@@ -112,42 +112,4 @@ class Metrics:
 metrics = Metrics(REGISTRY)
 
 
-def serve_metrics(port: int | None) -> int | None:
-    """Serve /metrics and /healthz on 127.0.0.1, on a daemon thread; returns the port, or None when it is off.
-
-    /healthz answers 200 while the process lives: a service whose thread fails ends with it.
-    """
-    if port is None:
-        return None
-    server = make_server("127.0.0.1", port, _answer, server_class=_Server, handler_class=_Silent)
-    Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return int(server.server_port)
-
-
-_metrics_app = cast("WSGIApplication", make_wsgi_app(REGISTRY))
-
-
-def _answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-    match environ["PATH_INFO"]:
-        case "/metrics":
-            return _metrics_app(environ, start_response)
-        case "/healthz":
-            status, text = HTTPStatus.OK, b"ok\n"
-        case _:
-            status, text = HTTPStatus.NOT_FOUND, b"there are /metrics and /healthz\n"
-    headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(text)))]
-    start_response(f"{status.value} {status.phrase}", headers)
-    return [text]
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Answers each on a thread of its own, so that a slow reader is in nobody's way."""
-
-    daemon_threads = True
-
-
-class _Silent(WSGIRequestHandler):
-    """Logs no line for each look."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
+metrics_page = cast("WSGIApplication", make_wsgi_app(REGISTRY))

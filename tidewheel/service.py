@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from tidewheel.errors import Unavailable
+from tidewheel.health import health
 
 _LOG = logging.getLogger("tidewheel.service")
 
@@ -83,6 +84,7 @@ class Patience:
         if self._pause == 0.0:
             _LOG.warning("%s: %s; trying again until it answers", self._what, error)
         self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        health.waits()
         self._stop.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects, guards nothing
 
     def over(self) -> None:
@@ -105,6 +107,7 @@ def repeat(stop: Stop, what: str, step: Callable[[], float], *, wake: threading.
         stop.wakes(wake)
     patience = Patience(stop, what)
     while not stop.asked():
+        health.turns(what)
         if wake is not None:
             wake.clear()
         try:
@@ -119,4 +122,6 @@ def repeat(stop: Stop, what: str, step: Callable[[], float], *, wake: threading.
             continue
         patience.over()
         if seconds > 0 and not stop.asked():
+            health.turns(what, seconds)
             (wake or stop).wait(seconds)
+    health.ends()

@@ -10,21 +10,24 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from difflib import get_close_matches
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from tidewheel.errors import SettingsError
 from tidewheel.jobs.durations import format_duration, parse_duration
 from tidewheel.local.stack import running_stack
+from tidewheel.webhooks import read_secrets
 
 _KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
 _NOT_PASSED = ("TIDEWHEEL_", "PG", "AWS_")  # passwords, tokens and keys
 _LIBPQ = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+_API_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # Source: RFC 6750, section 2.1
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
 
@@ -79,8 +82,11 @@ class Connections(BaseSettings):
         le=1_000_000,
         description="runs a second that make up for missed occurrences, of the whole fleet; the same for every process",
     )
+    outputs_topic: bool = Field(
+        default=False, description="send all that attempts write to the topic `<prefix>.outputs`, as far as Kafka is there"
+    )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="serve /metrics and /healthz on 127.0.0.1; 0 picks a free port, none is off"
+        None, ge=0, le=65535, description="serve /metrics, /healthz and /readyz on 127.0.0.1; 0 picks a free port, none is off"
     )
 
     @classmethod
@@ -215,6 +221,22 @@ class ExecutorSettings(Connections):
     handlers: str | None = Field(None, description="modules with handlers to import, separated by commas")
     slots: int | None = Field(None, ge=1, le=10000, description="runs at once; 100 unless told, 8 of them on threads")
     threads: int = Field(8, ge=1, le=1000, description="synchronous handlers at once")
+    worker_processes: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="handlers in processes of their own at once, each some 60 MB; one for each CPU unless told, at least 2",
+    )
+    worker_memory_bytes: int | None = Field(
+        None,
+        ge=128 << 20,
+        description="address space of such a process, which libraries reserve more of than they use; none is no limit",
+    )
+    stall_after: Duration = Field(
+        timedelta(seconds=1),
+        ge=timedelta(milliseconds=100),
+        description="an event loop that stands still this long is reported, and what waits for it goes elsewhere",
+    )
     executor_group: Literal["auto", "consumer", "classic", "share"] = Field(
         "auto", description="Kafka group protocol; auto takes `consumer` (KIP-848) where takeover is quick enough"
     )
@@ -237,6 +259,9 @@ class ExecutorSettings(Connections):
     http_allow_private: bool = Field(
         default=False, description="let HTTP targets reach loopback, private and link-local addresses"
     )
+    webhook_secret: SecretStr | None = Field(
+        None, description="what HTTP requests are signed with: `whsec_…`; several, for rotation, separated by blanks"
+    )
     shell: bool = Field(default=False, description="run shell targets: who submits jobs then runs programs here")
     shell_allow: str | None = Field(
         None, description="programs that shell targets may name, separated by commas, as they name them; none is all"
@@ -258,6 +283,13 @@ class ExecutorSettings(Connections):
     )
     shell_file_bytes: int = Field(10 << 30, ge=0, description="largest file that a shell target may write: 10 GiB")
 
+    @field_validator("webhook_secret")
+    @classmethod
+    def _are_secrets(cls, written: SecretStr | None) -> SecretStr | None:
+        """Refuse what nobody could verify signatures with."""
+        read_secrets(written.get_secret_value() if written else "")
+        return written
+
     @field_validator("shell_env")
     @classmethod
     def _lets_no_secret_through(cls, listed: str) -> str:
@@ -267,6 +299,56 @@ class ExecutorSettings(Connections):
                 message = f"{name.strip()} is the executor's own; give jobs what they need in their env"
                 raise ValueError(message)
         return listed
+
+
+class ApiSettings(Connections):
+    """How the HTTP door is opened."""
+
+    api_host: str = Field("127.0.0.1", description="the address it listens on")
+    api_port: int = Field(8080, ge=0, le=65535, description="its port; 0 picks a free one")
+    api_token: SecretStr | None = Field(
+        None,
+        validate_default=True,
+        description="what executors have to show; without one it listens on loopback addresses only",
+    )
+    api_threads: int = Field(8, ge=1, le=64, description="requests worked on at once, each with a database connection")
+    api_beat: Duration = Field(
+        timedelta(seconds=1),
+        gt=timedelta(0),
+        description="how often executors in other languages are to beat: a cancel reaches them with the answer",
+    )
+    sweep: Duration = Field(
+        timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
+    )
+    lease: Duration = Field(
+        timedelta(seconds=15), gt=timedelta(0), description="a counter that stands still this long ends its attempts"
+    )
+    max_lost: int = Field(10, ge=1, description="losses of its executor after which a run fails")
+
+    @field_validator("api_token")
+    @classmethod
+    def _guards_what_others_reach(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        """Refuse an open door that other machines can reach: whoever registers there is given work and its payload."""
+        host = str(info.data.get("api_host", ""))
+        if token is None and not is_loopback(host):
+            message = f"is missing while TIDEWHEEL_API_HOST is {host}: set one, or listen on 127.0.0.1"
+            raise ValueError(message)
+        if token is not None and not _API_TOKEN.fullmatch(token.get_secret_value()):
+            message = "is no bearer token: write 16 letters and digits or more, such as `openssl rand -hex 24` makes"
+            raise ValueError(message)
+        return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def client_config(environment: Mapping[str, str]) -> dict[str, str]:
@@ -284,7 +366,7 @@ def client_config(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
     """Refuse names that are no setting of any service: one that is misspelt would be ignored in silence."""
-    models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings)
+    models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings, ApiSettings)
     known = sorted({name for model in models for name in model.model_fields})
     problems: list[str] = []
     for name in given:
@@ -307,7 +389,7 @@ def _readable(error: ValidationError) -> str:
         name = "_".join(str(part) for part in detail["loc"])
         read = detail["input"]
         given = format_duration(read) if isinstance(read, timedelta) else repr(read)
-        shown = "" if "url" in name or "password" in name else f" (read {given})"
+        shown = "" if any(word in name for word in ("url", "password", "token", "secret")) else f" (read {given})"
         wanted = detail["msg"].removeprefix("Value error, ")
         lines.append(f"TIDEWHEEL_{name.upper()}: {wanted}{shown}")
     return "; ".join(lines)

@@ -11,7 +11,8 @@ from typing import cast
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
-from tidewheel.errors import Unavailable, Unusable
+from tidewheel.errors import SettingsError, Unavailable, Unusable
+from tidewheel.jobs.values import QUEUE
 from tidewheel.runs import Lane
 
 DEFAULT_QUEUE = "default"
@@ -54,6 +55,11 @@ class Topics:
         return f"{self.prefix}.replies"
 
     @property
+    def target_replies(self) -> str:
+        """Where what a Kafka target asked puts the end of a run; keyed as it likes."""
+        return f"{self.prefix}.target-replies"
+
+    @property
     def completions(self) -> str:
         """One event per terminal run; keyed by job_id."""
         return f"{self.prefix}.completions"
@@ -62,6 +68,11 @@ class Topics:
     def events(self) -> str:
         """Lifecycle; keyed by job_id."""
         return f"{self.prefix}.events"
+
+    @property
+    def outputs(self) -> str:
+        """All that attempts write, where that is wanted; keyed by run_id, with run_id, attempt and offset as headers."""
+        return f"{self.prefix}.outputs"
 
     @property
     def dead_letters(self) -> str:
@@ -76,21 +87,48 @@ class Topics:
         """
         return f"{self.prefix}.runs.{lane}" if queue == DEFAULT_QUEUE else f"{self.prefix}.runs.{queue}.{lane}"
 
-    def plan(self, queues: Sequence[str] = (DEFAULT_QUEUE,)) -> list[Topic]:
+    def plan(self, queues: Sequence[str] = (DEFAULT_QUEUE,), *, outputs: bool = False) -> list[Topic]:
         """Every topic with its partitions and retention. Source: the partition counts of docs/adr/0005."""
         lanes = {Lane.CRITICAL: 12, Lane.STANDARD: 24, Lane.BATCH: 12}
         return [
             Topic(self.requests, 24, 7 * _DAY_MS),
             Topic(self.replies, 12, 7 * _DAY_MS),
+            Topic(self.target_replies, 12, 7 * _DAY_MS),
             *(Topic(self.runs(queue, lane), count, 7 * _DAY_MS) for queue in queues for lane, count in lanes.items()),
             Topic(self.completions, 48, 7 * _DAY_MS),
             Topic(self.events, 48, 7 * _DAY_MS),
             Topic(self.dead_letters, 12, 14 * _DAY_MS),
+            *([Topic(self.outputs, 12, _DAY_MS)] if outputs else []),
         ]
 
 
+def queue_names(text: str) -> list[str]:
+    """The queues of a list separated by commas, each once.
+
+    Raises:
+        SettingsError: One is no queue's name, or there is none.
+
+    >>> queue_names("reports, default,reports")
+    ['reports', 'default']
+    """
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    bad = next((name for name in names if not QUEUE.fullmatch(name)), None)
+    if bad is not None:
+        message = f"queues: {bad!r} is no queue's name; write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+        raise SettingsError(message)
+    if not names:
+        message = f"queues: there is none in {text!r}; write {DEFAULT_QUEUE!r}, or names separated by commas"
+        raise SettingsError(message)
+    return names
+
+
 def apply_topics(
-    config: dict[str, str], topics: Topics, *, replication: int = 1, queues: Sequence[str] = (DEFAULT_QUEUE,)
+    config: dict[str, str],
+    topics: Topics,
+    *,
+    replication: int = 1,
+    queues: Sequence[str] = (DEFAULT_QUEUE,),
+    outputs: bool = False,
 ) -> list[str]:
     """Make the topics that are missing and raise partition counts that are too low.
 
@@ -109,7 +147,7 @@ def apply_topics(
     except KafkaException as error:
         message = f"the broker at {config.get('bootstrap.servers')} does not answer: {error.args[0].str()}"
         raise Unavailable(message) from error
-    plan = topics.plan(queues)
+    plan = topics.plan(queues, outputs=outputs)
     new = [_new_topic(topic, replication) for topic in plan if topic.name not in present]
     more = [topic for topic in plan if 0 < present.get(topic.name, 0) < topic.partitions]
     done: list[str] = []

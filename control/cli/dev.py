@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from tidewheel.control.cli.answers import Answer, Output
+from tidewheel.db import connect
 from tidewheel.errors import StackError
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
@@ -25,7 +26,8 @@ from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
 from tidewheel.local.state import HOME_VARIABLE, default_home
 from tidewheel.migrations.runner import migrate
 from tidewheel.settings import Connections
-from tidewheel.topics import Topics, apply_topics
+from tidewheel.topics import apply_topics
+from tidewheel.transitions.installation import name_topics, read_installation
 
 _NOT_RUNNING = 3  # as `systemctl status` and pg_ctl say it
 _UNBROKEN = 1_000  # columns where no terminal reads it: more than any address needs, so that no row is broken
@@ -103,8 +105,11 @@ def _furnish(info: StackInfo) -> None:
     """Bring the schema and the topics to this release's state; both do nothing where that is done."""
     settings = Connections.load(database_url=info.database_url, kafka_bootstrap=info.bootstrap)
     migrate(info.database_url)
+    with connect(info.database_url, "tidewheel-up") as connection:
+        name_topics(connection, settings)
+        topics = read_installation(connection, settings).topics
     replication = info.replication or settings.replication
-    apply_topics(settings.kafka_config(), Topics(settings.topic_prefix), replication=replication)
+    apply_topics(settings.kafka_config(), topics, replication=replication, outputs=settings.outputs_topic)
 
 
 def _say_up(info: StackInfo, status: StackStatus, output: Output) -> None:

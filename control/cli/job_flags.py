@@ -5,6 +5,7 @@ A flag replaces what it names and nothing else: a new cron expression keeps the 
 
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -47,6 +48,13 @@ class JobFlags:
     handler: Annotated[str | None, _option("Target: a Python handler.", "NAME")] = None
     url: Annotated[str | None, _option("Target: an HTTP endpoint.", "URL")] = None
     method: Annotated[str | None, _option("POST, GET, …", "METHOD")] = None
+    kafka_topic: Annotated[str | None, _option("Target: a topic of yours.", "TOPIC")] = None
+    shell: Annotated[
+        str | None, _option("Target: a program and its arguments, as one text; no shell runs it.", "'WORD …'")
+    ] = None
+    function: Annotated[
+        str | None, _option("Target: an AWS Lambda function, by its name or ARN.", "FUNCTION", "--lambda")
+    ] = None
     payload: Annotated[str | None, _option("JSON text; @FILE reads it from a file.", "JSON")] = None
     overlap: Annotated[
         str | None, _option("skip, buffer_one, buffer_all, cancel_other, terminate_other or allow_all.", "POLICY")
@@ -64,6 +72,11 @@ class JobFlags:
     on_excluded: Annotated[str | None, _option("skip or next_business_day.", "POLICY")] = None
     max_attempts: Annotated[int | None, _option("How many attempts may fail.", "N")] = None
     start_to_close: Annotated[str | None, _option("The longest time of one attempt.", "DURATION")] = None
+    schedule_to_start: Annotated[str | None, _option("How late a run may begin.", "DURATION")] = None
+    schedule_to_close: Annotated[str | None, _option("The longest time of a run, retries included.", "DURATION")] = None
+    heartbeat: Annotated[str | None, _option("The longest silence of an attempt.", "DURATION")] = None
+    delivery: Annotated[str | None, _option("at_least_once or at_most_once.", "WHAT")] = None
+    on_failure: Annotated[str | None, _option("A job to trigger when a run is given up.", "KEY")] = None
     lane: Annotated[str | None, _option("standard, critical or batch.", "LANE")] = None
     queue: Annotated[str | None, _option("Which executors may take its runs.", "NAME")] = None
     label: Annotated[list[str] | None, _option("Several are possible.", "NAME=VALUE")] = None
@@ -72,9 +85,17 @@ class JobFlags:
 
 _AS_SAID = (
     "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
-    "include_calendars", "on_excluded", "start_to_close", "lane", "queue", "description",
+    "include_calendars", "on_excluded", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat",
+    "delivery", "on_failure", "lane", "queue", "description",
 )  # fmt: skip
-_SPANS = frozenset({"jitter", "window", "start_to_close"})
+_SPANS = frozenset({"jitter", "window", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat"})
+_TARGETS = {
+    "handler": "--handler",
+    "url": "--url",
+    "kafka_topic": "--kafka-topic",
+    "shell": "--shell",
+    "function": "--lambda",
+}
 _KINDS = ("cron", "every", "fixed_delay", "at", "manual")
 
 
@@ -224,15 +245,37 @@ def _cron(standing: object) -> dict[str, object]:
 
 
 def _target(standing: object, flags: JobFlags) -> object:
-    if flags.handler is not None and (flags.url is not None or flags.method is not None):
-        refuse("target", "a handler and an HTTP endpoint exclude each other", "leave one of them out")
+    told = [flag for name, flag in _TARGETS.items() if getattr(flags, name) is not None]
+    if len(told) > 1:
+        refuse("target", f"{' and '.join(told)} exclude each other", "leave one of them")
+    if flags.method is not None and told not in ([], ["--url"]):
+        refuse("target", f"--method has no meaning beside {told[0]}", "leave it out")
     if flags.handler is not None:
         return {"type": "handler", "name": flags.handler}
-    said = {name: value for name, value in (("url", flags.url), ("method", flags.method)) if value is not None}
-    if not said:
-        return None
+    if flags.shell is not None:
+        return _onto(standing, "shell", {"argv": _words(flags.shell)})
+    http = {name: said for name, said in (("url", flags.url), ("method", flags.method)) if said is not None}
+    kafka, aws = _said("topic", flags.kafka_topic), _said("function", flags.function)
+    said = (("http", http), ("kafka", kafka), ("lambda", aws))
+    return next((_onto(standing, kind, parts) for kind, parts in said if parts), None)
+
+
+def _onto(standing: object, kind: str, said: Mapping[str, object]) -> dict[str, object]:
+    """A target with what flags say in place of what it said; another kind begins anew."""
     target = as_object(standing) or {}
-    return {**(target if target.get("type") == "http" else {"type": "http"}), **said}
+    return {**(target if target.get("type") == kind else {"type": kind}), **said}
+
+
+def _said(name: str, value: object) -> dict[str, object]:
+    return {} if value is None else {name: value}
+
+
+def _words(text: str) -> list[str]:
+    """Words as a shell would split them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        refuse("--shell", f"{text!r} cannot be split into words ({error})", "close the quotation marks")
 
 
 def _instant(text: str, name: str, flags: JobFlags) -> str:

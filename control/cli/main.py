@@ -45,6 +45,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     services.scheduler,
     services.relay,
     services.executor,
+    services.api,
     operate.migrate,
 )
 for command in _COMMANDS:

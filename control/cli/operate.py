@@ -41,7 +41,11 @@ def apply(
     settings = Connections.load(replication=replication)
     names = [queue.strip() for queue in queues.split(",") if queue.strip()]
     done = apply_topics(
-        settings.kafka_config(), Topics(settings.topic_prefix), replication=settings.replication, queues=names
+        settings.kafka_config(),
+        Topics(settings.topic_prefix),
+        replication=settings.replication,
+        queues=names,
+        outputs=settings.outputs_topic,
     )
     _say(done or ["nothing to do"], {"done": done}, output)
 

@@ -12,7 +12,9 @@ from tidewheel.control.cli.jobs import Reason
 RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run, by the id it was answered with.")]
 
 
-def cancel(run_id: RunId, *, reason: Reason = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
+def cancel(
+    run_id: RunId, *, reason: Reason = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT
+) -> None:
     """End a run, whatever state it is in."""
     with asking(tenant) as client:
         found = client.cancel(run_id, reason=reason)

@@ -1,4 +1,4 @@
-"""`tidewheel intake | scheduler | relay | executor`: each runs until SIGTERM.
+"""`tidewheel intake | scheduler | relay | executor | api`: each runs until SIGTERM.
 
 Every setting can be given by the environment (`TIDEWHEEL_…`) or the file named by TIDEWHEEL_CONFIG; flags exist for
 those that differ from one process to the next.
@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from tidewheel.control import services as run
-from tidewheel.settings import ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings import ApiSettings, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
 from tidewheel.telemetry import configure_logging
 
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 MetricsPort = Annotated[
-    int | None, typer.Option(help="Serve /metrics and /healthz on 127.0.0.1 at this port; 0 picks one.")
+    int | None, typer.Option(help="Serve /metrics, /healthz and /readyz on 127.0.0.1 at this port; 0 picks one.")
 ]
 
 
@@ -47,3 +47,14 @@ def executor(
     configure_logging(log_level)
     settings = ExecutorSettings.load(handlers=handlers, queues=queues, slots=slots, metrics_port=metrics_port)
     run.run_executor(settings)
+
+
+def api(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless told.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one.")] = None,
+    log_level: LogLevel = "info",
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Answer HTTP: executors in other languages, and ends told from outside."""
+    configure_logging(log_level)
+    run.run_api(ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port))

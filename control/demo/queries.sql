@@ -4,7 +4,7 @@
 SELECT tidewheel_now()
 
 -- name: count_ready
--- Who is there already: executors, schedulers and relays, and the request partitions that intake has taken.
+-- Who is there already: executors, schedulers and relays, and the partitions that intake has taken.
 -- Read whole: each holds a few rows. No lock.
 SELECT (SELECT count(*) FROM executors) AS executors,
        (SELECT count(*) FROM members) AS members,

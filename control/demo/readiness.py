@@ -43,7 +43,8 @@ class Readiness:
         """
         with self._session.transaction() as connection:
             row = connection.execute(_COUNT_READY, binary=True).fetchone()
-        wanted = (len(EXECUTORS), 2, self._partitions[self._topics.requests])  # 2: a scheduler and a relay
+        taken_in = self._partitions[self._topics.requests] + self._partitions[self._topics.target_replies]
+        wanted = (len(EXECUTORS), 2, taken_in)  # 2: a scheduler and a relay
         return row is not None and tuple(row) == wanted and self._are_assigned()
 
     def _are_assigned(self) -> bool:

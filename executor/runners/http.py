@@ -1,159 +1,127 @@
-"""Calls an HTTP target, with the run's id as idempotency key, and never where it must not.
+"""Calls HTTP targets, with the run's id as idempotency key, over connections that are kept.
 
-Every address that a name resolves to is checked, and the checked address is the one connected to: no second look-up
-in between. Redirects are not followed, proxies of the environment not used, and the answer is read up to a bound.
+What bounds the whole call is the attempt's time, by cancelling its task: only connecting has a bound of its own. No
+redirect is followed, no proxy of the environment used, no cookie kept.
 """
 
 import asyncio
-import ipaddress
-import json
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
-from typing import cast
+from datetime import timedelta
+from http import HTTPStatus
 
 import httpcore
 import httpx
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import RESULT_BYTES, Outcome, failed, succeeded
+from tidewheel.executor.outcome import Outcome, failed, waiting
+from tidewheel.executor.runners.addresses import CONNECT_SECONDS, AddressRefused, GuardedBackend, Resolve
+from tidewheel.executor.runners.http_answer import judge, read_bounded, unanswered
+from tidewheel.schemas.records import HttpTarget
+from tidewheel.settings import ExecutorSettings
+from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
+from tidewheel.transitions.installation import Installation
+from tidewheel.webhooks import read_secrets, signature_headers
 
-_CONNECT_SECONDS = 5.0
-_BODY_BYTES = 48 * 1024  # of the answer kept; text stays below the 64 KiB of a result, what JSON escapes may not
-_CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
-_CONNECTIONS = 200
-_RETRIED_4XX = frozenset({408, 425, 429})
-
-# IPv4 in the last four bytes: NAT64 (RFC 6052), IPv4-compatible (RFC 4291 section 2.5.5.1), IPv4-translated (RFC 2765).
-_V4_IN_V6 = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))
-# Python's `is_global` of 3.11 does not know them: local-use NAT64 (RFC 8215), site-local (RFC 3879).
-_INSIDE_V6 = tuple(ipaddress.ip_network(text) for text in ("64:ff9b:1::/48", "fec0::/10"))
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_KEPT_CONNECTIONS = 200
+_KEPT_SECONDS = 30
+_LEFT_SECONDS = 1.0  # for the body of an answer that says enough by its status: read so that the connection is kept
 
 
 class HttpRunner:
-    """Calls HTTP targets over connections that are kept."""
+    """Calls HTTP targets.
 
-    def __init__(self, *, allow_private: bool) -> None:
-        transport = httpx.AsyncHTTPTransport(retries=0, trust_env=False)
-        transport._pool = httpcore.AsyncConnectionPool(  # pyright: ignore[reportPrivateUsage]
+    Args:
+        allow_private: Whether targets may reach loopback, private and link-local addresses.
+        secrets: What requests are signed with.
+        task_token_key: What task tokens are made with.
+        resolve: How names are looked up, where not by the system.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_private: bool,
+        secrets: Sequence[bytes] = (),
+        task_token_key: bytes = b"",
+        resolve: Resolve | None = None,
+    ) -> None:
+        self._secrets, self._task_token_key = secrets, task_token_key
+        self._backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
+        # The transport alone: a client of httpx would keep cookies, and send them with other jobs' requests.
+        self._transport = httpx.AsyncHTTPTransport(retries=0, trust_env=False)
+        self._transport._pool = httpcore.AsyncConnectionPool(  # pyright: ignore[reportPrivateUsage]
             ssl_context=httpx.create_ssl_context(trust_env=False),
-            max_connections=_CONNECTIONS,
-            max_keepalive_connections=_CONNECTIONS,
-            keepalive_expiry=30,
-            network_backend=GuardedBackend(allow_private=allow_private),
+            max_connections=None,  # slots bound them: nobody waits behind targets that hang
+            max_keepalive_connections=_KEPT_CONNECTIONS,
+            keepalive_expiry=_KEPT_SECONDS,
+            network_backend=self._backend,
         )
-        self._client = httpx.AsyncClient(transport=transport, follow_redirects=False, trust_env=False)
 
     async def run(self, attempt: Attempt) -> Outcome:
-        """Send the payload and judge the answer: 2xx succeeds."""
+        """Send the payload and judge the answer."""
         target = attempt.definition.target.http
         if target is None:
             return failed("InvalidTarget", "the job's version has no HTTP target", permanent=True)
-        total = attempt.start_to_close_seconds
-        timeout = httpx.Timeout(total, connect=min(_CONNECT_SECONDS, total))
         try:
-            async with self._client.stream(
-                target.method,
-                target.url,
-                content=attempt.payload,
-                headers=_headers(attempt, target.headers),
-                timeout=timeout,
-            ) as response:
-                body = await _bounded(response)
-                return _judge(response, body)
+            request = self._request(attempt, target)
+            response = await self._transport.handle_async_request(request)
+            response.request = request
+            try:
+                return await _outcome(response, target)
+            finally:
+                await response.aclose()
         except AddressRefused as error:
-            return failed("AddressRefused", str(error), permanent=True)
+            return failed("AddressRefused", str(error), permanent=True, not_begun=True)
         except httpx.InvalidURL as error:
-            return failed("InvalidURL", str(error), permanent=True)
+            return failed("InvalidURL", str(error), permanent=True, not_begun=True)
         except httpx.HTTPError as error:
-            return failed(_name(error), str(error) or type(error).__name__)
+            return unanswered(error)
 
     async def close(self) -> None:
         """Close the kept connections."""
-        await self._client.aclose()
+        await self._transport.aclose()
+        self._backend.close()
+
+    def _request(self, attempt: Attempt, target: HttpTarget) -> httpx.Request:
+        headers = _headers(attempt, target.headers)
+        if self._secrets:
+            now = SystemClock().now()
+            headers |= signature_headers(self._secrets, name=attempt.request.run_id, at=now, body=attempt.payload)
+        if target.async_timeout_ms is not None:
+            headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
+        connect = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
+        timeout = {"connect": connect, "read": None, "write": None, "pool": None}
+        return httpx.Request(
+            target.method, target.url, content=attempt.payload, headers=headers, extensions={"timeout": timeout}
+        )
 
 
-class AddressRefused(Exception):
-    """The target resolves to an address that targets must not reach."""
+def http_runner(settings: ExecutorSettings, installation: Installation) -> HttpRunner:
+    """The runner that an executor's settings describe."""
+    secret = settings.webhook_secret
+    return HttpRunner(
+        allow_private=settings.http_allow_private,
+        secrets=read_secrets(secret.get_secret_value()) if secret else (),
+        task_token_key=installation.task_token_key,
+    )
 
 
-class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Resolves, checks every answer, and connects to the address that was checked."""
-
-    def __init__(self, *, allow_private: bool) -> None:
-        self._allow_private = allow_private
-        self._backend = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address of `host` that answers."""
-        addresses = await _resolve(host, port)
-        if not self._allow_private and not all(is_public(ipaddress.ip_address(address)) for address in addresses):
-            # The address itself is not told: it may be what somebody wants to find out.
-            message = f"{host} is an address that targets must not reach; TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it"
-            raise AddressRefused(message)
-        failure: httpcore.ConnectError | httpcore.ConnectTimeout = httpcore.ConnectError(f"{host} has no address")
-        for address in addresses:
-            try:
-                return await self._backend.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-        raise failure
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Never: a URL cannot ask for it."""
-        raise httpcore.ConnectError(path)
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep on the loop."""
-        await self._backend.sleep(seconds)
-
-
-def is_public(address: Address) -> bool:
-    """Whether targets may reach an address without being allowed to.
-
-    >>> [is_public(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::ffff:10.0.0.1", "1.1.1.1")]
-    [False, False, True]
-    """
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and any(address in network for network in _V4_IN_V6):
-            inner = ipaddress.IPv4Address(address.packed[-4:])
-        if address.teredo is not None or any(address in network for network in _INSIDE_V6):
-            return False
-        if inner is not None:
-            return is_public(inner)
-    return address.is_global and not address.is_multicast
-
-
-async def _resolve(host: str, port: int) -> list[str]:
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        message = f"{host} cannot be resolved: {error}"
-        raise httpcore.ConnectError(message) from error
-    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+async def _outcome(response: httpx.Response, target: HttpTarget) -> Outcome:
+    if response.status_code == HTTPStatus.ACCEPTED and target.async_timeout_ms is not None:
+        # The target has taken it on: what becomes of the rest of its answer must not make it be asked again.
+        with suppress(httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(_LEFT_SECONDS):
+                await read_bounded(response)
+        return waiting(timedelta(milliseconds=target.async_timeout_ms))
+    return judge(response, await read_bounded(response))
 
 
 def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
     ours = {
         "content-type": attempt.payload_content_type,
+        "accept": "*/*",
         "accept-encoding": "identity",  # an answer that unpacks to a gigabyte is not unpacked
         "user-agent": "tidewheel",
         **{name.lower(): value for name, value in given.items()},
@@ -166,60 +134,3 @@ def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
     if attempt.request.traceparent:
         ours["traceparent"] = attempt.request.traceparent
     return ours
-
-
-async def _bounded(response: httpx.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) >= _BODY_BYTES:
-            break
-    return bytes(body[:_BODY_BYTES])
-
-
-def _judge(response: httpx.Response, body: bytes) -> Outcome:
-    text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
-    if response.is_success:
-        # Cut again as JSON: escapes and replacements can make text several times as long.
-        result = _result({"status": response.status_code, "body": text})
-        if len(result) > RESULT_BYTES:
-            result = _result({"status": response.status_code, "body": text[:_CUT_CHARACTERS], "cut": True})
-        return succeeded(result)
-    permanent = response.status_code < 500 and response.status_code not in _RETRIED_4XX
-    url = response.request.url.copy_with(query=None, username=None, password=None)
-    message = f"{url} answered {response.status_code} {response.reason_phrase}: {text[:1024]}"
-    after = _retry_after(response.headers)
-    return failed(f"http_{response.status_code}", message, permanent=permanent, retry_after=after)
-
-
-def _result(document: dict[str, object]) -> bytes:
-    """A result in the compact form in which JSON events carry it as a value, not as base64."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _retry_after(headers: httpx.Headers) -> timedelta | None:
-    """Seconds, or an HTTP date, which is read against the server's own clock. Source: RFC 9110 section 10.2.3."""
-    value = headers.get("retry-after")
-    if value is None:
-        return None
-    with suppress(ValueError):
-        return timedelta(seconds=min(max(float(value), 0.0), 86_400.0))
-    with suppress(ValueError, TypeError):
-        wait = parsedate_to_datetime(value).astimezone(UTC) - _served_at(headers)
-        return min(max(wait, timedelta(0)), timedelta(days=1))
-    return None
-
-
-def _served_at(headers: httpx.Headers) -> datetime:
-    """When the server said so by its own clock; ours stands in where it has none. Source: RFC 9110 section 6.6.1."""
-    with suppress(ValueError, TypeError):
-        return parsedate_to_datetime(headers.get("date")).astimezone(UTC)
-    return SystemClock().now()
-
-
-def _name(error: httpx.HTTPError) -> str:
-    return {
-        "ConnectError": "http_connect",
-        "ReadTimeout": "http_timeout",
-        "ConnectTimeout": "http_connect_timeout",
-    }.get(type(error).__name__, f"http_{type(error).__name__}")

@@ -1,6 +1,7 @@
 """Programs as the executor sees them: started by the keeper's process, read in bounded pieces, ended as a whole."""
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -15,10 +16,18 @@ from typing import IO, cast
 from tidewheel.executor.runners import keeper
 from tidewheel.executor.runners.keeper import KILL, LENGTH, TERMINATE, Answer
 
+_PR_SET_DUMPABLE = 4  # Source: prctl(2)
 _BUSY_SECONDS = 0.01
 _CLOSE_SECONDS = 5.0
+_REST_AFTER_BYTES = 1 << 20
+_REST_SECONDS = 0.01  # at most 100 MiB a second, of which lines of one letter take the loop a quarter of its time
 
 Sink = Callable[[bytes], None]
+
+
+def hide_from_programs() -> None:
+    """Let no program of this user read this process's environment or memory; one of root's can all the same."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class KeeperGone(Exception):
@@ -236,13 +245,27 @@ class _Control(asyncio.Protocol):
 
 
 class _Pipe(asyncio.Protocol):
-    """Passes on what arrives."""
+    """Passes on what arrives, with a rest after each mebibyte: who writes without end must not have the loop alone."""
 
     def __init__(self, sink: Sink, drained: "asyncio.Future[None]") -> None:
         self._sink, self._drained = sink, drained
+        self._transport: asyncio.ReadTransport | None = None
+        self._read = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.ReadTransport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._sink(data)
+        self._read += len(data)
+        if self._read >= _REST_AFTER_BYTES and self._transport is not None:
+            self._read = 0
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(_REST_SECONDS, self._go_on, self._transport)
+
+    def _go_on(self, transport: asyncio.ReadTransport) -> None:
+        if not transport.is_closing():
+            transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc

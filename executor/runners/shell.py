@@ -12,8 +12,9 @@ import shutil
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 
-from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import Outcome, failed, succeeded
+from tidewheel.clock import monotonic_seconds
+from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
+from tidewheel.executor.outcome import HANDED_BACK, Outcome, failed, succeeded
 from tidewheel.executor.runners.kept import Command, Ending, Keeper, KeeperGone, Program
 from tidewheel.schemas.records import ShellTarget
 from tidewheel.settings import ExecutorSettings
@@ -21,6 +22,7 @@ from tidewheel.settings import ExecutorSettings
 _TAIL_BYTES = 2048  # of standard error, for the message: it fits uncut
 _TAIL_LINES = 20
 _DRAIN_SECONDS = 1.0  # its processes are dead: only a stranger could still hold its pipes
+_BEAT_SECONDS = 0.1  # between two heartbeats of one that never stops writing
 _KILLED_SECONDS = 5.0  # SIGKILL is obeyed at once, unless the kernel itself hangs, as on a lost network disk
 _BEFORE_FENCE = 0.9  # of the grace: it is dead before its run is called cancelled and the job's next may begin
 
@@ -63,7 +65,8 @@ class ShellRunner:
             started = await asyncio.shield(starting)
             ending = await asyncio.shield(started.ended)
         except asyncio.CancelledError:
-            await _see_through(self._end(starting))
+            handing_back = attempt.struck is HANDED_BACK
+            await _see_through(self._end(starting, LET_GO_SECONDS / 2 if handing_back else self._grace))
             raise
         except (KeeperGone, OSError) as error:
             return failed("ProgramNotStarted", str(error), not_begun=True)
@@ -75,14 +78,14 @@ class ShellRunner:
         """Kill what still runs."""
         await self._keeper.close()
 
-    async def _end(self, starting: "asyncio.Future[Program]") -> None:
+    async def _end(self, starting: "asyncio.Future[Program]", grace: float) -> None:
         """End a program: asked first, killed after the grace."""
         try:
             program = await starting
         except (KeeperGone, OSError):
             return
         program.terminate()
-        await asyncio.wait([program.ended], timeout=self._grace)
+        await asyncio.wait([program.ended], timeout=grace)
         program.kill()
         await asyncio.wait([program.ended], timeout=_KILLED_SECONDS)
         await program.drained(_DRAIN_SECONDS)
@@ -117,6 +120,8 @@ class ShellRunner:
             "TIDEWHEEL_SCHEDULED_AT": request.scheduled_at.isoformat(),
             "TIDEWHEEL_IDEMPOTENCY_KEY": request.run_id,
         }
+        if request.checkpoint is not None:
+            ours["TIDEWHEEL_CHECKPOINT"] = request.checkpoint.decode()
         if request.traceparent:
             ours["TRACEPARENT"] = request.traceparent
         return {**self._passed, **target.env, **ours}
@@ -144,11 +149,12 @@ def _lower(ours: int | None, jobs: int | None) -> int | None:
 
 
 def _sink(attempt: Attempt) -> Callable[[bytes], None]:
-    now = asyncio.get_running_loop().time
+    """Keeps what a program writes; a job that wants heartbeats has them from this."""
 
     def write(data: bytes) -> None:
         attempt.write(data)
-        attempt.last_beat = now()
+        if attempt.heartbeat_seconds is not None and monotonic_seconds() > (attempt.last_beat or 0.0) + _BEAT_SECONDS:
+            attempt.beat(None, None)
 
     return write
 

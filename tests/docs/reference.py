@@ -13,7 +13,14 @@ from pydantic.fields import FieldInfo
 
 from tidewheel.jobs.durations import format_duration
 from tidewheel.metrics import METRICS, Kind
-from tidewheel.settings import Connections, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings import (
+    ApiSettings,
+    Connections,
+    ExecutorSettings,
+    IntakeSettings,
+    RelaySettings,
+    SchedulerSettings,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -22,6 +29,7 @@ _SERVICES: dict[str, type[Connections]] = {
     "scheduler": SchedulerSettings,
     "relay": RelaySettings,
     "executor": ExecutorSettings,
+    "api": ApiSettings,
 }
 _SETTINGS_HEAD = """\
 # Settings

@@ -5,8 +5,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from tidewheel.executor.runners import http as module
-from tidewheel.executor.runners.http import is_public
+from tidewheel.executor.runners import addresses as module
+from tidewheel.executor.runners.addresses import is_public
 
 INSIDE = [
     "0.0.0.0",  # noqa: S104 - nobody listens here

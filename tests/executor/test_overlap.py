@@ -143,6 +143,7 @@ class Beating:
             queues=["default"],
             handlers=[],
             slots=1,
+            group_protocol="classic",
             every=timedelta(seconds=5),
             on_signal=self._on_signal,
             busy=lambda: True,

@@ -55,12 +55,13 @@ CASES = {
     "retry.after_commit": Case("executor"),
 }
 REAPING = {"reap.before_commit", "reap.after_commit"}
+OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_transactions_killed.py
 BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
 _MARKED = [pytest.param(name, marks=[pytest.mark.slow] if case.waits else []) for name, case in CASES.items()]
 
 
 def test_every_point_has_its_case() -> None:
-    assert set(CASES) | REAPING | BACKFILLING == POINTS
+    assert set(CASES) | REAPING | BACKFILLING | OWN_TRANSACTIONS == POINTS
 
 
 @pytest.mark.parametrize("point", _MARKED)

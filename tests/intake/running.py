@@ -38,8 +38,8 @@ class Requests:
     topics: Topics = field(default_factory=lambda: Topics(f"t{uuid4().hex[:10]}"))
 
     def __post_init__(self) -> None:
-        name = self.topics.requests
-        make_topics(self.bootstrap, [name], partitions=self.partitions, groups=[f"{name}.intake"])
+        names = [self.topics.requests, self.topics.target_replies]
+        make_topics(self.bootstrap, names, partitions=self.partitions, groups=[f"{names[0]}.intake"])
         self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
 
     @property
@@ -79,15 +79,32 @@ class Requests:
         assert self._producer.flush(_SECONDS) == 0
         return offsets
 
-    def until_read(self, offset: int, partition: int = 0) -> None:
-        """Wait until everything up to an offset, inclusive, has been applied."""
-        until(lambda: self.next_offset(partition) > offset, f"offset {offset} is applied")
+    def reply(self, value: bytes | None, *, key: bytes | None = None, **headers: str) -> int:
+        """Produce a target's reply, with these headers under `tidewheel-`; returns its offset."""
+        offsets: list[int] = []
+        named: list[tuple[str, str | bytes | None]] = [
+            (f"tidewheel-{name.replace('_', '-')}", text) for name, text in headers.items()
+        ]
+        self._producer.produce(
+            self.topics.target_replies,
+            value=value,
+            key=key,
+            partition=0,
+            headers=named,
+            on_delivery=lambda _, message: offsets.append(message.offset() or 0),
+        )
+        assert self._producer.flush(_SECONDS) == 0
+        return offsets[0]
 
-    def next_offset(self, partition: int = 0) -> int:
+    def until_read(self, offset: int, partition: int = 0, *, topic: str | None = None) -> None:
+        """Wait until everything up to an offset, inclusive, has been applied."""
+        until(lambda: self.next_offset(partition, topic=topic) > offset, f"offset {offset} is applied")
+
+    def next_offset(self, partition: int = 0, *, topic: str | None = None) -> int:
         """Where the intake stands, by the only record that counts."""
         found = self.database.rows(
             "SELECT next_offset FROM intake_offsets WHERE topic = %s AND partition = %s",
-            [self.topics.requests, partition],
+            [topic or self.topics.requests, partition],
         )
         return int(found[0][0]) if found else 0
 

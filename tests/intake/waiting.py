@@ -24,14 +24,10 @@ def waiting(
     return started
 
 
-def wait_for(
-    database: Database, started: Started, *, timeout: timedelta, heartbeat: timedelta | None = None
-) -> None:
+def wait_for(database: Database, started: Started, *, timeout: timedelta, heartbeat: timedelta | None = None) -> None:
     """Let an attempt wait, as its executor would."""
     with database.transaction() as connection:
-        assert not wait_runs(
-            connection, [Wait(started.run_id, started.attempt, EXECUTOR, timeout, heartbeat)]
-        )
+        assert not wait_runs(connection, [Wait(started.run_id, started.attempt, EXECUTOR, timeout, heartbeat)])
 
 
 def completing(token: str, **fields: object) -> dict[str, object]:

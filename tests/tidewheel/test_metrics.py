@@ -3,15 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.strict_types import LINKED
 from tests.tidewheel.test_sql import real_files
-from tidewheel.metrics import METRICS, Kind, Metric, Metrics, serve_metrics
+from tidewheel.metrics import METRICS, Kind, Metric, Metrics
 
 TABLE = {row.name: row for row in METRICS}
 WRITES = {"count": Kind.COUNTER, "set": Kind.GAUGE, "observe": Kind.HISTOGRAM}
@@ -66,14 +64,3 @@ def test_what_is_written_is_what_is_exported() -> None:
     assert "tidewheel_leases_lost_total 1.0" in text
     assert "tidewheel_slots_busy 3.0" in text
     assert 'tidewheel_fire_lead_seconds_bucket{le="0.005"} 1.0' in text
-
-
-def test_they_are_served_on_this_machine_alone_where_a_port_is_named() -> None:
-    assert serve_metrics(None) is None
-    port = serve_metrics(0)
-    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        assert b"tidewheel_claims_total" in answer.read()
-    with urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
-        assert (answer.status, answer.read()) == (200, b"ok\n")
-    with pytest.raises(HTTPError, match="404"):
-        urlopen(f"http://127.0.0.1:{port}/elsewhere")

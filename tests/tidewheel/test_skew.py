@@ -91,6 +91,7 @@ def test_an_executor_measures_it_with_each_beat(clocked: ClockedDatabase) -> Non
         queues=["default"],
         handlers=[],
         slots=1,
+        group_protocol="classic",
         every=QUICK,
         on_signal=never_here,
         busy=lambda: False,

@@ -195,9 +195,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "queues": ["default"] * 3,
         "lanes": ["critical", "standard", "batch"],
         "limits": [100] * 3,
-        "due_for": timedelta(seconds=1),
         "handlers": ["send-email"],
     },
+    "find_unhandled": {"due_for": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "most": 10_000},
     "find_waiting": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
     "release_next": {"buffered": RunState.BUFFERED},
     "hand_on_turns": {"buffered": RunState.BUFFERED, "released": [False] * BATCH},
@@ -239,7 +239,7 @@ _HOT = {
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded
-        lock_backfilled_job read_backfill_place read_version_facts
+        lock_backfilled_job read_backfill_place read_version_facts find_unhandled
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs read_signals",

@@ -1,20 +1,38 @@
-"""pause_on_failure: N failures in a row ask for a pause, once; a success begins anew."""
+"""pause_on_failure: N failures in a row ask for a pause, once. on_failure: each final failure asks for a run, once."""
 
+import contextlib
+import json
 from dataclasses import replace
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import ask, begun, end, ending, lifecycle, messages, submit
+from tests.transitions.acts import (
+    ask,
+    begin,
+    begun,
+    dead_letters,
+    end,
+    ending,
+    lifecycle,
+    messages,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    trigger,
+)
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
-from tidewheel.runs import RunState
-from tidewheel.schemas.codec import encode
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.records import Reply, Request
 from tidewheel.schemas.requests import read_request
-from tidewheel.transitions.end import end_runs
+from tidewheel.transitions.end import RunEnd, end_runs
 
 
 @pytest.fixture
@@ -131,3 +149,94 @@ def test_it_is_asked_for_in_json_where_events_are_json(fragile: ClockedDatabase)
     ]
     request, encoding = read_request(value)
     assert (encoding, request.type) == ("json", "job.pause")
+
+
+@pytest.fixture
+def watched(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    submit(clocked, on_failure="alert", retry={"max_attempts": 1})
+    submit(clocked, "alert", labels={"team": "ops"})
+    return clocked
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
+def test_a_final_failure_triggers_the_job_named_once_with_its_facts(watched: ClockedDatabase, state: RunState) -> None:
+    started = begun(watched)
+    failed = {"reason": "start_to_close", "error_type": "E", "error_message": "it broke"}
+    end(watched, ending(started, state, **failed))
+    [request] = asked(watched)
+    replies = [apply(watched, request) for _ in range(2)]  # a repeat, as Kafka may bring it
+    assert len({reply.run_id for reply in replies}) == 1
+    [run] = open_runs(watched)
+    assert str(run.run_id) == replies[0].run_id
+    [message] = [each for each in requests(watched) if each.run_id == str(run.run_id)]
+    assert message.labels == {"tidewheel.on_failure_of": str(started.run_id)}
+    assert json.loads(message.payload or b"") == {
+        "run_id": str(started.run_id),
+        "job_key": "job",
+        "status": state,
+        "reason": "start_to_close",
+        "error": {"type": "E", "message": "it broke"},
+        "attempt": 1,
+        "scheduled_at": format_timestamp(started.publish_at),
+        "finished_at": format_timestamp(watched.now()),
+    }
+
+
+def test_an_end_that_is_written_again_after_a_rollback_asks_for_the_same_run(watched: ClockedDatabase) -> None:
+    started = begun(watched)
+    failure = ending(started, RunState.FAILED, error_type="E")
+    with contextlib.suppress(ConnectionError), watched.transaction() as connection:
+        end_runs(connection, watched.installation, [failure])
+        raise ConnectionError
+    assert asked(watched) == []
+    end(watched, failure)
+    end(watched, failure)
+    [request] = asked(watched)
+    assert request.request_id == f"on-failure/{started.run_id}"
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED])
+def test_what_is_no_failure_triggers_nothing(watched: ClockedDatabase, state: RunState) -> None:
+    if state is RunState.SUCCEEDED:
+        end(watched, ending(begun(watched), state))
+    else:
+        end(watched, RunEnd(trigger(watched), 0, state))
+    assert asked(watched) == []
+
+
+def test_a_failure_that_is_retried_triggers_nothing(watched: ClockedDatabase) -> None:
+    requeue(watched, begun(watched), AttemptOutcome.FAILED)
+    assert asked(watched) == []
+
+
+@pytest.mark.parametrize("target", ["alert", "job"])
+def test_failures_do_not_go_round_in_circles(watched: ClockedDatabase, target: str) -> None:
+    """The job that watches fails too, and names itself, or the one that it watches."""
+    submit(watched, "alert", on_failure=target)
+    end(watched, ending(begun(watched), RunState.FAILED))
+    [request] = asked(watched)
+    reply = apply(watched, request)
+    end(watched, ending(begin(watched, UUID(reply.run_id)), RunState.FAILED))
+    assert asked(watched) == [request]
+    assert len(dead_letters(watched)) == 2
+
+
+def test_a_job_that_there_is_not_is_answered_so_and_harms_nobody(watched: ClockedDatabase) -> None:
+    ask(watched, {"type": "job.delete", "key": "alert"})
+    end(watched, ending(begun(watched), RunState.FAILED))
+    [request] = asked(watched)
+    reply = apply(watched, request)
+    assert (reply.status, reply.code) == ("rejected", "unknown_job")
+
+
+def test_events_written_as_json_ask_in_json(watched: ClockedDatabase) -> None:
+    in_json = replace(watched.installation, content_type="application/json", encode_event=encode_json)
+    started = begun(watched, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    with watched.transaction() as connection:
+        end_runs(connection, in_json, [ending(started, RunState.FAILED, error_message="né")])
+    [(value,)] = watched.rows("SELECT value FROM outbox WHERE topic = %s", [watched.installation.topics.requests])
+    parsed, encoding = read_request(value)
+    with watched.transaction() as connection:
+        [reply] = apply_requests(connection, in_json, [Incoming(parsed)])
+    assert (encoding, reply.status, parsed.traceparent) == ("json", "accepted", f"00-{'ab' * 16}-{'cd' * 8}-01")

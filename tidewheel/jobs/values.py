@@ -28,7 +28,7 @@ MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
 _NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
-_QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
+QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
 _CALENDAR = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
@@ -108,7 +108,7 @@ def _tenant(name: str) -> str:
 
 
 def _queue(name: str) -> str:
-    if not _QUEUE.fullmatch(name):
+    if not QUEUE.fullmatch(name):
         raise Misfit(problem=f"{shown(name)} is no queue's name", remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-'")
     return name
 

@@ -1,4 +1,8 @@
-"""The rows about attempts that are over: outcome in `attempts`, what may go sooner in `attempt_outputs`."""
+"""The rows about attempts that are over: outcome in `attempts`, what may go sooner in `attempt_outputs`.
+
+A flush may have made the second one while the attempt ran (`outputs.py`). Whoever knows that none has may say so, and
+the row is copied, which is quicker.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,11 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from tidewheel.arrays import integers, uuids
 from tidewheel.db import Conn
 from tidewheel.ids import run_instant
 from tidewheel.metrics import metrics
 from tidewheel.partitions import day_of, ensure_days
 from tidewheel.runs import AttemptOutcome
+from tidewheel.sql import Statements
+
+_ADD_OUTPUTS = Statements("tidewheel.transitions")["add_outputs"]
 
 _COPY_ATTEMPTS = (
     "COPY attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type, error_message, "
@@ -19,8 +27,10 @@ _COPY_ATTEMPTS = (
 _ATTEMPT_TYPES = (
     "uuid", "int4", "text", "uuid", "timestamptz", "timestamptz", "text", "text", "text", "text"
 )  # fmt: skip
-_COPY_OUTPUTS = "COPY attempt_outputs (run_id, attempt, tenant, result, trace, output) FROM STDIN (FORMAT BINARY)"
-_OUTPUT_TYPES = ("uuid", "int4", "text", "bytea", "text", "bytea")
+_COPY_OUTPUTS = (
+    "COPY attempt_outputs (run_id, attempt, tenant, result, trace, output, output_bytes) FROM STDIN (FORMAT BINARY)"
+)
+_OUTPUT_TYPES = ("uuid", "int4", "text", "bytea", "text", "bytea", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,8 @@ class AttemptEnd:
     result: bytes | None = None
     trace: str | None = None
     output: bytes | None = None
+    output_bytes: int | None = None
+    unflushed: bool = False
 
 
 def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
@@ -60,8 +72,29 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
     for outcome, count in Counter(e.outcome for e in ends).items():
         metrics.count("attempts", count, outcome)
     with_output = [e for e in ends if e.result is not None or e.trace or e.output]
-    if with_output:
-        with connection.cursor() as cursor, cursor.copy(_COPY_OUTPUTS) as copy:
-            copy.set_types(_OUTPUT_TYPES)
-            for e in with_output:
-                copy.write_row((e.run_id, e.attempt, e.tenant, e.result, e.trace, e.output))
+    _copy_outputs(connection, [e for e in with_output if e.unflushed])
+    _add_outputs(connection, [e for e in with_output if not e.unflushed])
+
+
+def _copy_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
+    if not ends:
+        return
+    with connection.cursor() as cursor, cursor.copy(_COPY_OUTPUTS) as copy:
+        copy.set_types(_OUTPUT_TYPES)
+        for e in ends:
+            copy.write_row((e.run_id, e.attempt, e.tenant, e.result, e.trace, e.output, e.output_bytes))
+
+
+def _add_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
+    if not ends:
+        return
+    columns: dict[str, object] = {
+        "run_ids": uuids(e.run_id for e in ends),
+        "attempts": integers(e.attempt for e in ends),
+        "tenants": [e.tenant for e in ends],
+        "results": [e.result for e in ends],
+        "traces": [e.trace for e in ends],
+        "outputs": [e.output for e in ends],
+        "output_bytes": [e.output_bytes for e in ends],
+    }
+    connection.execute(_ADD_OUTPUTS, columns)

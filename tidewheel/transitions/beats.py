@@ -1,4 +1,4 @@
-"""`save_beats`: what attempts under way tell of themselves: progress, and the checkpoint that the next attempt receives.
+"""`save_beats`: what attempts under way tell of themselves: progress, and the checkpoint for the next attempt.
 
 The rows are `run_inputs`; nobody else writes these columns. What an older attempt says after a newer one has spoken
 changes nothing, so that no lock is needed for that; who has to know that the run stands still meanwhile locks it.

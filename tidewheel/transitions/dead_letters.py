@@ -1,16 +1,18 @@
 """Runs given up, and messages that are no request: kept in a table and told on the dead-letters topic."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.arrays import uuids
 from tidewheel.db import Conn
 from tidewheel.ids import event_id
 from tidewheel.jobs.payload import Payload
-from tidewheel.outbox import OutboxClass, OutboxRow
+from tidewheel.outbox import OutboxClass, OutboxRow, append
 from tidewheel.runs import RunState, sequence_of
 from tidewheel.schemas import records
 from tidewheel.schemas.definitions import NO_PAYLOAD
@@ -25,6 +27,10 @@ _ADD_FAILED_RUN = _SQL["add_failed_run"]
 _ADD_DEAD_RUN = _SQL["add_dead_run"]
 _ADD_DEAD_REQUEST = _SQL["add_dead_request"]
 _READ_ATTEMPTS = _SQL["read_attempts"]
+_MARK_REDRIVEN = _SQL["mark_redriven"]
+_LOCK_DEAD_MESSAGES = _SQL["lock_dead_messages"]
+_MARK_SENT_AGAIN = _SQL["mark_sent_again"]
+_PURGE_DEAD_LETTERS = _SQL["purge_dead_letters"]
 
 _KIND = "tidewheel-dlq-kind"
 
@@ -158,6 +164,45 @@ def bury_request(connection: Conn, installation: Installation, dead: DeadRequest
             ("tidewheel-dlq-stage", b"intake"),
         ),
     )
+
+
+def mark_redriven(connection: Conn, new_runs: Mapping[UUID, UUID], now: datetime) -> None:
+    """Let the dead letters of runs say what they were redriven as, in the transaction that makes the new runs."""
+    if new_runs:
+        columns = {"run_ids": uuids(new_runs), "new_run_ids": uuids(new_runs.values()), "now": now}
+        connection.execute(_MARK_REDRIVEN, columns)
+
+
+def send_again(connection: Conn, installation: Installation, ids: Sequence[int], now: datetime) -> set[int]:
+    """Put messages that were no requests on their topic again, byte for byte, in the caller's transaction.
+
+    Returns:
+        Which were; the others are none, or were sent again before.
+    """
+    rows = cast(
+        "list[tuple[int, str, int, bytes | None, bytes | None]]",
+        connection.execute(_LOCK_DEAD_MESSAGES, {"ids": list(ids)}, binary=True).fetchall(),
+    )
+    again = [
+        OutboxRow(
+            shard=partition % installation.shards,
+            outbox_class=OutboxClass.EVENTS,
+            topic=topic,
+            key=key,
+            value=value,
+            publish_at=now,
+        )
+        for _, topic, partition, key, value in rows
+    ]
+    append(connection, again, shards=installation.shards)
+    sent = [number for number, *_ in rows]
+    connection.execute(_MARK_SENT_AGAIN, {"ids": sent})
+    return set(sent)
+
+
+def purge(connection: Conn, ids: Sequence[int]) -> int:
+    """Remove dead letters, in the caller's transaction; returns how many there were."""
+    return connection.execute(_PURGE_DEAD_LETTERS, {"ids": list(ids)}).rowcount
 
 
 def _payload(request: records.RunRequest, definition: records.JobDefinition) -> tuple[bytes | None, str | None]:

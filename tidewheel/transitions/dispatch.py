@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.db import Conn
 from tidewheel.outbox import OutboxRow
+from tidewheel.runs import Cause
 from tidewheel.schemas import records
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.sql import Statements
@@ -24,6 +25,10 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.transitions")
 _READ_DEFINITIONS = _SQL["read_definitions"]
 _READ_INPUTS = _SQL["read_inputs"]
+_READ_LINEAGE = _SQL["read_lineage"]
+
+_DESCENDED = frozenset({Cause.RETRY, Cause.WORKFLOW})  # runs that name the one they came from
+_NO_LINEAGE = (None, None)
 
 _CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
 
@@ -116,7 +121,13 @@ def build_requests(connection: Conn, runs: Sequence[Dispatchable]) -> dict[UUID,
     definitions = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
     with connection.cursor(row_factory=class_row(_Inputs), binary=True) as cursor:
         inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, {"run_ids": [run.run_id for run in runs]})}
-    return {run.run_id: _request(run, definitions[run.job_id, run.job_version], inputs.get(run.run_id)) for run in runs}
+    lineage = _read_lineage(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
+    return {
+        run.run_id: _request(
+            run, definitions[run.job_id, run.job_version], inputs.get(run.run_id), lineage.get(run.run_id, _NO_LINEAGE)
+        )
+        for run in runs
+    }
 
 
 def request_rows(
@@ -136,7 +147,17 @@ def request_rows(
     ]
 
 
-def _request(run: Dispatchable, definition: bytes, inputs: _Inputs | None) -> records.RunRequest:
+def _read_lineage(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tuple[UUID | None, UUID | None]]:
+    if not run_ids:
+        return {}
+    rows = connection.execute(_READ_LINEAGE, {"run_ids": list(run_ids)}, binary=True).fetchall()
+    return {run: (parent, root) for run, parent, root in cast("list[tuple[UUID, UUID | None, UUID | None]]", rows)}
+
+
+def _request(
+    run: Dispatchable, definition: bytes, inputs: _Inputs | None, lineage: tuple[UUID | None, UUID | None]
+) -> records.RunRequest:
+    parent, root = lineage
     return records.RunRequest(
         run_id=str(run.run_id),
         job_id=str(run.job_id),
@@ -152,7 +173,7 @@ def _request(run: Dispatchable, definition: bytes, inputs: _Inputs | None) -> re
         traceparent=inputs.traceparent if inputs else None,
         late_ms=inputs.late_ms if inputs else None,
         checkpoint=inputs.checkpoint if inputs else None,
-        parent_run_id=None,
-        root_run_id=None,
+        parent_run_id=str(parent) if parent else None,
+        root_run_id=str(root) if root else None,
         definition=definition,
     )

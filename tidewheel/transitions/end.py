@@ -26,7 +26,7 @@ from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.chains import advance_chains
 from tidewheel.transitions.dead_letters import bury
 from tidewheel.transitions.dispatch import Definitions, build_requests
-from tidewheel.transitions.failures import Ending, count_failures
+from tidewheel.transitions.failures import Ending, GivenUp, count_failures, failure_triggers
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.loose_ends import LooseEnd, note_loose_ends
 from tidewheel.transitions.turns import give_up_turns
@@ -59,7 +59,9 @@ class RunEnd:
         error_message: What it said, bounded by the caller.
         trace: Its traceback.
         result: What the handler returned, as JSON text, at most 64 KiB.
-        output: The attempt's last output.
+        output: The attempt's last output; None leaves what was flushed while it ran.
+        output_bytes: How much it ever wrote.
+        unflushed: Whether it is certain that no output was flushed while it ran.
         request: The message it came by, where the caller still has it; saves reading it again.
         definition: The definition in it, decoded, likewise.
         outcome: How the attempt ended, where that is not what the run's state says: `lost` of a run that is given up.
@@ -75,6 +77,8 @@ class RunEnd:
     trace: str | None = None
     result: bytes | None = None
     output: bytes | None = None
+    output_bytes: int | None = None
+    unflushed: bool = False
     request: records.RunRequest | None = None
     definition: records.JobDefinition | None = None
     outcome: AttemptOutcome | None = None
@@ -161,7 +165,8 @@ def end_runs(
     dead = [outcome for outcome in outcomes if outcome.state in DEAD_LETTERED]
     events = [_completion(outcome, installation) for outcome in outcomes]
     events += [_bury(connection, installation, outcome) for outcome in dead]
-    append(connection, events + pauses, shards=installation.shards)
+    triggers = failure_triggers(installation, [_given_up(o, on) for o in dead if (on := o.definition.on_failure)])
+    append(connection, events + pauses + triggers, shards=installation.shards)
     if lasting:
         note_loose_ends(connection, [_loose_end(outcome) for outcome in outcomes])
     else:
@@ -251,6 +256,8 @@ def _attempt(outcome: _Outcome) -> AttemptEnd:
         result=end.result,
         trace=end.trace,
         output=end.output,
+        output_bytes=end.output_bytes,
+        unflushed=end.unflushed,
     )
 
 
@@ -354,6 +361,26 @@ def _loose_end(outcome: _Outcome) -> LooseEnd:
         chained_at=row.scheduled_at if _chains(outcome) else None,
         counted=_counts(outcome) and outcome.state is RunState.SUCCEEDED,
         turn=_holds_turn(outcome),
+    )
+
+
+def _given_up(outcome: _Outcome, on_failure: str) -> GivenUp:
+    row, end = outcome.row, outcome.end
+    return GivenUp(
+        run_id=row.run_id,
+        job_key=outcome.definition.job_key,
+        tenant=row.tenant,
+        shard=row.shard,
+        state=outcome.state,
+        reason=end.reason,
+        error_type=end.error_type,
+        error_message=end.error_message,
+        attempt=row.attempt,
+        scheduled_at=row.scheduled_at,
+        ended_at=row.ended_at,
+        labels=outcome.request.labels or {},
+        traceparent=outcome.request.traceparent,
+        on_failure=on_failure,
     )
 
 

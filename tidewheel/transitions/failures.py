@@ -1,18 +1,23 @@
-"""`pause_on_failure`: failures in a row are counted where runs end; the one too many asks for a pause.
+"""What failures ask for: a pause after some in a row (`pause_on_failure`), a run of another job (`on_failure`).
 
-The request leaves through the outbox, in the ending transaction, and comes back by intake like anybody's: the pause is
-made by the one piece of code that makes pauses, under the locks that it takes. Its request_id is the run's, so that it
-is asked for once. Only jobs that have the policy cost anything here.
+The request leaves through the outbox, in the ending transaction, and comes back by intake like anybody's: the pause or
+the run is made by the one piece of code that makes those, under the locks that it takes. Its request_id is the failed
+run's, so that it is asked for once. Only jobs that have such a policy cost anything here.
+
+A run that `on_failure` has made asks for none itself, whatever its job's policy: what watches over failures does not go
+round in circles.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 from uuid import UUID
 
 from tidewheel.db import Conn
+from tidewheel.jobs.strict_json import compact
+from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.outbox import OutboxClass, OutboxRow
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.schemas import records
@@ -25,6 +30,8 @@ _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
 _COUNT_FAILURES = _SQL["count_failures"]
 
 _NAME = "pause-on-failure"
+_ON_FAILURE = "on-failure"
+ON_FAILURE_OF = "tidewheel.on_failure_of"  # label of a run that on_failure has made: the run that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,31 @@ class Ending:
     state: RunState
     most: int
     ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A run that failed for good, of a job that names another to run then."""
+
+    run_id: UUID
+    job_key: str
+    tenant: str
+    shard: int
+    state: RunState
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+    attempt: int
+    scheduled_at: datetime
+    ended_at: datetime
+    labels: Mapping[str, str]
+    traceparent: str | None
+    on_failure: str
+
+
+def failure_triggers(installation: Installation, given_up: Iterable[GivenUp]) -> list[OutboxRow]:
+    """The requests that trigger what jobs name as `on_failure`; none for runs that were made so themselves."""
+    return [_trigger(installation, run) for run in given_up if ON_FAILURE_OF not in run.labels]
 
 
 def count_failures(connection: Conn, installation: Installation, endings: Iterable[Ending]) -> list[OutboxRow]:
@@ -97,13 +129,49 @@ def _pause(installation: Installation, ending: Ending, failures: int) -> OutboxR
         "key": ending.job_key,
         "reason": f"{failures} failures in a row, the last one run {ending.run_id}; pause_on_failure is {ending.most}",
     }
+    return _request(installation, ending.shard, ending.job_key, _written(installation, facts), ending.ended_at)
+
+
+def _trigger(installation: Installation, run: GivenUp) -> OutboxRow:
+    error = {"type": run.error_type, "message": run.error_message} if run.error_type else None
+    payload: dict[str, object] = {
+        "run_id": str(run.run_id),
+        "job_key": run.job_key,
+        "status": run.state,
+        "reason": run.reason,
+        "error": error,
+        "attempt": run.attempt,
+        "scheduled_at": format_timestamp(run.scheduled_at),
+        "finished_at": format_timestamp(run.ended_at),
+    }
+    request_id, labels = f"{_ON_FAILURE}/{run.run_id}", {ON_FAILURE_OF: str(run.run_id)}
+    facts = {"request_id": request_id, "tenant": run.tenant, "key": run.on_failure, "labels": labels}
+    if installation.content_type == "application/json":
+        traced = {"traceparent": run.traceparent} if run.traceparent else {}
+        value = compact({"type": "job.trigger", **facts, "payload": payload, **traced})
+    else:
+        value = encode(
+            records.Request(
+                type=records.RequestType.JOB_TRIGGER,
+                request_id=request_id,
+                tenant=run.tenant,
+                key=run.on_failure,
+                labels=labels,
+                payload=compact(payload),
+                traceparent=run.traceparent,
+            )
+        )
+    return _request(installation, run.shard, run.on_failure, value, run.ended_at)
+
+
+def _request(installation: Installation, shard: int, key: str, value: bytes, at: datetime) -> OutboxRow:
     return OutboxRow(
-        shard=ending.shard,
+        shard=shard,
         outbox_class=OutboxClass.EVENTS,
         topic=installation.topics.requests,
-        key=ending.job_key.encode(),
-        value=_written(installation, facts),
-        publish_at=ending.ended_at,
+        key=key.encode(),
+        value=value,
+        publish_at=at,
     )
 
 

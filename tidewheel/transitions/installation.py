@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import cast
 
 from tidewheel.db import Conn
+from tidewheel.errors import SettingsError
 from tidewheel.schemas.cloudevents import ContentType
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.records import DeadLetter, LifecycleEvent, RunCompleted
@@ -13,7 +14,9 @@ from tidewheel.settings import Connections
 from tidewheel.sql import Statements
 from tidewheel.topics import Topics
 
-_READ_INSTALLATION = Statements("tidewheel.transitions")["read_installation"]
+_SQL = Statements("tidewheel.transitions")
+_READ_INSTALLATION = _SQL["read_installation"]
+_NAME_TOPICS = _SQL["name_topics"]
 
 Event = RunCompleted | LifecycleEvent | DeadLetter
 
@@ -43,13 +46,22 @@ class Installation:
     task_token_key: bytes = b""
 
 
+def name_topics(connection: Conn, settings: Connections) -> None:
+    """Record what the topics begin with, where nobody has yet; in the caller's transaction."""
+    connection.execute(_NAME_TOPICS, {"prefix": settings.topic_prefix})
+
+
 def read_installation(connection: Conn, settings: Connections) -> Installation:
-    """The installation behind a connection."""
+    """The installation behind a connection.
+
+    Raises:
+        SettingsError: The settings name other topics than this installation has.
+    """
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     json_wanted = settings.events_encoding == "json"
     return Installation(
         shards=cast("int", facts["shards"]),
-        topics=Topics(settings.topic_prefix),
+        topics=Topics(_prefix(facts.get("topic_prefix"), settings)),
         source=settings.source,
         content_type="application/json" if json_wanted else "application/avro",
         encode_event=encode_json if json_wanted else encode,
@@ -57,3 +69,16 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         catch_up_rate=settings.catch_up_rate,
         task_token_key=bytes.fromhex(str(facts["task_token_key"])),
     )
+
+
+def _prefix(recorded: object, settings: Connections) -> str:
+    """What topics begin with: as recorded, where there is a record and no setting that says otherwise."""
+    if recorded is None or recorded == settings.topic_prefix:
+        return settings.topic_prefix
+    if "topic_prefix" in settings.model_fields_set:
+        message = (
+            f"TIDEWHEEL_TOPIC_PREFIX is {settings.topic_prefix!r}, but the topics of this database's installation begin"
+            f" with {recorded!r}; leave it unset, or name another database"
+        )
+        raise SettingsError(message)
+    return str(recorded)

@@ -399,6 +399,40 @@ SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
  WHERE coalesce(i.beats_attempt, 0) <= excluded.beats_attempt
 RETURNING i.run_id
 
+-- name: flush_outputs
+-- What attempts have written so far, only while they are this executor's.
+-- Index: open_runs_pkey, the partition's primary key. Lock: the open runs' rows, shared, rows locked by others are passed
+-- over; the rows of attempt_outputs, which nobody else has then.
+INSERT INTO attempt_outputs (run_id, attempt, tenant, output, output_bytes)
+SELECT held.run_id, held.attempt, held.tenant, held.output, held.output_bytes
+  FROM (
+    SELECT o.run_id, o.attempt, o.tenant, told.output, told.output_bytes
+      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(outputs)s::bytea[], %(output_bytes)s::bigint[])
+           AS told (run_id, attempt, output, output_bytes)
+      JOIN open_runs AS o USING (run_id, attempt)
+     WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+     ORDER BY o.run_id
+       FOR SHARE OF o SKIP LOCKED
+  ) AS held
+    ON CONFLICT (run_id, attempt) DO UPDATE SET output = EXCLUDED.output, output_bytes = EXCLUDED.output_bytes
+RETURNING run_id, attempt
+
+-- name: add_outputs
+-- What attempts leave, where a flush may have made the row already: what was written then stays where nothing newer is
+-- given.
+-- Index: the partition's primary key. Lock: the rows, which nobody else has: the open run's row is in our hands.
+INSERT INTO attempt_outputs AS x (run_id, attempt, tenant, result, trace, output, output_bytes)
+SELECT told.run_id, told.attempt, told.tenant, told.result, told.trace, told.output, told.output_bytes
+  FROM unnest(
+        %(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(results)s::bytea[], %(traces)s::text[],
+        %(outputs)s::bytea[], %(output_bytes)s::bigint[]
+       ) AS told (run_id, attempt, tenant, result, trace, output, output_bytes)
+    ON CONFLICT (run_id, attempt) DO UPDATE
+   SET result = EXCLUDED.result,
+       trace = EXCLUDED.trace,
+       output = coalesce(EXCLUDED.output, x.output),
+       output_bytes = coalesce(EXCLUDED.output_bytes, x.output_bytes)
+
 -- name: add_job_runs
 -- Writes runs that may have been written before (a repeated trigger, firing job by job) and tells which are new.
 -- Index: the partition's primary key. Lock: waits for an uncommitted twin.
@@ -547,8 +581,9 @@ SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidew
     ON CONFLICT DO NOTHING
 
 -- name: read_installation
--- How many shards this installation has, and what it signs with. Index: settings_pkey. No lock.
-SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key')
+-- How many shards this installation has, what it signs with, and what its topics begin with once that was said.
+-- Index: settings_pkey. No lock.
+SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix')
 
 -- name: find_unmoved
 -- Of the attempts that requeue_runs did not take: those that were only locked by somebody and must be tried again.
@@ -655,3 +690,8 @@ SELECT *
 DELETE FROM loose_ends
  WHERE run_id IN (SELECT l.run_id FROM loose_ends AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
 RETURNING run_id, job_id, tenant, ended_at, chained_at, counted, turn
+
+-- name: name_topics
+-- What the topics of this installation begin with: said once, by whoever comes first.
+-- Index: settings_pkey. Lock: its own new row.
+INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING

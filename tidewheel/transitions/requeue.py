@@ -38,7 +38,9 @@ class Requeue:
         error_type: The error's type name.
         error_message: What it said, bounded by the caller.
         trace: Its traceback.
-        output: The attempt's last output.
+        output: The attempt's last output; None leaves what was flushed while it ran.
+        output_bytes: How much it ever wrote.
+        unflushed: Whether it is certain that no output was flushed while it ran.
     """
 
     run_id: UUID
@@ -50,6 +52,8 @@ class Requeue:
     error_message: str | None = None
     trace: str | None = None
     output: bytes | None = None
+    output_bytes: int | None = None
+    unflushed: bool = False
 
     @property
     def move(self) -> Move:
@@ -179,4 +183,6 @@ def _attempt(row: RequeuedRun, requeue: Requeue) -> AttemptEnd:
         came_by=row.came_by,
         trace=requeue.trace,
         output=requeue.output,
+        output_bytes=requeue.output_bytes,
+        unflushed=requeue.unflushed,
     )

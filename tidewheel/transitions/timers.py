@@ -65,6 +65,7 @@ class LockedTimer:
     lane: str
     overlap: str
     definition: bytes
+    limited: bool
     policy: str
     due_at: datetime | None
     catch_up_end: datetime | None = None
@@ -205,6 +206,7 @@ def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
         scheduled_at=fire.at,
         publish_at=publish_at,
         definition=timer.definition,
+        limited=timer.limited,
         inputs=inputs,
     )
 

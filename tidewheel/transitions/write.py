@@ -77,6 +77,7 @@ class NewRun:
         scheduled_at: The nominal instant.
         publish_at: Not to be claimed before.
         definition: The version's JobDefinition, as stored.
+        limited: False where it is known that the version bounds neither the start nor the whole of its runs.
         inputs: What it carries beyond that, if anything.
         parent_run_id: The run that an `on_failure` or a retry came from.
         root_run_id: The root of a workflow's occurrence.
@@ -95,6 +96,7 @@ class NewRun:
     scheduled_at: datetime
     publish_at: datetime
     definition: bytes
+    limited: bool = True
     inputs: RunInputs | None = None
     parent_run_id: RunId | None = None
     root_run_id: RunId | None = None
@@ -187,6 +189,8 @@ def _copy_open_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> 
 
 def _deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
     """The earliest deadline of a new run, and when its schedule_to_close strikes; both count from its publish_at."""
+    if not run.limited:
+        return None, None
     definition = _DEFINITIONS.of(run.definition)
     start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms
     if start_ms is None and close_ms is None:

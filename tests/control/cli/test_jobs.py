@@ -103,6 +103,26 @@ def test_a_local_time_is_read_on_the_clock_of_the_zone(database: Database) -> No
 
 
 @pytest.mark.parametrize(
+    ("arguments", "target"),
+    [
+        (("--kafka-topic", "orders"), {"type": "kafka", "topic": "orders"}),
+        (("--shell", "report '; rm' --day=today"), {"type": "shell", "argv": ["report", "; rm", "--day=today"]}),
+        (("--lambda", "report:live"), {"type": "lambda", "function": "report:live"}),
+        (("--url", "http://a", "--method", "PUT"), {"type": "http", "url": "http://a", "method": "PUT"}),
+    ],
+)
+def test_a_flag_names_what_runs_the_job(
+    database: Database, arguments: tuple[str, ...], target: dict[str, object]
+) -> None:
+    """What such a target says beside it stays with an edit; another kind of target begins anew."""
+    create(database, "a", "--manual", *arguments, "--delivery", "at_most_once", "--schedule-to-close", "1h")
+    job = asked(database, "job", "show", "a")["job"]
+    assert (job["target"], job["delivery"], job["schedule_to_close"]) == (target, "at_most_once", "1h")
+    asked(database, "job", "update", "a", "--handler", "send-email")
+    assert asked(database, "job", "show", "a")["job"]["target"] == {"type": "handler", "name": "send-email"}
+
+
+@pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (("a", "--cron", "0 25 * * *", "--handler", "h"), ("job.schedule.cron: hour 25", "0 23 * * *")),
@@ -111,6 +131,8 @@ def test_a_local_time_is_read_on_the_clock_of_the_zone(database: Database) -> No
         (("a", "--handler", "h", "--every", "1s", "--cron", "0 8 * * *"), ("--cron and --every exclude each other",)),
         (("a", "--handler", "h", "--every", "1s", "--tz", "UTC"), ("job.schedule.timezone", "belongs to cron")),
         (("a", "--handler", "h", "--manual", "--url", "http://a"), ("target: ", "exclude each other")),
+        (("a", "--shell", "a 'b", "--manual"), ("--shell: ", "quotation")),
+        (("a", "--shell", "a", "--method", "PUT", "--manual"), ("target: ", "--method", "--shell")),
         (("a", "--handler", "h", "--manual", "--payload", "{"), ("--payload:", "is no JSON")),
         (("a", "--handler", "h", "--manual", "--label", "x"), ("--label:", "x=VALUE")),
         (("a", "--handler", "h", "--at", "2999-01-01T00:00"), ("--at:", "--tz", "2999-01-01T00:00:00Z")),

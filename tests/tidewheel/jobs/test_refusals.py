@@ -13,13 +13,6 @@ from tidewheel.jobs.refusals import MOST_ERRORS
     ("job", "path", "words"),
     [
         ({"schedule": {"after": []}}, "job.schedule.after", "not yet available"),
-        ({"delivery": "at_most_once"}, "job.delivery", "not yet available"),
-        ({"target": {"type": "shell"}}, "job.target.type", "not yet available"),
-        ({"target": {"type": "kafka"}}, "job.target.type", "not yet available"),
-        ({"target": {"type": "http", "url": "http://a", "async": True}}, "job.target.async", "not yet available"),
-        ({"schedule_to_start": "1m"}, "job.schedule_to_start", "not yet available in this release; use start_to_close"),
-        ({"heartbeat": "1m"}, "job.heartbeat", "not yet available"),
-        ({"on_failure": "k"}, "job.on_failure", "not yet available"),
         ({"concurrency_key": "k"}, "job.concurrency_key", "not yet available"),
         ({"priority": 3}, "job.priority", "not yet available in this release; use lane"),
     ],

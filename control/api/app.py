@@ -1,0 +1,33 @@
+"""The application: routes, who may call, and how errors are told."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+from tidewheel.control.api.bearer import Guard
+from tidewheel.control.api.executors import ExecutorsDoor
+from tidewheel.control.api.health import HealthDoor
+from tidewheel.control.api.problems import HANDLERS
+from tidewheel.control.api.runs import RunsDoor
+from tidewheel.control.api.schemas import SchemasDoor
+from tidewheel.control.api.workers import Workers
+from tidewheel.settings import ApiSettings
+from tidewheel.transitions.installation import Installation
+
+
+def make_app(
+    settings: ApiSettings, installation: Installation, workers: Workers, lookup: Callable[[bytes], str | None]
+) -> Starlette:
+    """The HTTP door over these workers; `lookup` finds schemas by their fingerprint."""
+    doors = (
+        ExecutorsDoor(workers, installation, settings),
+        RunsDoor(workers, installation),
+        SchemasDoor(workers, lookup),
+        HealthDoor(workers),
+    )
+    return Starlette(
+        routes=[route for door in doors for route in door.routes()],
+        middleware=[Middleware(Guard, settings=settings)],
+        exception_handlers=HANDLERS,
+    )

@@ -1,0 +1,49 @@
+"""Who may call: the token of the setting for executors, the attempt's own for runs."""
+
+import hmac
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidewheel.control.api.problems import problem
+from tidewheel.settings import ApiSettings, is_loopback
+
+_GUARDED = "/api/v1/executors"
+
+
+def bearer(request: Request) -> str | None:
+    """The bearer token of a request's `Authorization` header; None where it has none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token else None
+
+
+class Guard:
+    """Lets through who may call, before anything of the request is read.
+
+    Without a token only this machine reaches the door, and a request that names another host is refused: a page in
+    a browser of this machine may have had that name point here.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self._app = app
+        self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or refuse."""
+        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if self._token is None:
+            if not is_loopback(request.url.hostname or ""):
+                told = f"this door is for this machine, not for {request.url.hostname}; set TIDEWHEEL_API_TOKEN"
+                return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", told)
+        elif request.url.path.startswith(_GUARDED):
+            given = bearer(request)
+            if given is None or not hmac.compare_digest(given.encode(), self._token):
+                told = "send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names"
+                asked = {"WWW-Authenticate": "Bearer"}
+                return problem(HTTPStatus.UNAUTHORIZED, "unauthorized", told, headers=asked)
+        return None

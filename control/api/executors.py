@@ -1,0 +1,116 @@
+"""Executors in other languages: `/api/v1/executors`. What they do in which order is docs/wire-contract.md."""
+
+from base64 import b64encode
+from dataclasses import dataclass
+from datetime import timedelta
+from http import HTTPStatus
+from typing import cast
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tidewheel.control.api.bodies import read_body
+from tidewheel.control.api.reports import MOST_SWEPT, Beat, Claiming, Endings, Registration
+from tidewheel.control.api.workers import Workers
+from tidewheel.executor.remote_claim import RemoteClaim, RemotelyClaimed
+from tidewheel.jobs.values import MAX_ELEMENTS
+from tidewheel.runs import Lane
+from tidewheel.schemas.codec import encode
+from tidewheel.settings import ApiSettings
+from tidewheel.task_tokens import task_token
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.start import Started
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorsDoor:
+    """The calls of executors."""
+
+    workers: Workers
+    installation: Installation
+    settings: ApiSettings
+
+    def routes(self) -> list[Route]:
+        """Where they are answered."""
+        one = "/api/v1/executors/{executor_id:uuid}"
+        return [
+            Route("/api/v1/executors", self.register, methods=["POST"]),
+            Route(f"{one}:beat", self.beat, methods=["POST"]),
+            Route(f"{one}:claim", self.claim, methods=["POST"]),
+            Route(f"{one}:finish", self.finish, methods=["POST"]),
+            Route(f"{one}:leave", self.leave, methods=["POST"]),
+        ]
+
+    async def register(self, request: Request) -> Response:
+        """Enter an executor."""
+        body = await read_body(request, Registration)
+        executor_id = await self.workers.do(
+            lambda desk: desk.executors.register(body.name, body.queues, body.handlers, body.slots)
+        )
+        answer = {
+            "executor_id": str(executor_id),
+            "beat_seconds": self.settings.api_beat.total_seconds(),
+            "lease_seconds": self.settings.lease.total_seconds(),
+            "sweep_seconds": self.settings.sweep.total_seconds(),
+            "topics": self._topics(body),
+            "most_wishes": MAX_ELEMENTS,
+            "most_swept": MOST_SWEPT,
+            "most_outcomes": MAX_ELEMENTS,
+        }
+        return JSONResponse(answer, HTTPStatus.CREATED)
+
+    async def beat(self, request: Request) -> Response:
+        """Keep a lease; tell which attempts are to stop."""
+        body, executor_id = await read_body(request, Beat), _executor_id(request)
+        told = await self.workers.do(lambda desk: desk.executors.beat(executor_id, stopping=body.stopping))
+        signals = [{"run_id": str(each.run_id), "attempt": each.attempt, "kind": each.kind} for each in told]
+        return JSONResponse({"signals": signals})
+
+    async def claim(self, request: Request) -> Response:
+        """Claim runs."""
+        body, executor_id = await read_body(request, Claiming), _executor_id(request)
+        wishes = [wish.claim() for wish in body.wishes]
+        claim = RemoteClaim(executor_id, body.claim_id, wishes, body.sweep, self.settings.sweep)
+        claimed = await self.workers.do(lambda desk: desk.executors.claim(claim))
+        return JSONResponse({"started": [self._started(each, claimed) for each in claimed.started]})
+
+    async def finish(self, request: Request) -> Response:
+        """Record how attempts ended."""
+        body, executor_id = await read_body(request, Endings), _executor_id(request)
+        answers = await self.workers.do(lambda desk: desk.executors.finish(executor_id, body.outcomes))
+        outcomes = [
+            {"run_id": str(run_id), "attempt": attempt, "answer": answer}
+            for (run_id, attempt), answer in answers.items()
+        ]
+        return JSONResponse({"outcomes": outcomes})
+
+    async def leave(self, request: Request) -> Response:
+        """An executor goes."""
+        await read_body(request, Beat)
+        executor_id = _executor_id(request)
+        await self.workers.do(lambda desk: desk.executors.leave(executor_id))
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    def _topics(self, body: Registration) -> list[dict[str, str]]:
+        names = [self.installation.topics.runs(queue, lane) for queue in body.queues for lane in Lane]
+        return [{"topic": name, "group": f"{name}.executors"} for name in names]
+
+    def _started(self, started: Started, claimed: RemotelyClaimed) -> dict[str, object]:
+        closes = None if started.close_at is None else started.close_at - started.started_at
+        request = claimed.requests.get(started.run_id)
+        return {
+            "run_id": str(started.run_id),
+            "attempt": started.attempt,
+            "charged": started.charged,
+            "lost": started.lost,
+            "started_at": started.started_at.isoformat().replace("+00:00", "Z"),
+            "closes_in_seconds": None if closes is None else max(closes, timedelta(0)).total_seconds(),
+            "task_token": task_token(self.installation.task_token_key, started.run_id, started.attempt),
+            "request": None if request is None else b64encode(encode(request)).decode(),
+        }
+
+
+def _executor_id(request: Request) -> UUID:
+    return cast("UUID", request.path_params["executor_id"])

@@ -1,0 +1,50 @@
+"""`/healthz`: the process lives. `/readyz`: it could work, for its database answers."""
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from tidewheel.control.api.workers import Desk, Workers
+from tidewheel.errors import Unavailable
+from tidewheel.sql import Statements
+
+_ANSWER = Statements("tidewheel.control")["answer"]
+
+_SECONDS = 3.0  # a probe gives up about then
+
+
+@dataclass(frozen=True, slots=True)
+class HealthDoor:
+    """What probes ask."""
+
+    workers: Workers
+
+    def routes(self) -> list[Route]:
+        """Where they are answered."""
+        return [Route("/healthz", self.healthz), Route("/readyz", self.readyz)]
+
+    async def healthz(self, _: Request) -> Response:
+        """The event loop turns."""
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, _: Request) -> Response:
+        """The database answers.
+
+        Raises:
+            Unavailable: It does not.
+        """
+        try:
+            async with asyncio.timeout(_SECONDS):
+                await self.workers.do(_ask_database)
+        except TimeoutError as error:
+            message = f"the database has not answered within {_SECONDS:g} s"
+            raise Unavailable(message) from error
+        return PlainTextResponse("ready\n")
+
+
+def _ask_database(desk: Desk) -> None:
+    with desk.session.transaction() as connection:
+        connection.execute(_ANSWER)

@@ -1,0 +1,106 @@
+"""Refusals as RFC 9457 has them: `application/problem+json`, with every field that does not fit."""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tidewheel.errors import (
+    FieldError,
+    InvalidInput,
+    Refused,
+    RequestConflict,
+    StaleToken,
+    Unavailable,
+    UndecodableMessage,
+    UnknownExecutor,
+    UnknownJob,
+    UnknownRun,
+    VersionConflict,
+)
+
+_STATUS: Mapping[str, HTTPStatus] = {
+    InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
+    UnknownJob.code: HTTPStatus.NOT_FOUND,
+    UnknownRun.code: HTTPStatus.NOT_FOUND,
+    UnknownExecutor.code: HTTPStatus.NOT_FOUND,
+    StaleToken.code: HTTPStatus.CONFLICT,
+    VersionConflict.code: HTTPStatus.CONFLICT,
+    RequestConflict.code: HTTPStatus.CONFLICT,
+}
+_AGAIN_SECONDS = 1
+
+
+class Overloaded(Unavailable):
+    """More is asked at once than this process works on."""
+
+
+def problem(
+    status: HTTPStatus,
+    code: str,
+    detail: str,
+    errors: Sequence[FieldError] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A refusal.
+
+    Args:
+        status: The HTTP status.
+        code: What programs go by; also the last part of `type`.
+        detail: A sentence for people.
+        errors: The fields that do not fit.
+        headers: Of the answer.
+    """
+    content: dict[str, object] = {
+        "type": f"urn:tidewheel:problem:{code}",
+        "title": status.phrase,
+        "status": status.value,
+        "code": code,
+        "detail": detail,
+    }
+    if errors:
+        content["errors"] = [{"path": e.path, "problem": e.problem, "remedy": e.remedy} for e in errors]
+    return JSONResponse(content, status.value, headers, media_type="application/problem+json")
+
+
+async def on_refused(_: Request, error: Exception) -> Response:
+    """The caller's input is refused."""
+    assert isinstance(error, Refused)  # noqa: S101 - registered for it
+    status = _STATUS.get(error.code, HTTPStatus.UNPROCESSABLE_ENTITY)
+    return problem(status, error.code, str(error), error.errors)
+
+
+async def on_unreadable(_: Request, error: Exception) -> Response:
+    """The body is no JSON object."""
+    return problem(HTTPStatus.BAD_REQUEST, "unreadable", str(error), [FieldError("", str(error), "")])
+
+
+async def on_unavailable(_: Request, error: Exception) -> Response:
+    """The database does not answer now, or too much is asked at once: nothing, or not surely anything, was done."""
+    code = "overloaded" if isinstance(error, Overloaded) else "unavailable"
+    again = {"Retry-After": str(_AGAIN_SECONDS)}
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, code, str(error), headers=again)
+
+
+async def on_http(_: Request, error: Exception) -> Response:
+    """What Starlette itself, or a check before the body is read, refuses."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
+    status = HTTPStatus(error.status_code)
+    return problem(status, status.name.lower(), error.detail, headers=error.headers)
+
+
+async def on_fault(_: Request, error: Exception) -> Response:
+    """A fault of ours: it is logged, and its text is kept from whoever asked."""
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    return problem(status, "internal", f"{type(error).__name__}: see the log of `tidewheel api`")
+
+
+HANDLERS = {
+    Refused: on_refused,
+    UndecodableMessage: on_unreadable,
+    Unavailable: on_unavailable,
+    HTTPException: on_http,
+    Exception: on_fault,
+}

@@ -1,0 +1,91 @@
+"""The process: its socket, the server on a thread, the workers, and a reaper for the executors that only it knows."""
+
+import logging
+import socket
+import threading
+
+import uvicorn
+
+from tidewheel.control.api.app import make_app
+from tidewheel.control.api.workers import Workers
+from tidewheel.db import Session
+from tidewheel.errors import SettingsError
+from tidewheel.executor.reaper import Reaper
+from tidewheel.migrations.stored_schemas import lookup_in
+from tidewheel.service import Stop
+from tidewheel.settings import ApiSettings
+from tidewheel.transitions.installation import Installation
+
+_LOG = logging.getLogger("tidewheel.api")
+
+_CONNECTIONS = 1000  # open at once; more are answered 503 by the server itself
+_IDLE_SECONDS = 75  # a connection that says nothing is kept: longer than any beat
+_GRACE_SECONDS = 5  # for what is being answered when the process is asked to stop
+_HEAD_BYTES = 16 * 1024  # of a request's line and headers
+
+
+class Api:
+    """The HTTP door as a service."""
+
+    def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Stop) -> None:
+        self._settings, self._stop = settings, stop
+        self._socket = _listen(settings)
+        self._workers = Workers(url, installation, threads=settings.api_threads, stop=stop)
+        self._reaper = Reaper(
+            Session(url, "tidewheel-api-reap"),
+            installation,
+            lease=settings.lease,
+            max_lost=settings.max_lost,
+            stop=stop,
+        )
+        config = uvicorn.Config(
+            make_app(settings, installation, self._workers, lookup_in(url)),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            lifespan="off",
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+        )
+        self._server = uvicorn.Server(config)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._socket.getsockname()[1])
+
+    def run(self) -> None:
+        """Serve until asked to stop."""
+        # Not on the main thread: there uvicorn would take the signals that `stop` has.
+        serving = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
+        serving.start()
+        self._reaper.start()
+        _LOG.info("listening on %s port %d", self._settings.api_host, self.port)
+        while not self._stop.wait(1.0) and serving.is_alive():
+            pass
+        self._server.should_exit = True
+        serving.join(timeout=_GRACE_SECONDS * 2)
+        self._stop.ask()
+        self._reaper.join()
+        self._workers.close()
+
+
+def _listen(settings: ApiSettings) -> socket.socket:
+    """The listening socket.
+
+    Raises:
+        SettingsError: The address is none of this machine, or taken.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            settings.api_host, settings.api_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        where = f"{settings.api_host} port {settings.api_port}"
+        message = f"TIDEWHEEL_API_HOST, TIDEWHEEL_API_PORT: cannot listen on {where}: {error}"
+        raise SettingsError(message) from error

@@ -1,0 +1,245 @@
+"""Invokes AWS Lambda functions and waits for what they return.
+
+boto3 is an extra and is imported with the first invocation; an executor without it leaves such runs to others. The
+retries are the job's: boto makes none. An invocation cannot be called back: on timeout, cancel and stop it is left to
+end by itself, and its answer is not looked at.
+"""
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol, TypedDict, cast
+
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import RESULT_BYTES, Outcome, failed, succeeded
+from tidewheel.schemas.records import LambdaTarget
+
+_CONNECT_SECONDS = 5
+_LONGEST_SECONDS = 1024  # AWS ends an invocation after 15 minutes at the latest. Source: Lambda quotas, "Timeout"
+_THREADS = 200  # invocations at once; as many as HTTP targets have connections
+_CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
+_THROTTLED = timedelta(seconds=1)  # where the answer names no time
+_RETRIED_4XX = frozenset({408, 409, 425, 429})  # 409: the function is being changed
+
+# By name, for boto3 may not be there to import them from. Nothing was sent.
+_NOT_SENT = frozenset(
+    ("ConnectTimeoutError", "CredentialRetrievalError", "EndpointConnectionError", "NoCredentialsError",
+     "NoRegionError", "ParamValidationError", "PartialCredentialsError", "ProxyConnectionError")
+)  # fmt: skip
+_NEVER_SENT = frozenset(("NoRegionError", "ParamValidationError"))
+
+
+class _Stream(Protocol):
+    def read(self, amt: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class _Response(TypedDict, total=False):
+    Payload: _Stream
+    FunctionError: str
+    LogResult: str
+
+
+class _Client(Protocol):
+    def invoke(self, **request: object) -> _Response: ...
+
+    def close(self) -> None: ...
+
+
+class _Session(Protocol):
+    def client(self, name: str, *, region_name: str | None, config: object) -> _Client: ...
+
+
+def has_boto() -> bool:
+    """Whether this executor can invoke functions: boto3 is installed."""
+    return find_spec("boto3") is not None
+
+
+class LambdaRunner:
+    """Invokes Lambda functions."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lambda")
+        self._session: _Session | None = None
+        self._clients: dict[tuple[str | None, int], _Client] = {}
+        self._lock = threading.Lock()  # sessions are not safe from several threads, clients are
+
+    async def run(self, attempt: Attempt) -> Outcome:
+        """Invoke the function and judge its answer."""
+        target = attempt.definition.target.aws_lambda
+        if target is None:
+            return failed("InvalidTarget", "the job's version has no function", permanent=True, not_begun=True)
+        future = self._threads.submit(self._invoke, attempt, target)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if not future.cancel():
+                # The slot is free when the thread is: with the answer.
+                attempt.on_thread = True
+                future.add_done_callback(lambda _: attempt.release())
+            raise
+
+    async def close(self) -> None:
+        """Let idle threads go; busy ones end with the process."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for client in self._clients.values():
+            client.close()
+
+    def _invoke(self, attempt: Attempt, target: LambdaTarget) -> Outcome:
+        request: dict[str, object] = {
+            "FunctionName": target.function,
+            "InvocationType": "RequestResponse",
+            "LogType": "Tail",
+            "ClientContext": _context(attempt),
+        }
+        if target.qualifier is not None:
+            request["Qualifier"] = target.qualifier
+        if payload := _event(attempt):
+            request["Payload"] = payload
+        try:
+            response = self._client(target, attempt.start_to_close_seconds).invoke(**request)
+            return _judge(attempt, response)
+        except Exception as error:  # noqa: BLE001 - whatever boto raises is the attempt's outcome
+            return _refused(error)
+
+    def _client(self, target: LambdaTarget, seconds: float) -> _Client:
+        """A client for a region, with at least so much time for an answer; its connections are kept."""
+        key = _region(target), _at_least(seconds)
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = self._make_client(*key)
+            return self._clients[key]
+
+    def _make_client(self, region: str | None, seconds: int) -> _Client:
+        if self._session is None:
+            self._session = cast("_Session", import_module("boto3.session").Session())
+        config = import_module("botocore.config").Config(
+            connect_timeout=_CONNECT_SECONDS,
+            read_timeout=seconds,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            max_pool_connections=_THREADS,
+            tcp_keepalive=True,
+        )
+        return self._session.client("lambda", region_name=region, config=config)
+
+
+def _region(target: LambdaTarget) -> str | None:
+    """The target's own region, or its ARN's; None is the executor's."""
+    if target.region is None and target.function.startswith("arn:"):
+        return target.function.split(":")[3]
+    return target.region
+
+
+def _at_least(seconds: float) -> int:
+    """A power of two above `seconds`, so that a handful of clients serve every timeout; the attempt's own is exact.
+
+    >>> [_at_least(seconds) for seconds in (0.2, 4, 300, 86_400)]
+    [2, 8, 512, 1024]
+    """
+    return min(1 << (int(seconds) + 1).bit_length(), _LONGEST_SECONDS)
+
+
+def _context(attempt: Attempt) -> str:
+    """The run, as functions read it: `context.client_context.custom` in Python."""
+    custom = {
+        "run_id": attempt.request.run_id,
+        "attempt": str(attempt.started.attempt),
+        "idempotency_key": attempt.request.run_id,
+        "scheduled_at": attempt.request.scheduled_at.isoformat(),
+    }
+    return base64.b64encode(json.dumps({"custom": custom}).encode()).decode()
+
+
+def _event(attempt: Attempt) -> bytes:
+    """The payload; bytes, which no event may be, as the base64 that they were submitted as."""
+    if attempt.payload_content_type == "application/json":
+        return attempt.payload
+    return json.dumps({"payload_base64": base64.b64encode(attempt.payload).decode()}).encode()
+
+
+def _judge(attempt: Attempt, response: _Response) -> Outcome:
+    stream = response.get("Payload")
+    body = b"" if stream is None else stream.read(RESULT_BYTES + 1)
+    if stream is not None:
+        stream.close()  # what is longer is not read
+    if log := response.get("LogResult"):
+        attempt.write(base64.b64decode(log))
+    if "FunctionError" in response:
+        return _failure(body)
+    return succeeded(_result(body))
+
+
+def _result(body: bytes) -> bytes | None:
+    """What the function returned; cut where it is too long, for its effect is done."""
+    if not body:
+        return None
+    text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
+    if len(body) > RESULT_BYTES:
+        return json.dumps({"body": text[:_CUT_CHARACTERS], "cut": True}).encode()
+    try:
+        json.loads(body, parse_constant=_no_number)
+    except ValueError:
+        return json.dumps({"body": text[:_CUT_CHARACTERS], "cut": len(text) > _CUT_CHARACTERS}).encode()
+    return body
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(text)
+
+
+def _failure(body: bytes) -> Outcome:
+    """What the function raised. Source: Lambda developer guide, "Function errors"."""
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        return failed("FunctionError", body.decode("utf-8", "replace"))
+    error = cast("Mapping[str, object]", told)
+    frames = error.get("stackTrace")
+    trace = "\n".join(str(frame) for frame in cast("list[object]", frames)) if isinstance(frames, list) else ""
+    return failed(str(error.get("errorType") or "FunctionError"), str(error.get("errorMessage") or ""), trace=trace)
+
+
+class _Told(TypedDict):
+    Code: str
+    Message: str
+
+
+class _Metadata(TypedDict, total=False):
+    HTTPStatusCode: int
+    HTTPHeaders: Mapping[str, str]
+
+
+class _Refusal(TypedDict, total=False):
+    Error: _Told
+    ResponseMetadata: _Metadata
+
+
+def _refused(error: Exception) -> Outcome:
+    """Why there is no answer of the function's."""
+    name = type(error).__name__
+    response = cast("_Refusal | None", getattr(error, "response", None))
+    if not response:
+        return failed(name, str(error), permanent=name in _NEVER_SENT, not_begun=name in _NOT_SENT)
+    told, metadata = response.get("Error"), response.get("ResponseMetadata", {})
+    code, message = (told.get("Code", name), told.get("Message", "")) if told else (name, str(error))
+    status = metadata.get("HTTPStatusCode", 500)
+    refused = 400 <= status < 500  # before it was invoked
+    after = _wait(metadata.get("HTTPHeaders", {})) if status == 429 else None
+    permanent = refused and status not in _RETRIED_4XX
+    return failed(code, message, permanent=permanent, retry_after=after, not_begun=refused)
+
+
+def _wait(headers: Mapping[str, str]) -> timedelta:
+    try:
+        return timedelta(seconds=min(max(float(headers["retry-after"]), 0.0), 86_400.0))
+    except (KeyError, ValueError):
+        return _THROTTLED

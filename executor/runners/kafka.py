@@ -1,0 +1,191 @@
+"""Sends messages to users' topics: the payload, with the run's headers.
+
+One producer for all of them, made with the first. Delivery reports come by one thread, so that an attempt that waits
+for its own costs a future. A message that was handed to the client cannot be called back: an attempt that is cut short
+says that it may still be written. Tidewheel's own topics are no targets, for a job could then feed itself.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import Outcome, failed, succeeded, waiting
+from tidewheel.kafka import producer
+from tidewheel.schemas.records import KafkaTarget
+from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
+from tidewheel.topics import Topics
+from tidewheel.transitions.installation import Installation
+
+REPLY_TOPIC_HEADER = "tidewheel-reply-topic"
+
+_POLL_SECONDS = 1.0  # the longest sleep of the reporting thread; it wakes with each report
+_FULL_SECONDS = 0.05  # the client's queue is full: its oldest message is gone by then, or Kafka is away
+_LEAVE_SECONDS = 1.0
+# A topic that the broker does not know is looked for so long: made a moment ago, it may not be known everywhere.
+_TOPIC_SEEN_MS = 5000
+
+# What another attempt would meet again. Source: librdkafka, rdkafka.h, rd_kafka_resp_err_t.
+_FOR_GOOD = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+# With these nothing was written, which matters to a run that may begin once.
+_NOT_WRITTEN = _FOR_GOOD | {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._AUTHENTICATION,
+}
+_NAMES = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "kafka_unknown_topic",
+    KafkaError._UNKNOWN_TOPIC: "kafka_unknown_topic",
+    KafkaError.MSG_SIZE_TOO_LARGE: "kafka_too_large",
+    KafkaError.RECORD_LIST_TOO_LARGE: "kafka_too_large",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "kafka_not_authorised",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "kafka_not_authorised",
+    KafkaError._MSG_TIMED_OUT: "kafka_timeout",
+}
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+class KafkaRunner:
+    """Produces to users' topics.
+
+    Args:
+        config: Bootstrap servers and what users pass through.
+        installation: Whose topics are no targets, and what task tokens are made with.
+    """
+
+    def __init__(self, config: Mapping[str, str], installation: Installation) -> None:
+        self._config = {"topic.metadata.propagation.max.ms": str(_TOPIC_SEEN_MS), **config}
+        self._topics: Topics = installation.topics
+        self._task_token_key = installation.task_token_key
+        self._producer: Producer | None = None
+        self._closed = False
+
+    async def run(self, attempt: Attempt) -> Outcome:
+        """Produce the payload, and wait until the broker has it."""
+        target = attempt.definition.target.kafka
+        if target is None:
+            return failed("InvalidTarget", "the job's version has no Kafka target", permanent=True)
+        if self._is_own(target.topic):
+            message = f"{target.topic} is a topic of Tidewheel itself; name one that does not begin with its prefix"
+            return failed("OwnTopic", message, permanent=True, not_begun=True)
+        try:
+            report = await self._produce(attempt, target)
+        except KafkaException as error:
+            return _undelivered(target, cast("KafkaError", error.args[0]))
+        if (fault := report.error()) is not None:
+            return _undelivered(target, fault)
+        if target.reply_timeout_ms is not None:
+            return waiting(timedelta(milliseconds=target.reply_timeout_ms))
+        place = f'{{"topic":"{target.topic}","partition":{report.partition()},"offset":{report.offset()}}}'
+        return succeeded(place.encode())
+
+    async def close(self) -> None:
+        """Let go of the producer; what it has not sent by now is not sent."""
+        self._closed = True
+        made, self._producer = self._producer, None
+        if made is not None:
+            made.purge()
+            await asyncio.to_thread(made.flush, _LEAVE_SECONDS)
+
+    async def _produce(self, attempt: Attempt, target: KafkaTarget) -> Message:
+        """Hand the message over and wait for its report.
+
+        Raises:
+            KafkaException: The client does not take it.
+        """
+        loop = asyncio.get_running_loop()
+        reported: asyncio.Future[Message] = loop.create_future()
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            if error is not None and error.fatal():
+                self._retire(made)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, reported, message)
+
+        key = attempt.definition.job_key if target.key is None else target.key
+        headers = self._headers(attempt, target)
+        while True:
+            made = self._made()
+            try:
+                made.produce(target.topic, value=attempt.payload, key=key.encode(), headers=headers, on_delivery=report)
+                break
+            except BufferError:
+                await asyncio.sleep(_FULL_SECONDS)
+            except KafkaException as error:
+                if cast("KafkaError", error.args[0]).fatal():
+                    self._retire(made)
+                raise
+        try:
+            return await reported
+        except asyncio.CancelledError:
+            attempt.write(f"cut short: the message may have been written to {target.topic}, or may still be\n".encode())
+            raise
+
+    def _made(self) -> Producer:
+        if self._producer is None:
+            self._producer = made = producer(self._config, role="executor-target")
+            threading.Thread(target=self._report, args=(made,), name="kafka-reports", daemon=True).start()
+        return self._producer
+
+    def _retire(self, made: Producer) -> None:
+        """A producer that will never send again: the next attempt makes another."""
+        if self._producer is made:
+            self._producer = None
+
+    def _report(self, made: Producer) -> None:
+        """Serve one producer's reports as long as it is in use, and until nothing of it is under way."""
+        while (made is self._producer or len(made)) and not self._closed:
+            made.poll(_POLL_SECONDS)
+
+    def _headers(self, attempt: Attempt, target: KafkaTarget) -> Headers:
+        request = attempt.request
+        headers: dict[str, str] = {
+            "content-type": attempt.payload_content_type,
+            **{name.lower(): value for name, value in target.headers.items()},
+            "idempotency-key": request.run_id,
+            "tidewheel-run-id": request.run_id,
+            "tidewheel-attempt": str(attempt.started.attempt),
+            "tidewheel-job-key": attempt.definition.job_key,
+            "tidewheel-scheduled-at": request.scheduled_at.isoformat(),
+        }
+        if request.traceparent:
+            headers["traceparent"] = request.traceparent
+        if target.reply_timeout_ms is not None:
+            headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
+            headers[REPLY_TOPIC_HEADER] = self._topics.target_replies
+        return [(name, value.encode()) for name, value in headers.items()]
+
+    def _is_own(self, topic: str) -> bool:
+        return topic == self._topics.prefix or topic.startswith(f"{self._topics.prefix}.")
+
+
+def _undelivered(target: KafkaTarget, error: KafkaError) -> Outcome:
+    code = error.code()
+    name = _NAMES.get(code, f"kafka_{error.name().strip('_').lower()}")
+    said = f"{target.topic}: {error.str()}"
+    if code not in _NOT_WRITTEN:
+        said += "; the message may have been written"
+    return failed(name, said, permanent=code in _FOR_GOOD, not_begun=code in _NOT_WRITTEN)
+
+
+def _settle(reported: "asyncio.Future[Message]", message: Message) -> None:
+    if not reported.done():
+        reported.set_result(message)

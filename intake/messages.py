@@ -1,0 +1,138 @@
+"""What is made of a batch of messages: read, applied, answered, in the transaction that moves their offsets.
+
+What cannot be read goes to the dead letters byte for byte, what is refused is answered; neither blocks what follows.
+Target replies are ends told by token, and nobody waits for an answer to them: one that comes too late is dropped.
+"""
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+
+import psycopg
+from confluent_kafka import Message
+
+from tidewheel.db import Conn
+from tidewheel.errors import FieldError, UndecodableMessage
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.incoming import Encoding, Incoming, rejected_unread
+from tidewheel.intake.replies import reply_row
+from tidewheel.intake.target_replies import read_target_reply
+from tidewheel.jobs.requests import RequestRefused, request_identity
+from tidewheel.metrics import metrics
+from tidewheel.outbox import OutboxRow, append
+from tidewheel.schemas.codec import is_avro
+from tidewheel.schemas.records import RequestOrigin
+from tidewheel.schemas.requests import read_document, read_request
+from tidewheel.transitions.dead_letters import DeadRequest, bury_request
+from tidewheel.transitions.installation import Installation
+
+_LOG = logging.getLogger("tidewheel.intake")
+
+
+class TooLong(Exception):
+    """One request takes longer than the database allows a transaction."""
+
+
+def take_in(
+    connection: Conn, installation: Installation, messages: Sequence[Message], failure: Exception | None, now: datetime
+) -> None:
+    """Apply messages, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Topics, shards, encoding.
+        messages: Of both topics, in the order they are to be applied.
+        failure: Why they are not to be applied but refused, where an earlier try has shown that.
+        now: By the database's clock.
+    """
+    replies = [message for message in messages if message.topic() == installation.topics.target_replies]
+    requests = [message for message in messages if message.topic() != installation.topics.target_replies]
+    rows = _take_requests(connection, installation, requests, failure, now) if requests else []
+    rows += _take_target_replies(connection, installation, replies, failure, now) if replies else []
+    append(connection, rows, shards=installation.shards)
+
+
+def origin_of(message: Message) -> RequestOrigin:
+    """Where a message was read."""
+    return RequestOrigin(topic=message.topic() or "", partition=message.partition() or 0, offset=message.offset() or 0)
+
+
+def _take_requests(
+    connection: Conn, installation: Installation, messages: Sequence[Message], failure: Exception | None, now: datetime
+) -> list[OutboxRow]:
+    rows: list[OutboxRow] = []
+    batch: list[Incoming] = []
+    for message in messages:
+        origin = origin_of(message)
+        key, value = _bytes(message.key()), _bytes(message.value())
+        try:
+            if failure is not None:
+                raise _failed_on_data(value, failure)
+            request, encoding = read_request(value or b"")
+            batch.append(Incoming(request, origin, encoding, key))
+        except UndecodableMessage as error:
+            rows.append(_buried(connection, installation, message, str(error), now))
+        except RequestRefused as refused:
+            reply = rejected_unread(refused.identity, refused, origin)
+            metrics.count("requests", 1, reply.type, reply.status)
+            rows.append(reply_row(installation, reply, key, _encoding(value), now))
+    replies = apply_requests(connection, installation, batch)
+    rows += [
+        reply_row(installation, reply, incoming.reply_key, incoming.encoding, now)
+        for incoming, reply in zip(batch, replies, strict=True)
+    ]
+    return rows
+
+
+def _take_target_replies(
+    connection: Conn, installation: Installation, messages: Sequence[Message], failure: Exception | None, now: datetime
+) -> list[OutboxRow]:
+    rows: list[OutboxRow] = []
+    batch: list[Incoming] = []
+    for message in messages:
+        if failure is not None:
+            rows.append(_buried(connection, installation, message, _why(failure), now))
+            continue
+        try:
+            request = read_target_reply(message.headers(), _bytes(message.value()), installation.task_token_key)
+            batch.append(Incoming(request, origin_of(message)))
+        except UndecodableMessage as error:
+            rows.append(_buried(connection, installation, message, str(error), now))
+    for reply in apply_requests(connection, installation, batch):
+        if reply.code is not None:
+            said = "; ".join(f"{error.path}: {error.problem}" for error in reply.errors)
+            _LOG.info("a target's reply changes nothing: %s", said, extra={"run_id": reply.run_id})
+    return rows
+
+
+def _buried(connection: Conn, installation: Installation, message: Message, reason: str, now: datetime) -> OutboxRow:
+    metrics.count("undecodable_requests")
+    origin = origin_of(message)
+    key, value = _bytes(message.key()), _bytes(message.value())
+    dead = DeadRequest(origin.topic, origin.partition, origin.offset, key, value, reason)
+    return bury_request(connection, installation, dead, now)
+
+
+def _bytes(value: object) -> bytes | None:
+    return value if isinstance(value, bytes) else None
+
+
+def _encoding(value: bytes | None) -> Encoding:
+    return "avro" if value and is_avro(value) else "json"
+
+
+def _failed_on_data(value: bytes | None, failure: Exception) -> RequestRefused:
+    """The rejection of a request that can be read but not written."""
+    document, _ = read_document(value or b"")
+    remedy = "ask for less in one request"
+    if not isinstance(failure, TooLong):
+        remedy = "correct the request, or report this with its request_id"
+    return RequestRefused((FieldError("", _why(failure), remedy),), request_identity(document))
+
+
+def _why(failure: Exception) -> str:
+    if isinstance(failure, TooLong):
+        return "it takes longer than a transaction may, and was undone"
+    # PostgreSQL's own words in one line, without the row that it would quote beside them.
+    said = failure.diag.message_primary if isinstance(failure, psycopg.Error) else None
+    return f"it could not be applied: {said or type(failure).__name__}"

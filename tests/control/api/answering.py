@@ -1,0 +1,107 @@
+"""The HTTP door on a thread, and an executor that speaks through it."""
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import HANDLER
+from tidewheel.control.api.service import Api
+from tidewheel.service import Stop
+from tidewheel.settings import ApiSettings
+
+_SECONDS = 60.0
+QUICK = {"api_port": 0, "sweep": timedelta(milliseconds=1)}
+
+
+@contextmanager
+def answering(database: Database, *, token: str | None = None, **settings: object) -> Generator[httpx.Client]:
+    """The door as long as the block, and a client of it."""
+    stop = Stop()
+    told = ApiSettings.load(**(QUICK | settings), api_token=token, database_url=database.url)
+    api = Api(told, database.url, database.installation, stop)
+    serving = threading.Thread(target=api.run, name="api-of-test")
+    serving.start()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{api.port}", headers=headers, timeout=_SECONDS, trust_env=False
+        ) as client:
+            yield client
+    finally:
+        stop.ask()
+        serving.join(_SECONDS)
+
+
+@dataclass
+class Executor:
+    """An executor as any language would write it, step by step."""
+
+    client: httpx.Client
+    executor_id: str
+    claims: int = 0
+    begun: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def ask(self, verb: str, **body: object) -> httpx.Response:
+        """One call."""
+        return self.client.post(f"/api/v1/executors/{self.executor_id}:{verb}", json=body)
+
+    def beat(self) -> list[dict[str, Any]]:
+        """Beat; returns the signals."""
+        return answer_of(self.ask("beat"))["signals"]
+
+    def wish(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
+        """Claim one run by its message; returns what was started."""
+        self.claims += 1
+        return self.wish_again(run_id, attempt=attempt, version=version)
+
+    def wish_again(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
+        """The last claim, sent once more."""
+        wish = {"run_id": str(run_id), "attempt": attempt, "job_version": version, "came_by": "t.runs.standard/0/7@0"}
+        return answer_of(self.ask("claim", claim_id=self.claims, wishes=[wish]))["started"]
+
+    def sweep(self, most: int = 10) -> list[dict[str, Any]]:
+        """Claim what is due."""
+        self.claims += 1
+        return answer_of(self.ask("claim", claim_id=self.claims, sweep=most))["started"]
+
+    def finish(self, run_id: UUID, status: str, *, attempt: int = 1, **fields: object) -> str:
+        """Tell how an attempt ended; returns the answer."""
+        ending = {"run_id": str(run_id), "attempt": attempt, "status": status, **fields}
+        [answered] = answer_of(self.ask("finish", outcomes=[ending]))["outcomes"]
+        assert answered["run_id"] == str(run_id)
+        return str(answered["answer"])
+
+
+def enter(
+    client: httpx.Client, *, handlers: tuple[str, ...] = (HANDLER,), queues: tuple[str, ...] = ("default",)
+) -> Executor:
+    """Register an executor."""
+    body = {"name": "here:1", "handlers": list(handlers), "queues": list(queues), "slots": 4}
+    answer = client.post("/api/v1/executors", json=body)
+    assert answer.status_code == HTTPStatus.CREATED, answer.text
+    return Executor(client, answer.json()["executor_id"])
+
+
+def answer_of(answer: httpx.Response) -> dict[str, Any]:
+    """The content of an answer that is no refusal."""
+    assert answer.status_code == HTTPStatus.OK, answer.text
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+def refusal(answer: httpx.Response, status: HTTPStatus) -> dict[str, Any]:
+    """The problem that an answer tells."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    content: dict[str, Any] = answer.json()
+    assert content["status"] == status
+    assert content["type"] == f"urn:tidewheel:problem:{content['code']}"
+    return content

@@ -1,0 +1,158 @@
+"""Who may call, what is refused before it costs anything, and how it is told."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+
+import httpx
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.control.api.answering import answering, enter, refusal
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import submit, trigger
+from tidewheel.control.api.service import Api
+from tidewheel.errors import SettingsError
+from tidewheel.service import Stop
+from tidewheel.settings import ApiSettings
+
+TOKEN = "correct-horse-battery"
+REGISTRATION = {"name": "here:1", "handlers": ["a"], "slots": 1}
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    with answering(database) as made:
+        yield made
+
+
+def test_it_lives_and_is_ready(client: httpx.Client) -> None:
+    assert client.get("/healthz").text == "ok\n"
+    assert client.get("/readyz").text == "ready\n"
+
+
+def test_without_its_database_it_lives_is_not_ready_and_says_so(database: Database) -> None:
+    nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
+    with answering(nowhere) as client:
+        assert client.get("/healthz").status_code == HTTPStatus.OK
+        for answer in (client.get("/readyz"), client.post("/api/v1/executors", json=REGISTRATION)):
+            assert refusal(answer, HTTPStatus.SERVICE_UNAVAILABLE)["code"] == "unavailable"
+            assert answer.headers["retry-after"] == "1"
+
+
+def test_a_schema_is_found_by_the_fingerprint_in_a_message(client: httpx.Client, database: Database) -> None:
+    submit(database)
+    trigger(database)
+    message = database.value("SELECT value FROM outbox WHERE topic LIKE '%%runs%%'")
+    answer = client.get(f"/api/v1/schemas/{message[2:10].hex()}")
+    assert answer.json()["name"] == "RunRequest"
+    for nothing in ("00" * 8, "c301", "zz"):
+        refusal(client.get(f"/api/v1/schemas/{nothing}"), HTTPStatus.NOT_FOUND)
+
+
+def test_every_field_that_does_not_fit_is_named(client: httpx.Client) -> None:
+    told = refusal(
+        client.post("/api/v1/executors", json={"name": "", "handler": "a", "slots": 0}),
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    )
+    assert told["code"] == "invalid"
+    problems = {error["path"]: error for error in told["errors"]}
+    assert set(problems) == {"name", "handler", "handlers", "slots"}
+    assert problems["handler"]["remedy"] == "did you mean 'handlers'?"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "path", "problem"),
+    [
+        ({"status": "succeeded", "error_type": "E"}, "outcomes.0.error_type", "'succeeded' has none"),
+        ({"status": "failed"}, "outcomes.0.error_type", "is missing, with 'failed'"),
+        ({"status": "snoozed"}, "outcomes.0.delay", "is missing, with 'snoozed'"),
+        ({"status": "succeded"}, "outcomes.0.status", "'succeded' was read"),
+        ({"status": "succeeded", "result": "x" * 70_000}, "outcomes.0.result", "it has 70002 bytes"),
+        ({"status": "waiting", "within": "0s"}, "outcomes.0.within", "'0s' was read"),
+    ],
+)
+def test_an_outcome_says_what_goes_with_its_status(
+    client: httpx.Client, outcome: dict[str, object], path: str, problem: str
+) -> None:
+    body = {"outcomes": [{"run_id": "019d3a1c-7f00-8123-8456-789abcdef012", "attempt": 1, **outcome}]}
+    told = refusal(
+        client.post(f"/api/v1/executors/{enter(client).executor_id}:finish", json=body),
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    )
+    [error] = told["errors"]
+    assert error["path"] == path
+    assert error["problem"].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b'{"name": "a", "name": "b"}', "application/json", HTTPStatus.UNPROCESSABLE_ENTITY),
+        (b'{"name":', "application/json", HTTPStatus.BAD_REQUEST),
+        (b"[]", "application/json", HTTPStatus.BAD_REQUEST),
+        (b"\xff", "application/json", HTTPStatus.BAD_REQUEST),
+        (b"[" * 100_000, "application/json", HTTPStatus.BAD_REQUEST),
+        (b"{}", "text/plain", HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
+        (b" " * (1 << 20) + b"{}", "application/json", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    ],
+)
+def test_what_is_no_request_is_refused(client: httpx.Client, body: bytes, kind: str, status: HTTPStatus) -> None:
+    refusal(client.post("/api/v1/executors", content=body, headers={"Content-Type": kind}), status)
+
+
+def test_an_address_that_leads_nowhere_and_a_verb_it_does_not_know(client: httpx.Client) -> None:
+    refusal(client.post("/api/v1/nothing"), HTTPStatus.NOT_FOUND)
+    refusal(client.post("/api/v1/executors/no-id:beat"), HTTPStatus.NOT_FOUND)
+    refusal(client.get("/api/v1/executors"), HTTPStatus.METHOD_NOT_ALLOWED)
+
+
+def test_without_a_token_only_this_machine_is_meant(client: httpx.Client) -> None:
+    told = refusal(client.get("/healthz", headers={"Host": "evil.example"}), HTTPStatus.MISDIRECTED_REQUEST)
+    assert "evil.example" in told["detail"]
+    assert client.get("/healthz", headers={"Host": "localhost:8080"}).status_code == HTTPStatus.OK
+
+
+def test_with_a_token_executors_have_to_show_it(database: Database) -> None:
+    with answering(database, token=TOKEN) as client:
+        enter(client)
+        for wrong in ("", "Bearer wrong", f"Basic {TOKEN}", "Bearer"):
+            answer = client.post("/api/v1/executors", json=REGISTRATION, headers={"Authorization": wrong})
+            assert refusal(answer, HTTPStatus.UNAUTHORIZED)["code"] == "unauthorized"
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert client.get("/readyz", headers={"Authorization": ""}).status_code == HTTPStatus.OK
+    assert database.count("executors") == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "remedy"),
+    [
+        ({"api_host": "0.0.0.0"}, "TIDEWHEEL_API_TOKEN: is missing while TIDEWHEEL_API_HOST is 0.0.0.0"),  # noqa: S104
+        ({"api_token": "short"}, "TIDEWHEEL_API_TOKEN: is no bearer token"),
+        ({"api_token": ""}, "TIDEWHEEL_API_TOKEN: is no bearer token"),
+    ],
+)
+def test_an_open_door_is_refused(told: dict[str, object], remedy: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        ApiSettings.load(**told)
+    assert str(raised.value).startswith(remedy)
+    assert "short" not in str(raised.value)
+
+
+def test_an_address_that_is_taken_is_said_at_once(client: httpx.Client, database: Database) -> None:
+    taken = client.base_url.port
+    with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1 port {taken}"):
+        Api(ApiSettings.load(api_port=taken), database.url, database.installation, Stop())
+
+
+def test_more_than_can_wait_is_told_to_come_again(database: Database) -> None:
+    with answering(database, api_threads=1) as client, ThreadPoolExecutor(18) as askers:
+        path = f"/api/v1/executors/{enter(client).executor_id}:beat"
+        with database.transaction() as held:
+            held.execute("SELECT FROM executors FOR UPDATE")
+            asked = [askers.submit(client.post, path) for _ in range(18)]  # one is worked on, 16 wait
+            until(lambda: any(each.done() for each in asked), "one too many is refused")
+            [refused] = [each.result() for each in asked if each.done()]
+            assert refusal(refused, HTTPStatus.SERVICE_UNAVAILABLE)["code"] == "overloaded"
+        assert sorted(each.result().status_code for each in asked) == [HTTPStatus.OK] * 17 + [503]

@@ -1,0 +1,288 @@
+"""Executors in other languages: what they claim is theirs alone, what they report is written once."""
+
+from base64 import b64decode
+from collections.abc import Iterator
+from datetime import timedelta
+from http import HTTPStatus
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from tests.control.api.answering import Executor, answering, enter, refusal
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import (
+    ask,
+    attempts,
+    completions,
+    final_state,
+    open_run,
+    requests,
+    submit,
+    trigger,
+)
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.records import RunRequest
+from tidewheel.task_tokens import read_task_token
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    with answering(database) as made:
+        yield made
+
+
+@pytest.fixture
+def executor(client: httpx.Client) -> Executor:
+    return enter(client)
+
+
+def a_run(database: Database, **job: object) -> UUID:
+    submit(database, **job)
+    return trigger(database)
+
+
+def test_who_registers_is_told_how_to_live(client: httpx.Client, database: Database) -> None:
+    body = {"name": "here:1", "handlers": ["a"], "queues": ["default", "reports"], "slots": 4}
+    answer = client.post("/api/v1/executors", json=body).json()
+    assert (answer["beat_seconds"], answer["lease_seconds"]) == (1.0, 15.0)
+    names = [each["topic"] for each in answer["topics"]]
+    assert names == [
+        database.installation.topics.runs(queue, lane)
+        for queue in ("default", "reports")
+        for lane in ("critical", "standard", "batch")
+    ]
+    assert answer["topics"][0]["group"] == f"{names[0]}.executors"
+    assert database.rows("SELECT name, queues, handlers, slots FROM executors") == [
+        ("here:1", ["default", "reports"], ["a"], 4)
+    ]
+
+
+def test_a_claim_starts_the_attempt_and_hands_out_its_token(executor: Executor, database: Database) -> None:
+    run_id = a_run(database, schedule_to_close="10s")
+    [started] = executor.wish(run_id)
+    assert (started["run_id"], started["attempt"], started["request"]) == (str(run_id), 1, None)
+    assert 0 < started["closes_in_seconds"] <= 10
+    assert read_task_token(database.installation.task_token_key, started["task_token"]) == (run_id, 1)
+    row = open_run(database, run_id)
+    assert (row.state, row.came_by, row.executor_id) == ("running", "t.runs.standard/0/7@0", UUID(executor.executor_id))
+
+
+def test_of_two_executors_one_wins(client: httpx.Client, executor: Executor, database: Database) -> None:
+    run_id, other = a_run(database), enter(client)
+    assert executor.wish(run_id)
+    assert other.wish(run_id) == []
+    assert executor.wish(run_id) == []
+
+
+@pytest.mark.parametrize(("attempt", "version"), [(2, 1), (1, 2)])
+def test_a_stale_message_starts_nothing(executor: Executor, database: Database, attempt: int, version: int) -> None:
+    assert executor.wish(a_run(database), attempt=attempt, version=version) == []
+
+
+def test_a_claim_whose_answer_was_lost_is_told_again_and_starts_nothing_more(
+    executor: Executor, database: Database
+) -> None:
+    run_id = a_run(database)
+    first = executor.wish(run_id)
+    assert executor.wish_again(run_id) == first
+    assert executor.wish_again(trigger(database)) == []
+    assert executor.finish(run_id, "succeeded") == "recorded"
+    assert executor.wish_again(run_id) == []
+
+
+def test_a_claim_that_was_long_under_way_starts_nothing(executor: Executor, database: Database) -> None:
+    run_id = a_run(database)
+    executor.claims = 7
+    assert executor.sweep()
+    executor.claims = 3
+    assert executor.wish(trigger(database)) == []
+    assert executor.sweep() == []
+    assert executor.finish(run_id, "succeeded") == "recorded"
+
+
+def test_a_sweep_brings_the_messages_of_what_is_due(executor: Executor, database: Database) -> None:
+    submit(database, payload={"n": 1})
+    runs = {trigger(database), trigger(database)}
+    swept = executor.sweep()
+    assert {UUID(each["run_id"]) for each in swept} == runs
+    message = decode(b64decode(swept[0]["request"]), RunRequest)
+    assert (message.run_id, message.attempt) == (swept[0]["run_id"], 1)
+    again = executor.ask("claim", claim_id=executor.claims, sweep=10).json()["started"]
+    assert sorted(again, key=str) == sorted(swept, key=str)
+    assert executor.sweep() == []
+
+
+def test_a_sweep_takes_what_its_executor_can_do_and_no_more_than_asked(
+    client: httpx.Client, database: Database
+) -> None:
+    submit(database, "mine", target="a", queue="reports")
+    submit(database, "others", target="b", queue="reports")
+    submit(database, "elsewhere", target="a")
+    submit(database, "anyones", target={"type": "http", "url": "http://127.0.0.1:1/"}, queue="reports")
+    mine = {trigger(database, "mine") for _ in range(3)}
+    for key in ("others", "elsewhere", "anyones"):
+        trigger(database, key)
+    executor = enter(client, handlers=("a",), queues=("reports",))
+    first, second = executor.sweep(2), executor.sweep(2)
+    assert [len(first), len(second)] == [2, 1]
+    assert {UUID(each["run_id"]) for each in first + second} == mine
+
+
+def test_the_critical_lane_is_swept_first(executor: Executor, database: Database) -> None:
+    for lane in ("batch", "standard", "critical"):
+        submit(database, lane, lane=lane)
+        trigger(database, lane)
+    assert [len(executor.sweep(1)) for _ in range(3)] == [1, 1, 1]
+    came = database.rows("SELECT lane FROM open_runs ORDER BY came_by")
+    assert came == [("critical",), ("standard",), ("batch",)]
+
+
+def test_a_success_is_written_with_its_result_and_output(executor: Executor, database: Database) -> None:
+    run_id = a_run(database)
+    executor.wish(run_id)
+    assert executor.finish(run_id, "succeeded", result={"sent": True}, output="hello\n") == "recorded"
+    [completion] = completions(database)
+    assert (completion.status, completion.result) == ("succeeded", b'{"sent":true}')
+    assert completion.executor_id == executor.executor_id
+    assert database.value("SELECT output FROM attempt_outputs") == b"hello\n"
+    assert executor.finish(run_id, "succeeded") == "superseded"
+
+
+def test_a_failure_goes_back_until_the_budget_is_used_up(executor: Executor, database: Database) -> None:
+    run_id = a_run(database, retry={"max_attempts": 2, "initial": "1ms"})
+    executor.wish(run_id)
+    assert (
+        executor.finish(run_id, "failed", error_type="Broken", error_message="no luck", trace="at home") == "recorded"
+    )
+    assert open_run(database, run_id).charged == 1
+    assert requests(database)[-1].attempt == 2
+    until(lambda: executor.wish(run_id, attempt=2), "the next attempt is due")
+    assert executor.finish(run_id, "failed", attempt=2, error_type="Broken") == "recorded"
+    assert final_state(database, run_id) == ("failed", None)
+    assert attempts(database, run_id) == [(1, "failed"), (2, "failed")]
+
+
+def test_a_permanent_failure_and_a_type_that_is_not_retried_end_the_run(executor: Executor, database: Database) -> None:
+    submit(database, retry={"non_retryable": ["NoSuchAccount"]})
+    first, second = trigger(database), trigger(database)
+    executor.wish(first)
+    executor.wish(second)
+    executor.finish(first, "failed", error_type="Broken", permanent=True)
+    executor.finish(second, "failed", error_type="NoSuchAccount")
+    assert [final_state(database, run_id) for run_id in (first, second)] == [("failed", None), ("failed", None)]
+
+
+def test_a_timeout_is_named_and_its_length_is_the_jobs(executor: Executor, database: Database) -> None:
+    run_id = a_run(database, start_to_close="7s", retry={"max_attempts": 1})
+    executor.wish(run_id)
+    executor.finish(run_id, "timed_out", timeout="start_to_close")
+    [completion] = completions(database)
+    assert (completion.status, completion.reason) == ("timed_out", "start_to_close")
+    assert completion.error is not None
+    assert completion.error.message == "start_to_close of 7 s has passed"
+
+
+def test_what_is_handed_back_or_snoozes_is_not_charged(executor: Executor, database: Database) -> None:
+    run_id = a_run(database)
+    executor.wish(run_id)
+    assert executor.finish(run_id, "handed_back") == "recorded"
+    executor.wish(run_id, attempt=2)
+    assert executor.finish(run_id, "snoozed", attempt=2, delay="1h") == "recorded"
+    row = open_run(database, run_id)
+    assert (row.state, row.attempt, row.charged) == ("queued", 2, 0)
+    assert row.publish_at > database.now() + timedelta(minutes=59)
+
+
+def test_what_may_begin_once_goes_back_only_when_it_has_not_begun(executor: Executor, database: Database) -> None:
+    submit(database, delivery="at_most_once")
+    first, second = trigger(database), trigger(database)
+    executor.wish(first)
+    executor.wish(second)
+    executor.finish(first, "handed_back", begun=False)
+    executor.finish(second, "handed_back")
+    assert open_run(database, first).state == "queued"
+    assert final_state(database, second) == ("failed", "unknown_outcome")
+
+
+def test_an_attempt_that_waits_ends_by_its_token(executor: Executor, client: httpx.Client, database: Database) -> None:
+    run_id = a_run(database)
+    [started] = executor.wish(run_id)
+    assert executor.finish(run_id, "waiting", within="1h") == "recorded"
+    assert open_run(database, run_id).state == "waiting"
+    bearer = {"Authorization": f"Bearer {started['task_token']}"}
+    answer = client.post(f"/api/v1/runs/{run_id}:complete", json={"result": 7}, headers=bearer)
+    assert answer.json() == {"run_id": str(run_id), "run_status": "succeeded"}
+    assert completions(database)[0].result == b"7"
+
+
+def test_a_cancelled_attempt_is_told_at_a_beat_and_ends_as_that(executor: Executor, database: Database) -> None:
+    run_id = a_run(database)
+    executor.wish(run_id)
+    assert executor.beat() == []
+    ask(database, {"type": "run.cancel", "run_id": str(run_id)})
+    told = {"run_id": str(run_id), "attempt": 1, "kind": "cancel"}
+    assert executor.beat() == [told]
+    assert executor.beat() == [told]
+    assert executor.finish(run_id, "succeeded") == "recorded"
+    assert final_state(database, run_id)[0] == "cancelled"
+    assert executor.beat() == []
+
+
+def test_a_terminated_attempt_is_told_until_it_is_answered(executor: Executor, database: Database) -> None:
+    submit(database, overlap="terminate_other")
+    first = trigger(database)
+    executor.wish(first)
+    executor.wish(trigger(database))
+    assert executor.beat() == [{"run_id": str(first), "attempt": 1, "kind": "terminate"}]
+    assert executor.finish(first, "cancelled") == "superseded"
+    assert executor.beat() == []
+
+
+def test_an_attempt_may_end_itself_as_cancelled(executor: Executor, database: Database) -> None:
+    run_id = a_run(database)
+    executor.wish(run_id)
+    assert executor.finish(run_id, "cancelled") == "recorded"
+    assert final_state(database, run_id)[0] == "cancelled"
+
+
+def test_nobody_writes_about_anothers_attempt(client: httpx.Client, executor: Executor, database: Database) -> None:
+    run_id, other = a_run(database), enter(client)
+    executor.wish(run_id)
+    assert other.finish(run_id, "succeeded") == "superseded"
+    assert open_run(database, run_id).state == "running"
+
+
+def test_an_executor_that_falls_silent_loses_its_attempts_and_learns_of_it(database: Database) -> None:
+    run_id = a_run(database)
+    with answering(database, lease=timedelta(seconds=1)) as client:
+        silent = enter(client)
+        silent.wish(run_id)
+        until(lambda: open_run(database, run_id).state == "retrying", "the attempt is lost")
+        assert silent.finish(run_id, "succeeded") == "superseded"
+        until(lambda: silent.ask("beat").status_code == HTTPStatus.NOT_FOUND, "its lease is ended")
+        assert refusal(silent.ask("beat"), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
+        assert refusal(silent.ask("claim", claim_id=9, sweep=1), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
+    assert open_run(database, run_id).lost == 1
+
+
+def test_who_leaves_is_gone_and_who_has_work_in_hand_is_found_later(executor: Executor, database: Database) -> None:
+    run_id = a_run(database)
+    executor.wish(run_id)
+    assert executor.ask("leave").status_code == HTTPStatus.NO_CONTENT
+    assert database.count("executors") == 1
+    executor.finish(run_id, "handed_back", begun=False)
+    assert executor.ask("leave").status_code == HTTPStatus.NO_CONTENT
+    assert database.count("executors") == 0
+
+
+def test_an_executor_of_python_is_none_that_others_speak_for(client: httpx.Client, database: Database) -> None:
+    database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        " VALUES (%s, 'p', '{default}', '{}', 1, now(), now())",
+        [known := uuid4()],
+    )
+    other = Executor(client, str(known))
+    refusal(other.ask("beat"), HTTPStatus.NOT_FOUND)
+    refusal(other.ask("claim", claim_id=1, sweep=1), HTTPStatus.NOT_FOUND)

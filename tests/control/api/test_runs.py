@@ -1,0 +1,81 @@
+"""Ends and heartbeats told from outside, by whoever has the attempt's task token."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.control.api.answering import answering, refusal
+from tests.fixtures.database import Database
+from tests.intake.waiting import token_of, waiting
+from tests.transitions.acts import completions, final_state, open_run, submit
+from tidewheel.task_tokens import task_token
+from tidewheel.transitions.start import Started
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    with answering(database, token="correct-horse-battery") as made:
+        yield made
+
+
+def a_waiting_run(database: Database) -> Started:
+    submit(database)
+    return waiting(database)
+
+
+@pytest.mark.parametrize("in_header", [True, False])
+def test_the_token_is_all_it_takes(client: httpx.Client, database: Database, in_header: bool) -> None:  # noqa: FBT001
+    started = a_waiting_run(database)
+    token = token_of(database, started)
+    body: dict[str, object] = {"status": "failed", "error_type": "Broken", "error_message": "no", "permanent": True}
+    headers = {"Authorization": f"Bearer {token}"} if in_header else {"Authorization": ""}
+    answer = client.post(
+        f"/api/v1/runs/{started.run_id}:complete", json=body if in_header else body | {"token": token}, headers=headers
+    )
+    assert answer.json() == {"run_id": str(started.run_id), "run_status": "failed"}
+    assert final_state(database, started.run_id)[0] == "failed"
+
+
+def test_a_heartbeat_keeps_progress_and_checkpoint(client: httpx.Client, database: Database) -> None:
+    started = a_waiting_run(database)
+    answer = client.post(
+        f"/api/v1/runs/{started.run_id}:heartbeat",
+        json={"token": token_of(database, started), "progress": {"done": 3}, "checkpoint": [1, 2]},
+        headers={"Authorization": ""},
+    )
+    assert answer.json() == {"run_id": str(started.run_id), "run_status": "waiting"}
+    assert database.rows("SELECT progress, checkpoint FROM run_inputs") == [(b'{"done":3}', b"[1,2]")]
+    assert open_run(database, started.run_id).state == "waiting"
+
+
+def test_an_attempt_that_is_over_changes_nothing(client: httpx.Client, database: Database) -> None:
+    started = a_waiting_run(database)
+    bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
+    path = f"/api/v1/runs/{started.run_id}:complete"
+    assert client.post(path, headers=bearer).status_code == HTTPStatus.OK
+    told = refusal(client.post(path, json={"status": "failed"}, headers=bearer), HTTPStatus.CONFLICT)
+    assert told["code"] == "attempt_over"
+    assert len(completions(database)) == 1
+
+
+def test_a_token_that_was_not_handed_out_is_refused(client: httpx.Client, database: Database) -> None:
+    started = a_waiting_run(database)
+    forged = task_token(b"another key", started.run_id, 1)
+    others = task_token(database.installation.task_token_key, uuid4(), 1)
+    for token in (forged, others, "nonsense"):
+        answer = client.post(
+            f"/api/v1/runs/{started.run_id}:complete", headers={"Authorization": f"Bearer {token}"}, json={}
+        )
+        [error] = refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
+        assert error["path"] == "token"
+    assert open_run(database, started.run_id).state == "waiting"
+
+
+def test_a_request_of_another_kind_is_refused_here(client: httpx.Client, database: Database) -> None:
+    started = a_waiting_run(database)
+    body = {"type": "run.heartbeat", "token": token_of(database, started)}
+    answer = client.post(f"/api/v1/runs/{started.run_id}:complete", json=body, headers={"Authorization": ""})
+    assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "type"

@@ -1,0 +1,236 @@
+"""Lambda functions: invoked in a local AWS, and answered for by a server of the test's own where AWS would refuse."""
+
+import asyncio
+import base64
+import io
+import json
+import logging
+import threading
+import zipfile
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import httpx
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.executor.attempting import RUN, Reports, attempt_of
+from tests.executor.http_target import Answer, HttpTarget, serving
+from tests.fixtures.services import until
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import RESULT_BYTES, Outcome
+from tidewheel.executor.runners.aws import LambdaRunner
+from tidewheel.runs import AttemptOutcome
+
+REGION = "eu-west-1"
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[str]:
+    """A local AWS with a function `echo`, which returns its event; returns its URL."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    httpx.post(f"{url}/moto-api/config", json={"lambda": {"use_docker": False}}).raise_for_status()
+    code = io.BytesIO()
+    with zipfile.ZipFile(code, "w") as file:
+        file.writestr("echo.py", "")
+    known = {"endpoint_url": url, "region_name": REGION, "aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    boto: Any = import_module("boto3")
+    role = boto.client("iam", **known).create_role(RoleName="echo", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    boto.client("lambda", **known).create_function(
+        FunctionName="echo", Runtime="python3.12", Role=role, Handler="echo.run", Code={"ZipFile": code.getvalue()}
+    )
+    yield url
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Credentials that are nobody's, and no way to real ones."""
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "a"),
+        ("AWS_SECRET_ACCESS_KEY", "b"),
+        ("AWS_DEFAULT_REGION", REGION),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("AWS_CONFIG_FILE", "/dev/null"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null"),
+    ):
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture
+def target(environment: pytest.MonkeyPatch) -> Iterator[HttpTarget]:
+    """A server of the test's own in place of AWS."""
+    with serving() as made:
+        environment.setenv("AWS_ENDPOINT_URL", made.url(""))
+        yield made
+
+
+def job(function: str = "echo", **fields: object) -> dict[str, Any]:
+    return {"target": {"type": "lambda", "function": function}} | fields
+
+
+def run(attempt: Attempt) -> Outcome:
+    async def work() -> Outcome:
+        runner = LambdaRunner()
+        try:
+            return await runner.run(attempt)
+        finally:
+            await runner.close()
+
+    return asyncio.run(work())
+
+
+def test_a_function_gets_the_payload_and_what_it_returns_is_the_result(
+    aws: str, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("AWS_ENDPOINT_URL", aws)
+    outcome = run(attempt_of(job(payload={"to": "ann"})))
+    assert outcome == Outcome(AttemptOutcome.SUCCEEDED, result=b'{"to":"ann"}')
+
+
+def test_what_a_function_computed_is_kept(aws: str, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("AWS_ENDPOINT_URL", aws)
+    answers = {"results": ['{"sum": 5}'], "region": REGION}
+    httpx.post(f"{aws}/moto-api/static/lambda-simple/response", json=answers).raise_for_status()
+    arn = f"arn:aws:lambda:{REGION}:123456789012:function:echo"
+    assert run(attempt_of(job(arn, payload=1))).result == b'{"sum": 5}'
+
+
+def test_bytes_arrive_as_base64_for_every_event_is_json(aws: str, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("AWS_ENDPOINT_URL", aws)
+    assert run(attempt_of(job(payload_base64="AAH/"))).result == b'{"payload_base64": "AAH/"}'
+
+
+def test_the_invocation_tells_the_run_and_asks_for_the_log(target: HttpTarget) -> None:
+    log = base64.b64encode(b"START\nEND\n").decode()
+    target.answers = [Answer(200, b"null", {"x-amz-log-result": log})]
+    attempt = attempt_of(job("echo:live", payload=1))
+    assert run(attempt).result == b"null"
+    [received] = target.received
+    assert (received.method, received.path) == ("POST", "/2015-03-31/functions/echo%3Alive/invocations")
+    assert received.headers["x-amz-invocation-type"] == "RequestResponse"
+    told = json.loads(base64.b64decode(received.headers["x-amz-client-context"]))["custom"]
+    assert (told["run_id"], told["idempotency_key"], told["attempt"]) == (str(RUN), str(RUN), "1")
+    assert attempt.output is not None
+    assert attempt.output.tail() == b"START\nEND\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "region"),
+    [
+        ({"function": "echo"}, "eu-west-1"),
+        ({"function": "arn:aws:lambda:us-east-2:123456789012:function:echo"}, "us-east-2"),
+        ({"function": "echo", "region": "ap-south-1", "qualifier": "7"}, "ap-south-1"),
+    ],
+)
+def test_the_region_is_the_targets_its_arns_or_the_executors(
+    target: HttpTarget, given: dict[str, str], region: str
+) -> None:
+    run(attempt_of({"target": {"type": "lambda"} | given}))
+    [received] = target.received
+    assert f"/{region}/lambda/aws4_request" in received.headers["authorization"]
+    assert received.path.endswith("?Qualifier=7") is ("qualifier" in given)
+
+
+def test_what_a_function_raises_is_the_attempts_failure(target: HttpTarget) -> None:
+    error = {"errorMessage": "no such order", "errorType": "LookupError", "stackTrace": ["line 1", "line 2"]}
+    target.answers = [Answer(200, json.dumps(error).encode(), {"x-amz-function-error": "Unhandled"})]
+    outcome = run(attempt_of(job()))
+    assert (outcome.error_type, outcome.error_message, outcome.trace) == (
+        "LookupError", "no such order", "line 1\nline 2",
+    )  # fmt: skip
+    assert (outcome.permanent, outcome.not_begun) == (False, False)
+
+
+def test_a_failure_that_is_no_json_is_a_failure_too(target: HttpTarget) -> None:
+    target.answers = [Answer(200, b"\xff[1", {"x-amz-function-error": "Unhandled"})]
+    assert run(attempt_of(job())).error_type == "FunctionError"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "permanent", "not_begun"),
+    [
+        (404, "ResourceNotFoundException", True, True),
+        (403, "AccessDeniedException", True, True),
+        (400, "InvalidRequestContentException", True, True),
+        (409, "ResourceConflictException", False, True),
+        (500, "ServiceException", False, False),
+        (502, "ResourceNotReadyException", False, False),
+    ],
+)
+def test_a_refusal_is_tried_again_where_that_can_help(
+    target: HttpTarget,
+    status: int,
+    code: str,
+    permanent: bool,  # noqa: FBT001
+    not_begun: bool,  # noqa: FBT001
+) -> None:
+    target.answers = [Answer(status, b'{"Message": "no"}', {"x-amzn-errortype": code})]
+    outcome = run(attempt_of(job()))
+    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == (code, permanent, not_begun)
+    assert len(target.received) == 1  # boto tries nothing again by itself
+
+
+@pytest.mark.parametrize(("headers", "seconds"), [({"retry-after": "7"}, 7), ({}, 1), ({"retry-after": "soon"}, 1)])
+def test_throttling_is_obeyed(target: HttpTarget, headers: dict[str, str], seconds: int) -> None:
+    told = {"x-amzn-errortype": "TooManyRequestsException", **headers}
+    target.answers = [Answer(429, b'{"Message": "slow down"}', told)]
+    outcome = run(attempt_of(job()))
+    assert (outcome.error_type, outcome.retry_after) == ("TooManyRequestsException", timedelta(seconds=seconds))
+    assert (outcome.permanent, outcome.not_begun) == (False, True)
+
+
+def test_where_nobody_answers_nothing_has_begun(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    outcome = run(attempt_of(job()))
+    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("EndpointConnectionError", False, True)
+
+
+def test_an_executor_that_knows_no_region_says_so(environment: pytest.MonkeyPatch) -> None:
+    environment.delenv("AWS_DEFAULT_REGION")
+    outcome = run(attempt_of(job()))
+    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("NoRegionError", True, True)
+
+
+def test_a_result_that_is_too_large_is_cut_and_read_no_further(target: HttpTarget) -> None:
+    target.answers = [Answer(200, b'"' + b"x" * RESULT_BYTES + b'"')]
+    outcome = run(attempt_of(job()))
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert len(outcome.result or b"") < RESULT_BYTES
+    assert json.loads(outcome.result or b"")["cut"] is True
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"\xff\xfe", b"NaN", b"\x00"])
+def test_a_result_that_is_no_json_is_kept_as_text(target: HttpTarget, body: bytes) -> None:
+    target.answers = [Answer(200, body)]
+    assert "body" in json.loads(run(attempt_of(job())).result or b"")
+
+
+def test_an_invocation_that_is_given_up_keeps_its_slot_until_it_answers(target: HttpTarget) -> None:
+    answered = threading.Event()
+    target.answers = [Answer(200, b"1", hold=answered)]
+    reports = Reports()
+    attempt = attempt_of(job(), reports=reports)
+
+    async def work() -> None:
+        runner = LambdaRunner()
+        task = asyncio.ensure_future(runner.run(attempt))
+        while not target.received:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert attempt.on_thread
+        assert reports.released == 0
+        answered.set()
+        until(lambda: reports.released == 1, "its slot is free")
+        await runner.close()
+
+    asyncio.run(work())

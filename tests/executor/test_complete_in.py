@@ -1,0 +1,393 @@
+"""`ctx.complete_in`: effect and completion in the handler's own transaction stand together or fall together."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from tests.executor.own_transactions import (
+    DYING,
+    EFFECT,
+    MAKE_EFFECTS,
+    Own,
+    completion,
+    effects,
+    lose_commit,
+    one_or_none,
+    wait_gone,
+    work,
+)
+from tests.fixtures.database import ClockedDatabase, Database, Template
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    ask,
+    attempts,
+    begin,
+    begun,
+    claim,
+    completions,
+    end,
+    ending,
+    final_state,
+    open_run,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+    turn_of,
+)
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.clock import SystemClock
+from tidewheel.control.enqueue import enqueue
+from tidewheel.errors import AttemptOver, InvalidInput, Refused
+from tidewheel.executor.complete_in import Completion
+from tidewheel.executor.context import Context, Flag
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.mend import release_chains
+from tidewheel.transitions.loose_ends import settle_loose_ends
+from tidewheel.transitions.start import Started
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture(scope="module")
+def made(clocked_template: Template) -> Iterator[ClockedDatabase]:
+    """A database that holds an application's rows beside Tidewheel's."""
+    database = ClockedDatabase(clocked_template.copy(), clocked_template.installation)
+    database.execute(MAKE_EFFECTS)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
+    """The same, empty but for one job."""
+    submit(made, overlap="allow_all")
+    made.execute("TRUNCATE outbox")
+    yield made
+    made.close()
+    made.execute(
+        "TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, turns, loose_ends,"
+        " signals, timers, jobs, skips CASCADE"
+    )
+    made.execute("UPDATE test_clock SET stands_at = NULL, ahead = '0'")
+
+
+@pytest.fixture
+def own(shop: Database) -> Iterator[Own]:
+    """The application's own connection, as psycopg makes it."""
+    with psycopg.connect(shop.url, application_name=DYING) as connection:
+        yield connection
+
+
+def settle(database: Database) -> int:
+    with database.transaction() as connection:
+        return settle_loose_ends(connection, database.installation)
+
+
+def test_committed_the_run_is_over_with_its_effect_result_and_event(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    work(own, completion(shop, started), {"sent": 1})
+    assert not one_or_none(shop, started.run_id)
+    own.commit()
+    assert one_or_none(shop, started.run_id)
+    [event] = completions(shop)
+    assert (event.run_id, event.result, event.executor_id) == (str(started.run_id), b'{"sent":1}', str(EXECUTOR))
+    assert attempts(shop, started.run_id) == [(1, "succeeded")]
+    assert open_runs(shop) == []
+
+
+def test_what_the_attempt_reports_later_changes_nothing(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    work(own, completion(shop, started))
+    own.commit()
+    late = end(shop, ending(started, RunState.FAILED, error_type="ValueError"))
+    assert late.superseded == {started.run_id}
+    assert requeue(shop, started, AttemptOutcome.FAILED).busy == set()
+    assert one_or_none(shop, started.run_id)
+
+
+def test_rolled_back_nothing_has_happened_and_the_attempt_goes_on(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    done = completion(shop, started)
+    work(own, done)
+    own.rollback()
+    assert not one_or_none(shop, started.run_id)
+    assert open_run(shop, started.run_id).state == "running"
+    work(own, done)
+    own.commit()
+    assert one_or_none(shop, started.run_id)
+
+
+def test_a_savepoint_rolled_back_takes_the_completion_with_it(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    done = completion(shop, started)
+    with own.transaction():
+        with own.transaction(force_rollback=True):
+            work(own, done)
+        work(own, done)
+    assert one_or_none(shop, started.run_id)
+
+
+def gone_back(shop: Database, started: Started) -> None:
+    requeue(shop, started, AttemptOutcome.LOST)
+
+
+def taken_over(shop: Database, started: Started) -> None:
+    requeue(shop, started, AttemptOutcome.LOST)
+    begin(shop, started.run_id)
+
+
+def asked_to_cancel(shop: Database, started: Started) -> None:
+    ask(shop, {"type": "run.cancel", "run_id": str(started.run_id)})
+
+
+def timed_out(shop: Database, started: Started) -> None:
+    end(shop, ending(started, RunState.TIMED_OUT, reason="start_to_close"))
+
+
+@pytest.mark.parametrize("what", [gone_back, taken_over, asked_to_cancel, timed_out], ids=lambda what: what.__name__)
+def test_an_attempt_that_counts_no_more_never_commits_its_effect(shop: Database, own: Own, what: Any) -> None:
+    """Whatever its code does with the error: the transaction has failed."""
+    started = begun(shop)
+    own.execute(EFFECT, [started.run_id, started.attempt])
+    what(shop, started)
+    with pytest.raises(AttemptOver, match=f"attempt 1 of run {started.run_id} is over"):
+        completion(shop, started).complete_in(own, None)
+    own.commit()
+    assert effects(shop, started.run_id) == 0
+    assert final_state(shop, started.run_id)[0] != "succeeded"
+
+
+def test_a_run_that_was_cancelled_before_is_cancelled_without_its_effect(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    asked_to_cancel(shop, started)
+    with pytest.raises(AttemptOver), own.transaction():
+        work(own, completion(shop, started))
+    succeed(shop, started)
+    assert (final_state(shop, started.run_id)[0], effects(shop, started.run_id)) == ("cancelled", 0)
+
+
+def test_it_waits_for_who_is_about_to_decide_otherwise(shop: Database, own: Own) -> None:
+    for gives_up in (False, True):
+        started = begun(shop)
+        done = completion(shop, started)
+        other = shop.connection()
+        other.execute("UPDATE open_runs SET attempt = attempt + 1 WHERE run_id = %s", [started.run_id])
+        under_way = in_background(lambda done=done: work(own, done))  # type: ignore[misc]
+        until_blocked(shop, own)
+        if gives_up:
+            other.rollback()
+            under_way.result(20)
+            own.commit()
+            assert effects(shop, started.run_id) == 1
+        else:
+            other.commit()
+            with pytest.raises(AttemptOver):
+                under_way.result(20)
+            own.rollback()
+            assert effects(shop, started.run_id) == 0
+
+
+def test_a_second_call_in_the_same_transaction_fails_it(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    done = completion(shop, started)
+    work(own, done)
+    with pytest.raises(AttemptOver):
+        done.complete_in(own, None)
+    own.commit()
+    assert not one_or_none(shop, started.run_id)
+
+
+def test_a_lost_commit_is_the_one_or_the_other(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    work(own, completion(shop, started))
+    lose_commit(own)
+    wait_gone(shop)
+    if not one_or_none(shop, started.run_id):
+        requeue(shop, started, AttemptOutcome.FAILED)
+        with psycopg.connect(shop.url) as again:
+            work(again, completion(shop, begin(shop, started.run_id)))
+    assert one_or_none(shop, started.run_id)
+
+
+def test_a_run_is_enqueued_with_the_completion_or_not_at_all(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    for ends in (own.rollback, own.commit):
+        enqueue(own, "job", request_id="next")
+        work(own, completion(shop, started))
+        ends()
+    assert [run.cause for run in open_runs(shop)] == ["trigger"]
+    assert one_or_none(shop, started.run_id)
+
+
+def test_while_the_transaction_lasts_nobody_waits_for_its_job(shop: Database, own: Own) -> None:
+    """Its turn, its timer and its row are free to all others, who would wait for ever otherwise."""
+    submit(shop, "chained", schedule={"fixed_delay": "60s"}, pause_on_failure=3)
+    fire_due(shop)
+    [run] = open_runs(shop)
+    shop.execute("UPDATE jobs SET failures = 2 WHERE key = 'chained'")
+    started = begin(shop, run.run_id)
+    work(own, completion(shop, started))
+    ask(shop, about("job.pause", "chained"))
+    ask(shop, about("job.resume", "chained"))
+    second = trigger(shop, "chained", overlap="buffer_all")
+    assert claim(shop, second).started == []
+    own.commit()
+    assert one_or_none(shop, started.run_id)
+
+
+def test_the_turn_goes_on_after_the_commit(shop: Database, own: Own) -> None:
+    submit(shop, "single", schedule="@every 1h", overlap="buffer_all")
+    started = begun(shop, "single")
+    second = trigger(shop, "single")
+    claim(shop, second)
+    job = open_run(shop, second).job_id
+    work(own, completion(shop, started))
+    assert settle(shop) == 0
+    own.commit()
+    assert (open_run(shop, second).state, turn_of(shop, job)) == ("buffered", started.run_id)
+    assert settle(shop) == 1
+    assert (open_run(shop, second).state, turn_of(shop, job)) == ("queued", second)
+    assert str(second) in {request.run_id for request in requests(shop)}
+    assert shop.count("loose_ends") == 0
+
+
+def test_a_newcomer_needs_nobody_to_settle_anything(shop: Database, own: Own) -> None:
+    submit(shop, "single", schedule="@every 1h", overlap="skip")
+    started = begun(shop, "single")
+    work(own, completion(shop, started))
+    own.commit()
+    newcomer = begun(shop, "single")
+    assert settle(shop) == 1
+    assert turn_of(shop, open_run(shop, newcomer.run_id).job_id) == newcomer.run_id
+
+
+def test_the_next_instant_of_a_fixed_delay_is_counted_from_the_end(shop: ClockedDatabase, own: Own) -> None:
+    shop.stop_clock()
+    submit(shop, "chained", schedule={"fixed_delay": "60s"})
+    fire_due(shop)
+    [run] = open_runs(shop)
+    started = begin(shop, run.run_id)
+    work(own, completion(shop, started))
+    ended = shop.now()
+    own.commit()
+    shop.advance(10 * timedelta(seconds=1))
+    with_session = shop.session()
+    assert release_chains(with_session) == 0
+    assert settle(shop) == 1
+    [(due_at, held)] = shop.rows("SELECT due_at, held FROM timers")
+    assert (due_at, held) == (ended + MINUTE, None)
+
+
+def test_an_edit_before_it_is_settled_stands(shop: ClockedDatabase, own: Own) -> None:
+    shop.stop_clock()
+    submit(shop, "chained", schedule={"fixed_delay": "60s"})
+    fire_due(shop)
+    [run] = open_runs(shop)
+    work(own, completion(shop, begin(shop, run.run_id)))
+    own.commit()
+    submit(shop, "chained", schedule={"cron": "0 0 1 1 *"})
+    before = shop.rows("SELECT due_at, held FROM timers")
+    settle(shop)
+    assert shop.rows("SELECT due_at, held FROM timers") == before
+
+
+def test_a_success_forgets_the_failures_before_it(shop: Database, own: Own) -> None:
+    submit(shop, "fragile", overlap="allow_all", pause_on_failure=3)
+    end(shop, ending(begun(shop, "fragile"), RunState.FAILED, error_type="E"))
+    work(own, completion(shop, begun(shop, "fragile")))
+    own.commit()
+    assert settle(shop) == 1
+    assert shop.value("SELECT failures FROM jobs WHERE key = 'fragile'") == 0
+
+
+def test_a_job_that_sets_nothing_off_leaves_nothing_to_settle(shop: Database, own: Own) -> None:
+    work(own, completion(shop, begun(shop)))
+    own.commit()
+    assert shop.count("loose_ends") == 0
+
+
+def test_the_connection_stays_as_its_owner_has_set_it(shop: Database) -> None:
+    started = begun(shop)
+    with psycopg.connect(shop.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor) as own:
+        own.adapters.register_loader("uuid", psycopg.types.string.TextLoader)
+        own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        own.execute("SET timezone = 'Pacific/Auckland'")
+        own.commit()
+        completion(shop, started).complete_in(own, None)
+        assert own.execute("SHOW transaction_isolation").fetchone() == {"transaction_isolation": "repeatable read"}
+        assert own.execute("SELECT run_id FROM job_runs").fetchone() == {"run_id": str(started.run_id)}
+        assert (own.row_factory, own.cursor_factory) == (dict_row, psycopg.ClientCursor)
+    assert final_state(shop, started.run_id)[0] == "succeeded"
+
+
+def test_its_prepared_statements_and_notifications_are_its_own(shop: Database, own: Own) -> None:
+    started = begun(shop)
+    own.prepare_threshold = 0
+    own.execute("LISTEN shop")
+    own.commit()
+    own.execute(EFFECT, [started.run_id, 1])
+    shop.execute("NOTIFY shop, 'first'")
+    completion(shop, started).complete_in(own, None)
+    own.execute("SELECT count(*) FROM effects WHERE attempt = %s", [1])
+    own.commit()
+    shop.execute("NOTIFY shop, 'last'")
+    heard = [notify.payload for notify in own.notifies(timeout=20, stop_after=2)]
+    assert heard == ["first", "last"]
+
+
+@pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["unwritable", "too large"])
+def test_a_result_that_cannot_be_kept_is_refused_before_anything_is_written(
+    shop: Database, own: Own, result: object
+) -> None:
+    started = begun(shop)
+    with pytest.raises(InvalidInput) as caught:
+        work(own, completion(shop, started), result)
+    assert [error.path for error in caught.value.errors] == ["result"]
+    work(own, completion(shop, started))
+    own.rollback()
+
+
+def refusal(done: Completion, connection: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        done.complete_in(connection, None)
+    [error] = caught.value.errors
+    assert error.path == "connection"
+    assert error.remedy
+    return str(error)
+
+
+def test_a_connection_that_cannot_be_used_is_refused_with_the_way_to_mend_it(
+    shop: Database, info: Any, own: Own
+) -> None:
+    started = begun(shop)
+    done = completion(shop, started)
+    with psycopg.connect(shop.url, autocommit=True) as bare:
+        assert "on autocommit, outside a transaction" in refusal(done, bare)
+        with bare.transaction(), bare.pipeline():
+            assert "in a pipeline" in refusal(done, bare)
+    assert "it is closed" in refusal(done, bare)
+    with psycopg.connect(info.database_url) as elsewhere:
+        assert "no table open_runs" in refusal(done, elsewhere)
+    with pytest.raises(psycopg.Error):
+        own.execute("SELECT 1/0")
+    assert "its transaction has failed already" in refusal(done, own)
+    assert "a builtins.str was given" in refusal(done, "postgresql://")
+
+
+def test_a_context_of_no_run_says_so(own: Own) -> None:
+    run_id, flag = UUID(int=1), Flag()
+    logger = logging.LoggerAdapter(logging.getLogger("test"))
+    context = Context(run_id, 1, "job", "default", SystemClock().now(), 1.0, {}, str(run_id), None, logger, flag)
+    with pytest.raises(RuntimeError, match="tidewheel.testing.run_handler"):
+        context.complete_in(own)

@@ -1,0 +1,176 @@
+"""Completions and triggers on asynchronous connections: the same, with nobody else's statement in between."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+
+from tests.executor.own_transactions import EFFECT, MAKE_EFFECTS, completion, effects, one_or_none
+from tests.fixtures.database import Database, Template
+from tests.fixtures.services import until
+from tests.transitions.acts import begun, open_runs, requeue, submit
+from tidewheel.borrowed import borrow
+from tidewheel.control.enqueue import enqueue, enqueue_async
+from tidewheel.db import Conn
+from tidewheel.errors import AttemptOver, InvalidInput, Refused
+from tidewheel.runs import AttemptOutcome
+
+Own = psycopg.AsyncConnection[TupleRow]
+
+
+@pytest.fixture(scope="module")
+def made(template: Template) -> Iterator[Database]:
+    """A database that holds an application's rows beside Tidewheel's, and one job."""
+    database = Database(template.copy(), template.installation)
+    database.execute(MAKE_EFFECTS)
+    submit(database, overlap="allow_all")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def shop(made: Database) -> Iterator[Database]:
+    made.execute("TRUNCATE outbox")
+    yield made
+    made.close()
+    made.execute("TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, requests")
+
+
+def on(shop: Database, work: Callable[[Own], Awaitable[None]], *, autocommit: bool = False) -> None:
+    """Do something on an asynchronous connection."""
+
+    async def go() -> None:
+        async with await psycopg.AsyncConnection.connect(shop.url, autocommit=autocommit) as own:
+            await work(own)
+
+    asyncio.run(go())
+
+
+def test_a_run_is_completed_with_its_effect(shop: Database) -> None:
+    started = begun(shop)
+
+    async def work(own: Own) -> None:
+        for ends in (own.rollback, own.commit):
+            await own.execute(EFFECT, [started.run_id, 1])
+            await completion(shop, started).complete_in_async(own, {"sent": 1})
+            assert not one_or_none(shop, started.run_id)
+            await ends()
+
+    on(shop, work)
+    assert one_or_none(shop, started.run_id)
+
+
+def test_in_a_transaction_block_on_autocommit(shop: Database) -> None:
+    started = begun(shop)
+
+    async def work(own: Own) -> None:
+        done = completion(shop, started)
+        with pytest.raises(InvalidInput, match="on autocommit, outside a transaction"):
+            await done.complete_in_async(own, None)
+        async with own.transaction():
+            await own.execute(EFFECT, [started.run_id, 1])
+            await done.complete_in_async(own, None)
+
+    on(shop, work, autocommit=True)
+    assert one_or_none(shop, started.run_id)
+
+
+def test_an_attempt_that_counts_no_more_never_commits_its_effect(shop: Database) -> None:
+    started = begun(shop)
+
+    async def work(own: Own) -> None:
+        await own.execute(EFFECT, [started.run_id, 1])
+        requeue(shop, started, AttemptOutcome.LOST)
+        with pytest.raises(AttemptOver):
+            await completion(shop, started).complete_in_async(own, None)
+        await own.commit()
+
+    on(shop, work)
+    assert effects(shop, started.run_id) == 0
+
+
+def test_others_on_the_same_connection_wait_for_it_and_it_for_them(shop: Database) -> None:
+    started = begun(shop)
+
+    async def work(own: Own) -> None:
+        async def busy() -> None:
+            for _ in range(30):
+                cursor = await own.execute("SELECT pg_sleep(0.001), 7")
+                assert (await cursor.fetchone() or ())[1] == 7
+
+        others = [asyncio.create_task(busy()) for _ in range(3)]
+        await own.execute(EFFECT, [started.run_id, 1])
+        await completion(shop, started).complete_in_async(own, None)
+        for number in range(5):
+            await enqueue_async(own, "job", {"number": number})
+        await asyncio.gather(*others)
+        await own.commit()
+
+    on(shop, work)
+    assert one_or_none(shop, started.run_id)
+    assert len(open_runs(shop)) == 5
+
+
+def test_cancelled_it_gives_the_connection_back_at_rest(shop: Database) -> None:
+    """A statement that waits for somebody's lock is cancelled on the server, and the transaction can be rolled back."""
+    started = begun(shop)
+    other = shop.connection()
+    other.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+
+    async def work(own: Own) -> None:
+        await own.execute(EFFECT, [started.run_id, 1])
+        pid = own.info.backend_pid
+        waiting = asyncio.create_task(completion(shop, started).complete_in_async(own, None))
+
+        def blocked() -> bool:
+            return shop.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid])
+
+        await asyncio.to_thread(until, blocked, "it waits for the lock")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await own.rollback()
+        other.rollback()
+        await own.execute(EFFECT, [started.run_id, 1])
+        await completion(shop, started).complete_in_async(own, None)
+        await own.commit()
+
+    on(shop, work)
+    assert one_or_none(shop, started.run_id)
+
+
+def test_a_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> None:
+    async def work(own: Own) -> None:
+        await enqueue_async(own, "job")
+        await own.rollback()
+        run = await enqueue_async(own, "job", {"cents": 900}, request_id="order-1")
+        with pytest.raises(Refused, match="has no job 'jbo'"):
+            await enqueue_async(own, "jbo")
+        assert await enqueue_async(own, "job", {"cents": 900}, request_id="order-1") == run
+        await own.commit()
+        assert [found.run_id for found in open_runs(shop)] == [run]
+
+    on(shop, work)
+
+
+def test_on_autocommit_a_trigger_stands_at_once(shop: Database) -> None:
+    async def work(own: Own) -> None:
+        await enqueue_async(own, "job")
+        assert len(open_runs(shop)) == 1
+
+    on(shop, work, autocommit=True)
+
+
+def test_the_wrong_kind_of_connection_is_told_the_right_call(shop: Database) -> None:
+    def never(connection: Conn) -> None:
+        raise AssertionError(connection)
+
+    async def work(own: Own) -> None:
+        with pytest.raises(InvalidInput, match="await the one that ends with _async"):
+            enqueue(own, "job")  # type: ignore[arg-type]  # which is what is tested
+        with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the one without _async"):
+            await borrow(sync, never)  # type: ignore[arg-type]
+
+    on(shop, work)

@@ -1,0 +1,48 @@
+"""A process that completes a run in its own transaction dies between every two statements: both stand, or neither."""
+
+import multiprocessing
+import signal
+
+import psycopg
+
+from tests.executor.own_transactions import MAKE_EFFECTS, completion, die_at, effects, one_or_none, wait_gone, work
+from tests.fixtures.database import Database
+from tests.transitions.acts import begin, begun, requeue, submit
+from tidewheel.runs import AttemptOutcome
+from tidewheel.transitions.loose_ends import settle_loose_ends
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_MOST_STEPS = 100
+_PATIENCE_SECONDS = 60
+
+
+def test_killed_between_any_two_statements_the_effect_comes_exactly_once(fresh_database: Database) -> None:
+    """The job may not overlap, so that the completion writes all there is to write."""
+    shop = fresh_database
+    shop.execute(MAKE_EFFECTS)
+    submit(shop, schedule="@every 1h", overlap="buffer_all", pause_on_failure=5)
+    ends: list[bool] = []
+    for step in range(1, _MOST_STEPS):
+        shop.execute("TRUNCATE outbox")
+        started = begun(shop)
+        doomed = _PROCESSES.Process(target=die_at, args=(step, shop.url, shop.installation, started))
+        doomed.start()
+        doomed.join(_PATIENCE_SECONDS)
+        assert doomed.exitcode in {0, -signal.SIGKILL}
+        wait_gone(shop)
+        ends.append(one_or_none(shop, started.run_id))
+        if not ends[-1]:
+            # What the reaper does; the next attempt is the one that counts.
+            requeue(shop, started, AttemptOutcome.LOST)
+            with psycopg.connect(shop.url) as again:
+                work(again, completion(shop, begin(shop, started.run_id)))
+        assert effects(shop, started.run_id) == 1
+        with shop.transaction() as connection:
+            assert settle_loose_ends(connection, shop.installation) == 1
+        assert shop.count("turns") == shop.count("open_runs") == 0
+        if doomed.exitcode == 0:
+            break
+    # Everything up to COMMIT leaves nothing, everything after it all.
+    assert ends == sorted(ends)
+    assert ends.count(True) >= 2
+    assert ends.count(False) > 20

@@ -1,0 +1,73 @@
+"""What becomes of messages on a lane: old copies, a queue whose topics come later, a change of the group's protocol."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.relay.topics import make_topics
+from tests.transitions.acts import attempts, begin, requeue
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import AttemptOutcome, Lane
+
+pytestmark = pytest.mark.kafka
+
+NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
+A_MESSAGE = "SELECT value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%' ORDER BY id DESC LIMIT 1"
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    return Executing(database, info.bootstrap)
+
+
+def test_an_old_copy_behind_the_good_message_does_not_displace_it(executing: Executing) -> None:
+    """Both are read in one batch, the stale one last: a relay that was fenced in the middle of a batch repeats it."""
+    executing.make_topics()
+    run_id = executing.trigger("acts.echo", 1)
+    key = str(run_id).encode()
+    old = executing.database.value(A_MESSAGE, [key])
+    requeue(executing.database, begin(executing.database, run_id), AttemptOutcome.HANDED_BACK)
+    good = executing.database.value(A_MESSAGE, [key])
+    executing.database.execute("TRUNCATE outbox")
+    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    for value in (good, old):
+        producer.produce(executing.topics.runs("default", "standard"), key=key, value=value)
+    assert producer.flush(30) == 0
+    with executing.running(**NO_SWEEP):
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.attempt) == ("succeeded", 2)
+    assert attempts(executing.database, run_id) == [(1, "handed_back"), (2, "succeeded")]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer", "share"])
+def test_a_queue_is_swept_until_its_topics_are_there_and_consumed_from_then_on(
+    executing: Executing, protocol: str
+) -> None:
+    queue: dict[str, Any] = {"queue": "reports"}
+    with executing.running(queues="reports", executor_group=protocol, sweep=timedelta(milliseconds=500)):
+        assert executing.run("acts.echo", 1, **queue).came_by == "sweep"
+        topics = [executing.topics.runs("reports", lane) for lane in Lane]
+        make_topics(executing.bootstrap, topics)
+
+        def consumed() -> bool:
+            run_id = executing.trigger("acts.echo", 2, **queue)
+            executing.publish(run_id)
+            return executing.ended(run_id).came_by != "sweep"
+
+        until(consumed, "messages of the new topics are read")
+
+
+def test_the_protocol_of_a_group_may_change_from_one_release_to_the_next(executing: Executing) -> None:
+    """The offsets stay: what was claimed is not read again, what was not is."""
+    executing.make_topics()
+    for protocol in ("classic", "consumer", "classic"):
+        waiting = executing.trigger("acts.echo", protocol)
+        executing.publish(waiting)
+        with executing.running(executor_group=protocol, **NO_SWEEP):
+            assert executing.ended(waiting).state == "succeeded"
+            assert executing.database.value("SELECT group_protocol FROM executors") == protocol

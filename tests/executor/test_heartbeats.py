@@ -1,0 +1,148 @@
+"""Heartbeats, progress and checkpoints: what a handler says is kept, handed on, and missed when it does not come."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.executor.handlers import GATES, Gate
+from tests.executor.long_handlers import handlers
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import attempts, open_run
+from tidewheel.clock import monotonic_seconds
+from tidewheel.local.stack import StackInfo
+
+pytestmark = pytest.mark.kafka
+
+KNOWN: dict[str, Any] = {"known": handlers()}
+SOON: dict[str, Any] = {"retry": {"max_attempts": 50, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def told(database: Database, run_id: UUID) -> tuple[object, object, int | None]:
+    """Progress and checkpoint of a run as they are kept, and of which attempt the progress is."""
+    found = database.rows("SELECT progress, checkpoint, beats_attempt FROM run_inputs WHERE run_id = %s", [run_id])
+    progress, checkpoint, attempt = found[0] if found else (None, None, None)
+    return json.loads(progress or b"null"), json.loads(checkpoint or b"null"), attempt
+
+
+@pytest.mark.parametrize("target", ["long.fall-silent", "long.fall-silent-on-thread"])
+def test_a_handler_that_falls_silent_is_timed_out_and_the_next_attempt_goes_on_from_its_checkpoint(
+    executing: Executing, gate: str, target: str
+) -> None:
+    with executing.running(**KNOWN):
+        run_id = executing.trigger(target, gate, heartbeat="1s", **SOON)
+        ended = executing.ended(run_id)
+        until(lambda: target == "long.fall-silent" or GATES[gate].stopped, "the thread has seen that it is given up")
+    assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"done":3}')
+    assert attempts(executing.database, run_id) == [(1, "timed_out"), (2, "succeeded")]
+    [(kind, message)] = executing.database.rows("SELECT error_type, error_message FROM attempts WHERE attempt = 1")
+    assert (kind, message) == ("timeout_heartbeat", "heartbeat of 1 s has passed")
+
+
+def test_a_handler_that_beats_goes_on_for_as_long_as_it_likes(executing: Executing, gate: str) -> None:
+    with executing.running(**KNOWN):
+        both = [executing.trigger(f"long.{name}", gate, heartbeat="3s") for name in ("beat", "beat-on-thread")]
+        until(lambda: len(GATES[gate].entered) == 2, "both run")
+        since = monotonic_seconds()
+        until(lambda: monotonic_seconds() - since > 3.5, "they would have been timed out")
+        GATES[gate].opened.set()
+        assert [executing.ended(run_id).state for run_id in both] == ["succeeded"] * 2
+    assert [attempts(executing.database, run_id) for run_id in both] == [[(1, "succeeded")]] * 2
+
+
+def test_waiting_for_a_thread_is_no_silence(executing: Executing, gate: str) -> None:
+    with executing.running(threads=1, **KNOWN):
+        executing.trigger("acts.wait-on-thread", gate)
+        until(lambda: GATES[gate].entered, "the only thread is busy")
+        waiting = executing.trigger("acts.echo-on-thread", 1, heartbeat="1s")
+        until(lambda: open_run(executing.database, waiting).state == "running", "the other is claimed")
+        since = monotonic_seconds()
+        until(lambda: monotonic_seconds() - since > 1.5, "it would have been timed out")
+        GATES[gate].opened.set()
+        assert executing.ended(waiting).attempt == 1
+
+
+def test_a_handler_without_heartbeats_that_needs_none_is_left_alone(executing: Executing) -> None:
+    with executing.running(**KNOWN):
+        ended = executing.run("acts.echo", 1, heartbeat="1s")
+    assert (ended.state, ended.attempt) == ("succeeded", 1)
+    assert executing.database.value("SELECT count(*) FROM run_inputs WHERE beat_at IS NOT NULL") == 0
+
+
+def test_progress_can_be_seen_while_it_runs_and_the_last_word_is_kept(executing: Executing, gate: str) -> None:
+    with executing.running(**KNOWN):
+        run_id = executing.trigger("long.beat", gate)
+        until(lambda: told(executing.database, run_id)[0], "its progress is written")
+        first: Any = told(executing.database, run_id)[0]
+        until(lambda: told(executing.database, run_id)[0] != first, "its progress goes on")
+        GATES[gate].opened.set()
+        ended = executing.ended(run_id)
+    assert told(executing.database, run_id) == ({"beats": json.loads(ended.result or b"")}, None, 1)
+    assert ended.state == "succeeded"
+
+
+def test_what_was_saved_just_before_a_failure_reaches_the_next_attempt(executing: Executing) -> None:
+    """Each of thirty attempts fails in the moment after it has saved how far it has come."""
+    with executing.running(**KNOWN):
+        run_id = executing.trigger("long.count-on", 30, **SOON)
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.attempt, ended.result) == ("succeeded", 30, b"30")
+    assert told(executing.database, run_id) == (None, 30, 30)
+
+
+def test_a_run_that_is_handed_back_takes_its_checkpoint_along(executing: Executing, gate: str) -> None:
+    with executing.running(drain_timeout=timedelta(0), **KNOWN):
+        run_id = executing.trigger("long.fall-silent", gate)
+        until(lambda: GATES[gate].entered, "it has saved its checkpoint")
+    assert open_run(executing.database, run_id).charged == 0
+    with executing.running(**KNOWN):
+        assert executing.ended(run_id).result == b'{"done":3}'
+
+
+def test_what_is_told_while_the_database_is_away_is_written_when_it_is_back(executing: Executing, gate: str) -> None:
+    with executing.running(**KNOWN):
+        run_id = executing.trigger("long.beat", gate)
+        until(lambda: told(executing.database, run_id)[0], "its progress is written")
+        executing.database.execute("ALTER TABLE run_inputs RENAME TO elsewhere")
+        since = monotonic_seconds()
+        until(lambda: monotonic_seconds() - since > 1.5, "its progress could not be written")
+        executing.database.execute("ALTER TABLE elsewhere RENAME TO run_inputs")
+        before = told(executing.database, run_id)[0]
+        until(lambda: told(executing.database, run_id)[0] != before, "it is written again")
+        GATES[gate].opened.set()
+        assert executing.ended(run_id).attempt == 1
+
+
+def test_the_time_of_an_attempt_is_cut_by_the_whole_time_of_its_run(executing: Executing) -> None:
+    with executing.running(**KNOWN):
+        assert executing.run("long.deadline", start_to_close="10s").result == b"10.0"
+        left = json.loads(executing.run("long.deadline", schedule_to_close="20s").result or b"")
+    assert 10 < left <= 20
+
+
+@pytest.mark.parametrize("target", ["long.previous", "long.previous-on-thread"])
+def test_a_handler_sees_what_the_run_before_it_returned(executing: Executing, target: str) -> None:
+    with executing.running(**KNOWN):
+        results = [executing.run(target, number).result for number in range(3)]
+    assert results == [b"[null,0]", b"[[null,0],1]", b"[[[null,0],1],2]"]

@@ -1,0 +1,375 @@
+"""Programs: what they are given, how their end is judged, and that nothing of them is left, whatever they do."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.executor.attempting import RUN, attempt_of
+from tests.fixtures.services import until
+from tidewheel.errors import SettingsError
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.output import OUTPUT_BYTES
+from tidewheel.executor.runners.shell import ShellRunner
+from tidewheel.runs import AttemptOutcome
+from tidewheel.settings import ExecutorSettings
+
+PATIENCE_SECONDS = 60
+DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        print(os.getpid(), flush=True)\n        time.sleep(600)\n    os._exit(0)\nos.wait()\n"  # noqa: E501
+
+
+def shell(*argv: str, **target: object) -> dict[str, Any]:
+    return {"target": {"type": "shell", "argv": list(argv), **target}}
+
+
+def python(source: str, *arguments: str, **target: object) -> dict[str, Any]:
+    return shell(sys.executable, "-I", "-S", "-c", source, *arguments, **target)
+
+
+def load(**settings: object) -> ExecutorSettings:
+    return ExecutorSettings.load(**{"shell": True} | settings)
+
+
+def run(job: dict[str, Any], **settings: object) -> tuple[Outcome, str]:
+    """Run a program to its end; returns what became of it, and what it wrote."""
+    attempt = attempt_of(job)
+
+    async def work() -> Outcome:
+        runner = ShellRunner(load(**settings))
+        try:
+            return await asyncio.wait_for(runner.run(attempt), PATIENCE_SECONDS)
+        finally:
+            await runner.close()
+
+    outcome = asyncio.run(work())
+    return outcome, written(attempt)
+
+
+def cancel(job: dict[str, Any], *, times: int = 1, **settings: object) -> str:
+    """Cancel a program once it has written something; returns what it had written at its end."""
+    attempt = attempt_of(job)
+
+    async def work() -> None:
+        runner = ShellRunner(load(**settings))
+        task = asyncio.ensure_future(runner.run(attempt))
+        while not written(attempt):
+            await asyncio.sleep(0.01)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0.02)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
+        await runner.close()
+
+    asyncio.run(work())
+    return written(attempt)
+
+
+def written(attempt: Attempt) -> str:
+    return ((attempt.output and attempt.output.tail()) or b"").decode()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_the_payload_is_standard_input_and_the_exit_code_the_result() -> None:
+    outcome, output = run(shell("cat") | {"payload": {"to": "ann"}})
+    assert (outcome, output) == (Outcome(AttemptOutcome.SUCCEEDED, result=b'{"exit_code":0}'), '{"to":"ann"}')
+
+
+def test_a_payload_that_is_not_read_does_no_harm() -> None:
+    outcome, _ = run(shell("true") | {"payload": "x" * (256 * 1024 - 2)})
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+
+
+def test_no_shell_reads_the_arguments() -> None:
+    arguments = ["a b", "; touch here", "$HOME", "`id`", "*", "&&", "", "\n", "ä"]
+    _, output = run(python("import json, sys; print(json.dumps(sys.argv[1:]))", *arguments))
+    assert json.loads(output) == arguments
+
+
+def test_a_program_gets_the_variables_let_through_its_jobs_and_the_runs_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("TIDEWHEEL_DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "OTHER"):
+        monkeypatch.setenv(name, "password=hunter2")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    job = python("import json, os; print(json.dumps(dict(os.environ)))", env={"MODE": "fast", "HOME": "/jobs"})
+    _, output = run(job, shell_env="HOME,LANG,MISSING")
+    assert json.loads(output) == {
+        "LANG": "C.UTF-8",
+        "HOME": "/jobs",
+        "MODE": "fast",
+        "TIDEWHEEL_RUN_ID": str(RUN),
+        "TIDEWHEEL_IDEMPOTENCY_KEY": str(RUN),
+        "TIDEWHEEL_ATTEMPT": "1",
+        "TIDEWHEEL_JOB_KEY": "job",
+        "TIDEWHEEL_SCHEDULED_AT": "2026-03-29T12:00:00+00:00",
+    }
+
+
+def test_what_keeps_a_program_has_no_secret_in_its_environment_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may read its parent's environment."""
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", "password=hunter2")
+    _, output = run(python("import os; print(open(f'/proc/{os.getppid()}/environ').read(), 'read')"))
+    assert output.strip().endswith("read")
+    assert "hunter2" not in output
+
+
+@pytest.mark.parametrize("name", ["TIDEWHEEL_DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"])
+def test_the_executors_own_secrets_cannot_be_let_through(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is the executor's own"):
+        load(shell_env=f"PATH, {name}")
+
+
+def test_it_works_in_a_new_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, output = run(shell("sh", "-c", "pwd; ls -A; mkdir -p deep/er; touch deep/er/file"))
+    [folder] = output.split()
+    until(lambda: not Path(folder).exists(), "the folder is removed")
+    _, output = run(shell("pwd", cwd=str(tmp_path)))
+    assert output.strip() == str(tmp_path)
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "error_type", "said"),
+    [
+        (shell("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "exit_3", "one\ntwo"),
+        (shell("sh", "-c", "echo out; exit 75"), "exit_75", "it ended with code 75"),
+        (shell("sh", "-c", "kill -SEGV $$"), "signal_SIGSEGV", "SIGSEGV has ended it"),
+    ],
+)
+def test_any_other_end_is_a_failure_that_names_it(job: dict[str, Any], error_type: str, said: str) -> None:
+    outcome, _ = run(job)
+    assert (outcome.kind, outcome.error_type, outcome.error_message) == (AttemptOutcome.FAILED, error_type, said)
+    assert not outcome.permanent
+    assert not outcome.not_begun
+
+
+def test_only_the_last_lines_of_standard_error_are_the_message() -> None:
+    outcome, output = run(shell("sh", "-c", "seq 100000 >&2; exit 1"))
+    assert (outcome.error_message or "").endswith("99999\n100000")
+    assert len((outcome.error_message or "").splitlines()) == 20
+    assert len(output) == OUTPUT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (shell("no-such-program"), "'no-such-program' is no program on the executor's PATH"),
+        (shell("/no/such/program"), "/no/such/program: No such file or directory"),
+        (shell("/etc/passwd"), "/etc/passwd: Permission denied"),
+        (shell("/"), "/: Permission denied"),
+        (shell("true", cwd="/no/such/folder"), "/no/such/folder: No such file or directory"),
+    ],
+)
+def test_a_program_that_cannot_be_started_has_not_begun_and_will_not(job: dict[str, Any], said: str) -> None:
+    outcome, _ = run(job)
+    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("ProgramNotStarted", True, True)
+    assert said in (outcome.error_message or "")
+
+
+def test_only_programs_that_are_allowed_run() -> None:
+    outcome, _ = run(shell("env"), shell_allow="/bin/echo, true")
+    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("ProgramRefused", True, True)
+    assert "TIDEWHEEL_SHELL_ALLOW" in (outcome.error_message or "")
+    assert run(shell("true"), shell_allow="/bin/echo, true")[0].kind is AttemptOutcome.SUCCEEDED
+    assert run(shell("/bin/echo"), shell_allow="/bin/echo, true")[0].kind is AttemptOutcome.SUCCEEDED
+    assert run(shell("echo"), shell_allow="/bin/echo, true")[0].error_type == "ProgramRefused"
+
+
+def test_a_job_does_not_choose_what_an_allowed_name_means(tmp_path: Path) -> None:
+    false = tmp_path / "true"
+    false.write_text("#!/bin/sh\necho mine\n")
+    false.chmod(0o755)
+    assert run(shell("true", env={"PATH": str(tmp_path)}))[1] == ""
+    for variable in ("PATH", "LD_PRELOAD"):
+        outcome, _ = run(shell("true", env={variable: str(tmp_path)}), shell_allow="true")
+        assert (outcome.error_type, outcome.not_begun) == ("ProgramRefused", True)
+
+
+def test_what_is_printed_without_end_does_not_grow_memory() -> None:
+    """256 MiB through both pipes; what is kept is the end of it."""
+    size = 128 << 20
+    before = psutil.Process().memory_info().rss
+    attempt = attempt_of(shell("sh", "-c", f"head -c {size} /dev/zero >&2; yes x | head -c {size}"))
+
+    async def work() -> Outcome:
+        runner = ShellRunner(load())
+        outcome = await runner.run(attempt)
+        await runner.close()
+        return outcome
+
+    assert asyncio.run(work()).kind is AttemptOutcome.SUCCEEDED
+    assert attempt.output is not None
+    assert (attempt.output.written, written(attempt)) == (2 * size, "x\n" * (OUTPUT_BYTES // 2))
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+
+
+def test_children_that_stay_behind_are_killed_and_do_not_hold_the_end_up() -> None:
+    """They hold its output open, for ten minutes."""
+    outcome, output = run(shell("sh", "-c", "sleep 600 & echo $!; sleep 600 & echo $!"))
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert len(output.split()) == 2
+    assert all(gone(int(pid)) for pid in output.split())
+
+
+def test_a_daemon_of_a_session_of_its_own_is_killed_too() -> None:
+    outcome, output = run(python(DAEMON))
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert gone(int(output))
+
+
+def test_a_program_that_is_cancelled_may_clean_up() -> None:
+    source = "trap 'echo cleaned; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
+    assert cancel(shell("sh", "-c", source)).endswith("cleaned\n")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_program_that_ignores_being_asked_is_killed_with_all_its_children(times: int) -> None:
+    source = "trap '' TERM; sleep 600 & echo $$ $!; while :; do sleep 0.01; done"
+    pids = cancel(shell("sh", "-c", source), times=times, cancel_grace=timedelta(seconds=0.2))
+    assert len(pids.split()) == 2
+    assert all(gone(int(pid)) for pid in pids.split())
+
+
+def test_a_program_that_stands_still_is_ended_too() -> None:
+    pid = cancel(shell("sh", "-c", "echo $$; kill -STOP $$"))
+    assert gone(int(pid))
+
+
+def test_the_grace_is_never_longer_than_the_drain() -> None:
+    pid = cancel(
+        shell("sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.01; done"),
+        cancel_grace=timedelta(hours=1), drain_timeout=timedelta(seconds=0.1),
+    )  # fmt: skip
+    assert gone(int(pid))
+
+
+def test_no_job_gets_more_memory_than_the_executor_gives() -> None:
+    source = "import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)"
+    most = 512 << 20
+    assert run(python(source, memory_bytes=256 << 20), shell_memory_bytes=most)[1] == "256\n"
+    assert run(python(source, memory_bytes=1 << 40), shell_memory_bytes=most)[1] == "512\n"
+    assert run(python(source), shell_memory_bytes=most)[1] == "512\n"
+
+
+def test_what_takes_more_memory_than_it_may_fails_by_itself() -> None:
+    outcome, _ = run(python("b = bytearray(1 << 30)", memory_bytes=256 << 20))
+    assert outcome.error_type == "exit_1"
+    assert (outcome.error_message or "").endswith("MemoryError")
+
+
+def test_what_takes_more_processor_time_than_it_may_is_killed_by_a_signal_that_says_so() -> None:
+    outcome, _ = run(shell("sh", "-c", "while :; do :; done", cpu_seconds=1), shell_cpu_seconds=3600)
+    assert outcome.error_type == "signal_SIGXCPU"
+
+
+def test_a_file_that_grows_too_large_ends_it() -> None:
+    outcome, _ = run(shell("sh", "-c", "exec head -c 100000 /dev/zero > big"), shell_file_bytes=4096)
+    assert outcome.error_type == "signal_SIGXFSZ"
+
+
+FORKS = """
+import os, resource, sys, time
+if os.getuid() == 0:
+    os.setuid(65534)  # no limit of processes binds root
+made = 0
+try:
+    while made < 400:
+        if os.fork() == 0:
+            time.sleep(600)
+        made += 1
+except BlockingIOError:
+    print("bounded", flush=True)
+"""
+
+
+def test_forks_are_bounded_and_all_of_them_are_killed() -> None:
+    uid = os.getuid() or 65534
+    mine = sum(process.num_threads() for process in psutil.process_iter() if process.uids().real == uid)
+    outcome, output = run(python(FORKS), shell_processes=mine + 50)
+    assert (outcome.kind, output) == (AttemptOutcome.SUCCEEDED, "bounded\n")
+    if mine == 0:
+        assert not [process for process in psutil.process_iter() if process.uids().real == uid]
+
+
+def test_whatever_it_writes_is_a_heartbeat() -> None:
+    attempt = attempt_of(shell("sh", "-c", "sleep 0.2; echo working") | {"heartbeat": "10s"})
+    attempt.last_beat = 1.0
+
+    async def work() -> None:
+        runner = ShellRunner(load())
+        await runner.run(attempt)
+        await runner.close()
+
+    asyncio.run(work())
+    assert attempt.last_beat > 1.0
+
+
+def test_a_run_goes_on_when_the_process_that_starts_programs_was_killed() -> None:
+    async def work() -> list[AttemptOutcome]:
+        runner = ShellRunner(load())
+        first = await runner.run(attempt_of(shell("true")))
+        for child in psutil.Process().children():
+            if "keeper.py" in " ".join(child.cmdline()):
+                child.kill()
+                child.wait(PATIENCE_SECONDS)
+        second = await runner.run(attempt_of(shell("true")))
+        await runner.close()
+        return [first.kind, second.kind]
+
+    assert asyncio.run(work()) == [AttemptOutcome.SUCCEEDED] * 2
+
+
+def test_a_program_that_kills_its_keeper_dies_with_it() -> None:
+    outcome, output = run(shell("sh", "-c", "echo $$; kill -KILL $PPID; sleep 600"))
+    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("KeeperGone", False, False)
+    until(lambda: gone(int(output)), "the program is dead")
+
+
+@contextmanager
+def another_executor(source: str) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+    """A process of its own that runs a program; with the process ids that the program tells."""
+    script = (
+        "import asyncio, sys\nfrom tests.executor.attempting import attempt_of\n"
+        "from tests.executor.test_shell_runner import load, python, written\n"
+        "from tidewheel.executor.runners.shell import ShellRunner\n"
+        "async def work():\n    attempt = attempt_of(python(sys.argv[1]))\n"
+        "    task = asyncio.ensure_future(ShellRunner(load()).run(attempt))\n"
+        "    while len(written(attempt).split()) < 2:\n        await asyncio.sleep(0.01)\n"
+        "    print(written(attempt).replace('\\n', ' '), flush=True)\n    await task\nasyncio.run(work())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, source], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, [int(pid) for pid in process.stdout.readline().split()]
+        finally:
+            process.kill()
+
+
+def test_a_program_and_its_daemon_die_with_the_executor() -> None:
+    source = f"{DAEMON}\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    with another_executor(source) as (process, pids):
+        assert len(pids) == 2
+        assert not any(gone(pid) for pid in pids)
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE_SECONDS)
+        until(lambda: all(gone(pid) for pid in pids), "both are dead")

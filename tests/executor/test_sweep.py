@@ -1,0 +1,106 @@
+"""What an executor with free slots takes from the table, and when: also while messages come to it."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.executor.handlers import GATES, Gate
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import attempts
+from tidewheel.executor.slots import Slots
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import Lane
+
+pytestmark = pytest.mark.kafka
+
+HALF_A_SECOND: dict[str, Any] = {"sweep": timedelta(milliseconds=500)}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def test_what_a_full_executor_has_fetched_is_taken_by_one_that_is_free(executing: Executing, gate: str) -> None:
+    """The message lies in the hands of the one that has every partition; the other takes the run by the table."""
+    with executing.running(slots=1, **HALF_A_SECOND):
+        held = executing.trigger("acts.wait", gate)
+        executing.publish(held)
+        until(lambda: GATES[gate].entered, "the first executor is full")
+        others = [executing.trigger("acts.echo", number) for number in range(5)]
+        for run_id in others:
+            executing.publish(run_id)
+        with executing.running(slots=1, **HALF_A_SECOND):
+            assert {executing.ended(run_id).came_by for run_id in others} == {"sweep"}
+            GATES[gate].opened.set()
+            assert executing.ended(held).state == "succeeded"
+            last = executing.trigger("acts.echo", 6)
+            executing.publish(last)
+            assert executing.ended(last).state == "succeeded"
+    assert [attempts(executing.database, run_id) for run_id in others] == [[(1, "succeeded")]] * 5
+
+
+def test_a_run_that_kafka_lost_is_found_while_messages_come(executing: Executing) -> None:
+    """Messages that keep coming are no reason to leave one that does not."""
+    with executing.running(slots=4, **HALF_A_SECOND):
+        executing.ended(executing.trigger("acts.echo", 0))
+        lost = executing.trigger("acts.echo", 1)
+        executing.database.execute("DELETE FROM outbox WHERE key = %s", [str(lost).encode()])
+
+        def found_while_messages_come() -> bool:
+            executing.publish(executing.trigger("acts.echo", 2))
+            return is_over(executing, lost)
+
+        until(found_while_messages_come, "the lost one has ended")
+    assert executing.ended(lost).came_by == "sweep"
+
+
+def test_a_message_that_comes_in_time_is_left_to_the_one_who_reads_it(executing: Executing) -> None:
+    with executing.running(slots=4, sweep=timedelta(seconds=60)):
+        runs = [executing.trigger("acts.echo", number) for number in range(20)]
+        for run_id in runs:
+            executing.publish(run_id)
+        came = {executing.ended(run_id).came_by for run_id in runs}
+    assert "sweep" not in came
+
+
+def test_more_than_there_are_slots_for_is_swept_as_they_come_free(executing: Executing) -> None:
+    runs = [executing.trigger("acts.echo", number) for number in range(60)]
+    executing.database.execute("TRUNCATE outbox")
+    with executing.running(slots=2, **HALF_A_SECOND):
+        assert {executing.ended(run_id).came_by for run_id in runs} == {"sweep"}
+
+
+def test_spare_slots_are_those_that_nobody_needed_all_the_while() -> None:
+    slots = Slots(20)
+    slots.take(Lane.STANDARD, 5)
+    slots.watch()
+    assert slots.spare(Lane.STANDARD) == 13
+    slots.take(Lane.STANDARD, 10)
+    slots.give_back(12)
+    assert slots.spare(Lane.STANDARD) == 3
+    assert slots.spare(Lane.CRITICAL) == 5
+    assert slots.free(Lane.STANDARD) == 15
+    slots.watch()
+    assert slots.spare(Lane.STANDARD) == 15
+
+
+def is_over(executing: Executing, run_id: UUID) -> bool:
+    """Whether a run is no longer open."""
+    return bool(executing.database.value("SELECT NOT EXISTS (SELECT FROM open_runs WHERE run_id = %s)", [run_id]))

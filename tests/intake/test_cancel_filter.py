@@ -1,0 +1,225 @@
+"""`runs.cancel`: from its commit on no claim takes what it names, however many runs that are."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    ask,
+    ask_within,
+    begun,
+    claim,
+    open_run,
+    requeue,
+    submit,
+    trigger,
+    wish,
+)
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.db import Conn
+from tidewheel.intake import cancel_filter
+from tidewheel.runs import AttemptOutcome
+from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.sql import Statements
+from tidewheel.transitions.start import Claim, Claimed, start_runs
+
+HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
+
+
+@pytest.fixture
+def with_jobs(database: Database) -> Database:
+    """Jobs that differ in everything a filter can name."""
+    submit(database, "job", labels={"team": "billing", "tier": "1"})
+    submit(database, "other", labels={"team": "billing"}, target="other", queue="reports", lane="batch")
+    return database
+
+
+def cancelling(**fields: object) -> dict[str, object]:
+    return {"type": "runs.cancel"} | fields
+
+
+def cancel(database: Database, **fields: object) -> int:
+    """Cancel by filter, which is accepted; returns the cancellation."""
+    [reply] = ask(database, cancelling(**fields))
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+    assert reply.cancellation_id is not None
+    return reply.cancellation_id
+
+
+def claimable(database: Database, *runs: UUID) -> list[bool]:
+    """Whether a claim takes these runs, each for itself."""
+    return [len(claim(database, run).started) == 1 for run in runs]
+
+
+def refusal(reply: Reply) -> tuple[str | None, str]:
+    assert reply.status is ReplyStatus.REJECTED
+    return reply.code, reply.errors[0].path
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"key": "job"},
+        {"labels": {"tier": "1"}},
+        {"labels": {"team": "billing", "tier": "1"}},
+        {"key": "job", "labels": {"team": "billing"}},
+        {"queue": "default"},
+        {"lane": "standard"},
+        {"handler": "send-email"},
+        {"queue": "default", "lane": "standard", "handler": "send-email", "cause": "trigger", "key": "job"},
+    ],
+    ids=str,
+)
+def test_no_claim_takes_what_it_names_and_all_else_goes_on(with_jobs: Database, named: Mapping[str, object]) -> None:
+    runs = trigger(with_jobs, "job"), trigger(with_jobs, "other")
+    cancel(with_jobs, **named)
+    assert claimable(with_jobs, *runs) == [False, True]
+
+
+@pytest.mark.parametrize("named", [{"cause": "timer"}, {"labels": {"team": "billing"}, "queue": "elsewhere"}], ids=str)
+def test_every_part_of_a_filter_must_fit(with_jobs: Database, named: Mapping[str, object]) -> None:
+    cancel(with_jobs, **named)
+    assert claimable(with_jobs, trigger(with_jobs, "job"), trigger(with_jobs, "other")) == [True, True]
+
+
+def test_labels_are_those_of_the_jobs_when_it_is_accepted(with_jobs: Database) -> None:
+    runs = trigger(with_jobs, "job"), trigger(with_jobs, "other")
+    cancel(with_jobs, labels={"team": "billing"})
+    submit(with_jobs, "job")
+    assert claimable(with_jobs, *runs) == [False, False]
+    assert with_jobs.count("cancelled_jobs") == 2
+
+
+def test_what_is_made_later_is_not_concerned(with_jobs: Database) -> None:
+    before = trigger(with_jobs)
+    cancel(with_jobs, key="job")
+    assert claimable(with_jobs, before, trigger(with_jobs)) == [False, True]
+
+
+def test_an_instant_in_the_past_leaves_out_what_was_made_since(with_jobs: Database) -> None:
+    older = trigger(with_jobs)
+    instant = with_jobs.now()
+    newer = trigger(with_jobs)
+    cancel(with_jobs, key="job", made_before=instant.isoformat())
+    assert claimable(with_jobs, older, newer) == [False, True]
+
+
+def test_what_has_begun_is_left_alone_where_that_is_asked_for(with_jobs: Database) -> None:
+    retried, fresh = begun(with_jobs), trigger(with_jobs)
+    requeue(with_jobs, retried, AttemptOutcome.FAILED)
+    cancel(with_jobs, key="job", begun=False)
+    assert claimable(with_jobs, retried.run_id, fresh) == [True, False]
+
+
+def test_what_waits_for_its_next_attempt_is_not_attempted_again(with_jobs: Database) -> None:
+    retried = begun(with_jobs)
+    requeue(with_jobs, retried, AttemptOutcome.FAILED)
+    cancel(with_jobs, key="job")
+    assert claimable(with_jobs, retried.run_id) == [False]
+
+
+def test_another_tenants_runs_are_none_of_its_business(with_jobs: Database) -> None:
+    with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    ask(
+        with_jobs,
+        {"type": "job.submit", "tenant": "acme", "job": {"key": "job", "schedule": "manual", "target": "send-email"}},
+    )
+    theirs = UUID(ask(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
+    cancel(with_jobs, handler="send-email")
+    assert claimable(with_jobs, theirs, trigger(with_jobs)) == [True, True]
+    [mine, another] = trigger(with_jobs), UUID(ask(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
+    ask(with_jobs, cancelling(handler="send-email", tenant="acme"))
+    assert claimable(with_jobs, mine, another) == [True, False]
+
+
+def test_the_same_request_is_the_same_cancellation(with_jobs: Database) -> None:
+    numbers = {cancel(with_jobs, key="job", request_id="c-1") for _ in range(2)}
+    assert len(numbers) == with_jobs.count("cancellations") == 1
+
+
+def test_a_job_that_was_deleted_can_be_named(with_jobs: Database) -> None:
+    retried = begun(with_jobs)
+    ask(with_jobs, about("job.delete"))
+    requeue(with_jobs, retried, AttemptOutcome.FAILED)
+    cancel(with_jobs, key="job")
+    assert claimable(with_jobs, retried.run_id) == [False]
+
+
+def test_who_names_nothing_that_there_is_is_told(with_jobs: Database) -> None:
+    later = (with_jobs.now() + timedelta(hours=1)).isoformat()
+    replies = ask(
+        with_jobs,
+        cancelling(key="nope"),
+        cancelling(labels={"team": "nobody"}),
+        cancelling(key="job", made_before=later),
+    )
+    assert [refusal(reply) for reply in replies] == [
+        ("unknown_job", "key"),
+        ("invalid", "labels"),
+        ("invalid", "made_before"),
+    ]
+    assert (with_jobs.count("cancellations"), with_jobs.count("cancelled_jobs")) == (0, 0)
+
+
+def test_labels_of_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancel_filter, "MOST_JOBS", 1)
+    [reply] = ask(with_jobs, cancelling(labels={"team": "billing"}))
+    assert refusal(reply) == ("invalid", "labels")
+    assert reply.errors[0].problem == "more than 1 jobs have these labels"
+    cancel(with_jobs, labels={"tier": "1"})
+
+
+def test_a_claim_under_way_is_waited_for_and_one_that_begins_meanwhile_is_refused(with_jobs: Database) -> None:
+    """As executors claim: they share the lock in a statement before the one that looks at the cancellations."""
+    enter(with_jobs)
+    first, second = trigger(with_jobs), trigger(with_jobs)
+    claims = {run: wish(with_jobs, run) for run in (first, second)}
+    claiming, cancelled, late = (with_jobs.connection() for _ in range(3))
+    assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
+    accepting = in_background(lambda: ask_within(cancelled, with_jobs, cancelling(key="job")))
+    until_blocked(with_jobs, cancelled)
+    beginning = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
+    until_blocked(with_jobs, late)
+    claiming.commit()
+    assert [reply.status for reply in accepting.result(30)] == [ReplyStatus.ACCEPTED]
+    cancelled.commit()
+    assert beginning.result(30).started == []
+    late.commit()
+    assert open_run(with_jobs, first).state == "running"
+
+
+def test_in_a_batch_nothing_is_locked_before_the_claims_are_held(with_jobs: Database) -> None:
+    """A claim that waits for a turn must not be waited for by whoever has that turn."""
+    enter(with_jobs)
+    submit(with_jobs, "turns", overlap="buffer_all")
+    holder, waiter = begun(with_jobs, "turns"), trigger(with_jobs, "turns")
+    requeue(with_jobs, holder, AttemptOutcome.FAILED, timedelta(hours=1))
+    claims = wish(with_jobs, waiter)
+    batch, claiming = with_jobs.connection(), with_jobs.connection()
+    documents = [{"type": "run.cancel", "run_id": str(holder.run_id)}, cancelling(key="job")]
+    assert [reply.status for reply in ask_within(batch, with_jobs, *documents)] == ["accepted", "accepted"]
+    beginning = in_background(lambda: claim_as_executors_do(with_jobs, claiming, claims))
+    until_blocked(with_jobs, claiming)
+    batch.commit()
+    assert len(beginning.result(30).started) == 1
+    claiming.commit()
+
+
+def enter(database: Database) -> None:
+    """Let there be an executor."""
+    database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
+        [EXECUTOR],
+    )
+
+
+def claim_as_executors_do(database: Database, connection: Conn, wanted: Claim) -> Claimed:
+    """The two statements of a claim, in order."""
+    assert connection.execute(HOLD_LEASE, {"executor_id": EXECUTOR}).fetchone() is not None
+    return start_runs(connection, database.installation, [wanted], executor_id=EXECUTOR)

@@ -1,0 +1,221 @@
+"""`run.retry`: what is over becomes a new run with its payload, under its job's current version."""
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    about,
+    ask,
+    begin,
+    begun,
+    claim,
+    completions,
+    dead_letters,
+    end,
+    ending,
+    final_state,
+    open_run,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+    turn_of,
+)
+from tidewheel.ids import job_id, run_bucket, run_id, run_instant
+from tidewheel.runs import AttemptOutcome, Cause, RunState
+from tidewheel.schemas.records import Reply, ReplyStatus, RunRequest
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database, payload={"to": "a"}, labels={"team": "billing"})
+    return database
+
+
+def asking(run: UUID, **fields: object) -> dict[str, object]:
+    return {"type": "run.retry", "run_id": str(run)} | fields
+
+
+def failed(database: Database, **fields: object) -> UUID:
+    """A run that was given up."""
+    started = begun(database, **fields)
+    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    return started.run_id
+
+
+def retry(database: Database, run: UUID, **fields: object) -> UUID:
+    """Retry a run, which is accepted; returns the new one."""
+    [reply] = ask(database, asking(run, **fields))
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+    assert reply.run_id is not None
+    return UUID(reply.run_id)
+
+
+def request_of(database: Database, run: UUID) -> RunRequest:
+    """The newest message of a run."""
+    return next(request for request in reversed(requests(database)) if request.run_id == str(run))
+
+
+def refusal(reply: Reply) -> tuple[str | None, str, str]:
+    assert reply.status is ReplyStatus.REJECTED
+    [error] = reply.errors
+    return reply.code, error.path, error.problem
+
+
+@pytest.mark.parametrize("state", sorted({RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT}))
+def test_what_is_over_becomes_a_new_run_that_names_it(with_job: Database, state: RunState) -> None:
+    started = begun(with_job)
+    end(with_job, ending(started, state, error_type=None if state == RunState.SUCCEEDED else "ValueError"))
+    [(scheduled_at,)] = with_job.rows("SELECT scheduled_at FROM job_runs WHERE run_id = %s", [started.run_id])
+    new = retry(with_job, started.run_id, request_id="again")
+    run = open_run(with_job, new)
+    assert (run.state, run.cause, run.attempt, run.scheduled_at) == ("queued", "retry", 0, scheduled_at)
+    assert final_state(with_job, started.run_id)[0] == state
+    lineage = with_job.rows("SELECT parent_run_id, root_run_id FROM job_runs WHERE run_id = %s", [new])
+    assert lineage == [(started.run_id, started.run_id)]
+    message = request_of(with_job, new)
+    assert (message.parent_run_id, message.root_run_id) == (str(started.run_id), str(started.run_id))
+    assert message.payload is None
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "skipped"])
+def test_what_never_ran_can_be_run_after_all(with_job: Database, reason: str) -> None:
+    if reason == "cancelled":
+        run = trigger(with_job)
+        ask(with_job, {"type": "run.cancel", "run_id": str(run)})
+    else:
+        begun(with_job, overlap="skip")
+        run = trigger(with_job, overlap="skip")
+        claim(with_job, run)
+    assert final_state(with_job, run)[0] == reason
+    assert open_run(with_job, retry(with_job, run)).state == "queued"
+
+
+def test_the_id_is_that_of_the_old_run_and_the_request(with_job: Database) -> None:
+    old = failed(with_job)
+    new = retry(with_job, old, request_id="again")
+    run = open_run(with_job, new)
+    origin = old.bytes + b"again"
+    asked_at = with_job.value("SELECT made_at FROM job_runs WHERE run_id = %s", [new])
+    assert new == run_id(job_id("default", "job"), run.scheduled_at, Cause.RETRY, origin, at=asked_at)
+    assert (run_bucket(new), run_instant(new) >= run_instant(old)) == (run_bucket(old), True)
+
+
+def test_the_same_request_is_the_same_run_and_another_is_another(with_job: Database) -> None:
+    old = failed(with_job)
+    assert retry(with_job, old, request_id="r-1") == retry(with_job, old, request_id="r-1")
+    assert len({retry(with_job, old, request_id="r-1"), retry(with_job, old, request_id="r-2")}) == 2
+    assert len({retry(with_job, old), retry(with_job, old)}) == 2
+
+
+def test_several_in_one_batch_are_answered_in_their_order(with_job: Database) -> None:
+    first, second = failed(with_job), failed(with_job)
+    unknown = uuid4()
+    replies = ask(with_job, asking(second), asking(unknown), asking(first), asking(first))
+    assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted", "accepted"]
+    parents = dict(with_job.rows("SELECT run_id, parent_run_id FROM job_runs WHERE cause = 'retry'"))
+    made = [parents[UUID(reply.run_id)] for reply in replies if reply.status is ReplyStatus.ACCEPTED]
+    assert made == [second, first, first]
+    assert replies[1].run_id == str(unknown)
+
+
+def test_a_payload_and_labels_of_its_own_are_carried_along(with_job: Database) -> None:
+    old = failed(with_job, payload={"to": "b"}, labels={"urgent": "yes"}, traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
+    submit(with_job, payload={"to": "c"})
+    message = request_of(with_job, retry(with_job, old))
+    assert (message.payload, message.payload_content_type) == (b'{"to":"b"}', "application/json")
+    assert (message.labels, message.traceparent) == ({"urgent": "yes"}, f"00-{'1' * 32}-{'2' * 16}-01")
+    assert message.job_version == 2
+
+
+def test_the_payload_of_the_old_version_stays_and_all_else_is_the_current_ones(with_job: Database) -> None:
+    old = failed(with_job)
+    submit(with_job, payload={"to": "c"}, target="other", lane="batch", retry={"max_attempts": 9})
+    new = retry(with_job, old)
+    [message] = [request for request in requests(with_job, lane="batch") if request.run_id == str(new)]
+    assert (message.payload, message.job_version) == (b'{"to":"a"}', 2)
+    assert with_job.rows("SELECT handler, lane FROM open_runs WHERE run_id = %s", [new]) == [("other", "batch")]
+
+
+def test_what_was_handed_nothing_is_handed_nothing(database: Database) -> None:
+    submit(database)
+    old = failed(database)
+    submit(database, payload={"to": "c"})
+    message = request_of(database, retry(database, old))
+    assert (message.payload, message.payload_content_type) == (b"", "application/json")
+
+
+def test_an_edit_of_something_else_needs_no_payload_of_its_own(with_job: Database) -> None:
+    old = failed(with_job)
+    submit(with_job, payload={"to": "a"}, lane="batch")
+    retry(with_job, old)
+    assert with_job.count("run_inputs") == 0
+
+
+def test_a_retry_of_a_retry_names_the_first_of_the_chain_also_on_later_attempts(with_job: Database) -> None:
+    first = failed(with_job)
+    second = retry(with_job, first)
+    started = begin(with_job, second)
+    requeue(with_job, started, AttemptOutcome.FAILED)
+    again = begin(with_job, second)
+    assert [r.parent_run_id for r in requests(with_job) if r.run_id == str(second)] == [str(first), str(first)]
+    end(with_job, ending(again, RunState.FAILED, error_type="ValueError"))
+    third = retry(with_job, second)
+    message = request_of(with_job, third)
+    assert (message.parent_run_id, message.root_run_id) == (str(second), str(first))
+    event = next(event for event in completions(with_job) if event.run_id == str(second))
+    letter = next(letter for letter in dead_letters(with_job) if letter.run_id == str(second))
+    assert (event.parent_run_id, event.root_run_id) == (letter.parent_run_id, letter.root_run_id)
+    assert (event.parent_run_id, event.root_run_id) == (str(first), str(first))
+
+
+def test_a_dead_letter_says_what_it_was_redriven_as(with_job: Database) -> None:
+    old, other = failed(with_job), failed(with_job)
+    new = retry(with_job, old)
+    found = dict(with_job.rows("SELECT run_id, redriven_as FROM dead_letters WHERE redriven_at IS NOT NULL"))
+    assert found == {old: new}
+    assert other not in found
+    assert retry(with_job, old) == with_job.value("SELECT redriven_as FROM dead_letters WHERE run_id = %s", [old])
+
+
+def test_a_delay_holds_it_back(with_job: Database) -> None:
+    old = failed(with_job)
+    run = open_run(with_job, retry(with_job, old, delay="1h"))
+    assert timedelta(minutes=59) < run.publish_at - with_job.now() <= timedelta(hours=1)
+    assert claim(with_job, run.run_id).started == []
+
+
+def test_it_obeys_the_policy_of_its_job(database: Database) -> None:
+    submit(database, overlap="skip")
+    old = failed(database)
+    holder = begun(database)
+    assert claim(database, new := retry(database, old)).started == []
+    assert final_state(database, new)[0] == "skipped"
+    assert turn_of(database, job_id("default", "job")) == holder.run_id
+
+
+def test_what_is_still_open_is_refused(with_job: Database) -> None:
+    started = begun(with_job)
+    code, path, problem = refusal(ask(with_job, asking(started.run_id))[0])
+    assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it is not over")
+    assert len(open_runs(with_job)) == 1
+
+
+def test_a_run_that_is_not_there_or_another_tenants_is_unknown(with_job: Database) -> None:
+    with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    old = failed(with_job)
+    for reply in ask(with_job, asking(uuid4()), asking(old, tenant="acme")):
+        assert refusal(reply)[:2] == ("unknown_run", "run_id")
+
+
+def test_a_run_of_a_deleted_job_is_refused(with_job: Database) -> None:
+    started = begun(with_job)
+    succeed(with_job, started)
+    ask(with_job, about("job.delete"))
+    code, path, problem = refusal(ask(with_job, asking(started.run_id))[0])
+    assert (code, path, problem) == ("unknown_job", "key", "tenant 'default' has no job 'job'")

@@ -1,0 +1,173 @@
+"""Replies of Kafka targets: read exactly once like requests, by the token in their header."""
+
+import json
+import logging
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.intake.running import Requests
+from tests.intake.waiting import token_of, waiting
+from tests.transitions.acts import final_state, messages, open_run, submission, submit
+from tidewheel.errors import UndecodableMessage
+from tidewheel.ids import RunId
+from tidewheel.intake.target_replies import read_target_reply
+from tidewheel.local.stack import StackInfo
+from tidewheel.schemas.records import RunCompleted
+from tidewheel.task_tokens import task_token
+
+KEY = b"of this installation"
+TOKEN = task_token(KEY, RunId(UUID(int=1)), 1)
+
+
+@pytest.fixture
+def requests(database: Database, info: StackInfo) -> Requests:
+    submit(database)
+    return Requests(database, info.bootstrap)
+
+
+def read(requests: Requests, value: bytes | None, *, key: bytes | None = None, **headers: str) -> None:
+    """Let one reply be taken in."""
+    requests.until_read(requests.reply(value, key=key, **headers), topic=requests.topics.target_replies)
+
+
+def results(requests: Requests) -> list[bytes | None]:
+    """The results in the completions on their way."""
+    found = messages(requests.database, requests.topics.completions, RunCompleted)
+    return sorted((event.result for event in found), key=str)
+
+
+def buried(requests: Requests) -> list[tuple[object, ...]]:
+    found = requests.database.rows('SELECT topic, partition, "offset", key, value, reason FROM dead_letters')
+    return [tuple(row) for row in found]
+
+
+@pytest.mark.kafka
+def test_a_reply_ends_the_run_with_its_value_as_the_result(requests: Requests) -> None:
+    database = requests.database
+    started = waiting(database)
+    with requests.running():
+        read(requests, b' {"rows": 7} ', task_token=token_of(database, started))
+    assert final_state(database, started.run_id) == ("succeeded", None)
+    assert results(requests) == [b'{"rows":7}']
+    assert requests.replies() == []  # nobody is answered
+
+
+@pytest.mark.kafka
+def test_a_reply_that_says_so_is_a_failure(requests: Requests) -> None:
+    database = requests.database
+    started = waiting(database)
+    said = {"status": "failed", "error_type": "NoPaper"}
+    with requests.running():
+        read(requests, b"the tray is empty", task_token=token_of(database, started), **said)
+    assert open_run(database, started.run_id).state == "retrying"
+    assert database.rows("SELECT error_type, error_message FROM attempts") == [("NoPaper", "the tray is empty")]
+
+
+@pytest.mark.kafka
+def test_a_reply_twice_or_too_late_changes_nothing_and_blocks_nothing(
+    requests: Requests, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = requests.database
+    first, second = waiting(database), waiting(database)
+    with caplog.at_level(logging.INFO, "tidewheel.intake"), requests.running():
+        for value in (b"1", b"2"):
+            read(requests, value, task_token=token_of(database, first))
+        read(requests, b"3", task_token=token_of(database, second))
+        until(lambda: "a target's reply changes nothing" in caplog.text, "it is told")
+    assert results(requests) == [b"1", b"3"]
+    assert buried(requests) == []
+
+
+@pytest.mark.kafka
+def test_what_is_no_reply_is_a_dead_letter_byte_for_byte_and_blocks_nothing(requests: Requests) -> None:
+    database = requests.database
+    started = waiting(database)
+    token = token_of(database, started)
+    forged = task_token(b"another installation", started.run_id, 1)
+    with requests.running():
+        read(requests, b"{}", key=b"none")
+        read(requests, b"{}", key=b"forged", task_token=forged)
+        read(requests, b'{"rows": ', key=b"broken", task_token=token)
+        read(requests, b"{}", key=b"odd", task_token=token, status="perhaps")
+        assert open_run(database, started.run_id).state == "waiting"
+        read(requests, None, task_token=token)
+    assert final_state(database, started.run_id)[0] == "succeeded"
+    letters = {row[3]: row for row in buried(requests)}
+    assert {key: row[4] for key, row in letters.items()} == {
+        b"none": b"{}", b"forged": b"{}", b"broken": b'{"rows": ', b"odd": b"{}",
+    }  # fmt: skip
+    assert {row[0] for row in letters.values()} == {requests.topics.target_replies}
+    said = database.rows("SELECT key, headers FROM outbox WHERE topic = %s", [requests.topics.dead_letters])
+    assert {key for key, _ in said} == set(letters)
+
+
+@pytest.mark.kafka
+def test_requests_and_replies_in_one_batch_are_both_applied(requests: Requests) -> None:
+    database = requests.database
+    started = waiting(database)
+    reply = requests.reply(b"1", task_token=token_of(database, started))
+    [asked] = requests.send(submission("other"))
+    with requests.running():
+        requests.until_read(reply, topic=requests.topics.target_replies)
+        requests.until_read(asked)
+    assert final_state(database, started.run_id)[0] == "succeeded"
+    assert database.count("jobs") == 2
+
+
+@pytest.mark.kafka
+def test_a_reply_that_only_the_database_refuses_is_buried_alone(fresh_database: Database, info: StackInfo) -> None:
+    """The constraint stands in for a fault of ours."""
+    database = fresh_database
+    submit(database)
+    poisoned, fine = waiting(database), waiting(database)
+    database.execute("ALTER TABLE attempt_outputs ADD CONSTRAINT poison CHECK (result <> '13')")
+    requests = Requests(database, info.bootstrap)
+    requests.reply(b"13", key=b"poison", task_token=token_of(database, poisoned))
+    last = requests.reply(b"14", task_token=token_of(database, fine))
+    with requests.running():
+        requests.until_read(last, topic=requests.topics.target_replies)
+    assert final_state(database, fine.run_id)[0] == "succeeded"
+    assert open_run(database, poisoned.run_id).state == "waiting"
+    [(topic, *_, key, value, reason)] = buried(requests)
+    assert (topic, key, value) == (requests.topics.target_replies, b"poison", b"13")
+    assert str(reason).startswith("it could not be applied: new row for relation")
+
+
+def test_a_result_that_is_too_large_fails_for_good_as_a_handlers_would() -> None:
+    big = json.dumps("x" * 65_536).encode()
+    request = read_target_reply([("tidewheel-task-token", TOKEN.encode())], big, KEY)
+    assert (request.status, request.error_type, request.permanent) == ("failed", "ResultTooLarge", True)
+    assert request.result is None
+
+
+@pytest.mark.parametrize(("value", "result"), [(None, None), (b"", None), (b"null", b"null"), (b" [1, 2]\n", b"[1,2]")])
+def test_the_value_is_the_result_as_compact_json(value: bytes | None, result: bytes | None) -> None:
+    request = read_target_reply({"Tidewheel-Task-Token": TOKEN}, value, KEY)
+    assert (request.status, request.result) == ("succeeded", result)
+
+
+def test_what_went_wrong_is_cut_and_cleaned_so_that_it_can_be_kept() -> None:
+    headers = [("tidewheel-task-token", TOKEN.encode()), ("tidewheel-status", b"failed")]
+    request = read_target_reply(headers, b"\x00\xff\x1b" + "ü".encode() * 5000, KEY)
+    message = request.error_message or ""
+    assert message.startswith(" \ufffd ü")
+    assert len(message) == 4096
+    assert request.error_type is None
+
+
+@pytest.mark.parametrize(
+    "value", [b"nope", b'{"a": 1, "a": 2}', b"NaN", b"\xff", b"[" * 5000, b'"\\ud800"', b'{"a": "\\u0000"}']
+)
+def test_a_value_that_is_no_json_that_can_be_kept_is_undecodable(value: bytes) -> None:
+    with pytest.raises(UndecodableMessage):
+        read_target_reply([("tidewheel-task-token", TOKEN.encode())], value, KEY)
+
+
+@pytest.mark.parametrize("error_type", [b"", b"x" * 300, b"a\nb", b"\xff\x00"])
+def test_an_error_type_that_is_none_is_undecodable(error_type: bytes) -> None:
+    given = {"tidewheel-task-token": TOKEN.encode(), "tidewheel-status": b"failed", "tidewheel-error-type": error_type}
+    with pytest.raises(UndecodableMessage, match="error_type"):
+        read_target_reply(list(given.items()), b"", KEY)

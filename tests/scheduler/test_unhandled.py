@@ -1,0 +1,134 @@
+"""Runs that nobody can take wait uncharged, and are announced now and then: what they wait for, and how many."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import HANDLER, begin, lifecycle, open_run, submit, trigger
+from tidewheel.scheduler.unhandled import Unhandled, UnhandledWatch
+from tidewheel.schemas.records import LifecycleEvent
+
+LATER = timedelta(seconds=11)
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def look(database: ClockedDatabase) -> list[tuple[str, str, int]]:
+    """What is announced now."""
+    told: list[Unhandled] = UnhandledWatch(database.session(), database.installation).look()
+    return [(each.queue, each.handler, each.runs) for each in told]
+
+
+def waiting() -> float | None:
+    return REGISTRY.get_sample_value("tidewheel_runs_without_executor")
+
+
+def announced(database: ClockedDatabase) -> list[LifecycleEvent]:
+    """The announcements on their way."""
+    return [event for event in lifecycle(database) if event.type == "io.tidewheel.job.unhandled.v1"]
+
+
+def executor(
+    database: ClockedDatabase, *, queues: Sequence[str] = ("default",), handlers: Sequence[str] = (), **columns: object
+) -> None:
+    """An executor that has just beaten."""
+    told = {"stopping": False} | columns
+    database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at, stopping)"
+        " VALUES (%s, 'test', %s, %s, 1, tidewheel_now(), tidewheel_now(), %s)",
+        [uuid4(), list(queues), list(handlers), told["stopping"]],
+    )
+
+
+def test_a_run_whose_handler_no_executor_of_its_queue_has_is_announced(still: ClockedDatabase) -> None:
+    submit(still, "mail", queue="reports")
+    run_id, *_ = [trigger(still, "mail") for _ in range(3)]
+    executor(still, handlers=[HANDLER])  # of another queue
+    executor(still, queues=["reports"], handlers=["other"])
+    assert look(still) == []  # due for a moment only
+    still.advance(LATER)
+    executor(still, queues=["reports"], handlers=["other"])
+    assert look(still) == [("reports", HANDLER, 3)]
+    assert waiting() == 3
+    [event] = announced(still)
+    assert (event.job_key, event.reason) == ("mail", f"no executor of queue 'reports' has the handler '{HANDLER}'")
+    assert event.detail["runs"] == "3"
+    assert event.detail["run_id"] == str(run_id)
+    run = open_run(still, run_id)
+    assert (run.state, run.attempt, run.charged) == ("queued", 0, 0)
+
+
+def test_a_queue_without_any_executor_is_announced_also_for_targets_that_need_no_handler(
+    still: ClockedDatabase,
+) -> None:
+    submit(still, "call", queue="web", target={"type": "http", "url": "https://example.org/"})
+    trigger(still, "call")
+    still.advance(LATER)
+    assert look(still) == [("web", "", 1)]
+    [event] = announced(still)
+    assert event.reason == "no executor serves the queue 'web'"
+
+
+def test_it_is_told_again_after_ten_minutes_and_not_before_whoever_looks(still: ClockedDatabase) -> None:
+    submit(still)
+    trigger(still)
+    still.advance(LATER)
+    assert len(look(still)) == 1
+    still.advance(timedelta(minutes=9))
+    assert look(still) == []
+    assert waiting() == 1
+    still.advance(timedelta(minutes=2))
+    assert len(look(still)) == 1
+    assert len(announced(still)) == 2
+
+
+@pytest.mark.parametrize("gone", ["stopping", "silent"])
+def test_an_executor_on_its_way_out_counts_for_nothing(still: ClockedDatabase, gone: str) -> None:
+    submit(still)
+    trigger(still)
+    if gone == "silent":
+        executor(still, handlers=[HANDLER])
+        still.advance(timedelta(minutes=2))
+    else:
+        still.advance(LATER)
+        executor(still, handlers=[HANDLER], stopping=True)
+    assert look(still) == [("default", HANDLER, 1)]
+
+
+def test_once_an_executor_has_it_nothing_is_told_and_nothing_waits(still: ClockedDatabase) -> None:
+    submit(still)
+    trigger(still)
+    still.advance(LATER)
+    assert len(look(still)) == 1
+    executor(still, handlers=[HANDLER])
+    still.advance(timedelta(seconds=1))
+    assert look(still) == []
+    assert waiting() == 0
+
+
+def test_runs_in_somebodys_hands_and_those_of_later_do_not_wait(still: ClockedDatabase) -> None:
+    submit(still, overlap="allow_all")
+    begin(still, trigger(still))
+    trigger(still, delay="1h")
+    still.advance(LATER)
+    assert look(still) == []
+
+
+def test_each_queue_lane_and_handler_is_found(still: ClockedDatabase) -> None:
+    wanted: set[tuple[str, str, int]] = set()
+    for queue in ("a", "b", "default"):
+        for lane in ("critical", "standard", "batch"):
+            handler = f"{queue}-{lane}"
+            submit(still, handler, queue=queue, lane=lane, target=handler)
+            trigger(still, handler)
+            wanted.add((queue, handler, 1))
+    still.advance(LATER)
+    assert set(look(still)) == wanted

@@ -1,0 +1,95 @@
+"""What runs a job, as submitted: what fits reaches executors as it was meant, what does not is refused by its path."""
+
+from typing import Any
+
+import pytest
+
+from tests.tidewheel.jobs.submitting import refused_job, submitted
+from tidewheel.schemas.definitions import definition_record, needs
+from tidewheel.schemas.records import HttpTarget, KafkaTarget, LambdaTarget, ShellTarget, Target, TargetKind
+
+DAY_MS = 24 * 60 * 60 * 1000
+ARN = "arn:aws:lambda:eu-west-1:123456789012:function:report"
+
+
+def carried(target: object) -> Target:
+    """A target as executors get it."""
+    return definition_record(submitted(target=target), tenant="default", job_id="0", job_version=1).target
+
+
+@pytest.mark.parametrize(
+    ("target", "part"),
+    [
+        (
+            {"type": "http", "url": "http://a", "async": True},
+            {"http": HttpTarget(method="POST", url="http://a", headers={}, async_timeout_ms=DAY_MS)},
+        ),
+        (
+            {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout": "1m"},
+            {"kafka": KafkaTarget(topic="orders", key=None, headers={}, reply_timeout_ms=60_000)},
+        ),
+        (
+            {"type": "kafka", "topic": "orders", "key": "ann", "headers": {"a": "b"}},
+            {"kafka": KafkaTarget(topic="orders", key="ann", headers={"a": "b"}, reply_timeout_ms=None)},
+        ),
+        (
+            {"type": "shell", "argv": ["report", "; rm", ""], "cwd": "/srv", "env": {"A": "b"}, "cpu_seconds": 9},
+            {
+                "shell": ShellTarget(
+                    argv=("report", "; rm", ""), cwd="/srv", env={"A": "b"}, memory_bytes=None, cpu_seconds=9
+                )
+            },
+        ),
+        (
+            {"type": "lambda", "function": ARN, "qualifier": "live"},
+            {"aws_lambda": LambdaTarget(function=ARN, qualifier="live", region=None)},
+        ),
+    ],
+)
+def test_a_target_reaches_executors_as_it_was_submitted(target: dict[str, Any], part: dict[str, Any]) -> None:
+    assert carried(target) == Target(kind=TargetKind(target["type"]), **part)
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("send-email", "send-email"),
+        ({"type": "http", "url": "http://a"}, None),
+        ({"type": "kafka", "topic": "orders"}, None),
+        ({"type": "shell", "argv": ["true"]}, "tidewheel.shell"),
+        ({"type": "lambda", "function": "report"}, "tidewheel.lambda"),
+    ],
+)
+def test_what_an_executor_must_have_is_told_by_one_name(target: object, name: str | None) -> None:
+    assert needs(carried(target)) == name
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "words"),
+    [
+        ({"type": "shell"}, "job.target.argv", "is missing"),
+        ({"type": "shell", "argv": []}, "job.target.argv", "write 1 to 1000"),
+        ({"type": "shell", "argv": "report --all"}, "job.target.argv", "write a list of words"),
+        ({"type": "shell", "argv": [""]}, "job.target.argv.0", "'' was read"),
+        ({"type": "shell", "argv": ["a", "b\0"]}, "job.target.argv.1", "was read"),
+        ({"type": "shell", "argv": ["a", "x" * 65_536]}, "job.target.argv", "standard input"),
+        ({"type": "shell", "command": "report | mail"}, "job.target.command", '["sh", "-c"'),
+        ({"type": "shell", "argv": ["a"], "timeout": "1s"}, "job.target.timeout", "start_to_close"),
+        ({"type": "shell", "argv": ["a"], "cwd": "reports"}, "job.target.cwd", "/srv/reports"),
+        ({"type": "shell", "argv": ["a"], "env": {"TIDEWHEEL_RUN_ID": "1"}}, "job.target.env", "set by itself"),
+        ({"type": "shell", "argv": ["a"], "env": {"A": 1}}, "job.target.env.A", "1 was read"),
+        ({"type": "shell", "argv": ["a"], "memory_bytes": 1}, "job.target.memory_bytes", ""),
+        ({"type": "lambda"}, "job.target.function", "is missing"),
+        ({"type": "lambda", "function": "arn:aws:s3:::bucket"}, "job.target.function", "names no function"),
+        ({"type": "lambda", "function": "a", "region": "Ireland"}, "job.target.region", ""),
+        ({"type": "kafka"}, "job.target.topic", "is missing"),
+        ({"type": "kafka", "topic": ".."}, "job.target.topic", "no topic's name"),
+        ({"type": "kafka", "topic": "a", "reply_timeout": "1m"}, "job.target.reply_timeout", "await_reply: true"),
+        ({"type": "http", "url": "http://a", "async_timeout": "1m"}, "job.target.async_timeout", "async: true"),
+        ({"type": "http", "url": "http://a", "async": True, "async_timeout": "31d"}, "job.target.async_timeout", "30d"),
+        ({"type": "shel", "argv": ["a"]}, "job.target.type", "'shell' or 'lambda'"),
+        ({"type": "handler", "name": "tidewheel.shell"}, "job.target.name", "not yours"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_path(target: dict[str, object], path: str, words: str) -> None:
+    assert words in refused_job(target=target)[path]
