@@ -60,6 +60,9 @@ class Run:
         error_type: The last error's type.
         error_message: What it said.
         result: What the handler returned, as JSON text.
+        progress: What the attempt under way, or the last, has told of itself, as JSON text.
+        beat_at: When it last told anything.
+        deadline_at: The earliest of its timeouts that PostgreSQL keeps; None once it is terminal.
     """
 
     run_id: UUID
@@ -73,6 +76,9 @@ class Run:
     error_type: str | None
     error_message: str | None
     result: bytes | None
+    progress: bytes | None = None
+    beat_at: datetime | None = None
+    deadline_at: datetime | None = None
 
     @property
     def final(self) -> bool:

@@ -19,10 +19,10 @@ Answer = TypeVar("Answer")
 
 
 class AsyncClient:
-    """`Client` for coroutines: submit, trigger, run, cancel and wait, awaited; all on one thread, one after another.
+    """`Client` for coroutines: submit, trigger, run, cancel, wait, and what a task token allows, awaited.
 
-    A call that is cancelled ends on its thread all the same, before the next one begins: half a transaction is never
-    left for the next call to commit.
+    All on one thread, one after another. A call that is cancelled ends on its thread all the same, before the next one
+    begins: half a transaction is never left for the next call to commit.
     """
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
@@ -69,6 +69,28 @@ class AsyncClient:
     async def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
         """See `Client.cancel`."""
         return await self._on_thread(lambda: self._client.cancel(run_id, reason=reason))
+
+    async def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
+        """See `Client.complete`."""
+        return await self._on_thread(lambda: self._client.complete(token, result, request_id=request_id))
+
+    async def fail(
+        self,
+        token: str,
+        error_type: str | None = None,
+        error_message: str | None = None,
+        *,
+        permanent: bool = False,
+        request_id: str | None = None,
+    ) -> RunState:
+        """See `Client.fail`."""
+        return await self._on_thread(
+            lambda: self._client.fail(token, error_type, error_message, permanent=permanent, request_id=request_id)
+        )
+
+    async def heartbeat(self, token: str, progress: object = None, checkpoint: object = None) -> RunState:
+        """See `Client.heartbeat`."""
+        return await self._on_thread(lambda: self._client.heartbeat(token, progress, checkpoint))
 
     async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Client.wait`."""

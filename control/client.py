@@ -11,12 +11,15 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.answered import Backfilled, Job, Run, backfilled_of, job_of
+from tidewheel.control.by_token import ByToken
 from tidewheel.control.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
-from tidewheel.control.door import Door
 from tidewheel.control.enqueue import trigger_document
 from tidewheel.control.explaining import explain
 from tidewheel.control.explanation import Explanation
 from tidewheel.control.preview import Preview, preview
+from tidewheel.control.redriving import LetterDoor
+from tidewheel.control.run_door import RunDoor
+from tidewheel.control.run_logs import LogDoor
 from tidewheel.control.upcoming import Upcoming, upcoming
 from tidewheel.control.versions import Change, Version, diff, versions
 from tidewheel.errors import UnknownRun
@@ -32,7 +35,7 @@ FIRST_LOOK_SECONDS = 0.02
 LONGEST_LOOK_SECONDS = 0.5
 
 
-class Client(Door):
+class Client(ByToken, RunDoor, LetterDoor, LogDoor):
     """A connection to Tidewheel for one thread; a context manager."""
 
     def submit(

@@ -5,10 +5,10 @@ A request is applied by the code that intake uses, in a transaction of its own, 
 
 import logging
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from tidewheel.control.enqueue import raise_if_rejected
 from tidewheel.db import CommitUnknown, Conn, Session
@@ -23,6 +23,8 @@ from tidewheel.transitions.installation import read_installation
 from tidewheel.wakeup import Channel, Notifier
 
 _READ_ALIKE = Statements("tidewheel.control")["read_alike"]
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("tidewheel.client")
 
@@ -77,20 +79,25 @@ class Door:
         return replies
 
     def _apply(self, batch: Sequence[Incoming]) -> list[Reply]:
+        # What nothing names could make its runs a second time.
+        unnamed = any(one.request.request_id is None and one.request.type in _MAKES_RUNS for one in batch)
+        return self._write(lambda connection: apply_requests(connection, self._installation, batch), once=unnamed)
+
+    def _write(self, work: Callable[[Conn], T], *, once: bool = False) -> T:
+        """Write in a transaction, tried again while the database does not answer; `once`: not where it may stand."""
         for _ in range(_TRIES - 1):
             try:
-                return self._apply_once(batch)
+                return self._write_once(work)
             except CommitUnknown:
-                # It may stand; what nothing names could make its runs a second time.
-                if any(one.request.request_id is None and one.request.type in _MAKES_RUNS for one in batch):
+                if once:
                     raise
             except Unavailable as error:
                 _LOG.info("trying again: %s", error)
-        return self._apply_once(batch)
+        return self._write_once(work)
 
-    def _apply_once(self, batch: Sequence[Incoming]) -> list[Reply]:
+    def _write_once(self, work: Callable[[Conn], T]) -> T:
         with self._session.transaction() as connection:
-            return apply_requests(connection, self._installation, batch)
+            return work(connection)
 
 
 def without_none(document: Mapping[str, object]) -> dict[str, object]:

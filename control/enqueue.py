@@ -14,7 +14,7 @@ from psycopg import AsyncConnection, Connection
 
 from tidewheel.borrowed import borrow, borrowed
 from tidewheel.db import Conn
-from tidewheel.errors import FieldError, Refused, Unavailable, UnknownJob, UnknownRun
+from tidewheel.errors import FieldError, Refused, StaleToken, Unavailable, UnknownJob, UnknownRun
 from tidewheel.ids import RunId
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
@@ -135,6 +135,8 @@ def raise_if_rejected(reply: Reply) -> None:
             raise UnknownJob(reply.tenant, reply.key or "")
         if reply.code == UnknownRun.code:
             raise UnknownRun(reply.run_id or "")
+        if reply.code == StaleToken.code:
+            raise StaleToken(reply.run_id or "", reply.run_status)
         refused = Refused([FieldError(error.path, error.problem, error.remedy) for error in reply.errors])
         refused.code = reply.code or refused.code
         raise refused

@@ -26,7 +26,7 @@ from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
 from tidewheel.scheduler.recurrence.interval import Interval
 from tidewheel.scheduler.recurrence.kinds import Schedule
 from tidewheel.scheduler.recurrence.once import Once
-from tidewheel.scheduler.recurrence.standing import Standing, standing, zone_name
+from tidewheel.scheduler.recurrence.standing import DaySets, Standing, standing, zone_name
 from tidewheel.sql import Statements
 from tidewheel.transitions.day_sets import read_day_sets
 
@@ -104,6 +104,15 @@ def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> Nex
     unknown = unknown_calendars(connection, tenant, spec, days)
     if unknown is not None:
         raise unknown
+    return version_of(spec, row, now, days)
+
+
+def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> NextVersion:
+    """The version that a spec would become; pure.
+
+    Raises:
+        Refused: As a submit would be.
+    """
     try:
         ensure_worth_it(spec, row, now, days)
     except Refused as refused:
@@ -116,10 +125,11 @@ def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
     job = job_id(tenant, key)
     with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
         found = cursor.execute(_READ_JOBS, {"job_ids": [job]}).fetchone()
-    return found or _no_job(job, tenant, key, now)
+    return found or no_job(job, tenant, key, now)
 
 
-def _no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
+def no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
+    """The row of a job that is still to be."""
     return JobRow(
         job_id=job,
         tenant=tenant,

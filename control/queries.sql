@@ -3,13 +3,30 @@
 -- Index: primary keys of the partition, of open_runs and of the attempts' partitions. No lock.
 SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,
-       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result
+       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result, i.progress, i.beat_at, o.deadline_at
   FROM job_runs AS r
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
   LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt
   LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
 
+
+-- name: read_logs
+-- Where a run stands, and what its attempts have written beyond what was read: a row at least where there is such a run.
+-- Index: primary keys of the partition, of open_runs, of the partitions of attempts and their outputs. No lock.
+SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS newest, x.attempt, a.outcome,
+       coalesce(x.output_bytes, length(x.output)) AS output_bytes, x.output
+  FROM job_runs AS r
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  LEFT JOIN attempt_outputs AS x
+    ON x.run_id = r.run_id AND x.output IS NOT NULL AND x.attempt >= %(read_attempt)s
+   AND (x.attempt > %(read_attempt)s OR coalesce(x.output_bytes, length(x.output)) > %(read_bytes)s)
+   AND (%(attempt)s::integer IS NULL OR x.attempt = %(attempt)s)
+  LEFT JOIN attempts AS a ON a.run_id = x.run_id AND a.attempt = x.attempt
+ WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
+ ORDER BY x.attempt
+ LIMIT %(most)s
 
 -- name: list_jobs
 -- A page of a tenant's jobs by key, each with its schedule, its timer, what is written ahead and its latest run whose instant has come.
@@ -279,3 +296,191 @@ SELECT v.version, v.effective_at, v.retired_at, NULL::timestamptz AS superseded_
 -- name: answer
 -- Whether the database answers. No index, no lock.
 SELECT 1
+
+-- name: find_runs
+-- Runs of a tenant, the newest first, by their ids alone; the bounds on these leave out partitions.
+-- Index: the partitions' primary keys, walked backwards. No lock.
+SELECT r.run_id
+  FROM job_runs AS r
+ WHERE r.tenant = %(tenant)s AND r.run_id < %(before_id)s AND r.run_id >= %(first_id)s
+   AND (%(state)s::text IS NULL OR r.state = %(state)s)
+   AND (%(labels)s::jsonb IS NULL
+        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = r.job_id)
+           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = r.run_id), '{}') @> %(labels)s)
+ ORDER BY r.run_id DESC
+ LIMIT %(most)s
+
+-- name: find_runs_of_job
+-- Runs of a job, the newest instant first. The bound on run_id leaves out partitions of days before the range: no run has
+-- an id from before its instant.
+-- Index: by job in the partitions since then, walked backwards. No lock.
+SELECT r.run_id
+  FROM job_runs AS r
+ WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
+   AND r.scheduled_at BETWEEN %(since)s AND %(until)s AND r.run_id >= %(first_id)s
+   AND (%(state)s::text IS NULL OR r.state = %(state)s)
+   AND (%(labels)s::jsonb IS NULL
+        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = r.job_id)
+           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = r.run_id), '{}') @> %(labels)s)
+ ORDER BY r.scheduled_at DESC, r.run_id DESC
+ LIMIT %(most)s
+
+-- name: find_open_runs
+-- Open runs of a tenant in some states, the newest first.
+-- Index: open_runs_pkey walked backwards, or open_runs_by_job. No lock.
+SELECT o.run_id
+  FROM open_runs AS o
+ WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s)
+   AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)
+   AND (%(ahead)s::boolean IS NULL OR (o.publish_at > tidewheel_now()) = %(ahead)s)
+   AND o.run_id < %(before_id)s AND o.run_id >= %(first_id)s AND o.scheduled_at BETWEEN %(since)s AND %(until)s
+   AND (%(labels)s::jsonb IS NULL
+        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = o.job_id)
+           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = o.run_id), '{}') @> %(labels)s)
+ ORDER BY o.run_id DESC
+ LIMIT %(most)s
+
+-- name: find_failed_runs
+-- Failed or timed-out runs of a tenant, the newest first.
+-- Index: failed_runs_pkey, walked backwards. No lock.
+SELECT f.run_id
+  FROM failed_runs AS f
+ WHERE f.tenant = %(tenant)s AND f.state = %(state)s AND f.run_id < %(before_id)s AND f.run_id >= %(first_id)s
+   AND (%(labels)s::jsonb IS NULL
+        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = f.job_id)
+           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = f.run_id), '{}') @> %(labels)s)
+ ORDER BY f.run_id DESC
+ LIMIT %(most)s
+
+-- name: read_runs
+-- A page of runs as they stand.
+-- Index: primary keys of the partitions, of jobs and of open_runs. No lock.
+SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
+       coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
+       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.made_at, nullif(o.publish_at, 'infinity') AS publish_at,
+       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason, r.error_type
+  FROM job_runs AS r
+  JOIN jobs AS j ON j.job_id = r.job_id
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+ WHERE r.run_id = ANY (%(run_ids)s)
+
+-- name: show_run
+-- One run with everything about it but its attempts.
+-- Index: primary keys of the partitions, of jobs, job_versions, open_runs and executors; dead_letters_run_id_key. No lock.
+SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
+       coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
+       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.made_at, nullif(o.publish_at, 'infinity') AS publish_at,
+       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason, r.error_type,
+       v.handler, o.charged, o.lost, o.deadline_at, o.close_at, o.wait_until, o.executor_id, e.name AS executor, o.came_by,
+       r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, i.request_id,
+       i.traceparent, i.late_ms, i.progress, i.beat_at, i.beats_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
+       x.result, d.id AS dead_letter, d.redriven_as
+  FROM job_runs AS r
+  JOIN jobs AS j ON j.job_id = r.job_id
+  JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  LEFT JOIN executors AS e ON e.executor_id = o.executor_id
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
+  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt
+  LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
+  LEFT JOIN dead_letters AS d ON d.run_id = r.run_id
+ WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
+
+-- name: read_past_attempts
+-- The last hundred attempts of a run that are over, oldest first, with all that is kept of them.
+-- Index: the partitions' primary keys. No lock.
+SELECT *
+  FROM (
+    SELECT a.attempt, a.outcome, a.executor_id, a.started_at, a.finished_at, a.error_type, a.error_message, a.came_by,
+           x.trace, x.output, x.output_bytes, x.result
+      FROM attempts AS a
+      LEFT JOIN attempt_outputs AS x ON x.run_id = a.run_id AND x.attempt = a.attempt
+     WHERE a.run_id = %(run_id)s
+     ORDER BY a.attempt DESC
+     LIMIT 100
+  ) AS latest
+ ORDER BY attempt
+
+-- name: read_kin
+-- The runs of one instant of a job, among which are a run's retries and what it is a retry of.
+-- Index: by job in the partitions since then, open_runs_pkey. No lock.
+SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, r.made_at
+  FROM job_runs AS r
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+ WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(scheduled_at)s AND r.run_id >= %(first_id)s
+ ORDER BY r.made_at, r.run_id
+ LIMIT 1000
+
+-- name: count_named_runs
+-- How many open runs a cancellation would name now.
+-- Index: open_runs_by_job where a job is named; otherwise all of them are read. No lock.
+SELECT count(*)
+  FROM open_runs AS o
+ WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(begun)s OR o.attempt = 0)
+   AND (%(made_before)s::timestamptz IS NULL OR o.made_at <= %(made_before)s)
+   AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)
+   AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
+   AND (%(lane)s::text IS NULL OR o.lane = %(lane)s)
+   AND (%(handler)s::text IS NULL OR o.handler = %(handler)s)
+   AND (%(cause)s::text IS NULL OR o.cause = %(cause)s)
+   AND (%(labels)s::jsonb IS NULL
+        OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))
+
+-- name: read_cancellation
+-- How a cancellation by filter stands.
+-- Index: cancellations_pkey, jobs_pkey. No lock.
+SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.queue, c.lane, c.handler, c.cause, c.made_before,
+       c.begun, coalesce(c.reason, c.made_by) AS reason, c.made_at, c.cancelled, c.finished_at
+  FROM cancellations AS c
+  LEFT JOIN jobs AS j ON j.job_id = c.job_id
+ WHERE c.id = %(id)s AND c.tenant = %(tenant)s
+
+-- name: list_dead_letters
+-- A tenant's dead letters, the newest first.
+-- Index: dead_letters_by_tenant or dead_letters_by_job, walked backwards; primary keys of failed_runs and jobs. No lock.
+SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.queue, f.lane, f.attempt, f.error_type, d.topic,
+       d.partition, d."offset", d.reason, d.made_at, d.redriven_as, d.redriven_at
+  FROM dead_letters AS d
+  LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
+  LEFT JOIN jobs AS j ON j.job_id = d.job_id
+ WHERE d.tenant = %(tenant)s AND (d.made_at, d.id) < (%(before_at)s, %(before_id)s)
+   AND d.made_at BETWEEN %(since)s AND %(until)s
+   AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
+   AND (%(kind)s::text IS NULL OR d.kind = %(kind)s)
+   AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
+   AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
+   AND (%(status)s::text IS NULL OR f.state = %(status)s)
+   AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
+   AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
+   AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+ ORDER BY d.made_at DESC, d.id DESC
+ LIMIT %(most)s
+
+-- name: walk_dead_letters
+-- The same, the oldest first, with no more than who redrives or purges them needs.
+-- Index: dead_letters_by_tenant or dead_letters_by_job; failed_runs_pkey. No lock.
+SELECT d.id, d.kind, d.run_id, d.made_at, d.redriven_at
+  FROM dead_letters AS d
+  LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
+ WHERE d.tenant = %(tenant)s AND (d.made_at, d.id) > (%(after_at)s, %(after_id)s)
+   AND d.made_at BETWEEN %(since)s AND %(until)s
+   AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
+   AND (%(kind)s::text IS NULL OR d.kind = %(kind)s)
+   AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
+   AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
+   AND (%(status)s::text IS NULL OR f.state = %(status)s)
+   AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
+   AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
+   AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+ ORDER BY d.made_at, d.id
+ LIMIT %(most)s
+
+-- name: read_dead_letter
+-- When a dead letter was made, and its bytes where it is a message.
+-- Index: dead_letters_pkey. No lock.
+SELECT made_at, "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
+
+-- name: read_queues
+-- The queues that jobs name, in every version: runs of an old one may be open.
+-- No index: read whole, when the local stack is brought up. No lock.
+SELECT DISTINCT queue FROM job_versions ORDER BY queue

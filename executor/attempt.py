@@ -213,8 +213,8 @@ class Attempt:
             self._released = True
         self.on_release(self)
 
-    def _written(self) -> bytes | None:
-        return self.output.tail() if self.output else None
+    def _written(self) -> tuple[bytes | None, int | None]:
+        return (self.output.tail(), self.output.written) if self.output else (None, None)
 
     def _tell(self, outcome: Outcome) -> None:
         if self._echo is not None:

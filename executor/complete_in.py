@@ -56,7 +56,7 @@ class Completion:
         attempt: The fence.
         request: The message it came by; read from the database where it is not at hand.
         definition: The definition in it, likewise.
-        output: Tells what the attempt has written so far.
+        output: Tells what the attempt has written so far: the last of it, and how many bytes in all.
         called: Whether a completion was written, be it committed or not.
     """
 
@@ -65,7 +65,7 @@ class Completion:
     attempt: int
     request: RunRequest | None = None
     definition: JobDefinition | None = None
-    output: Callable[[], bytes | None] | None = None
+    output: Callable[[], tuple[bytes | None, int | None]] | None = None
     called: bool = field(default=False, init=False)
 
     def complete_in(self, connection: Connection[object], result: object) -> None:
@@ -82,17 +82,15 @@ class Completion:
         await borrow(connection, lambda own: self._write(own, end))
 
     def _end(self, result: object) -> RunEnd:
-        outcome = written(result)
-        if outcome.kind is not AttemptOutcome.SUCCEEDED:
-            problem, remedy = outcome.error_message or "", "return what pydantic can write as JSON, up to 64 KiB"
-            raise InvalidInput([FieldError("result", problem, remedy)])
+        output, output_bytes = self.output() if self.output else (None, None)
         return RunEnd(
             run_id=self.run_id,
             attempt=self.attempt,
             executor_id=self.completer.executor_id,
             state=RunState.SUCCEEDED,
-            result=outcome.result,
-            output=self.output() if self.output else None,
+            result=kept(result),
+            output=output,
+            output_bytes=output_bytes,
             request=self.request,
             definition=self.definition,
         )
@@ -127,6 +125,19 @@ class Completion:
         except psycopg.errors.RaiseException as error:
             message = f"attempt {self.attempt} of run {self.run_id} is over; its transaction is rolled back"
             raise AttemptOver(message) from error
+
+
+def kept(result: object) -> bytes | None:
+    """A result as it is kept.
+
+    Raises:
+        InvalidInput: It cannot be; nothing was written yet, so that the effect can be undone.
+    """
+    outcome = written(result)
+    if outcome.kind is not AttemptOutcome.SUCCEEDED:
+        remedy = "return what pydantic can write as JSON, up to 64 KiB"
+        raise InvalidInput([FieldError("result", outcome.error_message or "", remedy)])
+    return outcome.result
 
 
 def checked(outcome: Outcome, completion: Completion) -> Outcome:

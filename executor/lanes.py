@@ -18,6 +18,7 @@ from tidewheel.settings import ExecutorSettings
 from tidewheel.topics import Topics
 
 _MOST_SHARED = 500  # messages asked of a share group at once
+_LONGEST_HOLD = timedelta(seconds=5)  # far below the 15 s that a broker may set as the shortest lock on a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Lanes:
         for topic, lane in self.topics:
             take, role = taking(topic, lane), f"executor-{lane}"
             if self.protocol == "share":
-                most = min(slots.total, _MOST_SHARED)
+                most, hold = min(slots.total, _MOST_SHARED), min(hold, _LONGEST_HOLD)
 
                 def join_group(topic: str = topic, role: str = role, most: int = most) -> ShareConsumer:
                     return share_consumer(self.kafka, group=_share_group(topic), role=role, most=most)

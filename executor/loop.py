@@ -18,7 +18,7 @@ from tidewheel.executor.finish import Finisher
 from tidewheel.executor.flush import Flusher, Stream
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
-from tidewheel.executor.lanes import choose_lanes
+from tidewheel.executor.lanes import Lanes, choose_lanes
 from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, from_exception, timed_out
 from tidewheel.executor.previous import Past
 from tidewheel.executor.reaper import Reaper
@@ -66,12 +66,13 @@ class Executor:
         installation: Installation,
         handlers: Mapping[str, Handler],
         stop: Stop,
+        lanes: Lanes | None = None,
     ) -> None:
         self.executor_id = uuid4()
         self._settings, self._url, self._installation, self._stop = settings, url, installation, stop
         self._names = frozenset(handlers) | _own_names(settings)
         self._queues = queue_names(settings.queues)
-        lanes = choose_lanes(settings, kafka, installation.topics, self._queues)
+        lanes = lanes or choose_lanes(settings, kafka, installation.topics, self._queues)
         self._protocol = lanes.protocol
         self._slots = Slots(settings.slots or _DEFAULT_SLOTS)
         self._running: dict[tuple[UUID, int], Attempt] = {}

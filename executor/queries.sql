@@ -182,7 +182,7 @@ SELECT tidewheel_attempt_over(%(run_id)s, %(attempt)s)
 -- name: read_previous
 -- The last instant of a job before another that became a run, and the last run before it that succeeded with what it
 -- returned. Neither is looked for further back than so many runs.
--- Index: by job in every partition of runs, walked from the instant; the primary key of outputs. No lock.
+-- Index: by job in every partition of runs, walked from the instant; outputs by run and attempt. No lock.
 SELECT (SELECT r.scheduled_at
           FROM (SELECT e.scheduled_at, e.cause, e.state
                   FROM job_runs AS e

@@ -1,8 +1,8 @@
-"""A process for handlers that must harm nobody: `python -m tidewheel.executor.worker`, started by an executor.
+"""A process for handlers that must harm nobody, started by a guardian (`guardian.py`) for an executor.
 
 It runs one attempt at a time, told by frames over two pipes of their own; what is written to standard output and error
-goes to the executor by another. It leads a process group of its own and never outlives its executor: when the pipe from
-there ends, or the executor does, the whole group is killed.
+goes to the executor by another. It never outlives its executor, nor does what its handlers start: the guardian kills
+their process group then.
 """
 
 import asyncio
@@ -144,7 +144,6 @@ class Worker:
             while data := os.read(self._incoming, _READ_BYTES):
                 for frame in frames.feed(data):
                     self._take(frame)
-        os.killpg(0, signal.SIGKILL)
 
     def _take(self, frame: Frame) -> None:
         match frame.kind:
@@ -216,10 +215,9 @@ class _Line:
         return outcome if self._completion is None else checked(outcome, self._completion)
 
 
-def main() -> NoReturn:
-    """Be a worker; the arguments are the two pipes and the process that started it."""
-    incoming, outgoing, parent = map(int, sys.argv[1:4])
-    _die_with(parent)
+def main(incoming: int, outgoing: int, guardian: int) -> NoReturn:
+    """Be a worker, with the pipes from the executor and to it, and the process that started it."""
+    _die_with(guardian)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a segfault must not fill the disk
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -229,11 +227,11 @@ def main() -> NoReturn:
     Worker(incoming, outgoing).run()
 
 
-def _die_with(parent: int) -> None:
-    """Be killed when the executor dies, also where no thread of this process can notice."""
+def _die_with(guardian: int) -> None:
+    """Be killed when the guardian is: nobody else would look after this process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
+    if os.getppid() != guardian:  # it died before that
         sys.exit(1)
 
 
@@ -249,6 +247,3 @@ def _flush() -> None:
         with suppress(OSError, ValueError):  # a handler may have closed it
             stream.flush()
 
-
-if __name__ == "__main__":
-    main()

@@ -127,5 +127,5 @@ def _forged() -> InvalidInput:
 
 def _over(incoming: Incoming, run_id: RunId, attempt: int, state: str | None) -> Reply:
     """The answer about an attempt that is over; `state` is its run's, None where nothing is kept of that any more."""
-    reply = rejected(incoming, StaleToken(str(run_id), attempt, state))
+    reply = rejected(incoming, StaleToken(str(run_id), state, attempt))
     return replace(reply, run_id=str(run_id), run_status=RunState(state).value if state else None)

@@ -67,6 +67,7 @@ class Relay:
         self._publisher = Publisher(
             kafka,
             timeout_ms=timeout_ms,
+            batch=settings.producer_batch,
             runs_prefix=f"{settings.topic_prefix}.runs.",
             stop=stop,
             meanwhile=self._slices.keep,

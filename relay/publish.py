@@ -73,9 +73,16 @@ class Publisher:
     """One idempotent producer, created once and again only after a fatal error."""
 
     def __init__(
-        self, config: dict[str, str], *, timeout_ms: int, runs_prefix: str, stop: Stop, meanwhile: Callable[[], None]
+        self,
+        config: dict[str, str],
+        *,
+        timeout_ms: int,
+        batch: int,
+        runs_prefix: str,
+        stop: Stop,
+        meanwhile: Callable[[], None],
     ) -> None:
-        self._config, self._timeout_ms, self._stop = config, timeout_ms, stop
+        self._config, self._timeout_ms, self._batch, self._stop = config, timeout_ms, batch, stop
         self._runs_prefix, self._meanwhile = runs_prefix, meanwhile
         self._dropped: list[DueRow] = []
         self._failed: list[tuple[KafkaError, str, bytes | None]] = []
@@ -232,7 +239,9 @@ class Publisher:
             raise Unavailable(message)
 
     def _new_producer(self) -> Producer:
-        return producer(self._config, role="relay", timeout_ms=self._timeout_ms, on_delivery=self._report)
+        return producer(
+            self._config, role="relay", timeout_ms=self._timeout_ms, batch=self._batch, on_delivery=self._report
+        )
 
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

@@ -73,9 +73,7 @@ class Scheduler:
             repeat(self._stop, "scheduler", self.step, wake=self._wake)
         finally:
             self._membership.leave()
-            self._listener.close()
-            self._notifier.close()
-            self._session.close()
+            self.close()
 
     def step(self) -> float:
         """One round; returns how long nothing is due, in seconds.
@@ -102,6 +100,16 @@ class Scheduler:
         if made or timed_out:
             self._notifier.poke(Channel.OUTBOX)
         return 0.0 if moved or timed_out or retiming else min(pause, soon, until_deadline)
+
+    def look_everywhere(self) -> None:
+        """Let the next round do what is done once a second, whenever it was done last."""
+        self._next_overdue = 0.0
+
+    def close(self) -> None:
+        """Let go of its connections; for one that does not `run`."""
+        self._listener.close()
+        self._notifier.close()
+        self._session.close()
 
     def _settle(self) -> int:
         """Do what ends in users' own transactions have left to do."""

@@ -1,3 +1,9 @@
 """The fixtures of all tests, by topic."""
 
-pytest_plugins = ["tests.fixtures.stack", "tests.fixtures.database", "tests.fixtures.services", "tests.fixtures.oracle"]
+pytest_plugins = [
+    "tidewheel.testing.plugin",  # by its entry point's name, under which pytest knows it where that is installed
+    "tests.fixtures.stack",
+    "tests.fixtures.database",
+    "tests.fixtures.services",
+    "tests.fixtures.oracle",
+]

@@ -9,6 +9,8 @@
     │   ├── StaleToken           a task token whose attempt is over, or superseded
     │   ├── UnknownExecutor      an executor in another language that has no lease, or has lost it
     │   ├── UnknownBackfill      no such backfill in this tenant
+    │   ├── UnknownCancellation  no such cancellation by filter in this tenant
+    │   ├── UnknownDeadLetter    no such dead letter in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── VersionConflict      the job's current version is another one
     │   └── RequestConflict      a request_id seen before with another body
@@ -107,11 +109,12 @@ class StaleToken(Refused):
 
     code = "attempt_over"
 
-    def __init__(self, run_id: str, attempt: int, state: str | None) -> None:
-        self.run_id, self.attempt, self.state = run_id, attempt, state
+    def __init__(self, run_id: str, state: str | None, attempt: int | None = None) -> None:
+        self.run_id, self.state = run_id, state
+        which = "the attempt" if attempt is None else f"attempt {attempt}"
         now = f"the run is {state}" if state else "nothing is kept of the run any more"
         remedy = "say no more about it; a later attempt has a token of its own"
-        super().__init__((FieldError("token", f"attempt {attempt} of run {run_id} is over: {now}", remedy),))
+        super().__init__((FieldError("token", f"{which} of run {run_id} is over: {now}", remedy),))
 
 
 class UnknownExecutor(Refused):
@@ -135,6 +138,28 @@ class UnknownBackfill(Refused):
         self.backfill_id = backfill_id
         problem = f"there is no backfill {backfill_id}"
         super().__init__((FieldError("backfill_id", problem, "copy the id from the reply that it was made with"),))
+
+
+class UnknownCancellation(Refused):
+    """No cancellation by filter of this id in this tenant."""
+
+    code = "unknown_cancellation"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        remedy = "copy the id from the reply that it was made with"
+        super().__init__((FieldError("cancellation_id", f"there is no cancellation {number}", remedy),))
+
+
+class UnknownDeadLetter(Refused):
+    """No dead letter of this id in this tenant."""
+
+    code = "unknown_dead_letter"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        remedy = "copy the id from `tidewheel dlq list`; it may have been purged"
+        super().__init__((FieldError("id", f"there is no dead letter {number}", remedy),))
 
 
 class UnknownCalendar(Refused):

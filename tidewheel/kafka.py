@@ -63,6 +63,7 @@ def producer(
     role: str,
     linger_ms: int = 5,
     timeout_ms: int = 120_000,
+    batch: int = 1000,
     on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
 ) -> Producer:
     """An idempotent producer.
@@ -72,6 +73,7 @@ def producer(
         role: Part of the client id.
         linger_ms: How long a message may wait for company.
         timeout_ms: How long one message is tried.
+        batch: Messages of one partition sent together, at most.
         on_delivery: Called with the report of each message that was not delivered.
     """
     _refuse_overrides(config)
@@ -89,7 +91,7 @@ def producer(
             "compression.type": "lz4",
             "linger.ms": linger_ms,
             "message.timeout.ms": timeout_ms,
-            "batch.num.messages": 1000,
+            "batch.num.messages": batch,
             "message.max.bytes": 1024 * 1024 + 32 * 1024,
             **({"on_delivery": on_delivery, "delivery.report.only.error": True} if on_delivery else {}),
         },
@@ -137,7 +139,14 @@ def consumer(
     )
 
 
-def share_consumer(config: Mapping[str, str], *, group: str, role: str, most: int) -> ShareConsumer:
+def share_consumer(
+    config: Mapping[str, str],
+    *,
+    group: str,
+    role: str,
+    most: int,
+    on_statistics: Callable[[str], None] | None = None,
+) -> ShareConsumer:
     """A member of a share group that acknowledges each message by itself.
 
     Args:
@@ -145,6 +154,7 @@ def share_consumer(config: Mapping[str, str], *, group: str, role: str, most: in
         group: A group of its own: a name that a consumer group has cannot be a share group's.
         role: Part of the client id.
         most: Messages wanted at once; the broker gives whole batches of the producer's, so there may be more.
+        on_statistics: Told ten times a second, while polling, how the client stands.
     """
     _refuse_overrides(config)
     return ShareConsumer(
@@ -159,6 +169,7 @@ def share_consumer(config: Mapping[str, str], *, group: str, role: str, most: in
             "max.poll.records": most,
             "fetch.wait.max.ms": 100,
             "socket.timeout.ms": _SHARE_CLOSE_MS,
+            **({"statistics.interval.ms": 100, "stats_cb": on_statistics} if on_statistics else {}),
         },
         logger=_LOG,
     )

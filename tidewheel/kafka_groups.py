@@ -4,12 +4,13 @@ Chosen by setting and tried before anything depends on it, by joining a group of
 are on is told by no request that every client may make.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Literal, Protocol, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, ShareConsumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the others
     AdminClient,
     AlterConfigOpType,
@@ -27,9 +28,9 @@ _LOG = logging.getLogger("tidewheel.kafka")
 _QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protocol notices a dead member sooner
 _ADMIN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-# Refusals were seen after 0.06 s (consumer) and 1.0 s (share), which tells nobody when it has joined; one that comes
-# later than this is told by the lane itself.
-_CONSUMER_SECONDS, _SHARE_SECONDS = 3.0, 2.5
+# Refusals were seen after 0.06 s (consumer) and 1.0 s (share), a place in the group after 0.13 s and 2.1 s. A group
+# whose topic is not there gets neither; a refusal that comes later than this is told by the lanes.
+_CONSUMER_SECONDS, _SHARE_SECONDS = 2.0, 5.0
 
 _CANNOT = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE, KafkaError._FATAL})
 _LACKS = {
@@ -140,13 +141,21 @@ def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> s
 
 
 def _refusal_of_share(config: Mapping[str, str], topic: str, group: str) -> str | None:
-    member: ShareConsumer = share_consumer({**config, "log_level": "0"}, group=group, role="probe", most=1)
+    joined: list[bool] = []
+
+    def on_statistics(told: str) -> None:
+        group_now = cast("Mapping[str, Mapping[str, object]]", json.loads(told)).get("cgrp", {})
+        if group_now.get("join_state") == "steady":
+            joined.append(True)
+
+    quiet = {**config, "log_level": "0"}
+    member = share_consumer(quiet, group=group, role="probe", most=1, on_statistics=on_statistics)
     try:
         member.subscribe([topic])
         deadline = monotonic_seconds() + _SHARE_SECONDS
-        while monotonic_seconds() < deadline:
+        while not joined and monotonic_seconds() < deadline:
             if member.poll(_POLL_SECONDS):
-                break  # it has joined; closing gives back what it was given
+                break  # closing gives back what it was given
     except KafkaException as error:
         refusal = cast("KafkaError", error.args[0])
         if refusal.code() in _CANNOT:

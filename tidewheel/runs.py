@@ -122,6 +122,7 @@ FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPP
 OPEN = frozenset(RunState) - FINAL
 IN_HAND = [RunState.RUNNING, RunState.CANCELLING]  # an executor's attempt is under way; its lease guards it
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
+SCHEDULED = "scheduled"  # no state: how a queued run is shown while its publish_at is ahead
 
 _END_MOVES: Mapping[RunState, Move] = MappingProxyType(
     {MOVES[move].target: move for move in (Move.SUCCEED, Move.FAIL, Move.TIME_OUT, Move.CANCEL, Move.SKIP)}

@@ -86,7 +86,10 @@ class Connections(BaseSettings):
         default=False, description="send all that attempts write to the topic `<prefix>.outputs`, as far as Kafka is there"
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="serve /metrics, /healthz and /readyz on 127.0.0.1; 0 picks a free port, none is off"
+        None,
+        ge=0,
+        le=65535,
+        description="serve /metrics, /healthz and /readyz on 127.0.0.1; 0 picks a free port, none is off",
     )
 
     @classmethod
@@ -204,6 +207,12 @@ class RelaySettings(Connections):
     relay_poll: Duration = Field(
         timedelta(milliseconds=200), gt=timedelta(0), description="longest sleep between two looks at the outbox"
     )
+    producer_batch: int = Field(
+        1000,
+        ge=1,
+        le=10_000,
+        description="messages in one Kafka batch, at most; 20 for executors in share groups, where one gets it whole",
+    )
     member_timeout: Duration = Field(
         timedelta(seconds=10), description="a relay silent for this long no longer counts in dividing the slices"
     )
@@ -238,7 +247,9 @@ class ExecutorSettings(Connections):
         description="an event loop that stands still this long is reported, and what waits for it goes elsewhere",
     )
     executor_group: Literal["auto", "consumer", "classic", "share"] = Field(
-        "auto", description="Kafka group protocol; auto takes `consumer` (KIP-848) where takeover is quick enough"
+        "auto",
+        description="Kafka group protocol, checked at start; auto takes `consumer` (KIP-848) where takeover is quick "
+        "enough, else `classic`; `share` (KIP-932) is a preview",
     )
     heartbeat: Duration = Field(
         timedelta(seconds=5), gt=timedelta(0), description="how often the lease's counter is raised"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from tidewheel.errors import SettingsError, Unavailable, Unusable
 from tidewheel.jobs.values import QUEUE
@@ -122,34 +122,77 @@ def queue_names(text: str) -> list[str]:
     return names
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a topic is.
+
+    Args:
+        topic: As it ought to be.
+        partitions: How many it has; 0 where it is not there.
+        copies: Of each partition, the fewest there are; 0 where it is not there.
+    """
+
+    topic: Topic
+    partitions: int
+    copies: int
+
+    @property
+    def lacks(self) -> str | None:
+        """What `topics apply` would do for it; None where nothing."""
+        if self.partitions == 0:
+            return "created"
+        return "given more partitions" if self.partitions < self.topic.partitions else None
+
+
+def topic_standing(
+    config: Mapping[str, str], topics: Topics, *, queues: Sequence[str] = (DEFAULT_QUEUE,), outputs: bool = False
+) -> list[Standing]:
+    """How every topic is.
+
+    Raises:
+        Unavailable: The broker does not answer.
+    """
+    present = _present(_admin(config), config)
+    found = [(topic, present.get(topic.name)) for topic in topics.plan(queues, outputs=outputs)]
+    return [Standing(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found]
+
+
+def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
+    """The queues that have topics, the default one first.
+
+    Raises:
+        Unavailable: The broker does not answer.
+    """
+    start = f"{topics.prefix}.runs."
+    middles = [name.removeprefix(start) for name in _present(_admin(config), config) if name.startswith(start)]
+    named = {queue for queue, _, lane in (middle.rpartition(".") for middle in middles) if queue and lane in set(Lane)}
+    return [DEFAULT_QUEUE, *sorted(named - {DEFAULT_QUEUE})]
+
+
 def apply_topics(
-    config: dict[str, str],
+    config: Mapping[str, str],
     topics: Topics,
     *,
     replication: int = 1,
     queues: Sequence[str] = (DEFAULT_QUEUE,),
     outputs: bool = False,
+    dry_run: bool = False,
 ) -> list[str]:
     """Make the topics that are missing and raise partition counts that are too low.
 
     Returns:
-        What was done, a line each; empty when all was as it should be.
+        What was done (with `dry_run`: would be), a line each; empty when all was as it should be.
 
     Raises:
         Unavailable: The broker does not answer.
         Unusable: It refuses, for instance because too few brokers are up for `replication`.
     """
-    admin = AdminClient({**config, "client.id": "tidewheel-topics", "log_level": 2})
-    try:
-        present = {
-            name: len(meta.partitions) for name, meta in admin.list_topics(timeout=_APPLY_SECONDS).topics.items()
-        }
-    except KafkaException as error:
-        message = f"the broker at {config.get('bootstrap.servers')} does not answer: {error.args[0].str()}"
-        raise Unavailable(message) from error
-    plan = topics.plan(queues, outputs=outputs)
-    new = [_new_topic(topic, replication) for topic in plan if topic.name not in present]
-    more = [topic for topic in plan if 0 < present.get(topic.name, 0) < topic.partitions]
+    standing = topic_standing(config, topics, queues=queues, outputs=outputs)
+    if dry_run:
+        return [f"{each.topic.name} would be {each.lacks}" for each in standing if each.lacks]
+    admin = _admin(config)
+    new = [_new_topic(each.topic, replication) for each in standing if each.partitions == 0]
+    more = [each.topic for each in standing if 0 < each.partitions < each.topic.partitions]
     done: list[str] = []
     if new:
         done += _await(cast("Futures", admin.create_topics(new, operation_timeout=_APPLY_SECONDS)), "created")  # pyright: ignore[reportUnknownMemberType]
@@ -158,6 +201,23 @@ def apply_topics(
         futures = cast("Futures", admin.create_partitions(wanted, operation_timeout=_APPLY_SECONDS))  # pyright: ignore[reportUnknownMemberType]
         done += _await(futures, "given more partitions")
     return done
+
+
+def _admin(config: Mapping[str, str]) -> AdminClient:
+    return AdminClient({**config, "client.id": "tidewheel-topics", "log_level": 2})
+
+
+def _present(admin: AdminClient, config: Mapping[str, str]) -> Mapping[str, TopicMetadata]:
+    try:
+        return admin.list_topics(timeout=_APPLY_SECONDS).topics
+    except KafkaException as error:
+        message = f"the broker at {config.get('bootstrap.servers')} does not answer: {error.args[0].str()}"
+        raise Unavailable(message) from error
+
+
+def _size(meta: TopicMetadata) -> tuple[int, int]:
+    partitions = meta.partitions.values()
+    return len(partitions), min((len(partition.replicas) for partition in partitions), default=0)
 
 
 def _new_topic(topic: Topic, replication: int) -> NewTopic:

@@ -26,8 +26,11 @@ from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
 from tidewheel.local.state import HOME_VARIABLE, default_home
 from tidewheel.migrations.runner import migrate
 from tidewheel.settings import Connections
-from tidewheel.topics import apply_topics
+from tidewheel.sql import Statements
+from tidewheel.topics import DEFAULT_QUEUE, apply_topics
 from tidewheel.transitions.installation import name_topics, read_installation
+
+_READ_QUEUES = Statements("tidewheel.control")["read_queues"]
 
 _NOT_RUNNING = 3  # as `systemctl status` and pg_ctl say it
 _UNBROKEN = 1_000  # columns where no terminal reads it: more than any address needs, so that no row is broken
@@ -102,14 +105,20 @@ def _is_made(stack: LocalStack) -> bool:
 
 
 def _furnish(info: StackInfo) -> None:
-    """Bring the schema and the topics to this release's state; both do nothing where that is done."""
+    """Bring the schema and the topics to this release's state; both do nothing where that is done.
+
+    Every queue that a job names gets its topics.
+    """
     settings = Connections.load(database_url=info.database_url, kafka_bootstrap=info.bootstrap)
     migrate(info.database_url)
     with connect(info.database_url, "tidewheel-up") as connection:
         name_topics(connection, settings)
         topics = read_installation(connection, settings).topics
+        named = [str(queue) for (queue,) in connection.execute(_READ_QUEUES)]
     replication = info.replication or settings.replication
-    apply_topics(settings.kafka_config(), topics, replication=replication, outputs=settings.outputs_topic)
+    queues = list(dict.fromkeys([DEFAULT_QUEUE, *named]))
+    config, outputs = settings.kafka_config(), settings.outputs_topic
+    apply_topics(config, topics, replication=replication, queues=queues, outputs=outputs)
 
 
 def _say_up(info: StackInfo, status: StackStatus, output: Output) -> None:

@@ -6,6 +6,8 @@ Exit codes: 0 as asked, 1 with a line on standard error for each thing that is i
 import inspect
 import sys
 from collections.abc import Callable
+from importlib.metadata import version as version_of
+from typing import Annotated
 
 import typer
 
@@ -15,11 +17,15 @@ from tidewheel.control.cli import (
     coming,
     demo,
     dev,
+    dlq,
     jobs,
     occurrences,
     operate,
+    run_cancel,
+    run_logs,
     runs,
     services,
+    topics,
     versions,
 )
 from tidewheel.control.cli.answers import COLUMNS
@@ -85,7 +91,19 @@ _CALENDAR_COMMANDS: dict[str, Callable[..., None]] = {
     "delete": calendars.delete,
 }
 _RUN_COMMANDS: dict[str, Callable[..., None]] = {
-    "cancel": runs.cancel,
+    "list": runs.list_runs,
+    "show": runs.show,
+    "attempts": runs.attempts,
+    "where": runs.where,
+    "cancel": run_cancel.cancel,
+    "retry": runs.retry,
+    "logs": run_logs.logs,
+}
+_DLQ_COMMANDS: dict[str, Callable[..., None]] = {
+    "list": dlq.list_letters,
+    "show": dlq.show,
+    "redrive": dlq.redrive,
+    "purge": dlq.purge,
 }
 job = typer.Typer(help="Jobs, their occurrences and versions.", no_args_is_help=True)
 for name, command in _JOB_COMMANDS.items():
@@ -99,14 +117,33 @@ for name, command in _CALENDAR_COMMANDS.items():
 run = typer.Typer(help="Runs, their attempts and what becomes of them.", no_args_is_help=True)
 for name, command in _RUN_COMMANDS.items():
     run.command(name)(command)
+dead = typer.Typer(help="Dead letters: runs given up, and messages that were no request.", no_args_is_help=True)
+for name, command in _DLQ_COMMANDS.items():
+    dead.command(name)(command)
 
 app.add_typer(job, name="job")
 app.add_typer(backfill, name="backfill")
 app.add_typer(calendar, name="calendar")
 app.add_typer(run, name="run")
+app.add_typer(dead, name="dlq")
 app.add_typer(cron, name="cron")
-app.add_typer(operate.topics, name="topics")
+app.add_typer(topics.topics, name="topics")
 app.add_typer(operate.schemas, name="schemas")
+
+
+def _say_version(asked: bool) -> None:  # noqa: FBT001 - as typer calls it
+    if asked:
+        typer.echo(f"tidewheel {version_of('tidewheel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def tidewheel(
+    version: Annotated[  # noqa: FBT002 - a flag, answered by its callback
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which release this is.")
+    ] = False,
+) -> None:
+    """What holds for every command."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`tidewheel migrate`, `topics` and `schemas`: what an operator runs around a deploy."""
+"""`tidewheel migrate` and `schemas`: what an operator runs around a deploy."""
 
 import json
 from typing import Annotated
@@ -9,9 +9,7 @@ from tidewheel.control.cli.answers import Answer, Output
 from tidewheel.migrations import runner
 from tidewheel.schemas.compatibility import check as check_schemas
 from tidewheel.settings import Connections
-from tidewheel.topics import DEFAULT_QUEUE, Topics, apply_topics
 
-topics = typer.Typer(help="The Kafka topics.", no_args_is_help=True)
 schemas = typer.Typer(help="The Avro schemas.", no_args_is_help=True)
 
 
@@ -29,25 +27,6 @@ def migrate(
     applied = runner.migrate(url, dry_run=dry_run)
     verb = "would apply" if dry_run else "applied"
     _say([f"{verb} {name}" for name in applied] or ["nothing to do"], {verb.replace(" ", "_"): applied}, output)
-
-
-@topics.command("apply")
-def apply(
-    queues: Annotated[str, typer.Option(help="Queues whose topics are wanted, by comma.")] = DEFAULT_QUEUE,
-    replication: Annotated[int | None, typer.Option(help="Copies of each partition; 3 in production.")] = None,
-    output: Answer = Output.TEXT,
-) -> None:
-    """Make the topics that are missing; raise partition counts that are too low."""
-    settings = Connections.load(replication=replication)
-    names = [queue.strip() for queue in queues.split(",") if queue.strip()]
-    done = apply_topics(
-        settings.kafka_config(),
-        Topics(settings.topic_prefix),
-        replication=settings.replication,
-        queues=names,
-        outputs=settings.outputs_topic,
-    )
-    _say(done or ["nothing to do"], {"done": done}, output)
 
 
 @schemas.command("check")

@@ -17,7 +17,7 @@ export class Attempt {
   }
 
   // Resolves when the handler has really ended, which may be after the report.
-  async run(handler) {
+  async run(handler) { // [13]
     const { start_to_close_ms: close, heartbeat_ms: beat } = this.request.definition
     this.#timeOut('start_to_close', close)
     if (this.started.closes_in_seconds !== null) {
@@ -27,11 +27,12 @@ export class Attempt {
     try {
       this.end(succeeded(await handler(this.#context(), payloadOf(this.request))))
     } catch (error) {
-      this.end(this.#stop.signal.aborted && error === this.#stop.signal.reason ? { status: 'cancelled' } : fromError(error))
+      const stopped = this.#stop.signal.aborted && error === this.#stop.signal.reason
+      this.end(stopped ? { status: 'cancelled' } : fromError(error))
     }
   }
 
-  // Only the first end counts.
+  // Only the first end counts. [17]
   end(outcome) {
     if (this.#reported) return
     this.#reported = true
@@ -81,7 +82,7 @@ export class Attempt {
     }
   }
 
-  async #heartbeat(said) {
+  async #heartbeat(said) { // [18]
     this.beats?.refresh()
     const headers = { 'content-type': 'application/json', authorization: `Bearer ${this.started.task_token}` }
     await this.door.post(`/api/v1/runs/${this.started.run_id}:heartbeat`, said, { until: this.#stop.signal, headers })

@@ -15,17 +15,18 @@ export class Executor {
   #claimId = 0
   #claiming = Promise.resolve()
   #taken = 0 // slots held for claims under way
+  #telling = false
   #stopping = false
 
-  constructor({ apiUrl, apiToken, brokers, queues, slots, handlers, name, graceMs = 10_000, drainMs = 30_000 }) {
-    Object.assign(this, { brokers, queues, slots, handlers, name, graceMs, drainMs })
+  // Options: brokers, groupProtocol, queues, slots, handlers, name, graceMs, drainMs.
+  constructor({ apiUrl, apiToken, ...options }) {
+    Object.assign(this, options)
     this.door = new Door(apiUrl, apiToken)
   }
 
   async start() {
     await this.#register()
     this.#beat()
-    this.#finish()
     this.#sweep()
     this.entered.topics.forEach(each => this.#consume(each))
   }
@@ -34,7 +35,8 @@ export class Executor {
     this.#stopping = true
     await Promise.all([...this.#consumers].map(each => each.close(true).catch(() => {})))
     await this.#claiming
-    for (const until = performance.now() + this.drainMs; this.#running.size && performance.now() < until; ) await pause(20)
+    const drained = performance.now() + this.drainMs
+    while (this.#running.size && performance.now() < drained) await pause(20)
     for (const attempt of this.#running.values()) attempt.end({ status: 'handed_back' })
     while (this.#outcomes.size) await pause(20)
     this.left = true
@@ -46,8 +48,9 @@ export class Executor {
 
   async #register() { // [1]
     const { name, queues, slots } = this
+    const handlers = Object.keys(this.handlers)
     this.beaten = performance.now()
-    this.entered = await this.door.post('/api/v1/executors', { name, queues, slots, handlers: Object.keys(this.handlers) })
+    this.entered = await this.door.post('/api/v1/executors', { name, queues, slots, handlers })
     this.#claimId = 0
     console.log(`registered as ${this.entered.executor_id}`)
   }
@@ -82,8 +85,8 @@ export class Executor {
 
   async #consume({ topic, group }) {
     while (!this.#stopping) {
-      const brokers = { clientId: this.name, bootstrapBrokers: this.brokers }
-      const consumer = new Consumer({ ...brokers, groupId: group, groupProtocol: 'consumer', autocommit: false, maxWaitTime: 500 })
+      const { name: clientId, brokers: bootstrapBrokers, groupProtocol } = this
+      const consumer = new Consumer({ clientId, bootstrapBrokers, groupId: group, groupProtocol, autocommit: false })
       this.#consumers.add(consumer)
       try {
         const stream = await consumer.consume({ topics: [topic], mode: 'committed', fallbackMode: 'earliest' })
@@ -110,17 +113,19 @@ export class Executor {
     } finally {
       this.#taken -= messages.length
     }
-    const last = new Map(messages.map(each => [each.partition, each])) // [10]: never before the claim, nor after the work
+    const last = new Map(messages.map(each => [each.partition, each])) // [10]
     for (const each of last.values()) Promise.resolve(each.commit()).catch(error => console.error(error.message))
   }
 
   async #wanted(messages) {
     const wanted = new Map()
     for (const { topic, partition, offset, timestamp, value } of messages) {
-      const request = await readMessage(value, this.door).catch(error => console.error(`left to others: ${error.message}`)) // [6]
+      const left = error => console.error(`left to others: ${error.message}`)
+      const request = await readMessage(value, this.door).catch(left) // [6]
       if (!request || !Object.hasOwn(this.handlers, request.definition.target.handler)) continue // [7]
       const { run_id, attempt, job_version } = request
-      wanted.set(run_id, { request, wish: { run_id, attempt, job_version, came_by: `${topic}/${partition}/${offset}@${timestamp}` } })
+      const came_by = `${topic}/${partition}/${offset}@${timestamp}`
+      wanted.set(run_id, { request, wish: { run_id, attempt, job_version, came_by } })
     }
     return wanted
   }
@@ -144,7 +149,7 @@ export class Executor {
       for (const each of started) {
         const request = await Promise.resolve(requestOf(each)).catch(error => console.error(error.message))
         if (request) this.#begin(each, request)
-        else this.#outcomes.set(keyOf(each), { run_id: each.run_id, attempt: each.attempt, ...NOT_BEGUN })
+        else this.#report({ run_id: each.run_id, attempt: each.attempt, ...NOT_BEGUN })
       }
     }
     const done = this.#claiming.then(work)
@@ -153,8 +158,7 @@ export class Executor {
   }
 
   #begin(started, request) { // [9]
-    const report = outcome => this.#outcomes.set(attempt.key, outcome)
-    const attempt = new Attempt(started, request, { door: this.door, report })
+    const attempt = new Attempt(started, request, { door: this.door, report: each => this.#report(each) })
     const silent = performance.now() - this.beaten > this.entered.lease_seconds * 1000
     if (this.#stopping || silent) return attempt.end(NOT_BEGUN) // [4]
     this.#running.set(attempt.key, attempt)
@@ -162,11 +166,14 @@ export class Executor {
     attempt.run(handler).finally(() => this.#running.delete(attempt.key))
   }
 
-  async #finish() { // [17]
-    for (; !this.left; await pause(5)) {
-      const outcomes = [...this.#outcomes.values()].slice(0, this.entered.most_outcomes)
-      if (outcomes.length) await this.#record(outcomes).catch(error => console.error(error.message))
+  async #report(outcome) { // [17]
+    this.#outcomes.set(keyOf(outcome), outcome)
+    if (this.#telling) return
+    this.#telling = true
+    while (this.#outcomes.size) {
+      await this.#record([...this.#outcomes.values()].slice(0, this.entered.most_outcomes))
     }
+    this.#telling = false
   }
 
   async #record(outcomes) {
@@ -174,7 +181,7 @@ export class Executor {
       const answer = await this.door.post(`${this.#path}:finish`, { outcomes })
       for (const each of answer.outcomes) if (each.answer !== 'busy') this.#outcomes.delete(keyOf(each))
     } catch (error) {
-      if (!error.refused) throw error
+      if (!error.refused) return console.error(error.message)
       const half = outcomes.length >> 1 // together they are too long, or one of them does not fit: find it
       if (half) for (const some of [outcomes.slice(0, half), outcomes.slice(half)]) await this.#record(some)
       else {

@@ -11,6 +11,7 @@ const executor = new Executor({
   apiUrl: told('API_URL', 'http://127.0.0.1:8080'),
   apiToken: told('API_TOKEN'),
   brokers: told('KAFKA_BOOTSTRAP', '127.0.0.1:9092').split(','),
+  groupProtocol: told('EXECUTOR_GROUP', 'consumer'), // or classic: as the other executors of the queue
   queues: told('QUEUES', 'default').split(','),
   slots: Number(told('SLOTS', '100')),
   graceMs: Number(told('CANCEL_GRACE', '10')) * 1000,

@@ -1,4 +1,4 @@
-// What handlers throw to say how an attempt ends, and what any other error means.
+// What handlers throw to say how an attempt ends, and what any other error means. [14] [16]
 
 export class Permanent extends Error {}
 export class Cancel extends Error {}

@@ -24,7 +24,7 @@ from tidewheel.transitions.installation import Installation
 
 REPLY_TOPIC_HEADER = "tidewheel-reply-topic"
 
-_POLL_SECONDS = 1.0  # the longest sleep of the reporting thread; it wakes with each report
+_POLL_SECONDS = 0.5  # the longest sleep of the reporting thread, which wakes with each report: how long closing takes
 _FULL_SECONDS = 0.05  # the client's queue is full: its oldest message is gone by then, or Kafka is away
 _LEAVE_SECONDS = 1.0
 # A topic that the broker does not know is looked for so long: made a moment ago, it may not be known everywhere.
@@ -76,6 +76,7 @@ class KafkaRunner:
         self._topics: Topics = installation.topics
         self._task_token_key = installation.task_token_key
         self._producer: Producer | None = None
+        self._threads: list[threading.Thread] = []
         self._closed = False
 
     async def run(self, attempt: Attempt) -> Outcome:
@@ -104,6 +105,8 @@ class KafkaRunner:
         if made is not None:
             made.purge()
             await asyncio.to_thread(made.flush, _LEAVE_SECONDS)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
 
     async def _produce(self, attempt: Attempt, target: KafkaTarget) -> Message:
         """Hand the message over and wait for its report.
@@ -142,7 +145,9 @@ class KafkaRunner:
     def _made(self) -> Producer:
         if self._producer is None:
             self._producer = made = producer(self._config, role="executor-target")
-            threading.Thread(target=self._report, args=(made,), name="kafka-reports", daemon=True).start()
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._threads.append(threading.Thread(target=self._report, args=(made,), name="kafka-reports", daemon=True))
+            self._threads[-1].start()
         return self._producer
 
     def _retire(self, made: Producer) -> None:

@@ -1,7 +1,7 @@
 """One worker process as its executor sees it: started, told, read, and ended with everything it has started.
 
-Its process group is killed before its exit is taken note of, so that the group's number cannot be somebody else's by
-then.
+What is started is its guardian, which leads the group and repeats the worker's end as its own. The group is killed
+before that is taken note of, so that its number cannot be somebody else's by then.
 """
 
 import logging
@@ -59,26 +59,28 @@ class WorkerProcess:
 
     def __init__(self, setup: Setup, doorbell: socket.socket) -> None:
         self._doorbell = doorbell
+        life, self._life = os.pipe()
         child_reads, self._to_child = os.pipe()
         self._from_child, child_writes = os.pipe()
-        command = [sys.executable, "-P", "-m", "tidewheel.executor.worker"]
+        theirs = (life, child_reads, child_writes)
+        command = [sys.executable, "-P", "-m", "tidewheel.executor.guardian"]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [*command, str(child_reads), str(child_writes), str(os.getpid())],
+                [*command, *map(str, theirs)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(child_reads, child_writes),
+                pass_fds=theirs,
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         except OSError:
-            os.close(self._to_child)
-            os.close(self._from_child)
+            for pipe in (self._life, self._to_child, self._from_child):
+                os.close(pipe)
             raise
         finally:
-            os.close(child_reads)
-            os.close(child_writes)
+            for pipe in theirs:
+                os.close(pipe)
         self._output = cast("IO[bytes]", self._process.stdout).fileno()
         self._exit = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
         self._frames = Frames()
@@ -86,18 +88,13 @@ class WorkerProcess:
         self._to_send = bytearray(packed(_setup_frame(setup)))
         self._kill_at: float | None = None
         self._words: str | None = None
-        self._interrupted = False
+        self._interrupted = self._closed = self._killed = False
         self._selector = selectors.DefaultSelector()
         for pipe in (self._to_child, self._from_child, self._output):
             os.set_blocking(pipe, False)
         for readable in (self._from_child, self._output, doorbell, self._exit):
             if readable is not None:
                 self._selector.register(readable, selectors.EVENT_READ)
-
-    @property
-    def pid(self) -> int:
-        """Its process, which leads its group."""
-        return self._process.pid
 
     def send(self, frame: Frame) -> None:
         """Tell it something; sent while `receive` waits."""
@@ -151,7 +148,7 @@ class WorkerProcess:
         """Kill whatever is left of it, and let go."""
         self._reap()
         self._selector.close()
-        for pipe in (self._to_child, self._from_child, self._exit):
+        for pipe in (self._life, self._to_child, self._from_child, self._exit):
             if pipe is not None:
                 os.close(pipe)
         cast("IO[bytes]", self._process.stdout).close()
@@ -170,6 +167,7 @@ class WorkerProcess:
                 self._doorbell.recv(1024)
             on_ring()
         if self._kill_at is not None and monotonic_seconds() >= self._kill_at:
+            self._killed = True
             self._signal(signal.SIGKILL)
         # Without the file descriptor that tells it, it is looked for.
         if self._exit in ready or (self._exit is None and self._exited()):
@@ -219,8 +217,10 @@ class WorkerProcess:
         if data:
             self._feed(data)
         elif self._from_child in self._selector.get_map():
-            self._selector.unregister(self._from_child)
-            self._signal(signal.SIGKILL)  # it has closed it, and can tell nothing any more
+            self._selector.unregister(self._from_child)  # it ends; or it has closed it, and can tell nothing any more
+            self._closed = True
+            if self._kill_at is None:
+                self.limit(_KILL_SECONDS)
         return bool(data)
 
     def _feed(self, data: bytes) -> None:
@@ -245,7 +245,9 @@ class WorkerProcess:
         while self._read_frames():
             pass
         self._read_rest(sink)
-        self._words = self._words or _words(self._reap())
+        code = self._reap()
+        closed = self._closed and self._killed
+        self._words = self._words or ("the handler closed the pipe to the executor" if closed else _words(code))
 
     def _reap(self) -> int:
         self._signal(signal.SIGKILL)

@@ -1,10 +1,18 @@
-"""A real HTTP server on this machine whose answers a test writes."""
+"""A real HTTP server on this machine whose answers a test writes, and attempts at it."""
 
+import asyncio
+import socket
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.executor.attempting import attempt_of
+from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.runners.addresses import Resolve
+from tidewheel.executor.runners.http import HttpRunner
 
 
 @dataclass
@@ -44,6 +52,7 @@ class HttpTarget:
     answers: list[Answer] = field(default_factory=lambda: [Answer()])
     received: list[Received] = field(default_factory=list[Received])
     sent_bytes: int = 0
+    connections: int = 0
 
     def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
         """Where it is reached."""
@@ -57,6 +66,10 @@ def serving(*answers: Answer) -> Generator[HttpTarget]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            target.connections += 1
+            super().setup()
 
         def answer(self) -> None:
             length = int(self.headers.get("content-length", 0))
@@ -104,3 +117,70 @@ def serving(*answers: Answer) -> Generator[HttpTarget]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+@contextmanager
+def conversing(talk: Callable[[socket.socket], None], host: str = "127.0.0.1", port: int = 0) -> Generator[HttpTarget]:
+    """A server that says what it likes on each connection, after it has read a request's head, as long as the block."""
+    target = HttpTarget()
+    listening = socket.create_server((host, port), reuse_port=False)
+    target.port = listening.getsockname()[1]
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            target.connections += 1
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # the caller hangs up when it has had enough
+            connection.recv(65_536)
+            talk(connection)
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield target
+    finally:
+        # Closing alone does not wake a thread that waits for the next connection.
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def call(
+    *urls: str,
+    allow_private: bool = True,
+    job: dict[str, Any] | None = None,
+    seconds: float = 60.0,
+    secrets: tuple[bytes, ...] = (),
+    resolve: Resolve | None = None,
+    **target: object,
+) -> list[Outcome]:
+    """Run an attempt at each URL to its end, one after another, by one runner.
+
+    Args:
+        urls: Where to.
+        allow_private: As the runner's.
+        job: More of the job.
+        seconds: The time each attempt has.
+        secrets: What to sign with.
+        resolve: As the runner's.
+        target: More of the target.
+    """
+
+    async def work() -> list[Outcome]:
+        runner = HttpRunner(allow_private=allow_private, secrets=secrets, task_token_key=b"of tests", resolve=resolve)
+        try:
+            outcomes: list[Outcome] = []
+            for url in urls:
+                described = {"target": {"type": "http", "url": url} | target} | (job or {})
+                async with asyncio.timeout(seconds):
+                    outcomes.append(await runner.run(attempt_of(described)))
+            return outcomes
+        finally:
+            await runner.close()
+
+    return asyncio.run(work())

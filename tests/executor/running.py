@@ -4,6 +4,7 @@
 # The admin client's stubs name neither all it exports nor what its futures hold.
 
 import asyncio
+import os
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from confluent_kafka import Producer
 
 from tests.executor.handlers import handlers
 from tests.fixtures.database import Database
-from tests.fixtures.services import until
+from tests.fixtures.services import GROUP_VARIABLE, until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import submit, trigger
 from tests.transitions.stepping import in_background
@@ -33,7 +34,7 @@ QUICK = {
     "lease": timedelta(seconds=15),
     "drain_timeout": timedelta(seconds=10),
     "cancel_grace": timedelta(milliseconds=300),
-    "executor_group": "classic",
+    "executor_group": os.environ.get(GROUP_VARIABLE, "classic"),
 }
 
 

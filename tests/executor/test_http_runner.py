@@ -1,35 +1,25 @@
 """HTTP targets: what is sent, how answers are judged; no redirect, no inside address, no endless body."""
 
-import asyncio
 import json
-import threading
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tests.executor.attempting import NOON, RUN, attempt_of
+from tests.executor.attempting import NOON, RUN
 from tests.executor.http_target import Answer, serving
+from tests.executor.http_target import call as call_all
 from tidewheel.clock import SystemClock
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import encode_json
 from tidewheel.schemas.records import Cause, Lane, RunCompleted, RunStatus
 
 
-def call(url: str, *, allow_private: bool = True, job: dict[str, Any] | None = None, **target: object) -> Outcome:
+def call(url: str, **rest: Any) -> Outcome:  # noqa: ANN401 - passed on
     """Run an attempt at a URL to its end."""
-    described = {"target": {"type": "http", "url": url} | target} | (job or {})
-
-    async def work() -> Outcome:
-        runner = HttpRunner(allow_private=allow_private)
-        try:
-            return await runner.run(attempt_of(described))
-        finally:
-            await runner.close()
-
-    return asyncio.run(work())
+    [outcome] = call_all(url, **rest)
+    return outcome
 
 
 def http_date(at: datetime) -> str:
@@ -120,7 +110,8 @@ def test_a_retry_after_that_says_nothing_is_ignored(said: str) -> None:
 def test_a_redirect_is_a_refusal_and_is_not_followed(status: int) -> None:
     with serving() as elsewhere, serving(Answer(status, headers={"Location": elsewhere.url()})) as target:
         outcome = call(target.url())
-    assert (outcome.kind, outcome.permanent) == (AttemptOutcome.FAILED, True)
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, f"http_{status}", True)
+    assert f"a redirect to {elsewhere.url()}, which is not followed" in (outcome.error_message or "")
     assert elsewhere.received == []
 
 
@@ -138,13 +129,14 @@ def test_an_inside_address_is_refused_unless_it_is_allowed(host: str) -> None:
 def test_a_name_that_is_not_there_is_a_failure_that_is_tried_again() -> None:
     outcome = call("http://nowhere.invalid/", allow_private=False)
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "http_connect", False)
+    assert outcome.not_begun
 
 
 def test_a_port_where_nobody_listens_is_a_failure_that_is_tried_again() -> None:
     with serving() as target:
         port = target.port
     outcome = call(f"http://127.0.0.1:{port}/")
-    assert (outcome.error_type, outcome.permanent) == ("http_connect", False)
+    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("http_connect", False, True)
 
 
 def test_of_a_huge_answer_the_beginning_is_kept_and_the_rest_not_read() -> None:
@@ -184,14 +176,6 @@ def test_a_result_is_at_most_64_kib_whatever_the_answer(each: bytes) -> None:
         outcome = call(target.url())
     assert outcome.kind is AttemptOutcome.SUCCEEDED
     assert len(outcome.result or b"") <= 64 * 1024
-
-
-def test_a_target_that_never_answers_is_given_up_after_the_attempts_time() -> None:
-    hold = threading.Event()
-    with serving(Answer(hold=hold)) as target:
-        outcome = call(target.url(), job={"start_to_close": "200ms"})
-        hold.set()
-    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "http_timeout", False)
 
 
 def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

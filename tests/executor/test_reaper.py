@@ -152,6 +152,30 @@ def test_a_run_that_loses_every_executor_is_given_up(database: Database, ghost: 
     assert [attempt.outcome for attempt in letter.attempts] == ["lost"]
 
 
+def test_a_lost_run_that_may_begin_once_is_given_up_with_an_unknown_outcome(database: Database, ghost: UUID) -> None:
+    submit(database, "once", delivery="at_most_once")
+    once, other = trigger(database, "once"), trigger(database)
+    for run_id in (once, other):
+        begin(database, run_id, ghost)
+    reap(database)
+    assert final_state(database, once) == ("failed", "unknown_outcome")
+    assert attempts(database, once) == [(1, "lost")]
+    [letter] = dead_letters(database)
+    assert letter.error is not None
+    assert letter.error.type == "unknown_outcome"
+    assert "may have had its effect" in letter.error.message
+    assert open_run(database, other).state == "retrying"
+
+
+def test_a_lost_run_that_may_begin_once_ends_cancelled_where_that_was_asked(database: Database, ghost: UUID) -> None:
+    submit(database, "once", delivery="at_most_once")
+    run_id = trigger(database, "once")
+    begin(database, run_id, ghost)
+    ask(database, {"type": "run.cancel", "run_id": str(run_id)})
+    reap(database)
+    assert final_state(database, run_id) == ("cancelled", "lost")
+
+
 def test_an_executor_that_beat_again_since_is_left_alone(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     begin(database, run_id, ghost)

@@ -68,6 +68,16 @@ def gated_sync(context: Context, payload: object) -> int:
     return context.attempt
 
 
+@tidewheel.handler("stubborn-process", isolation="process")
+def stubborn_process(context: Context, payload: object) -> int:
+    """The same in a process of its own, whatever anybody asks."""
+    _effect(context)
+    never = threading.Event()
+    while not _let_go(context, payload):
+        never.wait(_LOOK_SECONDS)
+    return context.attempt
+
+
 def _let_go(context: Context, payload: object) -> bool:
     """Whether the file that the payload names exists, or the one for this attempt alone."""
     return Path(str(payload)).exists() or Path(f"{payload}-{context.attempt}").exists()

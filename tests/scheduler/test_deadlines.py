@@ -1,4 +1,4 @@
-"""What has passed its deadline in nobody's hands is ended or sent back, and everything that is told names the timeout."""
+"""What has passed its deadline in nobody's hands is ended or sent back, and whatever tells of it names the timeout."""
 
 from datetime import timedelta
 from typing import Any
@@ -220,8 +220,9 @@ def test_the_end_of_a_fixed_delays_run_waits_for_an_edit_without_holding_the_run
     editing = still.connection()
     editing.execute("SELECT FROM timers FOR UPDATE")
     session = still.session()
+    connection = session.connection()
     looking = in_background(lambda: Deadlines(session, still.installation).step())
-    until_blocked(still, session.connection())
+    until_blocked(still, connection)
     editing.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE NOWAIT", [run.run_id])
     editing.rollback()
     assert looking.result(30)[0] == 1

@@ -72,7 +72,7 @@ def test_what_the_brokers_lack_is_refused_with_what_is_missing_and_what_works(un
     config, probe = {"bootstrap.servers": unable}, f"{topic}.probe"
     with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=share: .* lack share groups .*share\.version=1.*classic"):
         group_protocol(config, "share", topic=topic, probe=probe)
-    with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=consumer: .* lack the consumer .*group\.version=1.*classic"):
+    with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=consumer: .* lack the .*group\.version=1.*classic"):
         group_protocol(config, "consumer", topic=topic, probe=probe)
     assert group_protocol(config, "classic", topic=topic, probe=probe) == "classic"
     assert group_protocol(config, "auto", topic=topic, probe=probe) == "classic"

@@ -202,11 +202,29 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "release_next": {"buffered": RunState.BUFFERED},
     "hand_on_turns": {"buffered": RunState.BUFFERED, "released": [False] * BATCH},
     "wait_for_turns": {"nobody": UUID(int=0)},
+    "probe_deadlines": {"states": [RunState.QUEUED], "left": [], "ahead": timedelta(seconds=1)},
+    "find_passed": {"states": [RunState.QUEUED], "left": [], "most": 500},
+    "lock_passed": {"states": [RunState.QUEUED]},
+    "read_previous": {
+        "at": _NOON,
+        "causes": ["timer", "backfill"],
+        "skipped": RunState.SKIPPED,
+        "succeeded": RunState.SUCCEEDED,
+        "most": 1000,
+    },
     "look_at_turns": {"after": UUID(int=0), "most": 1000},
     "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
     "read_signals": {"stray_after": timedelta(seconds=10)},
     "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
     "give_up_moves": {"reason": "by_hand"},
+    "flush_outputs": {"outputs": [b"x"] * BATCH, "output_bytes": [1] * BATCH, "states": [RunState.RUNNING]},
+    "add_outputs": {
+        "results": [None] * BATCH,
+        "traces": [None] * BATCH,
+        "outputs": [b"x"] * BATCH,
+        "output_bytes": [1] * BATCH,
+    },
+    "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "most": 20},
     "save_beats": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
     "read_versions_in_force": {"most": 1001},
     "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
@@ -231,6 +249,7 @@ _HOT = {
         forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
         move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
         wait_for_turns release_next hand_on_turns read_versions_in_force read_undecided read_recorded save_beats
+        flush_outputs add_outputs
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
@@ -240,11 +259,12 @@ _HOT = {
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded
         lock_backfilled_job read_backfill_place read_version_facts find_unhandled
+        probe_deadlines find_passed lock_passed lock_timed_timers lock_timed_jobs
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
-    "tidewheel.executor": "find_due_runs read_signals",
+    "tidewheel.executor": "find_due_runs read_previous read_signals",
     "tidewheel.control": """
-        read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at read_attempts_of
+        read_logs read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at read_attempts_of
         read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
     """,
 }

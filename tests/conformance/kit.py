@@ -1,0 +1,233 @@
+"""An executor in any language on a real stack: started by its command, told by its environment, watched from outside.
+
+What it does is judged by the database, by Kafka, and by the effects that its handlers note in a file.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+from tests.fixtures.services import Fleet, Service
+from tidewheel.control.answered import Run
+from tidewheel.control.client import Client
+from tidewheel.local.ports import free_port
+from tidewheel.runs import Lane
+from tidewheel.topics import DEFAULT_QUEUE
+
+_STOP_SECONDS = 30.0
+_NEVER = "60s"
+
+# What the door tells executors; whatever takes seconds in production and is not what is tested here.
+DOOR = {"API_BEAT": "0.2s", "LEASE": _NEVER, "SWEEP": _NEVER}
+# What an executor is told beside its addresses.
+SETTINGS = {"SLOTS": "4", "CANCEL_GRACE": "1", "DRAIN_TIMEOUT": "1"}
+
+
+@dataclass(eq=False)
+class Subject:
+    """One process of the executor that is tested."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait_stopped(self) -> None:
+        """Wait for a clean end."""
+        assert self.process.wait(_STOP_SECONDS) == 0, self.tail()
+
+    def tail(self) -> str:
+        """The end of what it wrote."""
+        return f"{self.log} ends with\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+
+
+@dataclass(eq=False)
+class Kit:
+    """A stack, and executors on it.
+
+    Args:
+        fleet: Its services.
+        command: Starts an executor.
+        queue: Whose runs it is given.
+        port: Of the door.
+    """
+
+    fleet: Fleet
+    command: Sequence[str]
+    queue: str = DEFAULT_QUEUE
+    port: int = field(default_factory=free_port)
+    subjects: list[Subject] = field(default_factory=list[Subject])
+    door: Service | None = None
+    _client: Client | None = None
+    _jobs: set[str] = field(default_factory=set[str])
+
+    @property
+    def client(self) -> Client:
+        """Asks for jobs and runs."""
+        if self._client is None:
+            self._client = Client(self.fleet.database.url)
+        return self._client
+
+    def start_stack(self, **settings: str) -> None:
+        """Start the relay and the door."""
+        self.fleet.start("relay")
+        self.start_door(**settings)
+        self.fleet.wait_started()
+
+    def start_door(self, **settings: str) -> None:
+        """Start the door, always at the same address."""
+        self.door = self.fleet.start("api", API_PORT=str(self.port), **(DOOR | settings))
+
+    def start(self, **settings: str) -> Subject:
+        """Start an executor; what is in `settings` goes before the usual."""
+        told = {
+            "API_URL": f"http://127.0.0.1:{self.port}",
+            "KAFKA_BOOTSTRAP": self.fleet.bootstrap,
+            "QUEUES": self.queue,
+            "CONFORMANCE_EFFECTS": str(self.fleet.effects),
+            **SETTINGS,
+            **settings,
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
+        environment = kept | {f"TIDEWHEEL_{name}": value for name, value in told.items()}
+        log = self.fleet.folder / f"subject-{len(self.subjects)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self.command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        self.subjects.append(Subject(process, log))
+        return self.subjects[-1]
+
+    def close(self) -> None:
+        """Kill what runs."""
+        for subject in self.subjects:
+            if subject.alive:
+                subject.resume()
+                subject.kill()
+        if self._client is not None:
+            self._client.close()
+        self.fleet.kill()
+        self.fleet.database.close()
+
+    def trigger(self, handler: str, payload: object = None, **job: object) -> UUID:
+        """Ask for a run of a handler, under a job that is submitted when it is new."""
+        key = f"{handler} {json.dumps(job, sort_keys=True)}"[:255]
+        if key not in self._jobs:
+            spec = {"key": key, "schedule": "manual", "target": handler, "queue": self.queue, "overlap": "allow_all"}
+            self.client.submit(spec | job)
+            self._jobs.add(key)
+        return self.client.trigger(key, payload)
+
+    def run(self, handler: str, payload: object = None, **job: object) -> Run:
+        """Ask for a run, and wait for its end."""
+        return self.ended(self.trigger(handler, payload, **job))
+
+    def ended(self, run_id: UUID) -> Run:
+        """Wait until a run is over."""
+        self.until(lambda: self.client.run(run_id).final, f"run {run_id} ends")
+        return self.client.run(run_id)
+
+    def hold(self, handler: str = "conformance.hold", **job: object) -> "Held":
+        """Have an attempt under way that ends when it is let go."""
+        gate = self.fleet.folder / f"gate-{len(list(self.fleet.folder.glob('gate-*')))}-{len(self.effects())}"
+        run_id = self.trigger(handler, {"until": str(gate)}, **job)
+        self.until(lambda: self.effects(run_id), f"run {run_id} begins")
+        return Held(run_id, gate)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until a condition holds; fails when a service has died, and shows what executors wrote."""
+        try:
+            self.fleet.until(condition, what)
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), *(each.tail() for each in self.subjects)])) from None
+
+    def effects(self, run_id: UUID | None = None) -> list[dict[str, Any]]:
+        """What handlers have noted, of one run or of all."""
+        text = self.fleet.effects.read_text() if self.fleet.effects.exists() else ""
+        noted: list[dict[str, Any]] = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [each for each in noted if run_id is None or each["run_id"] == str(run_id)]
+
+    def facts(self, run_id: UUID) -> "Facts":
+        """What the open run's row says."""
+        [row] = self.fleet.database.rows(
+            "SELECT state, attempt, charged, lost, executor_id FROM open_runs WHERE run_id = %s", [run_id]
+        )
+        return Facts(*row)
+
+    def attempts(self, run_id: UUID) -> list[tuple[int, str]]:
+        """Each attempt's number and outcome."""
+        return self.fleet.database.rows(
+            "SELECT attempt, outcome FROM attempts WHERE run_id = %s ORDER BY attempt", [run_id]
+        )
+
+    def came_by(self, run_id: UUID) -> str:
+        """By what the last attempt of a run that is over came."""
+        return str(
+            self.fleet.database.rows(
+                "SELECT came_by FROM attempts WHERE run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id]
+            )[0][0]
+        )
+
+    def topic(self, lane: Lane = Lane.STANDARD) -> str:
+        """Where messages come by."""
+        return self.fleet.topics.runs(self.queue, lane)
+
+    def committed(self) -> int:
+        """How many messages of the standard lane the executors' group has gone past."""
+        admin = self.fleet.admin()
+        known = admin.list_topics(timeout=_STOP_SECONDS).topics[self.topic()].partitions
+        places = [TopicPartition(self.topic(), number) for number in known]
+        asked = [ConsumerGroupTopicPartitions(f"{self.topic()}.executors", places)]
+        [future] = admin.list_consumer_group_offsets(asked).values()
+        return sum(max(place.offset, 0) for place in future.result().topic_partitions)
+
+
+@dataclass(frozen=True)
+class Held:
+    """An attempt that is under way."""
+
+    run_id: UUID
+    gate: Path
+
+    def let_go(self) -> None:
+        """Let it end."""
+        self.gate.touch()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """An open run's row, as far as it is looked at."""
+
+    state: str
+    attempt: int
+    charged: int
+    lost: int
+    executor_id: UUID | None

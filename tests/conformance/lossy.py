@@ -1,0 +1,76 @@
+"""Stands between an executor and the door, and loses answers: the request has been carried out, and nobody knows."""
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+
+_SECONDS = 60.0
+
+
+class Lossy(ThreadingHTTPServer):
+    """Passes requests on; of each verb the first answer is lost, and of `claim` only one that started something."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_SECONDS, trust_env=False)
+        self.lost: set[str] = set()
+        self.guard = threading.Lock()
+
+    def loses(self, verb: str, answer: httpx.Response) -> bool:
+        """Whether this answer is not passed on."""
+        if verb not in {"claim", "finish", "beat"} or (verb == "claim" and not answer.json().get("started")):
+            return False
+        with self.guard:
+            first = verb not in self.lost
+            self.lost.add(verb)
+        return first
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Lossy
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self._pass_on()
+
+    def do_GET(self) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", "0")))
+        headers = {"content-type": self.headers.get("content-type", "application/json")}
+        answer = self.server.client.request(self.command, self.path, content=body, headers=headers)
+        if self.server.loses(self.path.rpartition(":")[2], answer):
+            self.close_connection = True
+            return
+        self.send_response(answer.status_code)
+        self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
+        if answer.status_code != 204:
+            self.send_header("content-length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def losing_answers(port: int) -> Generator[Lossy]:
+    """A lossy way to the door at a port, as long as the block."""
+    way = Lossy(port)
+    serving = threading.Thread(target=way.serve_forever, name="lossy")
+    serving.start()
+    try:
+        yield way
+    finally:
+        way.shutdown()
+        serving.join()
+        way.server_close()
+        way.client.close()

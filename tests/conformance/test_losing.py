@@ -1,0 +1,102 @@
+"""Crashes, deploys, lost answers: no run is lost, none is charged for it, and what is late changes nothing."""
+
+import pytest
+
+from tests.conformance.kit import Kit
+from tests.conformance.lossy import losing_answers
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+LEASE = "2s"
+
+
+def test_a_deploy_lets_work_end_hands_the_rest_back_and_charges_nobody(own: Kit) -> None:
+    """[19]."""
+    own.start_stack()
+    first = own.start(DRAIN_TIMEOUT="3")
+    ends, stays = own.hold(), own.hold("conformance.stubborn")
+    first.ask_to_stop()
+    ends.let_go()
+    first.wait_stopped()
+    assert own.ended(ends.run_id).attempt == 1
+    facts = own.facts(stays.run_id)
+    assert (facts.state, facts.charged, facts.lost) == ("queued", 0, 0)
+    assert own.attempts(stays.run_id) == [(1, "handed_back")]
+    assert own.fleet.database.count("executors") == 0
+    stays.let_go()
+    own.start()
+    assert own.ended(stays.run_id).attempt == 2
+
+
+def test_what_one_that_is_killed_had_in_hand_is_run_by_another(own: Kit) -> None:
+    """[2]: who does not beat has no lease."""
+    own.start_stack(LEASE=LEASE)
+    first = own.start()
+    held = own.hold()
+    first.kill()
+    own.start()
+    own.until(lambda: len(own.effects(held.run_id)) == 2, "another begins it")
+    facts = own.facts(held.run_id)
+    assert (facts.attempt, facts.charged, facts.lost) == (2, 0, 1)
+    held.let_go()
+    assert own.ended(held.run_id).state == "succeeded"
+    assert own.attempts(held.run_id) == [(1, "lost"), (2, "succeeded")]
+
+
+def test_one_that_stood_still_changes_nothing_and_enters_anew(own: Kit) -> None:
+    """[3] [17]."""
+    own.start_stack(LEASE=LEASE)
+    first = own.start()
+    held = own.hold()
+    first.pause()
+    second = own.start()
+    own.until(lambda: len(own.effects(held.run_id)) == 2, "another begins it")
+    held.let_go()
+    assert own.ended(held.run_id).state == "succeeded"
+    first.resume()
+    own.until(lambda: own.fleet.database.count("executors") == 2, "it has entered anew")
+    second.kill()
+    assert own.run("conformance.echo").state == "succeeded"
+    assert own.attempts(held.run_id) == [(1, "lost"), (2, "succeeded")]
+    assert first.alive
+
+
+def test_work_goes_on_while_the_door_is_away(own: Kit) -> None:
+    """[17]: what has ended meanwhile is told afterwards; nothing is run a second time."""
+    own.start_stack()
+    own.start()
+    ends, goes_on = own.hold(), own.hold()
+    assert own.door is not None
+    own.door.kill()
+    ends.let_go()
+    later = own.trigger("conformance.echo")
+    own.start_door()
+    assert own.ended(ends.run_id).attempt == 1
+    assert own.ended(later).attempt == 1
+    goes_on.let_go()
+    assert own.ended(goes_on.run_id).attempt == 1
+    assert len(own.effects(goes_on.run_id)) == 1
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(own: Kit) -> None:
+    """[8] [17]: a claim begins once what it has started, an outcome is recorded once."""
+    own.start_stack()
+    with losing_answers(own.port) as way:
+        own.start(API_URL=f"http://127.0.0.1:{way.server_port}")
+        runs = [own.trigger("conformance.echo", {"n": n}) for n in range(8)]
+        for run_id in runs:
+            assert own.ended(run_id).attempt == 1
+            assert len(own.effects(run_id)) == 1
+        own.until(lambda: way.lost == {"beat", "claim", "finish"}, "one of each was lost")
+
+
+def test_what_kafka_does_not_bring_is_swept(own: Kit) -> None:
+    """[12]: a queue that has no topics, and a message that was lost."""
+    own.queue = "remote"
+    own.start_stack(SWEEP="0.2s")
+    own.start()
+    runs = [own.trigger("conformance.echo", {"n": n}) for n in range(6)]
+    for n, run_id in enumerate(runs):
+        ended = own.ended(run_id)
+        assert (ended.state, ended.attempt, ended.result) == ("succeeded", 1, f'{{"n":{n}}}'.encode())
+        assert own.came_by(run_id).startswith("sweep")

@@ -1,0 +1,243 @@
+"""One executor at its ordinary work; [n] is the rule of docs/wire-contract.md that a test is about."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.conformance.kit import Kit
+from tests.fixtures.reader import TopicReader
+from tidewheel.runs import Lane
+from tidewheel.task_tokens import read_task_token
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def test_each_run_is_run_once_and_its_result_recorded(kit: Kit) -> None:
+    """[5] [8] [9]."""
+    runs = {kit.trigger("conformance.echo", {"n": n, "text": "größer"}): n for n in range(40)}
+    for run_id, n in runs.items():
+        ended = kit.ended(run_id)
+        assert (ended.state, ended.attempt) == ("succeeded", 1)
+        assert ended.result == f'{{"n":{n},"text":"größer"}}'.encode()
+        assert [each["attempt"] for each in kit.effects(run_id)] == [1]
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_every_lane_is_served_by_its_topic(kit: Kit, lane: Lane) -> None:
+    """[5]: and a claim tells the message it came by."""
+    run_id = kit.trigger("conformance.echo", lane=lane.value)
+    assert kit.ended(run_id).state == "succeeded"
+    assert kit.came_by(run_id).startswith(f"{kit.topic(lane)}/")
+    assert "@" in kit.came_by(run_id)
+
+
+def test_a_message_that_comes_again_starts_nothing(kit: Kit) -> None:
+    """[8] [9]."""
+    first = kit.trigger("conformance.end", {"how": "fail", "times": 1}, retry={"initial": "1ms"})
+    assert kit.ended(first).attempt == 2
+    reader = TopicReader(kit.fleet.bootstrap, [kit.topic()])
+    reader.read_to_end()
+    mine = [seen for seen in reader.seen if seen.key == str(first).encode()]
+    assert len(mine) == 2
+    for seen in mine * 2:
+        kit.fleet.produce(kit.topic(), seen.key, seen.value)
+    kit.fleet.flush()
+    passed_over(kit)
+    assert [each["attempt"] for each in kit.effects(first)] == [1, 2]
+    assert kit.attempts(first) == [(1, "failed"), (2, "succeeded")]
+
+
+def test_what_cannot_be_read_is_passed_over(kit: Kit) -> None:
+    """[6]."""
+    for value in (b"", b"garbage", b"\xc3\x01" + bytes(8) + b"nobody knows its schema", None):
+        for key in (b"a", b"b", b"c", b"d"):
+            kit.fleet.produce(kit.topic(), key, value)
+    kit.fleet.flush()
+    passed_over(kit)
+    assert kit.run("conformance.echo").state == "succeeded"
+
+
+def test_what_is_for_others_is_left_to_them(kit: Kit) -> None:
+    """[7]: and holds up nobody."""
+    others = [
+        kit.trigger("another.handler"),
+        kit.trigger("toString"),
+        kit.trigger({"type": "http", "url": "http://127.0.0.1:9/"}),
+    ]
+    passed_over(kit)
+    assert [(kit.facts(run_id).state, kit.facts(run_id).attempt) for run_id in others] == [("queued", 0)] * 3
+
+
+def test_a_failure_is_recorded_and_tried_again(kit: Kit) -> None:
+    """[14]."""
+    payload = {"how": "fail", "type": "NoLuck", "message": "not today"}
+    run = kit.run("conformance.end", payload, retry={"max_attempts": 3, "initial": "1ms"})
+    assert (run.state, run.attempt, run.error_type, run.error_message) == ("failed", 3, "NoLuck", "not today")
+
+
+def test_what_is_permanent_is_not_tried_again(kit: Kit) -> None:
+    """[14]."""
+    run = kit.run("conformance.end", {"how": "permanent"}, retry={"max_attempts": 3, "initial": "1ms"})
+    assert (run.state, run.attempt) == ("failed", 1)
+
+
+def test_the_jobs_own_list_of_what_is_not_retried_is_kept(kit: Kit) -> None:
+    """[14]: the type is told as the handler names it."""
+    run = kit.run(
+        "conformance.end", {"how": "fail", "type": "NoSuchAccount"}, retry={"non_retryable": ["NoSuchAccount"]}
+    )
+    assert (run.state, run.attempt) == ("failed", 1)
+
+
+def test_a_retry_comes_no_sooner_than_was_asked(kit: Kit) -> None:
+    """[14]."""
+    run_id = kit.trigger(
+        "conformance.end", {"how": "retry_after", "seconds": 3600}, retry={"max_attempts": 3, "initial": "1ms"}
+    )
+    kit.until(lambda: kit.facts(run_id).state == "retrying", "it is to be tried again")
+    assert kit.facts(run_id).charged == 1
+    ahead = kit.fleet.database.value("SELECT publish_at - tidewheel_now() FROM open_runs WHERE run_id = %s", [run_id])
+    assert ahead > timedelta(minutes=50)
+    kit.client.cancel(run_id)
+
+
+def test_a_snooze_is_not_charged(kit: Kit) -> None:
+    """[14]."""
+    run = kit.run("conformance.end", {"how": "snooze", "times": 2, "seconds": 0.001}, retry={"max_attempts": 1})
+    assert (run.state, run.attempt) == ("succeeded", 3)
+
+
+def test_a_handler_may_cancel_its_run(kit: Kit) -> None:
+    """[14]."""
+    assert kit.run("conformance.end", {"how": "cancel"}).state == "cancelled"
+
+
+def test_a_result_that_is_too_large_is_a_failure_that_says_so(kit: Kit) -> None:
+    """[16]."""
+    run = kit.run("conformance.large", {"bytes": 70_000})
+    assert (run.state, run.attempt, run.error_type) == ("failed", 1, "ResultTooLarge")
+    assert kit.run("conformance.large", {"bytes": 60_000}).state == "succeeded"
+
+
+def test_what_was_written_is_kept_of_much_the_end(kit: Kit) -> None:
+    """[16]."""
+    run_id = kit.trigger("conformance.print", {"line": "a line of output", "times": 10_000})
+    assert kit.ended(run_id).state == "succeeded"
+    output = bytes(kit.fleet.database.value("SELECT output FROM attempt_outputs WHERE run_id = %s", [run_id]))
+    assert 60_000 < len(output) <= 64 * 1024
+    assert output.endswith(b"a line of output\n")
+
+
+def test_the_next_attempt_is_given_the_checkpoint(kit: Kit) -> None:
+    """[18]."""
+    run = kit.run("conformance.checkpoint", {"row": 17}, retry={"initial": "1ms"})
+    assert (run.state, run.attempt, run.result) == ("succeeded", 2, b'{"row":17}')
+
+
+def test_an_attempt_may_wait_for_its_end_from_outside(kit: Kit) -> None:
+    """[14]."""
+    run_id = kit.trigger("conformance.end", {"how": "wait"})
+    kit.until(lambda: kit.facts(run_id).state == "waiting", "it waits")
+    [token] = [each["token"] for each in kit.effects(run_id) if each["what"] == "token"]
+    assert read_task_token(kit.fleet.database.installation.task_token_key, token) == (run_id, 1)
+    assert kit.facts(run_id).charged == 0
+    kit.client.cancel(run_id)
+
+
+@pytest.mark.parametrize(
+    ("job", "timeout"),
+    [
+        ({"start_to_close": "1s"}, "start_to_close"),
+        ({"schedule_to_close": "4s"}, "schedule_to_close"),
+        ({"heartbeat": "1s"}, "heartbeat"),
+    ],
+)
+def test_a_timeout_strikes_and_is_named(kit: Kit, job: dict[str, str], timeout: str) -> None:
+    """[13]."""
+    held = kit.hold("conformance.stubborn", retry={"max_attempts": 1}, **job)
+    run = kit.ended(held.run_id)
+    held.let_go()
+    assert (run.state, reason_of(kit, held.run_id)) == ("timed_out", timeout)
+
+
+def test_a_cancelled_attempt_is_told(kit: Kit) -> None:
+    """[15]."""
+    held = kit.hold()
+    kit.client.cancel(held.run_id)
+    assert kit.ended(held.run_id).state == "cancelled"
+    kit.until(lambda: [each["what"] for each in kit.effects(held.run_id)] == ["hold", "stopped"], "its handler stops")
+
+
+def test_one_that_does_not_listen_is_fenced_off_after_its_grace(kit: Kit) -> None:
+    """[15]."""
+    held = kit.hold("conformance.stubborn")
+    kit.client.cancel(held.run_id)
+    assert kit.ended(held.run_id).state == "cancelled"
+    held.let_go()
+
+
+def test_one_whose_run_has_ended_already_is_told_too(kit: Kit) -> None:
+    """[15]: terminate."""
+    first = kit.hold(overlap="terminate_other")
+    second = kit.hold(overlap="terminate_other")
+    kit.until(lambda: len(kit.effects(first.run_id)) == 2, "the first is stopped")
+    kit.until(lambda: kit.fleet.database.count("signals") == 0, "the signal is answered")
+    second.let_go()
+    assert [kit.ended(each.run_id).state for each in (first, second)] == ["cancelled", "succeeded"]
+
+
+def test_it_has_no_more_in_hand_than_its_slots(kit: Kit) -> None:
+    """[11]: and goes on as soon as one is free."""
+    held = [kit.hold() for _ in range(4)]
+    waiting = kit.trigger("conformance.echo")
+    passed_over(kit, all_but=1)
+    assert not kit.effects(waiting)
+    held[0].let_go()
+    assert kit.ended(waiting).state == "succeeded"
+    for each in held[1:]:
+        each.let_go()
+        assert kit.ended(each.run_id).state == "succeeded"
+
+
+def test_offsets_are_committed_after_the_claim_and_never_wait_for_the_work(kit: Kit) -> None:
+    """[10]."""
+    passed_over(kit)
+    before = kit.committed()
+    with kit.fleet.database.transaction() as held_up:
+        held_up.execute("SELECT FROM executors FOR UPDATE")
+        gate = kit.fleet.folder / "gate-of-commits"
+        run_id = kit.trigger("conformance.hold", {"until": str(gate)})
+        kit.until(lambda: waiters(kit), "the claim waits")
+        assert kit.committed() == before
+    kit.until(lambda: kit.committed() == before + 1, "the offset is committed")
+    assert kit.facts(run_id).state == "running"
+    gate.touch()
+    assert kit.ended(run_id).attempt == 1
+
+
+def passed_over(kit: Kit, *, all_but: int = 0) -> None:
+    """Wait until the group has gone past every message there is."""
+
+    def all_gone() -> bool:
+        reader = TopicReader(kit.fleet.bootstrap, [kit.topic()])
+        reader.read_to_end()
+        reader.close()
+        left = kit.fleet.database.value("SELECT count(*) FROM outbox WHERE publish_at <= tidewheel_now()")
+        return left == 0 and kit.committed() >= len(reader.seen) - all_but
+
+    kit.until(all_gone, "every message is passed over")
+
+
+def waiters(kit: Kit) -> int:
+    """How many claims wait for a lock."""
+    return int(
+        kit.fleet.database.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            " AND query LIKE '%%NO KEY UPDATE%%'"
+        )
+    )
+
+
+def reason_of(kit: Kit, run_id: UUID) -> str:
+    return str(kit.fleet.database.value("SELECT reason FROM job_runs WHERE run_id = %s", [run_id]))

@@ -1,0 +1,46 @@
+"""`tidewheel topics`: what there is, what would be made, and making it."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from tests.control.cli.command import NOBODY, tidewheel
+from tests.fixtures.services import admin_of
+from tidewheel.local.stack import StackInfo
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Topics of this test's own, deleted at the end."""
+    made = f"t{uuid4().hex[:10]}"
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", made)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", info.bootstrap)
+    yield made
+    admin = admin_of(info.bootstrap)
+    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made}.")]
+    for future in admin.delete_topics(mine, operation_timeout=30).values() if mine else ():
+        future.result(30)
+
+
+def test_they_are_listed_made_and_listed_again_for_the_queues_that_have_some(prefix: str) -> None:
+    would = tidewheel(NOBODY, "topics", "apply", "--queues", "reports,default", "--dry-run").lines
+    assert f"{prefix}.runs.reports.batch would be created" in would
+    done = tidewheel(NOBODY, "topics", "apply", "--queues", "reports,default").lines
+    assert sorted(done) == sorted(line.replace("would be created", "created") for line in would)
+    found = tidewheel(NOBODY, "topics", "list", "--output", "json").json["topics"]
+    by_name = {row["topic"]: row for row in found}
+    assert by_name[f"{prefix}.runs.reports.batch"]["would_be"] is None
+    assert by_name[f"{prefix}.runs.standard"]["partitions"] == 24
+    text = tidewheel(NOBODY, "topics", "list", "--queues", "other").lines
+    assert [line.split() for line in text if line.startswith(f"{prefix}.runs.other.batch")] == [
+        [f"{prefix}.runs.other.batch", *"0 of 12 0 would be created".split()]
+    ]
+    assert tidewheel(NOBODY, "topics", "apply").lines == ["nothing to do"]
+
+
+def test_what_is_no_queue_is_refused_by_name(prefix: str) -> None:
+    [line] = tidewheel(NOBODY, "topics", "apply", "--queues", f"{prefix}.Reports").refusals
+    assert "is no queue's name" in line

@@ -1,0 +1,86 @@
+"""Handlers that write, and one that stands in everybody's way."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+
+import tidewheel
+from tests.executor.handlers import GATES
+from tidewheel.executor.handlers import Handler, registered
+
+_TICK_SECONDS = 0.005
+_LOG = logging.getLogger("shop.stock")
+
+
+def _say(context: tidewheel.Context, name: str) -> None:
+    print("out", name)  # noqa: T201
+    print("err", name, file=sys.stderr)  # noqa: T201
+    sys.stdout.buffer.write(f"bytes {name}\n".encode())
+    _LOG.warning("log %s", name)
+    context.logger.warning("ctx %s", name)
+
+
+@tidewheel.handler("noisy.say")
+async def say(context: tidewheel.Context, payload: str) -> str:
+    """Write through every way there is, before and after others have had their turn."""
+    _say(context, payload)
+    await asyncio.sleep(_TICK_SECONDS)
+    await asyncio.to_thread(print, "thread", payload)
+    await asyncio.create_task(_later(payload))
+    return payload
+
+
+async def _later(payload: str) -> None:
+    await asyncio.sleep(_TICK_SECONDS)
+    print("task", payload)  # noqa: T201
+
+
+@tidewheel.handler("noisy.say-on-thread")
+def say_on_thread(context: tidewheel.Context, payload: str) -> str:
+    """Write through every way there is, on a thread."""
+    _say(context, payload)
+    threading.Event().wait(_TICK_SECONDS)
+    print("late", payload, end="")  # noqa: T201
+    return payload
+
+
+@tidewheel.handler("noisy.much")
+def much(context: tidewheel.Context, payload: int) -> None:
+    """Write so many lines of a hundred bytes."""
+    del context
+    for number in range(payload):
+        print(f"{number:99}")  # noqa: T201
+
+
+@tidewheel.handler("noisy.wait")
+def wait(context: tidewheel.Context, payload: str) -> None:
+    """Write something, wait at a gate, write something else."""
+    print("before")  # noqa: T201
+    GATES[payload].entered.append(str(context.run_id))
+    GATES[payload].opened.wait(60)
+    print("after")  # noqa: T201
+
+
+@tidewheel.handler("noisy.silent")
+async def silent(context: tidewheel.Context, payload: object) -> object:
+    """Write nothing."""
+    del context
+    return payload
+
+
+@tidewheel.handler("noisy.block")
+async def block(context: tidewheel.Context, payload: str) -> int:
+    """Stand in the way of the loop until the gate is opened, which somebody else has to do."""
+    gate = GATES[payload]
+    gate.entered.append(str(context.run_id))
+    ends = time.monotonic() + 60
+    while not gate.opened.is_set() and time.monotonic() < ends:
+        pass
+    return context.attempt
+
+
+def handlers() -> dict[str, Handler]:
+    """All of them, by name."""
+    return {name: found for name, found in registered().items() if name.startswith("noisy.")}

@@ -1,0 +1,129 @@
+"""delivery at_most_once: after an attempt has begun, nothing but a certain non-start begins another."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.executor.handlers import GATES, Gate
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import ask, attempts, dead_letters, open_run
+from tidewheel.local.stack import StackInfo
+
+pytestmark = pytest.mark.kafka
+
+ONCE: dict[str, Any] = {
+    "delivery": "at_most_once",
+    "retry": {"max_attempts": 5, "backoff": "fixed", "initial": "10ms", "jitter": "0%"},
+}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def test_a_failure_is_the_end(executing: Executing) -> None:
+    with executing.running():
+        ended = executing.run("acts.fail-until", 3, **ONCE)
+    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, "ValueError")
+
+
+def test_so_is_a_wish_to_be_tried_again_later(executing: Executing) -> None:
+    with executing.running():
+        ended = executing.run("acts.raise", "retry-after", **ONCE)
+    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, "RetryAfter")
+
+
+@pytest.mark.parametrize("target", ["acts.wait", "acts.wait-on-thread"])
+@pytest.mark.parametrize("which", ["start_to_close", "heartbeat"])
+def test_a_timeout_is_the_end_and_says_which(executing: Executing, gate: str, target: str, which: str) -> None:
+    with executing.running():
+        run_id = executing.trigger(target, gate, **{which: "1s"}, **ONCE)
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.attempt, ended.reason) == ("timed_out", 1, which)
+    assert GATES[gate].entered == [str(run_id)]
+
+
+@pytest.mark.parametrize("target", ["acts.wait", "acts.wait-on-thread"])
+def test_one_that_has_begun_when_its_executor_stops_has_an_end_that_nobody_knows(
+    executing: Executing, gate: str, target: str
+) -> None:
+    with executing.running(drain_timeout=timedelta(0)):
+        run_id = executing.trigger(target, gate, **ONCE)
+        until(lambda: GATES[gate].entered, "it runs")
+    ended = executing.ended(run_id)
+    assert (ended.state, ended.reason, ended.error_type) == ("failed", "unknown_outcome", "unknown_outcome")
+    [letter] = dead_letters(executing.database)
+    assert letter.run_id == str(run_id)
+    with executing.running():
+        assert executing.run("acts.echo", 1).state == "succeeded"
+    assert GATES[gate].entered == [str(run_id)]
+
+
+def test_one_that_waits_for_a_thread_when_its_executor_stops_is_handed_back_and_runs(
+    executing: Executing, gate: str
+) -> None:
+    """It is certain that it has not begun, so that another executor may begin it."""
+    with executing.running(threads=1, drain_timeout=timedelta(0)):
+        executing.trigger("acts.wait-on-thread", gate)
+        until(lambda: GATES[gate].entered, "the only thread is busy")
+        run_id = executing.trigger("acts.echo-on-thread", 1, **ONCE)
+        until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
+    run = open_run(executing.database, run_id)
+    assert (run.state, run.attempt, run.charged) == ("queued", 1, 0)
+    with executing.running():
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.attempt) == ("succeeded", 2)
+    assert attempts(executing.database, run_id) == [(1, "handed_back"), (2, "succeeded")]
+
+
+def test_a_cancelled_one_that_waits_for_a_thread_never_begins(executing: Executing, gate: str) -> None:
+    other = uuid4().hex
+    GATES[other] = Gate()
+    with executing.running(threads=1):
+        executing.trigger("acts.wait-on-thread", gate)
+        until(lambda: GATES[gate].entered, "the only thread is busy")
+        run_id = executing.trigger("acts.wait-on-thread", other, **ONCE)
+        until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
+        ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+        assert executing.ended(run_id).state == "cancelled"
+        GATES[gate].opened.set()
+        assert executing.run("acts.echo-on-thread", 1).state == "succeeded"
+    assert GATES[other].entered == []
+
+
+def test_a_refused_connection_is_a_certain_non_start(executing: Executing) -> None:
+    target = {"type": "http", "url": "http://127.0.0.1:1/"}
+    retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
+    with executing.running(http_allow_private=True):
+        ended = executing.run(target, delivery="at_most_once", retry=retry)
+    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 3, "http_connect")
+
+
+def test_slots_that_are_taken_hold_nothing_back(executing: Executing, gate: str) -> None:
+    """Nothing is claimed ahead of a slot: what has none is another executor's."""
+    with executing.running(slots=1, drain_timeout=timedelta(0)):
+        executing.trigger("acts.wait", gate)
+        until(lambda: GATES[gate].entered, "the only slot is taken")
+        waiting = [executing.trigger("acts.echo", number, **ONCE) for number in range(3)]
+        for run_id in waiting:
+            executing.publish(run_id)
+        with executing.running():
+            ended = [executing.ended(run_id) for run_id in waiting]
+    assert [(one.state, one.attempt) for one in ended] == [("succeeded", 1)] * 3

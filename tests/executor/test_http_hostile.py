@@ -1,0 +1,228 @@
+"""HTTP targets that mean harm: each ends as an attempt's clear failure, within its time and in bounded memory."""
+
+import asyncio
+import itertools
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import pytest
+
+from tests.executor.http_target import Answer, call, conversing, serving
+from tidewheel.executor.runners.addresses import Resolve
+from tidewheel.runs import AttemptOutcome
+
+OK = b"HTTP/1.1 200 OK\r\n"
+KIB64 = 65_536
+MOST_BYTES = 16 << 20  # of memory: a gigabyte would be seen, what the client's parts need would not
+
+
+def says(*pieces: bytes) -> Callable[[socket.socket], None]:
+    """Send these and hang up."""
+
+    def talk(connection: socket.socket) -> None:
+        for piece in pieces:
+            connection.sendall(piece)
+
+    return talk
+
+
+def without_end(head: bytes, piece: bytes) -> Callable[[socket.socket], None]:
+    """Send the head and then the same piece for ever."""
+
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(head)
+        while True:
+            connection.sendall(piece)
+
+    return talk
+
+
+def resolving(*answers: Sequence[str]) -> tuple[Resolve, list[str]]:
+    """A name server that answers so, one after another, and what it was asked."""
+    coming, asked = iter(answers), list[str]()
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        del port
+        asked.append(host)
+        return next(coming)
+
+    return resolve, asked
+
+
+@pytest.mark.parametrize(
+    ("talk", "said"),
+    [
+        (says(b"\x16\x03\x01 this is no HTTP at all\r\n\r\n"), "illegal status line"),
+        (says(b"SSH-2.0-OpenSSH_9.2\r\n"), ""),
+        (says(OK + b"content-length: -5\r\n\r\n"), "Content-Length"),
+        (says(OK + b"content-length: 5\r\ncontent-length: 6\r\n\r\n"), "Content-Length"),
+        (says(OK + b"transfer-encoding: chunked\r\n\r\nZZZ\r\n"), "chunk"),
+        (says(OK + b"a" * 300_000), ""),
+        (says(), "without sending a response"),
+        (says(b"HTTP/1.1 20"), "without sending"),
+        (says(OK + b"content-length: 100\r\n\r\nonly this"), "complete message body"),
+        (says(OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhel"), "complete"),
+    ],
+)
+def test_what_is_no_http_or_ends_early_fails_clearly_and_is_tried_again(
+    talk: Callable[[socket.socket], None], said: str
+) -> None:
+    with conversing(talk) as target:
+        [outcome] = call(target.url())
+    assert (outcome.kind, outcome.permanent, outcome.not_begun) == (AttemptOutcome.FAILED, False, False)
+    assert outcome.error_type in {"http_protocol", "http_reset"}
+    assert said in (outcome.error_message or "")
+    assert outcome.error_message
+
+
+def test_a_connection_that_is_reset_fails_clearly() -> None:
+    def talk(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+
+    with conversing(talk) as target:
+        [outcome] = call(target.url())
+    assert outcome.error_type in {"http_reset", "http_protocol"}
+    assert not outcome.not_begun
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (OK + b"\r\n", b"x" * KIB64),
+        (OK + b"transfer-encoding: chunked\r\n\r\n", b"10000\r\n" + b"x" * KIB64 + b"\r\n"),
+        (OK + b"content-length: 1073741824\r\n\r\n", b"x" * KIB64),
+        (OK + b"content-length: 1073741824\r\ncontent-encoding: gzip\r\n\r\n", b"x" * KIB64),
+        (b"HTTP/1.1 500 Oops\r\n\r\n", b"x" * KIB64),
+        (OK, b"x: " + b"y" * 1000 + b"\r\n"),
+        (OK + b"x: ", b"y" * KIB64),
+        (b"HTTP/1.1 ", b"2" * KIB64),
+    ],
+    ids=["to the end", "chunked", "with its length", "packed", "an error", "headers", "one header", "the status"],
+)
+def test_a_gigabyte_of_anything_is_not_kept_in_memory(head: bytes, piece: bytes) -> None:
+    with conversing(without_end(head, piece)) as target:
+        tracemalloc.start()
+        try:
+            [outcome] = call(target.url())
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < MOST_BYTES
+    assert outcome.kind in {AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED}
+    assert len(outcome.result or b"") + len(outcome.error_message or "") <= KIB64
+
+
+def test_answers_that_are_only_announced_for_ever_end_with_the_attempts_time() -> None:
+    with conversing(without_end(b"", b"HTTP/1.1 100 Continue\r\n\r\n")) as target:
+        tracemalloc.start()
+        try:
+            with pytest.raises(TimeoutError):
+                call(target.url(), seconds=1.0)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "metadata", ["http://169.254.169.254/latest/meta-data/", "http://[fd00:ec2::254]/", "//10.0.0.1"]
+)
+def test_a_redirect_to_a_metadata_address_is_recorded_and_not_followed(metadata: str) -> None:
+    with serving(Answer(302, headers={"Location": metadata})) as target:
+        [outcome] = call(target.url())
+    assert (outcome.error_type, outcome.permanent) == ("http_302", True)
+    assert f"a redirect to {metadata}, which is not followed" in (outcome.error_message or "")
+    assert target.connections == 1
+
+
+def test_the_address_that_was_checked_is_the_one_connected_to_whatever_the_name_means_next() -> None:
+    """One look-up a connection: a name server that answers otherwise the second time is never asked in between."""
+    seen: list[str] = []
+
+    def talk(connection: socket.socket) -> None:
+        seen.append(connection.getsockname()[0])
+        says(OK + b"content-length: 0\r\nconnection: close\r\n\r\n")(connection)
+
+    resolve, asked = resolving(["127.0.0.1"], ["127.0.0.2"])
+    with conversing(talk) as first, conversing(talk, host="127.0.0.2", port=first.port):
+        url = first.url(host="changing.example")
+        outcomes = call(url, resolve=resolve)
+        assert (seen, asked) == (["127.0.0.1"], ["changing.example"])
+        resolve, asked = resolving(["127.0.0.1"], ["127.0.0.2"])
+        outcomes += call(url, url, resolve=resolve)
+    assert seen[1:] == ["127.0.0.1", "127.0.0.2"]
+    assert [outcome.kind for outcome in outcomes] == [AttemptOutcome.SUCCEEDED] * 3
+
+
+@pytest.mark.parametrize(
+    "answer", [["127.0.0.1"], ["1.1.1.1", "127.0.0.1"], ["127.0.0.1", "1.1.1.1"], ["169.254.169.254"]]
+)
+def test_a_name_that_means_an_inside_address_among_others_is_refused_unconnected(answer: list[str]) -> None:
+    """However it was answered before: every connection is checked anew."""
+    with serving() as target:
+        resolve, asked = resolving(answer, answer)
+        url = target.url(host="changing.example")
+        outcomes = call(url, url, allow_private=False, resolve=resolve)
+    assert [(outcome.error_type, outcome.permanent) for outcome in outcomes] == [("AddressRefused", True)] * 2
+    assert (target.connections, len(asked)) == (0, 2)
+
+
+def test_a_name_server_that_does_not_answer_is_given_up() -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        del host, port
+        await asyncio.Event().wait()
+        return []
+
+    [outcome] = call("http://slow.example/", resolve=resolve, job={"start_to_close": "200ms"})
+    assert (outcome.error_type, outcome.not_begun) == ("http_connect_timeout", True)
+    assert "not resolved within" in (outcome.error_message or "")
+
+
+def test_a_target_that_sets_cookies_gets_none_back() -> None:
+    """Another job's request to the same host must not carry what this one's answer said."""
+    with serving(Answer(headers={"Set-Cookie": "who=first; Path=/"})) as target:
+        call(target.url("/a"), target.url("/b"))
+    assert [request.headers.get("cookie") for request in target.received] == [None, None]
+
+
+def test_many_runs_of_one_target_need_one_connection() -> None:
+    with serving(Answer(body=b"done")) as target:
+        outcomes = call(*[target.url(f"/{number}") for number in range(50)])
+    assert {outcome.kind for outcome in outcomes} == {AttemptOutcome.SUCCEEDED}
+    assert (len(target.received), target.connections) == (50, 1)
+
+
+def test_a_kept_connection_that_the_target_has_closed_is_replaced() -> None:
+    with conversing(says(OK + b"content-length: 0\r\n\r\n")) as target:
+        outcomes = call(target.url(), target.url())
+    assert target.connections == 2
+    # Where the end of the first has not been noticed, the second fails, and is tried again.
+    assert outcomes[0].kind is AttemptOutcome.SUCCEEDED
+    assert outcomes[1].error_type in {None, "http_protocol", "http_reset"}
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"\r\n", b"content-length: 0\r\n\r\n", b"content-length: 9\r\n\r\nabc", b"transfer-encoding: chunked\r\n\r\nZZ"],
+)
+def test_a_target_that_has_taken_the_run_on_is_not_asked_again_for_a_broken_answer(rest: bytes) -> None:
+    with conversing(says(b"HTTP/1.1 202 Accepted\r\n" + rest)) as target:
+        [outcome] = call(target.url(), **{"async": True, "async_timeout": "1h"})
+    assert outcome.waits == timedelta(hours=1)
+
+
+def test_a_target_that_has_taken_the_run_on_and_drips_is_left() -> None:
+    done = threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 202 Accepted\r\n\r\n")
+        for _ in itertools.takewhile(lambda _: not done.wait(0.05), itertools.count()):
+            connection.sendall(b".")
+
+    with conversing(talk) as target:
+        [outcome] = call(target.url(), **{"async": True})
+        done.set()
+    assert outcome.waits == timedelta(hours=24)

@@ -1,0 +1,80 @@
+"""What a target can tell by the headers: that the request is ours, and with which token it may say how it ended."""
+
+import hmac
+from base64 import b64decode
+from datetime import timedelta
+from hashlib import sha256
+
+import pytest
+
+from tests.executor.attempting import RUN
+from tests.executor.http_target import Answer, Received, call, serving
+from tidewheel.clock import SystemClock
+from tidewheel.runs import AttemptOutcome
+from tidewheel.task_tokens import read_task_token
+
+OLD, NEW = b"the old secret, 24 bytes", b"the new secret, of more than 24 bytes"
+
+
+def verifies(secret: bytes, request: Received) -> bool:
+    """What a receiver does. Source: Standard Webhooks specification, "Verifying webhook authenticity"."""
+    headers = request.headers
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + request.body
+    wanted = hmac.digest(secret, signed, sha256)
+    given = [each.partition(",") for each in headers["webhook-signature"].split(" ")]
+    return any(version == "v1" and hmac.compare_digest(b64decode(text), wanted) for version, _, text in given)
+
+
+def test_a_request_is_signed_with_its_id_its_time_and_its_body() -> None:
+    with serving() as target:
+        call(target.url(), job={"payload": {"to": "ann"}}, secrets=(NEW,))
+    [request] = target.received
+    assert request.headers["webhook-id"] == str(RUN)
+    assert abs(int(request.headers["webhook-timestamp"]) - SystemClock().now().timestamp()) < 300
+    assert verifies(NEW, request)
+    request.body += b" "
+    assert not verifies(NEW, request)
+
+
+def test_during_a_rotation_each_secret_signs() -> None:
+    with serving() as target:
+        call(target.url(), secrets=(NEW, OLD))
+    [request] = target.received
+    assert verifies(OLD, request)
+    assert verifies(NEW, request)
+    assert not verifies(b"another secret altogether", request)
+
+
+def test_without_a_secret_nothing_is_signed() -> None:
+    with serving() as target:
+        call(target.url())
+    assert not [name for name in target.received[0].headers if name.startswith("webhook-")]
+
+
+def test_the_task_token_is_sent_where_the_end_may_be_told_later_and_nowhere_else() -> None:
+    with serving() as target:
+        call(target.url(), **{"async": True})
+        call(target.url())
+    asynchronous, other = target.received
+    assert read_task_token(b"of tests", asynchronous.headers["tidewheel-task-token"]) == (RUN, 1)
+    assert "tidewheel-task-token" not in other.headers
+
+
+def test_a_202_waits_where_the_job_says_so() -> None:
+    with serving(Answer(202, b"later")) as target:
+        [outcome] = call(target.url(), **{"async": True, "async_timeout": "90m"})
+    assert outcome.waits == timedelta(minutes=90)
+
+
+@pytest.mark.parametrize(("status", "given"), [(202, {}), (200, {"async": True}), (201, {"async": True})])
+def test_any_other_success_is_the_end(status: int, given: dict[str, object]) -> None:
+    with serving(Answer(status, b"done")) as target:
+        [outcome] = call(target.url(), **given)
+    assert (outcome.kind, outcome.waits) == (AttemptOutcome.SUCCEEDED, None)
+    assert outcome.result == f'{{"status":{status},"body":"done"}}'.encode()
+
+
+def test_an_asynchronous_target_that_fails_at_once_fails_as_any_other() -> None:
+    with serving(Answer(503)) as target:
+        [outcome] = call(target.url(), **{"async": True})
+    assert (outcome.error_type, outcome.waits) == ("http_503", None)

@@ -1,0 +1,168 @@
+"""Kafka targets: what is written to the user's topic, and what becomes of it when it cannot be."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.executor.attempting import NOON, RUN, attempt_of
+from tests.fixtures.database import Database
+from tests.fixtures.reader import Seen, TopicReader
+from tests.fixtures.services import until
+from tests.relay.topics import make_topics
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.runners.kafka import KafkaRunner
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import AttemptOutcome
+from tidewheel.task_tokens import read_task_token
+
+pytestmark = pytest.mark.kafka
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Sending:
+    """A runner for one broker, and topics of a test's own."""
+
+    def __init__(self, database: Database, bootstrap: str) -> None:
+        self.installation, self.bootstrap = database.installation, bootstrap
+        self.topic = f"orders-{uuid4().hex[:8]}"
+
+    def make_topic(self, **config: str) -> None:
+        make_topics(
+            self.bootstrap, [self.topic], config={name.replace("_", "."): text for name, text in config.items()}
+        )
+
+    def attempt(
+        self, job: dict[str, Any] | None = None, *, run: dict[str, object] | None = None, **target: object
+    ) -> Attempt:
+        described = {"type": "kafka", "topic": self.topic} | target
+        return attempt_of({"target": described} | (job or {}), **(run or {}))
+
+    def within(self, work: Callable[[KafkaRunner], Awaitable[Any]], bootstrap: str | None = None) -> Any:  # noqa: ANN401 - the work's
+        """Do something with a runner that is closed afterwards."""
+
+        async def around() -> Any:  # noqa: ANN401 - the work's
+            runner = KafkaRunner({"bootstrap.servers": bootstrap or self.bootstrap}, self.installation)
+            try:
+                return await work(runner)
+            finally:
+                await runner.close()
+
+        return asyncio.run(around())
+
+    def send(self, attempt: Attempt) -> Outcome:
+        """Run one attempt to its end."""
+        outcome = self.within(lambda runner: runner.run(attempt))
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    def written(self, count: int = 1) -> list[Seen]:
+        """What lies on the topic, once it is so many messages."""
+        reader = TopicReader(self.bootstrap, [self.topic])
+
+        def there() -> bool:
+            reader.poll()
+            return len(reader.seen) >= count
+
+        until(there, f"{count} messages lie on {self.topic}")
+        return reader.seen
+
+
+@pytest.fixture
+def sending(database: Database, info: StackInfo) -> Sending:
+    return Sending(database, info.bootstrap)
+
+
+def test_the_payload_is_written_with_what_identifies_the_run(sending: Sending) -> None:
+    sending.make_topic()
+    attempt = sending.attempt(
+        {"key": "Bücher", "payload": {"to": "ann"}}, headers={"X-Team": "billing"}, run={"traceparent": TRACE}
+    )
+    outcome = sending.send(attempt)
+    [message] = sending.written()
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
+    assert json.loads(outcome.result or b"") == {"topic": sending.topic, "partition": 0, "offset": 0}
+    assert (message.key, message.value) == ("Bücher".encode(), b'{"to":"ann"}')
+    assert dict(message.headers) == {
+        "content-type": b"application/json",
+        "x-team": b"billing",
+        "idempotency-key": str(RUN).encode(),
+        "tidewheel-run-id": str(RUN).encode(),
+        "tidewheel-attempt": b"1",
+        "tidewheel-job-key": "Bücher".encode(),
+        "tidewheel-scheduled-at": NOON.isoformat().encode(),
+        "traceparent": TRACE.encode(),
+    }
+
+
+def test_the_jobs_own_key_is_the_messages(sending: Sending) -> None:
+    sending.make_topic()
+    sending.send(sending.attempt(key="customer-7"))
+    assert [message.key for message in sending.written()] == [b"customer-7"]
+
+
+def test_where_a_reply_is_awaited_the_message_says_where_to_and_the_run_waits(sending: Sending) -> None:
+    sending.make_topic()
+    outcome = sending.send(sending.attempt(await_reply=True, reply_timeout="2h"))
+    assert outcome.waits == timedelta(hours=2)
+    [message] = sending.written()
+    headers = dict(message.headers)
+    token = headers["tidewheel-task-token"].decode()
+    assert read_task_token(sending.installation.task_token_key, token) == (RUN, 1)
+    assert headers["tidewheel-reply-topic"] == sending.installation.topics.target_replies.encode()
+
+
+def test_many_at_once_go_by_one_producer_and_one_thread(sending: Sending) -> None:
+    sending.make_topic()
+
+    async def work(runner: KafkaRunner) -> tuple[list[Outcome], list[str]]:
+        outcomes = await asyncio.gather(*(runner.run(sending.attempt({"payload": n})) for n in range(300)))
+        return outcomes, [thread.name for thread in threading.enumerate()]
+
+    outcomes, threads = sending.within(work)
+    assert "kafka-reports" not in {thread.name for thread in threading.enumerate()}
+    assert {outcome.kind for outcome in outcomes} == {AttemptOutcome.SUCCEEDED}
+    assert threads.count("kafka-reports") == 1
+    assert sorted(int(message.value or b"-1") for message in sending.written(300)) == list(range(300))
+
+
+@pytest.mark.parametrize("name", ["", ".requests", ".runs.standard", ".target-replies", ".anything"])
+def test_tidewheels_own_topics_are_refused(sending: Sending, name: str) -> None:
+    topic = f"{sending.installation.topics.prefix}{name}"
+    outcome = sending.send(sending.attempt(topic=topic))
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "OwnTopic", True)
+    assert topic in (outcome.error_message or "")
+
+
+def test_a_topic_that_is_not_there_is_told_and_tried_again(sending: Sending) -> None:
+    outcome = sending.send(sending.attempt())
+    assert (outcome.kind, outcome.error_type) == (AttemptOutcome.FAILED, "kafka_unknown_topic")
+    assert (outcome.permanent, outcome.not_begun) == (False, True)
+    assert sending.topic in (outcome.error_message or "")
+
+
+def test_a_message_that_the_topic_does_not_take_is_told_and_not_tried_again(sending: Sending) -> None:
+    sending.make_topic(max_message_bytes="2000")
+    # The client packs messages: what does not pack is too large all the same.
+    outcome = sending.send(sending.attempt({"payload": "".join(str(uuid4()) for _ in range(500))}))
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "kafka_too_large", True)
+
+
+def test_an_attempt_that_is_cut_short_says_that_its_message_may_still_be_written(sending: Sending) -> None:
+    attempt = sending.attempt()
+
+    async def work(runner: KafkaRunner) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await runner.run(attempt)
+
+    sending.within(work, bootstrap="127.0.0.1:1")
+    assert attempt.output is not None
+    assert f"may have been written to {sending.topic}" in (attempt.output.tail() or b"").decode()

@@ -1,0 +1,93 @@
+"""A handler that blocks the loop: it is told who, the lease is kept, and others take what waits."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tests.executor import noisy_handlers
+from tests.executor.handlers import GATES, Gate
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import attempts, open_run
+from tidewheel.local.stack import StackInfo
+
+pytestmark = pytest.mark.kafka
+
+STALL = {"stall_after": timedelta(milliseconds=300), "lease": timedelta(seconds=60)}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def sample(name: str) -> float:
+    return REGISTRY.get_sample_value(f"tidewheel_{name}") or 0.0
+
+
+def beats(executing: Executing, run_id: UUID) -> int:
+    """The counter of the executor that has a run."""
+    return int(
+        executing.database.value(
+            "SELECT e.counter FROM executors AS e JOIN open_runs AS o USING (executor_id) WHERE o.run_id = %s", [run_id]
+        )
+    )
+
+
+def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
+    executing: Executing, gate: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = noisy_handlers.handlers()
+    stalls = sample("loop_stalls_total")
+    with caplog.at_level(logging.INFO), executing.running(known=known, **STALL):
+        blocking = executing.trigger("noisy.block", gate)
+        until(lambda: GATES[gate].entered, "it blocks the loop")
+        # Claimed before anybody can have noticed, and held up behind the other.
+        others = [executing.trigger("noisy.silent", number) for number in range(5)]
+        until(lambda: sample("loop_stalled_seconds") > 0, "the stall is noticed")
+        beaten = beats(executing, blocking)
+        until(lambda: beats(executing, blocking) > beaten, "the heart beats on")
+        with executing.running(known=known):
+            assert {executing.ended(run_id).state for run_id in others} == {"succeeded"}
+            more = [executing.trigger("noisy.silent", number) for number in range(5)]
+            assert {executing.ended(run_id).state for run_id in more} == {"succeeded"}
+            run = open_run(executing.database, blocking)
+            assert (run.state, run.attempt, run.lost) == ("running", 1, 0)
+            GATES[gate].opened.set()
+            assert executing.ended(blocking).state == "succeeded"
+        until(lambda: sample("loop_stalled_seconds") == 0, "the loop goes on")
+        after = executing.run("noisy.silent", 1)
+    assert (after.state, after.attempt) == ("succeeded", 1)
+    assert sample("loop_stalls_total") == stalls + 1
+    [told] = [record for record in caplog.records if "the event loop has stood still" in record.getMessage()]
+    assert "in handler 'noisy.block'" in told.getMessage()
+    assert vars(told)["run_id"] == str(blocking)
+    assert "noisy_handlers.py" in vars(told)["stack"]
+    assert attempts(executing.database, blocking) == [(1, "succeeded")]
+    for run_id in others:
+        *handed_on, (_, last) = attempts(executing.database, run_id)
+        assert ({outcome for _, outcome in handed_on}, last) in ((set(), "succeeded"), ({"handed_back"}, "succeeded"))
+
+
+def test_a_loop_that_is_busy_but_goes_on_is_no_stall(executing: Executing) -> None:
+    stalls = sample("loop_stalls_total")
+    with executing.running(known=noisy_handlers.handlers(), stall_after=timedelta(seconds=30)):
+        runs = [executing.trigger("noisy.silent", number) for number in range(50)]
+        assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
+    assert sample("loop_stalls_total") == stalls

@@ -1,0 +1,146 @@
+"""Ends that are told from outside, with every service a process of its own: by client, and by a reply on Kafka."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.executor.http_target import Answer, conversing, serving
+from tests.fixtures.reader import Seen, TopicReader
+from tests.fixtures.services import Fleet
+from tests.relay.topics import make_topics
+from tidewheel import Client
+from tidewheel.errors import StaleToken
+from tidewheel.runs import RunState
+from tidewheel.task_tokens import TASK_TOKEN_HEADER
+
+pytestmark = pytest.mark.kafka
+
+TOKEN = TASK_TOKEN_HEADER
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> Iterator[Client]:
+    fleet.start_all("intake", "executor", HTTP_ALLOW_PRIVATE="true")
+    with Client(fleet.database.url) as made:
+        yield made
+
+
+def triggered(client: Client, target: dict[str, object], **job: object) -> UUID:
+    """A run of a job with this target."""
+    key = f"job-{uuid4()}"
+    client.submit({"key": key, "schedule": "manual", "target": target} | job)
+    return client.trigger(key, {"n": 1})
+
+
+def test_a_202_is_completed_by_whoever_has_the_token(fleet: Fleet, client: Client) -> None:
+    with serving(Answer(202)) as target:
+        run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
+        fleet.until(lambda: client.run(run_id).state == "waiting", "the run waits")
+        token = target.received[0].headers[TOKEN]
+        assert client.heartbeat(token, progress=50) is RunState.WAITING
+        assert client.complete(token, {"rows": 7}) is RunState.SUCCEEDED
+        run = client.wait(run_id)
+    assert (run.state, run.attempt, run.result) == ("succeeded", 1, b'{"rows":7}')
+    assert len(target.received) == 1
+
+
+def test_a_202_that_fails_is_asked_again_with_a_token_of_its_own(fleet: Fleet, client: Client) -> None:
+    with serving(Answer(202)) as target:
+        described = {"type": "http", "url": target.url(), "async": True}
+        run_id = triggered(client, described, retry={"backoff": "fixed", "initial": "100ms"})
+        fleet.until(lambda: target.received, "it is asked")
+        first = target.received[0].headers[TOKEN]
+        assert client.fail(first, "NoPaper", "the tray is empty") is RunState.RETRYING
+        fleet.until(lambda: len(target.received) == 2, "it is asked again")
+        with pytest.raises(StaleToken):
+            client.complete(first)
+        assert client.complete(target.received[1].headers[TOKEN], "done") is RunState.SUCCEEDED
+        run = client.wait(run_id)
+    assert (run.state, run.attempt, run.result) == ("succeeded", 2, b'"done"')
+
+
+def test_a_run_that_waits_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
+    with serving(Answer(202)) as target:
+        run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
+        fleet.until(lambda: client.run(run_id).state == "waiting", "the run waits")
+        assert client.cancel(run_id) is RunState.WAITING
+        assert client.run(run_id).state == "cancelled"
+        with pytest.raises(StaleToken, match="cancelled"):
+            client.complete(target.received[0].headers[TOKEN])
+
+
+def test_a_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
+    topic = f"orders-{uuid4().hex[:8]}"
+    make_topics(fleet.bootstrap, [topic])
+    reader = TopicReader(fleet.bootstrap, [topic])
+    described = {"type": "kafka", "topic": topic, "await_reply": True}
+    runs = [triggered(client, described, retry={"max_attempts": 1}) for _ in range(3)]
+
+    def asked() -> bool:
+        reader.poll()
+        return len(reader.seen) == len(runs)
+
+    fleet.until(asked, "each run has its message")
+    replying = Producer({"bootstrap.servers": fleet.bootstrap})
+    succeeding, failing, cancelled = (next(m for m in reader.seen if run_of(m) == run) for run in runs)
+    client.cancel(runs[2])
+    reply(replying, succeeding, json.dumps({"rows": 7}).encode())
+    reply(replying, succeeding, b"2")  # a repeat changes nothing
+    reply(
+        replying, failing, b"the tray is empty", ("tidewheel-status", b"failed"), ("tidewheel-error-type", b"NoPaper")
+    )
+    reply(replying, cancelled, b"3")
+    assert replying.flush(30) == 0
+    first, second, third = (client.wait(run) for run in runs)
+    assert (first.state, first.result) == ("succeeded", b'{"rows":7}')
+    assert (second.state, second.error_type, second.error_message) == ("failed", "NoPaper", "the tray is empty")
+    assert third.state == "cancelled"
+
+
+def test_targets_that_hang_or_drip_end_with_their_attempts_time_and_hold_up_nobody(
+    fleet: Fleet, client: Client
+) -> None:
+    over = threading.Event()
+
+    def hang(connection: socket.socket) -> None:
+        del connection
+        over.wait(60)
+
+    def drip(connection: socket.socket) -> None:
+        for _ in range(1200):
+            if over.wait(0.05):
+                return
+            connection.sendall(b"a")
+
+    def drip_a_body(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+        drip(connection)
+
+    given = {"start_to_close": "1s", "retry": {"max_attempts": 1}}
+    with conversing(hang) as first, conversing(drip) as second, conversing(drip_a_body) as third, serving() as fine:
+        slow = [triggered(client, {"type": "http", "url": each.url()}, **given) for each in (first, second, third)]
+        fleet.until(lambda: all(each.connections for each in (first, second, third)), "all are asked")
+        quick = triggered(client, {"type": "http", "url": fine.url()})
+        assert client.wait(quick).state == "succeeded"
+        runs = [client.wait(run_id) for run_id in slow]
+        over.set()
+    assert {(run.state, run.reason, run.error_type) for run in runs} == {
+        ("timed_out", "start_to_close", "timeout_start_to_close")
+    }
+
+
+def run_of(message: Seen) -> UUID:
+    """The run that a message on a user's topic is of."""
+    return UUID(dict(message.headers)["tidewheel-run-id"].decode())
+
+
+def reply(producer: Producer, message: Seen, value: bytes, *headers: tuple[str, bytes]) -> None:
+    """Answer a message as any Kafka client would."""
+    given = dict(message.headers)
+    named: list[tuple[str, str | bytes | None]] = [(TOKEN, given[TOKEN]), *headers]
+    producer.produce(given["tidewheel-reply-topic"].decode(), value=value, key=message.key, headers=named)

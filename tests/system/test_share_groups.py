@@ -1,0 +1,188 @@
+"""Executors as members of share groups: each message's work is done once, however many share a partition."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.executor.running import Executing
+from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
+from tests.fixtures.database import Database
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import LONG_LEASE, Fleet, until
+from tests.transitions.acts import attempts
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import AttemptOutcome
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+SHARE = {"EXECUTOR_GROUP": "share", "PRODUCER_BATCH": "20"}
+BY_MESSAGE: dict[str, Any] = {"executor_group": "share", "sweep": timedelta(days=1)}
+
+
+@pytest.fixture
+def executing(fresh_database: Database, info: StackInfo) -> Executing:
+    made = Executing(fresh_database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def closed(executing: Executing, info: StackInfo) -> Iterator[threading.Event]:
+    """A database that lets nobody in and throws out who is, from when the event is set until it is cleared."""
+    name = sql.Identifier(str(conninfo_to_dict(executing.database.url)["dbname"]))
+    ended, wished = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with psycopg.connect(info.database_url, autocommit=True) as connection:
+            while not ended.wait(0.02):
+                allowed = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format(
+                    name, sql.SQL("false" if wished.is_set() else "true")
+                )
+                connection.execute(allowed)
+                if wished.is_set():
+                    throw = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+                    connection.execute(throw, [name.as_string().strip('"')])
+            connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    yield wished
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.slow
+def test_more_executors_than_partitions_all_get_work(fleet: Fleet, oracle: Oracle) -> None:
+    """A fleet's topics have two partitions: of four executors in a consumer group two would see no message."""
+    work = Workload(fleet, oracle)
+    work.submit(recurring=False)
+    fleet.start_all("intake", "scheduler", "relay")
+    for _ in range(4):
+        fleet.start("executor", SWEEP="PT600S", LEASE=LONG_LEASE, **SHARE)
+    fleet.wait_started()
+
+    def all_have_worked() -> bool:
+        work.trigger("errand", 1)
+        work.wait_recovered(now())
+        return len({effect.pid for effect in oracle.effects()}) == 4
+
+    fleet.until(all_have_worked, "each of the four has had a run")
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, attempts=ATTEMPTS)
+    came = {str(by) for (by,) in fleet.database.rows("SELECT split_part(came_by, '/', 1) FROM attempts")}
+    assert came == {fleet.topics.runs("default", "standard")}
+
+
+@pytest.mark.slow
+def test_a_member_that_is_killed_costs_its_runs_the_lease_and_nothing_else(fleet: Fleet, oracle: Oracle) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all("intake", "scheduler", "relay")
+    victim = fleet.start("executor", **SHARE)
+    held = work.hold()
+    held.wait_begun(1)
+    fleet.start("executor", **SHARE)
+    fleet.wait_started()
+    work.trigger("errand", 20)
+    victim.kill()
+    held.wait_begun(2)
+    held.let_go()
+    work.trigger("errand", 5)
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, stopped=[victim])
+    assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
+
+
+@pytest.mark.slow
+def test_what_came_while_no_member_was_there_is_read_by_the_next_and_the_rest_not_again(
+    fleet: Fleet, oracle: Oracle
+) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all("intake", "scheduler", "relay")
+    first = fleet.start("executor", **SHARE)
+    fleet.wait_started()
+    work.wait_recovered(now())
+    first.terminate()
+    work.trigger("errand", 10)
+    oracle.wait_answered()
+    fleet.start("executor", **SHARE)
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+
+
+def test_a_message_is_claimed_by_message_and_a_bad_one_blocks_nothing(executing: Executing) -> None:
+    topic = executing.topics.runs("default", "standard")
+    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    for value in (b"garbage", b"", None):
+        producer.produce(topic, value=value)
+    assert producer.flush(30) == 0
+    before = executing.trigger("acts.echo", 0)
+    executing.publish(before)
+    with executing.running(**BY_MESSAGE):
+        after = executing.trigger("acts.echo", 1)
+        executing.publish(after)
+        for run_id in (before, after):
+            assert (executing.ended(run_id).came_by or "").startswith(f"{topic}/0/")
+    assert attempts(executing.database, before) == [(1, "succeeded")]
+
+
+def test_a_second_message_for_a_run_is_acknowledged_and_starts_nothing(executing: Executing) -> None:
+    with executing.running(**BY_MESSAGE):
+        run_id = executing.trigger("acts.echo", 0)
+        executing.database.execute("CREATE TABLE kept AS SELECT * FROM outbox")
+        executing.publish(run_id)
+        executing.ended(run_id)
+        executing.database.execute("INSERT INTO outbox OVERRIDING SYSTEM VALUE TABLE kept")
+        executing.publish(run_id)
+        last = executing.trigger("acts.echo", 1)
+        executing.publish(last)
+        assert executing.ended(last).state == "succeeded"
+    assert attempts(executing.database, run_id) == [(1, "succeeded")]
+
+
+@pytest.mark.slow
+def test_messages_are_given_back_while_the_database_is_away_and_come_again(
+    executing: Executing, closed: threading.Event
+) -> None:
+    """For longer than five deliveries take, after which the broker would drop them; the sweep is off."""
+    with executing.running(**BY_MESSAGE):
+        executing.publish(first := executing.trigger("acts.echo", 0))
+        executing.ended(first)
+        producer = Producer({"bootstrap.servers": executing.bootstrap})
+        waiting = [executing.trigger("acts.echo", number) for number in range(5)]
+        rows = executing.database.rows("SELECT topic, key, value FROM outbox WHERE topic LIKE '%.runs.%'")
+        executing.database.close()
+        closed.set()
+        until(lambda: refuses(executing.database), "the database lets nobody in")
+        for topic, key, value in rows:
+            producer.produce(topic, key=key, value=value)
+        assert producer.flush(30) == 0
+        threading.Event().wait(4)
+        closed.clear()
+        until(lambda: not refuses(executing.database), "the database is back")
+        for run_id in waiting:
+            ended = executing.ended(run_id)
+            assert (ended.state, ended.attempt) == ("succeeded", 1)
+            assert ended.came_by != "sweep"
+
+
+def refuses(database: Database) -> bool:
+    """Whether a database lets nobody in."""
+    try:
+        psycopg.connect(database.url).close()
+    except psycopg.OperationalError:
+        return True
+    return False

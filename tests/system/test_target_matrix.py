@@ -1,0 +1,80 @@
+"""What docs/targets.md promises of every kind of target, seen on real services: timeout, cancel, crash, restart."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.services import Fleet
+from tests.system.target_cases import DELIVERIES, EVENTS, Case, Cases, Seen, serving_targets
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+PAGE = Path(__file__).parents[2] / "docs/targets.md"
+SETTINGS = {
+    "SLOTS": "100",
+    "THREADS": "20",
+    "WORKER_PROCESSES": "4",
+    "HTTP_ALLOW_PRIVATE": "true",
+    "SHELL": "true",
+    "LEASE": "PT4S",  # nobody is to fall silent who was not killed
+    "CANCEL_GRACE": "PT1S",
+    "DRAIN_TIMEOUT": "PT1S",
+    "SWEEP": "PT0.2S",
+}
+
+
+@pytest.fixture
+def cases(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cases]:
+    """A fleet without executors, and what its targets call."""
+    with serving_targets() as server:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", server.url("")),
+            ("AWS_ACCESS_KEY_ID", "a"),
+            ("AWS_SECRET_ACCESS_KEY", "b"),
+            ("AWS_DEFAULT_REGION", "eu-west-1"),
+            ("AWS_EC2_METADATA_DISABLED", "true"),
+        ):
+            monkeypatch.setenv(name, value)
+        made = Cases(fleet, server, tmp_path / "gate")
+        made.prepare()
+        fleet.start_all("intake", "scheduler", "relay")
+        yield made
+
+
+def test_every_target_keeps_what_is_promised_of_it(cases: Cases) -> None:
+    fleet, seen = cases.fleet, dict[Case, Seen]()
+    first = fleet.start("executor", **SETTINGS)
+    timeouts, cancels = cases.start("timeout"), cases.start("cancel")
+    cases.wait_outstanding(cancels)
+    cases.cancel(cancels)
+    seen |= cases.ended(cancels, answer_from=None)
+    seen |= cases.ended(timeouts, answer_from=2)
+
+    crashes = cases.start("crash")
+    cases.wait_outstanding(crashes)
+    first.kill()
+    second = fleet.start("executor", **SETTINGS)
+    seen |= cases.ended(crashes, answer_from=1)
+
+    restarts = cases.start("restart")
+    cases.wait_outstanding(restarts)
+    third = fleet.start("executor", **SETTINGS)
+    fleet.until(lambda: third.started, "the next executor is there")
+    second.terminate()
+    seen |= cases.ended(restarts, answer_from=1)
+
+    assert cases.overlaps() == ""
+    fleet.until(lambda: not cases.left_alive(), "no program and no worker process is left")
+    told = PAGE.read_text()
+    for delivery in DELIVERIES:
+        assert table(seen, delivery) in told, f"docs/targets.md is to say:\n{table(seen, delivery)}"
+
+
+def table(seen: dict[Case, Seen], delivery: str) -> str:
+    """What was seen, as the page shows it."""
+    lines = [f"| {delivery} | {' | '.join(EVENTS)} |", f"|{' --- |' * (1 + len(EVENTS))}"]
+    for target in dict.fromkeys(case.target for case in seen):
+        told = [str(seen[Case(target, event, delivery)]) for event in EVENTS]
+        lines.append(f"| {target} | {' | '.join(told)} |")
+    return "\n".join(lines)

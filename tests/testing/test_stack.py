@@ -1,0 +1,142 @@
+"""The fixture `tidewheel`: real services that do what is due when a test says so, at the time that it says."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from tests.testing import fixture_handlers
+from tidewheel.control.enqueue import enqueue
+from tidewheel.errors import InvalidInput, UnknownJob
+from tidewheel.testing.stack import Tidewheel
+
+pytestmark = pytest.mark.kafka
+
+assert fixture_handlers
+NOON = datetime(2027, 3, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def job(key: str = "job", **fields: object) -> dict[str, object]:
+    return {"key": key, "schedule": "manual", "target": "testing.echo"} | fields
+
+
+def test_nothing_goes_on_before_it_is_told_to(tidewheel: Tidewheel) -> None:
+    tidewheel.submit(job())
+    tidewheel.trigger("job", {"to": "ann"})
+    assert [run.state for run in tidewheel.runs("job")] == ["queued"]
+    tidewheel.drain()
+    [run] = tidewheel.runs("job")
+    assert (run.state, run.attempt, json.loads(run.result or b"")) == ("succeeded", 1, {"to": "ann"})
+    tidewheel.trigger("job")
+    assert [run.state for run in tidewheel.runs("job")] == ["succeeded", "queued"]
+
+
+def test_the_clock_stands_where_it_is_set(tidewheel: Tidewheel) -> None:
+    assert tidewheel.set_time(NOON) == tidewheel.now == NOON
+    assert tidewheel.set_time("2027-03-01T13:00:00+01:00") == NOON
+    with pytest.raises(InvalidInput, match="has no offset"):
+        tidewheel.set_time("2027-03-01T12:00:00")
+
+
+def test_time_that_passes_fires_each_occurrence_at_its_instant(tidewheel: Tidewheel) -> None:
+    tidewheel.set_time(NOON)
+    tidewheel.submit(job(schedule={"cron": "0 * * * *"}))
+    assert tidewheel.advance(hours=3, minutes=30) == NOON + timedelta(hours=3.5)
+    runs = tidewheel.assert_fired("job", times=3)
+    assert [run.scheduled_at for run in runs] == [NOON + n * HOUR for n in (1, 2, 3)]
+    assert [run.started_at for run in runs] == [run.scheduled_at for run in runs]
+    tidewheel.assert_fired("job", at=NOON + HOUR, times=1)
+    tidewheel.assert_no_dead_letters()
+
+
+def test_time_that_is_set_is_downtime(tidewheel: Tidewheel) -> None:
+    tidewheel.set_time(NOON)
+    tidewheel.submit(job(schedule={"cron": "0 * * * *"}, catch_up="fire_once"))
+    tidewheel.set_time(NOON + 5.5 * HOUR)
+    tidewheel.drain()
+    [run] = tidewheel.assert_fired("job")
+    assert run.scheduled_at == NOON + 5 * HOUR
+    with pytest.raises(AssertionError, match=r"(?s)fired 0 times at 2027-03-01T13:00:00\+00:00.*missed"):
+        tidewheel.assert_fired("job", at=NOON + HOUR)
+
+
+def test_a_retry_waits_for_its_time(tidewheel: Tidewheel) -> None:
+    retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10m", "jitter": "0%"}
+    tidewheel.submit(job(target="testing.fail-until", payload=3, retry=retry))
+    tidewheel.trigger("job")
+    tidewheel.drain()
+    assert [(run.state, run.attempt) for run in tidewheel.runs("job")] == [("retrying", 1)]
+    tidewheel.advance(minutes=19)
+    assert [(run.state, run.attempt) for run in tidewheel.runs("job")] == [("retrying", 2)]
+    tidewheel.advance(minutes=1)
+    assert [(run.state, run.attempt) for run in tidewheel.runs("job")] == [("succeeded", 3)]
+
+
+def test_what_is_given_up_is_told(tidewheel: Tidewheel) -> None:
+    tidewheel.submit(job(target="testing.fail-until", payload=9, retry={"max_attempts": 1}))
+    tidewheel.trigger("job")
+    tidewheel.drain()
+    with pytest.raises(AssertionError, match=r"(?s)1 were given up.*job: .*ValueError: attempt 1 fails"):
+        tidewheel.assert_no_dead_letters()
+
+
+def test_runs_that_may_not_overlap_come_one_after_another(tidewheel: Tidewheel) -> None:
+    tidewheel.submit(job(overlap="buffer_all"))
+    for number in range(3):
+        tidewheel.trigger("job", number)
+    tidewheel.drain()
+    assert [run.state for run in tidewheel.runs("job")] == ["succeeded"] * 3
+
+
+def test_a_queue_of_its_own_is_served(tidewheel: Tidewheel) -> None:
+    tidewheel.submit(job("first"))
+    tidewheel.trigger("first")
+    tidewheel.drain()
+    tidewheel.submit(job("second", queue="reports"))
+    tidewheel.trigger("second")
+    tidewheel.drain()
+    assert [run.state for key in ("first", "second") for run in tidewheel.runs(key)] == ["succeeded"] * 2
+
+
+def test_requests_come_in_by_kafka(tidewheel: Tidewheel) -> None:
+    """The SQL function writes a request, the relay publishes it, intake applies it: twice asked is once done."""
+    tidewheel.submit(job())
+    for _ in range(2):
+        with psycopg.connect(tidewheel.url) as own:
+            own.execute("SELECT tidewheel_enqueue('job', '{\"to\": \"ann\"}', request_id => 'order-1')")
+    tidewheel.drain()
+    [run] = tidewheel.runs("job")
+    assert (run.state, run.result) == ("succeeded", b'{"to":"ann"}')
+
+
+def test_an_application_enqueues_in_its_own_transaction(tidewheel: Tidewheel) -> None:
+    tidewheel.submit(job())
+    with psycopg.connect(tidewheel.url) as own:
+        enqueue(own, "job")
+        own.rollback()
+        run_id = enqueue(own, "job")
+    tidewheel.drain()
+    assert [run.run_id for run in tidewheel.assert_fired("job", times=1)] == [run_id]
+
+
+def test_a_pause_after_failures_is_asked_for_and_made(tidewheel: Tidewheel) -> None:
+    fragile = {"retry": {"max_attempts": 1}, "pause_on_failure": 2, "schedule": "@every 1h"}
+    tidewheel.submit(job(target="testing.fail-until", payload=9, **fragile))
+    tidewheel.advance(hours=5)
+    tidewheel.assert_fired("job", times=2)
+
+
+def test_a_handler_that_nobody_has_is_named(tidewheel: Tidewheel) -> None:
+    tidewheel.submit(job(target="nobody's"))
+    tidewheel.trigger("job")
+    with pytest.raises(LookupError, match="job 'job' wants \"nobody's\"; import the module"):
+        tidewheel.drain()
+
+
+def test_one_test_sees_nothing_of_another(tidewheel: Tidewheel) -> None:
+    with pytest.raises(UnknownJob):
+        tidewheel.trigger("job")
+    assert tidewheel.runs("job") == []
+    tidewheel.drain()

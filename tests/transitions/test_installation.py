@@ -1,0 +1,41 @@
+"""What an installation's topics begin with is said once; who says otherwise is refused, who says nothing follows."""
+
+import pytest
+
+from tests.fixtures.database import Database
+from tidewheel.errors import SettingsError
+from tidewheel.settings import Connections
+from tidewheel.transitions.installation import name_topics, read_installation
+
+
+def prefix(database: Database, **flags: object) -> str:
+    with database.transaction() as connection:
+        return read_installation(connection, Connections.load(**flags)).topics.prefix
+
+
+def name(database: Database, **flags: object) -> None:
+    with database.transaction() as connection:
+        name_topics(connection, Connections.load(**flags))
+
+
+def test_before_it_is_said_the_settings_count(database: Database) -> None:
+    assert (prefix(database), prefix(database, topic_prefix="shop")) == ("tidewheel", "shop")
+
+
+def test_the_first_says_it_and_who_says_nothing_follows(database: Database) -> None:
+    name(database, topic_prefix="shop")
+    name(database, topic_prefix="store")
+    assert (prefix(database), prefix(database, topic_prefix="shop")) == ("shop", "shop")
+
+
+def test_another_one_is_refused_with_both_names(database: Database) -> None:
+    name(database, topic_prefix="shop")
+    with pytest.raises(SettingsError, match=r"TIDEWHEEL_TOPIC_PREFIX is 'store', but .* begin with 'shop'"):
+        prefix(database, topic_prefix="store")
+
+
+def test_the_environment_says_it_too(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    name(database)
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", "store")
+    with pytest.raises(SettingsError, match="'tidewheel'"):
+        prefix(database)

@@ -1,0 +1,41 @@
+"""For users' own tests: handlers without any service, schedules without any clock, and the whole stack as a fixture.
+
+The documented names are resolved when first asked for: a handler's test needs no database, and pytest loads the plugin
+in every run, also of those who use nothing of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidewheel.testing.handlers import HandlerResult, run_handler, run_handler_async
+    from tidewheel.testing.simulation import Simulated, simulate
+    from tidewheel.testing.stack import Stack, Tidewheel
+
+__all__ = [
+    "HandlerResult",
+    "Simulated",
+    "Stack",
+    "Tidewheel",
+    "run_handler",
+    "run_handler_async",
+    "simulate",
+]
+
+_WHERE = {
+    "HandlerResult": "tidewheel.testing.handlers",
+    "run_handler": "tidewheel.testing.handlers",
+    "run_handler_async": "tidewheel.testing.handlers",
+    "Simulated": "tidewheel.testing.simulation",
+    "simulate": "tidewheel.testing.simulation",
+    "Stack": "tidewheel.testing.stack",
+    "Tidewheel": "tidewheel.testing.stack",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a documented name from where it is defined."""
+    if name not in _WHERE:
+        message = f"module 'tidewheel.testing' has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(_WHERE[name]), name)

@@ -1,0 +1,126 @@
+"""Databases for tests: each a copy of one migrated template, so that a test begins with the schema and nothing else.
+
+A copy is emptied and handed to the next test, and goes with its server. Dropping it instead forces a checkpoint, which
+flushes every file of every database: 0.4 to 1 s a test were measured on two busy cores, against 0.02 s for emptying.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import LiteralString, cast
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tidewheel.db import Conn, connect
+from tidewheel.errors import Unusable
+from tidewheel.migrations.runner import migrate
+from tidewheel.settings import Connections
+from tidewheel.sql import trusted
+from tidewheel.transitions.installation import read_installation
+
+# As in production databases, but for the offset and the instant, which only databases made for tests have.
+CLOCK: LiteralString = """
+CREATE TABLE test_clock (stands_at timestamptz, ahead interval NOT NULL DEFAULT '0');
+INSERT INTO test_clock DEFAULT VALUES;
+CREATE OR REPLACE FUNCTION tidewheel_now() RETURNS timestamptz
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN (SELECT coalesce(stands_at, clock_timestamp()) + ahead FROM test_clock);
+"""
+
+# What no test made.
+_KEPT = ["tidewheel_migrations", "settings", "schemas"]
+_TABLES: LiteralString = """
+SELECT c.relname FROM pg_class AS c
+ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+   AND c.relname <> ALL (%s)
+"""
+_EMPTY: Mapping[str, LiteralString] = {
+    "tenants": "DELETE FROM tenants WHERE tenant <> 'default'",
+    "test_clock": "UPDATE test_clock SET stands_at = NULL, ahead = '0'",
+}
+_ALONE: LiteralString = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+class Template:
+    """A migrated database, and the copies of it that tests use.
+
+    Args:
+        server_url: A database of the server on which they are made; nothing in it is touched.
+        name: What the template's name begins with.
+        extra: SQL that the copies have had too, such as `CLOCK`.
+    """
+
+    def __init__(self, server_url: str, name: str, extra: LiteralString = "") -> None:
+        self._server_url, self._name = server_url, f"{name}_{uuid4().hex[:8]}"
+        self._admin = self._connect()
+        self._clean: list[str] = []
+        self._execute("CREATE DATABASE {}", self._name)
+        url = self._url(self._name)
+        migrate(url)
+        with connect(url, "template") as connection:
+            if extra:
+                connection.execute(extra)
+            self.installation = read_installation(connection, Connections.load())
+            self._tables = [str(name) for (name,) in connection.execute(_TABLES, [_KEPT])]
+
+    def copy(self) -> str:
+        """The URL of a new copy, which is nobody else's."""
+        name = f"test_{uuid4().hex[:16]}"
+        self._execute("CREATE DATABASE {} TEMPLATE {}", name, self._name)
+        return self._url(name)
+
+    def take(self) -> str:
+        """The URL of an empty copy."""
+        return self._clean.pop() if self._clean else self.copy()
+
+    def give_back(self, url: str) -> None:
+        """Empty a copy for the next test."""
+        with connect(url, "empty") as connection:
+            connection.execute(_ALONE)
+            full = " UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (TABLE {name})" for name in self._tables)
+            found = [str(name) for (name,) in connection.execute(trusted(full)).fetchall()]
+            for name in sorted(found, key=lambda name: name in _EMPTY):  # tenants after what refers to them
+                connection.execute(_EMPTY.get(name, trusted(f"TRUNCATE {name} CASCADE")))
+            connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")
+            connection.execute("ALTER SEQUENCE catch_up_pace RESTART")
+        self._clean.append(url)
+
+    def drop(self, url: str) -> None:
+        """Remove a copy, whoever is still connected."""
+        name = cast("str", psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+
+    def close(self, *, drop: bool = False) -> None:
+        """Let go; the databases go with the server, or now where it is not the tests' own."""
+        if drop:
+            for url in self._clean:
+                self.drop(url)
+            self.drop(self._url(self._name))
+        self._admin.close()
+
+    def _connect(self) -> psycopg.Connection:
+        try:
+            return psycopg.connect(self._server_url, autocommit=True)
+        except psycopg.OperationalError as error:
+            message = f"the server that tests are to use does not answer: {error}"
+            raise Unusable(message) from error
+
+    def _url(self, name: str) -> str:
+        return make_conninfo(self._server_url, dbname=name)
+
+    def _execute(self, statement: LiteralString, *names: str) -> None:
+        self._admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+def advance_clock(connection: Conn, by: timedelta) -> None:
+    """Move the clock of a database that has `CLOCK`, also back."""
+    connection.execute("UPDATE test_clock SET ahead = ahead + %s", [by])
+
+
+def stop_clock(connection: Conn, at: datetime) -> None:
+    """Let the clock of a database that has `CLOCK` stand still at an instant."""
+    connection.execute("UPDATE test_clock SET stands_at = %s, ahead = '0'", [at])

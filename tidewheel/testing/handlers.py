@@ -1,0 +1,304 @@
+"""`run_handler`: one attempt of a handler in this process, without any service, by the code that executors run it with.
+
+The payload is read, the function called, its end understood and its output kept as in production. Nothing is stored;
+what the handler tells its context is in what is returned.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from uuid import UUID
+
+from psycopg import AsyncConnection, Connection
+from pydantic_core import to_json
+
+from tidewheel.clock import SystemClock
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.capture import captured
+from tidewheel.executor.complete_in import kept
+from tidewheel.executor.context import Previous
+from tidewheel.executor.handlers import Handler, registered
+from tidewheel.executor.outcome import Outcome, from_exception, timed_out
+from tidewheel.executor.record import next_delay
+from tidewheel.executor.runners.python import PythonRunner
+from tidewheel.ids import job_id
+from tidewheel.ids import run_id as derived_run_id
+from tidewheel.jobs.requests import JobSubmit, parse_request
+from tidewheel.runs import AttemptOutcome, Cause
+from tidewheel.schemas import records
+from tidewheel.schemas.codec import encode
+from tidewheel.schemas.definitions import definition_record
+from tidewheel.transitions.start import Started
+
+_JSON, _BYTES = "application/json", "application/octet-stream"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerResult:
+    """How an attempt ended, and what it told on the way.
+
+    Args:
+        outcome: As an attempt's row would say: `succeeded`, `failed`, `timed_out`, `cancelled`, `snoozed`.
+        result: What it returned, or completed its run with, after a way through JSON as its reader gets it.
+        error_type: The error's type, such as `ValueError`.
+        error_message: What it said.
+        trace: Its traceback.
+        again_in: How long until the next attempt; None where there is none.
+        progress: What it told last.
+        checkpoint: What it told last, or was given.
+        output: What it printed and logged.
+        completed_in: The connections that it has called `complete_in` with, in their order.
+    """
+
+    outcome: AttemptOutcome
+    result: object = None
+    error_type: str | None = None
+    error_message: str | None = None
+    trace: str | None = None
+    again_in: timedelta | None = None
+    progress: object = None
+    checkpoint: object = None
+    output: str = ""
+    completed_in: tuple[object, ...] = ()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has."""
+        return self.outcome is AttemptOutcome.SUCCEEDED
+
+    def assert_succeeded(self) -> "HandlerResult":
+        """Fail with the handler's own traceback where it has not; returns itself."""
+        if not self.succeeded:
+            message = f"the attempt ended {self.outcome}: {self.error_type}: {self.error_message}\n{self.trace or ''}"
+            raise AssertionError(message)
+        return self
+
+
+def run_handler(
+    handler: str | Callable[..., object],
+    payload: object = None,
+    *,
+    attempt: int = 1,
+    checkpoint: object = None,
+    previous: Previous | None = None,
+    scheduled_at: datetime | None = None,
+    labels: Mapping[str, str] | None = None,
+    cancelled: bool = False,
+    **job: object,
+) -> HandlerResult:
+    """Run one attempt of a handler.
+
+    Args:
+        handler: Its name, or the function itself; registered by `@tidewheel.handler`.
+        payload: Any JSON value or pydantic model; bytes are handed on as they are.
+        attempt: Which attempt it is, from 1.
+        checkpoint: What an earlier attempt has saved.
+        previous: What came before the run.
+        scheduled_at: The run's nominal instant; now when not given.
+        labels: The run's.
+        cancelled: Whether it was asked to stop already.
+        **job: Further fields of its job, such as `key`, `start_to_close` or `retry`, as in a `job.submit`.
+
+    Raises:
+        LookupError: There is no such handler.
+        Refused: A field of the job does not fit.
+        RuntimeError: It was called on an event loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(
+            run_handler_async(
+                handler,
+                payload,
+                attempt=attempt,
+                checkpoint=checkpoint,
+                previous=previous,
+                scheduled_at=scheduled_at,
+                labels=labels,
+                cancelled=cancelled,
+                **job,
+            )
+        )
+    message = "run_handler would block the event loop; write `await run_handler_async(…)`"
+    raise RuntimeError(message)
+
+
+async def run_handler_async(
+    handler: str | Callable[..., object],
+    payload: object = None,
+    *,
+    attempt: int = 1,
+    checkpoint: object = None,
+    previous: Previous | None = None,
+    scheduled_at: datetime | None = None,
+    labels: Mapping[str, str] | None = None,
+    cancelled: bool = False,
+    **job: object,
+) -> HandlerResult:
+    """As `run_handler`, from a test that is a coroutine."""
+    known = find_handler(handler)
+    definition = _definition(known.name, job)
+    at = scheduled_at or SystemClock().now()
+    made = _Attempt(
+        _started(definition, attempt, at),
+        _request(definition, payload, attempt, at, checkpoint, labels),
+        definition,
+        on_report=lambda _, __: None,
+        on_release=lambda _: None,
+        came_before=previous or Previous(),
+        checkpoint=_text(checkpoint),
+    )
+    if cancelled:
+        made.cancelled.set()
+    # Its process would be another one, and what a test has set up is in this one.
+    runner = PythonRunner({known.name: replace(known, own_process=False)}, threads=1)
+    try:
+        with captured():
+            outcome = await _within_time(runner, made)
+    finally:
+        await runner.close()
+    return _result(made, outcome)
+
+
+def find_handler(handler: str | Callable[..., object]) -> Handler:
+    """The registered handler of that name, or of that function.
+
+    Raises:
+        LookupError: There is none; the message says what there is.
+    """
+    known = registered()
+    if isinstance(handler, str):
+        if handler in known:
+            return known[handler]
+        near = get_close_matches(handler, known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "import the module that registers it"
+        message = f"there is no handler {handler!r}; {remedy}"
+        raise LookupError(message)
+    for each in known.values():
+        if each.function is handler:
+            return each
+    message = f"{handler!r} is no handler; decorate it with @tidewheel.handler"
+    raise LookupError(message)
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt(Attempt):
+    """An attempt of no executor: what it tells stays here."""
+
+    came_before: Previous = field(default_factory=Previous)
+    progress: bytes | None = None
+    checkpoint: bytes | None = None
+    completed: list[tuple[object, bytes | None]] = field(default_factory=list[tuple[object, bytes | None]])
+
+    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+        self.progress = self.progress if progress is None else progress
+        self.checkpoint = self.checkpoint if checkpoint is None else checkpoint
+
+    def previous(self) -> Previous:
+        return self.came_before
+
+    def completing(self) -> "_Noted":  # type: ignore[override]  # it does as much as a context asks for
+        return _Noted(self)
+
+
+class _Noted:
+    """Takes completions, and writes none: whether they are committed is between the handler and its database."""
+
+    def __init__(self, attempt: _Attempt) -> None:
+        self._attempt = attempt
+
+    def complete_in(self, connection: Connection[object], result: object) -> None:
+        self._attempt.completed.append((connection, kept(result)))
+
+    async def complete_in_async(self, connection: AsyncConnection[object], result: object) -> None:
+        self._attempt.completed.append((connection, kept(result)))
+
+
+async def _within_time(runner: PythonRunner, attempt: _Attempt) -> Outcome:
+    seconds = attempt.start_to_close_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await runner.run(attempt)
+    except TimeoutError:
+        attempt.cancelled.set()
+        return timed_out("start_to_close", seconds)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return from_exception(error)  # raised by the handler's own code
+
+
+def _result(attempt: _Attempt, outcome: Outcome) -> HandlerResult:
+    told = outcome.result
+    if attempt.completed and outcome.kind is AttemptOutcome.SUCCEEDED:
+        told = attempt.completed[-1][1]
+    again = next_delay(attempt, outcome)
+    return HandlerResult(
+        outcome=outcome.kind,
+        result=_value(told),
+        error_type=outcome.error_type,
+        error_message=outcome.error_message,
+        trace=outcome.trace,
+        again_in=outcome.snooze if outcome.kind is AttemptOutcome.SNOOZED else again,
+        progress=_value(attempt.progress),
+        checkpoint=_value(attempt.checkpoint),
+        output=(attempt.output.tail() or b"").decode("utf-8", "replace") if attempt.output else "",
+        completed_in=tuple(connection for connection, _ in attempt.completed),
+    )
+
+
+def _definition(name: str, job: Mapping[str, object]) -> records.JobDefinition:
+    document = {"key": name, "schedule": "manual", "target": name} | dict(job)
+    request = parse_request({"type": "job.submit", "job": document})
+    assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
+    key = request.job.key or name
+    return definition_record(
+        request.job, tenant=request.tenant, job_id=str(job_id(request.tenant, key)), job_version=_VERSION
+    )
+
+
+def _started(definition: records.JobDefinition, attempt: int, at: datetime) -> Started:
+    run = derived_run_id(job_id(definition.tenant, definition.job_key), at, Cause.TRIGGER, b"test")
+    now = SystemClock().now()
+    return Started(run, attempt, charged=attempt - 1, lost=0, publish_at=at, started_at=now)
+
+
+def _request(
+    definition: records.JobDefinition,
+    payload: object,
+    attempt: int,
+    at: datetime,
+    checkpoint: object,
+    labels: Mapping[str, str] | None,
+) -> records.RunRequest:
+    job = UUID(definition.job_id)
+    given = payload if isinstance(payload, bytes) else None if payload is None else to_json(payload)
+    return records.RunRequest(
+        run_id=str(_started(definition, attempt, at).run_id),
+        job_id=str(job),
+        job_version=_VERSION,
+        attempt=attempt,
+        cause=records.Cause.TRIGGER,
+        shard=0,
+        scheduled_at=at,
+        publish_at=at,
+        payload=given,
+        payload_content_type=_BYTES if isinstance(payload, bytes) else _JSON,
+        labels=None if labels is None else dict(labels),
+        checkpoint=_text(checkpoint),
+        definition=encode(definition),
+    )
+
+
+def _text(value: object) -> bytes | None:
+    return None if value is None else to_json(value)
+
+
+def _value(text: bytes | None) -> object:
+    return None if text is None else json.loads(text)

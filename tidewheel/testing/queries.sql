@@ -1,0 +1,78 @@
+-- name: read_pending
+-- What is still to be done now, each with how many of it there are.
+-- No index: a test's own database. No lock.
+SELECT 'timers that are due', count(*) FROM timers WHERE due_at <= tidewheel_now()
+UNION ALL
+SELECT 'runs under way', count(*) FROM open_runs WHERE state = ANY (%(in_hand)s)
+UNION ALL
+SELECT 'runs that are due', count(*)
+  FROM open_runs
+ WHERE state = ANY (%(claimable)s) AND publish_at <= tidewheel_now()
+   AND (deadline_at IS NULL OR deadline_at > tidewheel_now())
+   AND (handler IS NULL OR handler = ANY (%(handlers)s))
+UNION ALL
+SELECT 'runs whose time is over', count(*)
+  FROM open_runs
+ WHERE deadline_at <= tidewheel_now() AND state <> ALL (%(in_hand)s)
+UNION ALL
+SELECT 'messages', count(*) FROM outbox WHERE publish_at <= tidewheel_now() AND starts_with(topic, %(prefix)s)
+UNION ALL
+SELECT 'completions to be settled', count(*) FROM loose_ends
+UNION ALL
+SELECT 'cancellations', count(*) FROM cancellations WHERE finished_at IS NULL
+UNION ALL
+SELECT 'signals', count(*) FROM signals
+
+-- name: read_next_due
+-- The next instant at which there is something to do; null where there is none.
+-- No index: a test's own database. No lock.
+SELECT min(at)
+  FROM (
+    SELECT due_at FROM timers
+     UNION ALL
+    SELECT publish_at FROM open_runs
+     UNION ALL
+    SELECT deadline_at FROM open_runs
+     UNION ALL
+    SELECT publish_at FROM outbox
+     UNION ALL
+    SELECT paused_until FROM jobs WHERE paused
+       ) AS coming (at)
+ WHERE at > tidewheel_now() AND at < 'infinity'
+
+-- name: read_queues
+-- Every queue that a job has.
+-- No index: a test's own database. No lock.
+SELECT DISTINCT queue FROM job_versions
+
+-- name: read_unknown_handlers
+-- Runs that are due and that nothing here can run.
+-- No index: a test's own database. No lock.
+SELECT DISTINCT j.key, o.handler
+  FROM open_runs AS o
+  JOIN jobs AS j USING (job_id)
+ WHERE o.state = ANY (%(claimable)s) AND o.publish_at <= tidewheel_now() AND o.handler <> ALL (%(handlers)s)
+
+-- name: read_runs_of
+-- The runs of a job in the order of their instants, each as it stands.
+-- No index: a test's own database. No lock.
+SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
+       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,
+       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result
+  FROM job_runs AS r
+  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = coalesce(nullif(r.attempt, 0), o.attempt)
+  LEFT JOIN attempt_outputs AS x ON x.run_id = a.run_id AND x.attempt = a.attempt
+ WHERE r.job_id = %(job_id)s
+ ORDER BY r.scheduled_at, r.made_at, r.run_id
+
+-- name: read_dead_letters
+-- What was given up: the job's key or where the message lay, and why.
+-- No index: a test's own database. No lock.
+SELECT coalesce(j.key, d.topic), d.reason, last.error_type, last.error_message
+  FROM dead_letters AS d
+  LEFT JOIN jobs AS j USING (job_id)
+  LEFT JOIN LATERAL (
+    SELECT a.error_type, a.error_message FROM attempts AS a WHERE a.run_id = d.run_id ORDER BY a.attempt DESC LIMIT 1
+  ) AS last ON true
+ ORDER BY d.id

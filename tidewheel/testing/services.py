@@ -1,0 +1,231 @@
+"""The services of one test, in its own process, a step at a time: they do what is due when they are told to.
+
+The scheduler, the relay and the executor are those of production; none of them goes on by itself. The executor claims
+from the table alone, as an executor does that Kafka brings nothing, and only while its gate is open. Requests are read
+from Kafka without a group: nobody else reads them.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+
+import psycopg
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from tidewheel.db import Session, is_data_fault
+from tidewheel.executor.claim import Claimer
+from tidewheel.executor.handlers import Handler
+from tidewheel.executor.lanes import Lanes
+from tidewheel.executor.loop import Executor
+from tidewheel.intake.locks import read_now
+from tidewheel.intake.messages import take_in
+from tidewheel.kafka import consumer
+from tidewheel.relay.loop import Relay
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.service import Stop
+from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.start import Claim, Claimed
+
+_KAFKA_SECONDS = 30.0
+_STOP_SECONDS = 30.0
+_AT_ONCE = timedelta(0)  # smaller than any setting allows: the sweep claims what is due, and not what was for a while
+
+
+class Inbox:
+    """The topics that intake reads, from where a test begins."""
+
+    def __init__(self, kafka: Mapping[str, str], topics: Sequence[str]) -> None:
+        self._topics = topics
+        self._client: Consumer = consumer(kafka, group=f"{topics[0]}.test", role="test", protocol="classic")
+        self.skip()
+
+    def skip(self) -> None:
+        """Pass over whatever is there: it was another test's."""
+        self._at = {topic: self._end(topic) for topic in self._topics}
+        self._client.assign([TopicPartition(topic, 0, at) for topic, at in self._at.items()])
+
+    def read(self) -> list[Message]:
+        """Everything that has come since."""
+        ends = {topic: self._end(topic) for topic in self._topics}
+        found: list[Message] = []
+        while any(self._at[topic] < end for topic, end in ends.items()):
+            for message in self._client.consume(500, 0.05):
+                if message.error() is None:
+                    found.append(message)
+                    self._at[message.topic() or ""] = (message.offset() or 0) + 1
+        return found
+
+    def close(self) -> None:
+        """Let go of the broker."""
+        self._client.close()
+
+    def _end(self, topic: str) -> int:
+        _, high = self._client.get_watermark_offsets(TopicPartition(topic, 0), timeout=_KAFKA_SECONDS, cached=False)
+        return high
+
+
+class Services:
+    """The services of one database."""
+
+    def __init__(self, url: str, kafka: dict[str, str], installation: Installation, inbox: Inbox) -> None:
+        self._url, self._kafka, self._installation, self._inbox = url, kafka, installation, inbox
+        self._prefix = installation.topics.prefix
+        self._stop = Stop()
+        self._session = Session(url, "tidewheel-test")
+        ahead = SchedulerSettings.load(topic_prefix=self._prefix, lookahead=_AT_ONCE, overdue_after=_AT_ONCE)
+        self._scheduler = Scheduler(ahead, url, installation, self._stop)
+        self._relay: Relay | None = None
+        self._executing: _Executing | None = None
+
+    def schedule(self) -> bool:
+        """Fire what is due, and do whatever else a scheduler does; returns whether there was anything."""
+        self._scheduler.look_everywhere()
+        return self._scheduler.step() == 0.0
+
+    def publish(self) -> None:
+        """Let every message leave that may."""
+        if self._relay is None:
+            settings = RelaySettings.load(topic_prefix=self._prefix)
+            self._relay = Relay(settings, self._url, self._kafka, self._stop)
+        while self._relay.step() == 0.0:
+            pass
+
+    def take_in(self) -> int:
+        """Apply the requests that have come by Kafka; returns how many."""
+        messages = self._inbox.read()
+        for message in messages:
+            try:
+                self._apply(message, None)
+            except psycopg.Error as error:
+                if not is_data_fault(error):
+                    raise
+                self._apply(message, error)
+        return len(messages)
+
+    def execute(self, handlers: Mapping[str, Handler], queues: Sequence[str]) -> None:
+        """Let runs be claimed from now on, until `rest`."""
+        wanted = (frozenset(handlers), tuple(sorted(queues)))
+        if self._executing is not None and self._executing.serves != wanted:
+            self._executing.close()
+            self._executing = None
+        if self._executing is None:
+            self._executing = _Executing(self._url, self._kafka, self._installation, handlers, wanted[1])
+        self._executing.gate.open()
+
+    def rest(self) -> None:
+        """No run is claimed from now on."""
+        if self._executing is not None:
+            self._executing.gate.close()
+
+    def check(self) -> None:
+        """Raise what has ended the executor, if anything has."""
+        if self._executing is not None and self._executing.ended.done():
+            self._executing.ended.result()
+
+    def close(self) -> None:
+        """End all of them."""
+        self._stop.ask()
+        if self._executing is not None:
+            self._executing.close()
+        if self._relay is not None:
+            self._relay.leave()
+        self._scheduler.close()
+        self._session.close()
+
+    def _apply(self, message: Message, failure: Exception | None) -> None:
+        with self._session.transaction() as connection:
+            take_in(connection, self._installation, [message], failure, read_now(connection))
+
+
+class _Gate:
+    """Whether runs may be claimed; once closed, none is being claimed either."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def close(self) -> None:
+        with self.lock:
+            self.is_open = False
+
+
+class _GatedClaimer(Claimer):
+    """Claims while the gate is open."""
+
+    def __init__(self, claimer: Claimer, gate: _Gate) -> None:
+        self._behind, self._gate = claimer, gate
+
+    def claim(self, claims: Sequence[Claim], *, way: str) -> Claimed:
+        with self._gate.lock:
+            return self._behind.claim(claims, way=way) if self._gate.is_open else Claimed()
+
+    def close(self) -> None:
+        self._behind.close()
+
+
+class _GatedExecutor(Executor):
+    """An executor that consumes nothing, and sweeps at once what is due while its gate is open."""
+
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        url: str,
+        kafka: Mapping[str, str],
+        *,
+        installation: Installation,
+        handlers: Mapping[str, Handler],
+        stop: Stop,
+        gate: _Gate,
+    ) -> None:
+        self._gate = gate
+        lanes = Lanes(kafka, "classic", [])
+        super().__init__(settings, url, kafka, installation=installation, handlers=handlers, stop=stop, lanes=lanes)
+
+    def _claimer(self, name: str) -> Claimer:
+        return _GatedClaimer(super()._claimer(name), self._gate)
+
+
+class _Executing:
+    """An executor on a thread of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        kafka: Mapping[str, str],
+        installation: Installation,
+        handlers: Mapping[str, Handler],
+        queues: Sequence[str],
+    ) -> None:
+        self.serves = (frozenset(handlers), tuple(queues))
+        self.gate = _Gate()
+        self.ended: Future[None] = Future()
+        self._stop = Stop()
+        settings = ExecutorSettings.load(
+            topic_prefix=installation.topics.prefix,
+            queues=",".join(queues),
+            handlers=",".join(sorted({handler.function.__module__ for handler in handlers.values()})) or None,
+            http_allow_private=True,  # the other side of a test is on this machine
+            drain_timeout=_AT_ONCE,
+        ).model_copy(update={"sweep": _AT_ONCE})
+        self._executor = _GatedExecutor(
+            settings, url, kafka, installation=installation, handlers=handlers, stop=self._stop, gate=self.gate
+        )
+        threading.Thread(target=self._run, name="tidewheel-test-executor", daemon=True).start()
+
+    def close(self) -> None:
+        """End it, and wait until it has ended."""
+        self._stop.ask()
+        self.ended.result(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._executor.run())
+            self.ended.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - it is the waiting test's to judge
+            self.ended.set_exception(error)

@@ -1,0 +1,190 @@
+"""`simulate`: what becomes of a job's occurrences in a span of time, without any service and in no time.
+
+It is accepted by the code that accepts submits and decided by the code that decides what fires (`recurrence.due`),
+stepped from one look at its timer to the next as a scheduler would be. Nothing runs, so nothing overlaps.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+
+from tidewheel.control.clock_notes import occurrence_notes
+from tidewheel.control.explanation import MISFIRE_AFTER
+from tidewheel.control.preview import no_job, version_of
+from tidewheel.control.versions_near import Place
+from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.ids import job_id
+from tidewheel.jobs.requests import CalendarPut, JobSubmit, parse_request
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.occurrences import DaySet, Decision, Fire, Skip, SkipReason
+from tidewheel.scheduler.recurrence.due import decide, with_jitter
+from tidewheel.scheduler.recurrence.explain import on_clock
+from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
+from tidewheel.scheduler.recurrence.standing import DaySets, Standing, standing, zone_name
+
+MOST = 100_000
+"""Occurrences in one simulation: what has more is better simulated in parts."""
+
+_TENANT = "default"
+
+Downtime = tuple[datetime, datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What becomes of an occurrence, or of several in a row that do not fire.
+
+    Args:
+        at: Its nominal instant, in UTC; of several the first.
+        local: The same on the clock of the job's zone.
+        fires_at: When its run may start: later than `at` by jitter or downtime; None where it does not fire.
+        reason: Why it does not fire, such as `misfire` or `excluded`; None where it does.
+        late: How late it is made up for; None where it was not missed.
+        last_at: The last of several.
+        occurrences: How many they are.
+        notes: What a change of the clock does to it.
+    """
+
+    at: datetime
+    local: datetime
+    fires_at: datetime | None
+    reason: SkipReason | None = None
+    late: timedelta | None = None
+    last_at: datetime | None = None
+    occurrences: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fired(self) -> bool:
+        """Whether it becomes a run."""
+        return self.fires_at is not None
+
+
+def simulate(
+    job: Mapping[str, object] | JobSpec,
+    start: datetime,
+    end: datetime,
+    *,
+    calendars: Mapping[str, Sequence[date | str]] | None = None,
+    down: Sequence[Downtime] = (),
+    taking: timedelta = timedelta(0),
+    misfire_after: timedelta = MISFIRE_AFTER,
+) -> list[Simulated]:
+    """What becomes of the occurrences of a job that is submitted at `start`, up to `end`, in the order of decision.
+
+    Args:
+        job: As in a `job.submit`.
+        start: When it is submitted, with its zone's offset.
+        end: Up to when, inclusive.
+        calendars: The days of the calendars that it names, such as `{"holidays": ["2026-12-25"]}`.
+        down: Spans in which no scheduler runs; what falls in there is decided by `catch_up` when they end.
+        taking: How long each run takes; what comes next of a `fixed_delay` depends on it.
+        misfire_after: How late an occurrence may be before it is missed.
+
+    Raises:
+        Refused: As a submit would be, or an argument does not fit; `errors` names each field and its remedy.
+    """
+    _check(start, end, down)
+    request = parse_request({"type": "job.submit", "job": job if isinstance(job, JobSpec) else dict(job)})
+    assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
+    spec, days = request.job, _day_sets(calendars or {})
+    for name in (*spec.exclude_calendars, *spec.include_calendars):
+        if (_TENANT, name) not in days:
+            problem, remedy = f"{name!r} is not given", f'give its days: calendars={{"{name}": ["2026-12-25"]}}'
+            raise InvalidInput([FieldError("calendars", problem, remedy)])
+    return list(_Walk(spec, start, end, days, sorted(down), taking, misfire_after).lines())
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """One simulation."""
+
+    spec: JobSpec
+    start: datetime
+    end: datetime
+    days: DaySets
+    down: Sequence[Downtime]
+    taking: timedelta
+    misfire_after: timedelta
+
+    def lines(self) -> Iterator[Simulated]:
+        key = self.spec.key or "simulated"
+        job = job_id(_TENANT, key)
+        version = version_of(self.spec, no_job(job, _TENANT, key, self.start), self.start, self.days)
+        place = Place(job, _TENANT, version.schedule_text, version.policy_text, version.next_at or self.end)
+        where, look = standing(place, self.days), None if version.paused else version.due_at
+        now = self.start
+        for _ in range(MOST):
+            if look is None or look > self.end:
+                yield from self._left_out(where)
+                return
+            now = self._up(max(now, look))
+            if now > self.end:
+                return
+            decided = decide(where, now=now, horizon=now, misfire_after=self.misfire_after)
+            decided = with_jitter(decided, where, job)
+            yield from self._told(where, decided, now)
+            look, where = self._next(where, decided, now)
+        problem = f"more than {MOST:,} looks at the job's timer"
+        raise InvalidInput([FieldError("end", problem, "simulate a shorter span")])
+
+    def _up(self, now: datetime) -> datetime:
+        """When a scheduler runs again, if none does now."""
+        for begins, ends in self.down:
+            if begins <= now < ends:
+                now = ends
+        return now
+
+    def _left_out(self, where: Standing) -> Iterator[Simulated]:
+        """What calendars leave out between the last look and the end."""
+        if not where.plain and where.cursor <= self.end == self._up(self.end):
+            decided = decide(where, now=self.end, horizon=self.end, misfire_after=self.misfire_after)
+            yield from self._told(where, decided, self.end)
+
+    def _next(self, where: Standing, decided: Decision, now: datetime) -> tuple[datetime | None, Standing]:
+        if isinstance(where.schedule, FixedDelay) and decided.fires:
+            following = where.schedule.due(self.start, now + self.taking)
+        else:
+            following = decided.next_at
+        if following is None:
+            return None, where
+        return decided.due_at or following, replace(where, cursor=following, catch_up_end=decided.catch_up_end)
+
+    def _told(self, where: Standing, decided: Decision, now: datetime) -> Iterator[Simulated]:
+        told = [(skip.first_at, skip) for skip in decided.skips]
+        told += [(fire.at, fire) for fire in decided.fires]
+        zone = zone_name(where.schedule)
+        for at, each in sorted(told, key=lambda pair: pair[0]):
+            match each:
+                case Fire():
+                    notes = occurrence_notes(where.schedule, at)
+                    fires_at = max(each.publish_at, now)
+                    yield Simulated(at, on_clock(at, zone), fires_at, late=each.late, notes=notes)
+                case Skip():
+                    last = each.last_at if each.occurrences > 1 else None
+                    yield Simulated(
+                        at, on_clock(at, zone), None, each.reason, last_at=last, occurrences=each.occurrences
+                    )
+
+
+def _check(start: datetime, end: datetime, down: Sequence[Downtime]) -> None:
+    errors: list[FieldError] = []
+    instants = {"start": start, "end": end}
+    instants |= {f"down[{n}]": at for n, span in enumerate(down) for at in span}
+    for path, at in instants.items():
+        if at.tzinfo is None:
+            errors.append(FieldError(path, f"{at.isoformat()} has no offset", "give it one, such as tzinfo=UTC"))
+    if not errors and end < start:
+        errors.append(FieldError("end", "it lies before start", "swap them"))
+    if errors:
+        raise InvalidInput(errors)
+
+
+def _day_sets(calendars: Mapping[str, Sequence[date | str]]) -> DaySets:
+    sets: dict[tuple[str, str], DaySet] = {}
+    for name, days in calendars.items():
+        texts = [day if isinstance(day, str) else day.isoformat() for day in days]
+        put = parse_request({"type": "calendar.put", "name": name, "days": texts})
+        assert isinstance(put, CalendarPut)  # noqa: S101 - by its type
+        sets[_TENANT, name] = DaySet(frozenset(put.days), frozenset())
+    return sets

@@ -1,0 +1,295 @@
+"""`Tidewheel`: all of it on a database of one test, with a clock that the test moves.
+
+Requests go in as in production, the services do what is due when the test says so, and the clock stands still until it
+is moved. Nothing is imitated: PostgreSQL and Kafka are real, and so is every service.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import LiteralString, cast
+from uuid import UUID, uuid4
+
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from psycopg.rows import class_row
+
+from tidewheel.clock import SystemClock, monotonic_seconds
+from tidewheel.control.answered import Job, Run
+from tidewheel.control.client import Client
+from tidewheel.db import Session
+from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.executor.handlers import registered
+from tidewheel.ids import RunId, job_id
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.local.stack import LocalStack
+from tidewheel.runs import IN_HAND, Move, RunState, sources
+from tidewheel.settings import Connections
+from tidewheel.sql import Statements
+from tidewheel.testing.databases import CLOCK, Template, stop_clock
+from tidewheel.testing.services import Inbox, Services
+from tidewheel.topics import DEFAULT_QUEUE, Topics
+from tidewheel.transitions.installation import Installation, name_topics, read_installation
+
+_SQL = Statements("tidewheel.testing")
+_READ_PENDING = _SQL["read_pending"]
+_READ_NEXT_DUE = _SQL["read_next_due"]
+_READ_QUEUES = _SQL["read_queues"]
+_READ_UNKNOWN_HANDLERS = _SQL["read_unknown_handlers"]
+_READ_RUNS_OF = _SQL["read_runs_of"]
+_READ_DEAD_LETTERS = _SQL["read_dead_letters"]
+_NOW: LiteralString = "SELECT tidewheel_now()"
+
+_TENANT = "default"
+_LOOK_SECONDS = 0.005
+_TOPICS_SECONDS = 60.0
+
+
+class Stack:
+    """The PostgreSQL and Kafka of a test session, and what its tests share.
+
+    Args:
+        stack: The embedded one, which runs; or none, where the two others name servers.
+        database_url: A database of the server on which databases for tests are made.
+        bootstrap: The brokers.
+    """
+
+    def __init__(self, database_url: str, bootstrap: str, *, stack: LocalStack | None = None) -> None:
+        self.database_url, self.bootstrap, self.embedded = database_url, bootstrap, stack
+        self.topics = Topics(f"test-{uuid4().hex[:10]}")
+        self.kafka = Connections.load(kafka_bootstrap=bootstrap).kafka_config()
+        self._template: Template | None = None
+        self._inbox: Inbox | None = None
+        self._made: set[str] = set()
+
+    @property
+    def template(self) -> Template:
+        """What tests' databases are copies of."""
+        if self._template is None:
+            self._template = Template(self.database_url, "tidewheel_test", CLOCK)
+        return self._template
+
+    @property
+    def inbox(self) -> Inbox:
+        """What intake reads, from now on."""
+        self.make_topics([DEFAULT_QUEUE])
+        if self._inbox is None:
+            self._inbox = Inbox(self.kafka, [self.topics.requests, self.topics.target_replies])
+        self._inbox.skip()
+        return self._inbox
+
+    def make_topics(self, queues: Sequence[str]) -> None:
+        """Make the topics that these queues need and that are not there yet, of one partition each."""
+        names = {topic.name for topic in self.topics.plan(queues)} - self._made
+        if not names:
+            return
+        admin = AdminClient({**self.kafka, "client.id": "tidewheel-test", "log_level": 2})
+        new = [NewTopic(name, num_partitions=1, replication_factor=1) for name in sorted(names)]
+        made = admin.create_topics(new, operation_timeout=_TOPICS_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        for future in cast("Mapping[str, threading.Event]", made).values():
+            future.result(_TOPICS_SECONDS)  # type: ignore[attr-defined]
+        self._made |= names
+
+    def close(self) -> None:
+        """Let go; what was made on servers that are not the tests' own is removed."""
+        if self._inbox is not None:
+            self._inbox.close()
+        if self._template is not None:
+            self._template.close(drop=self.embedded is None)
+        if self.embedded is None and self._made:
+            admin = AdminClient({**self.kafka, "client.id": "tidewheel-test", "log_level": 2})
+            gone = admin.delete_topics(sorted(self._made), operation_timeout=_TOPICS_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            for future in cast("Mapping[str, threading.Event]", gone).values():
+                future.exception(_TOPICS_SECONDS)  # type: ignore[attr-defined]
+
+
+class Tidewheel:
+    """One test's own Tidewheel; the fixture of that name gives one, with its clock standing still.
+
+    Args:
+        stack: What the session shares.
+        url: The test's own database.
+    """
+
+    def __init__(self, stack: Stack, url: str) -> None:
+        self.url, self.bootstrap, self.topics = url, stack.bootstrap, stack.topics
+        self._stack = stack
+        self._session = Session(url, "tidewheel-test")
+        self._installation = self._furnish()
+        self.client = Client(url)
+        self._services = Services(url, stack.kafka, self._installation, stack.inbox)
+        self._never = threading.Event()
+        self.set_time(SystemClock().now().replace(microsecond=0))
+
+    @property
+    def now(self) -> datetime:
+        """What the clock shows."""
+        with self._session.transaction() as connection:
+            row = connection.execute(_NOW).fetchone()
+        return cast("tuple[datetime]", row)[0]
+
+    def submit(self, job: Mapping[str, object] | JobSpec) -> Job:
+        """Create a job, or change it; `client` has all else that can be requested."""
+        return self.client.submit(job)
+
+    def trigger(self, key: str, payload: object = None, *, delay: timedelta | float | None = None) -> RunId:
+        """Run a job once."""
+        return self.client.trigger(key, payload, delay=delay)
+
+    def set_time(self, at: datetime | str) -> datetime:
+        """Let the clock show an instant, as if nothing had run until then; returns it.
+
+        Args:
+            at: With its zone's offset; as text in RFC 3339. It may lie in the past.
+
+        Raises:
+            InvalidInput: It has no offset.
+        """
+        instant = datetime.fromisoformat(at) if isinstance(at, str) else at
+        if instant.tzinfo is None:
+            problem = f"{instant.isoformat()} has no offset"
+            raise InvalidInput([FieldError("at", problem, "give it one, such as tzinfo=UTC or a Z at the end")])
+        with self._session.transaction() as connection:
+            stop_clock(connection, instant)
+        return instant.astimezone(UTC)
+
+    def advance(self, by: timedelta | None = None, *, timeout: float = 60.0, **units: float) -> datetime:
+        """Let time pass: whatever comes due on the way is done at its instant; returns what the clock shows then.
+
+        Args:
+            by: How much; or as the arguments of a timedelta, such as `hours=2`.
+            timeout: Real seconds that it may take.
+            **units: See `by`.
+        """
+        until = self.now + (by if by is not None else timedelta(**units))
+        ends_at = monotonic_seconds() + timeout
+        self._drain(ends_at)
+        while (at := self._next_due()) is not None and at <= until:
+            self.set_time(at)
+            self._drain(ends_at)
+        self.set_time(until)
+        self._drain(ends_at)
+        return until
+
+    def drain(self, *, timeout: float = 60.0) -> None:
+        """Do whatever is due now, until nothing is due or under way: intake, scheduler, relay and executor.
+
+        Args:
+            timeout: Real seconds that it may take.
+
+        Raises:
+            TimeoutError: It takes longer; the message says what is left.
+            LookupError: A run is due whose handler nobody has registered.
+        """
+        self._drain(monotonic_seconds() + timeout)
+
+    def runs(self, key: str) -> list[Run]:
+        """The runs of a job in the order of their instants; of a deleted job too."""
+        columns = {"job_id": job_id(_TENANT, key)}
+        with self._session.transaction() as connection, connection.cursor(row_factory=class_row(Run)) as cursor:
+            return cursor.execute(_READ_RUNS_OF, columns).fetchall()
+
+    def assert_fired(self, key: str, *, at: datetime | str | None = None, times: int | None = None) -> list[Run]:
+        """Fail unless a job has fired; returns the runs that count, those skipped apart.
+
+        Args:
+            key: The job.
+            at: At this nominal instant.
+            times: So many times; at least once when not given.
+        """
+        instant = datetime.fromisoformat(at) if isinstance(at, str) else at
+        runs = self.runs(key)
+        fired = [run for run in runs if run.state != RunState.SKIPPED and instant in {None, run.scheduled_at}]
+        if len(fired) == times or (times is None and fired):
+            return fired
+        wanted = "at least once" if times is None else f"{times} times"
+        where = f" at {instant.isoformat()}" if instant else ""
+        why = f"\n{self.client.explain(key, instant).words}" if instant else ""
+        listed = "".join(f"\n  {run.scheduled_at.isoformat()} {run.state} {run.reason or ''}" for run in runs)
+        message = f"{key} fired {len(fired)} times{where}, not {wanted}{why}\nits runs:{listed or ' none'}"
+        raise AssertionError(message)
+
+    def assert_no_dead_letters(self) -> None:
+        """Fail if a run, or a request, was given up."""
+        with self._session.transaction() as connection:
+            rows = connection.execute(_READ_DEAD_LETTERS).fetchall()
+        if rows:
+            told = "".join(f"\n  {key}: {reason}: {kind}: {message}" for key, reason, kind, message in rows)
+            text = f"{len(rows)} were given up:{told}"
+            raise AssertionError(text)
+
+    def close(self) -> None:
+        """End its services, and let go of its connections."""
+        self._services.close()
+        self.client.close()
+        self._session.close()
+
+    def _furnish(self) -> Installation:
+        settings = Connections.load(topic_prefix=self.topics.prefix)
+        with self._session.transaction() as connection:
+            name_topics(connection, settings)
+            return read_installation(connection, settings)
+
+    def _next_due(self) -> datetime | None:
+        with self._session.transaction() as connection:
+            row = connection.execute(_READ_NEXT_DUE).fetchone()
+        return cast("tuple[datetime | None]", row)[0]
+
+    def _drain(self, ends_at: float) -> None:
+        handlers = registered()
+        columns = {
+            "in_hand": IN_HAND,
+            "claimable": sources(Move.CLAIM),
+            "handlers": sorted(handlers),
+            "prefix": f"{self.topics.prefix}.",
+        }
+        queues = self._queues()
+        self._stack.make_topics(queues)
+        self._services.execute(handlers, queues)
+        try:
+            while pending := self._round(columns):
+                if monotonic_seconds() > ends_at:
+                    left = ", ".join(f"{count} {what}" for what, count in pending)
+                    message = f"not all was done in time, there are left: {left}"
+                    raise TimeoutError(message)
+                self._services.check()
+                self._never.wait(_LOOK_SECONDS)
+        finally:
+            self._services.rest()
+        self._refuse_unknown(columns)
+
+    def _round(self, columns: Mapping[str, object]) -> list[tuple[str, int]]:
+        """One round of everything; returns what is left."""
+        while self._services.schedule():
+            pass
+        self._services.publish()
+        taken = self._services.take_in()
+        with self._session.transaction() as connection:
+            rows = cast("list[tuple[str, int]]", connection.execute(_READ_PENDING, columns).fetchall())
+        left = [(what, count) for what, count in rows if count]
+        return [*left, ("requests", taken)] if taken else left
+
+    def _queues(self) -> list[str]:
+        with self._session.transaction() as connection:
+            rows = connection.execute(_READ_QUEUES).fetchall()
+        return sorted({DEFAULT_QUEUE, *(str(queue) for (queue,) in rows)})
+
+    def _refuse_unknown(self, columns: Mapping[str, object]) -> None:
+        with self._session.transaction() as connection:
+            rows = connection.execute(_READ_UNKNOWN_HANDLERS, columns).fetchall()
+        if rows:
+            told = ", ".join(f"job {key!r} wants {handler!r}" for key, handler in rows)
+            message = f"no handler is registered for it: {told}; import the module that registers it"
+            raise LookupError(message)
+
+
+def run_of(runs: Sequence[Run], run_id: UUID) -> Run:
+    """One of several runs.
+
+    Raises:
+        LookupError: It is not among them.
+    """
+    for run in runs:
+        if run.run_id == run_id:
+            return run
+    message = f"run {run_id} is not among these {len(runs)}"
+    raise LookupError(message)
