@@ -44,9 +44,11 @@ class Claimer:
         *,
         lease_lost: Callable[[], None],
         poke: Callable[[Channel], None],
+        silent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._session, self._installation = session, installation
         self._executor_id, self._stop, self._lease_lost, self._poke = executor_id, stop, lease_lost, poke
+        self._silent = silent
 
     def claim(self, claims: Sequence[Claim], *, way: str) -> Claimed:
         """Claim a batch.
@@ -74,6 +76,11 @@ class Claimer:
         self._session.close()
 
     def _claim(self, claims: Sequence[Claim]) -> Claimed:
+        if self._silent():
+            # What it claimed now it would hand back: nobody has heard of it for as long as its lease.
+            self._lease_lost()
+            message = "this executor's heartbeat is overdue; nothing is claimed before it is heard again"
+            raise Unavailable(message)
         claimed = Claimed()
         try:
             with self._session.transaction() as connection:

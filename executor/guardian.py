@@ -14,6 +14,7 @@ from typing import NoReturn
 
 _LOOK_SECONDS = 0.1  # where the system cannot tell at once that a process has ended
 
+
 def main() -> NoReturn:
     """Be a guardian; the arguments are the pipe that ends with the executor, and the worker's two."""
     life, incoming, outgoing = map(int, sys.argv[1:4])

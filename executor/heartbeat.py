@@ -55,9 +55,10 @@ class Heartbeat:
         on_signal: OnSignal,
         busy: Callable[[], bool],
         skew: Skew,
+        on_reentry: Callable[[], None] = lambda: None,
     ) -> None:
         self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
-        self._skew = skew
+        self._skew, self._on_reentry = skew, on_reentry
         self._columns: dict[str, object] = {
             "executor_id": executor_id,
             "name": name,
@@ -163,3 +164,7 @@ class Heartbeat:
         row = connection.execute(_BEAT, self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
         self._skew.saw(cast("datetime", row[0]), since=asked)
+        if row[1] == 0 and self.entered:
+            # Its lease was ended: what it had claimed is somebody else's, and what has not begun must not.
+            _LOG.warning("the lease of executor %s was ended; entered again", self._columns["executor_id"])
+            self._on_reentry()

@@ -30,8 +30,8 @@ from tidewheel.executor.runners.python import python_runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
-from tidewheel.executor.watchdog import Watchdog
 from tidewheel.executor.wanted import Taking
+from tidewheel.executor.watchdog import Watchdog
 from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
 from tidewheel.runs import AttemptOutcome, Lane
@@ -95,6 +95,7 @@ class Executor:
             on_signal=self._on_signal,
             busy=lambda: bool(self._running),
             skew=Skew(settings.max_clock_skew),
+            on_reentry=self._hand_on,
         )
         self._reaper = Reaper(
             Session(url, "tidewheel-executor-reap"),
@@ -231,7 +232,7 @@ class Executor:
         assert task is not None  # noqa: S101 - a coroutine of a task
         attempt.cancel_cooperatively = task.cancel
         runner = self._runners.get(attempt.definition.target.kind)
-        if attempt.cancelled.is_set() or self._heartbeat.silent_seconds() > self._settings.lease.total_seconds():
+        if attempt.cancelled.is_set() or self._is_silent():
             # Asked to stop already; or this process stood still since its claim, and others may have taken it for lost.
             attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_BEGUN)
             attempt.release()
@@ -317,7 +318,7 @@ class Executor:
             self._stream.ended(attempt)
 
     def _hand_on(self) -> None:
-        """The loop stands still: what waits for it goes to executors that can run it."""
+        """The loop stands still, or the lease was ended: what has not begun goes to executors that can run it."""
         for attempt in list(self._running.values()):
             if attempt.report_unbegun(NOT_BEGUN):
                 _LOG.info("handed on", extra=attempt.about)
@@ -379,7 +380,11 @@ class Executor:
             self._stop,
             lease_lost=lambda: self._heartbeat.beat_now(),
             poke=self._notifier.poke,
+            silent=self._is_silent,
         )
+
+    def _is_silent(self) -> bool:
+        return self._heartbeat.silent_seconds() > self._settings.lease.total_seconds()
 
     def _crowded(self) -> bool:
         return self._finisher.backlog() > _CROWD or self._watchdog.stalled()

@@ -8,7 +8,7 @@ VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_
         tidewheel_now(), %(stopping)s)
 ON CONFLICT (executor_id) DO UPDATE
    SET counter = executors.counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
-RETURNING beat_at
+RETURNING beat_at, counter
 
 -- name: hold_lease
 -- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims; and that what the claims

@@ -20,7 +20,7 @@ from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
 from tidewheel.transitions.signal import start_cancelling
 from tidewheel.transitions.start import Started
-from tidewheel.transitions.waiting import Wait, wait_runs
+from tidewheel.transitions.waiting import Wait, end_cancelled_waits, wait_runs
 
 
 class Attempted(Protocol):
@@ -69,7 +69,8 @@ def record(
     if cancelled:
         start_cancelling(connection, cancelled, executor_id)
     done = end_runs(connection, installation, ends)
-    busy = done.busy | requeue_runs(connection, installation, requeues).busy | wait_runs(connection, waits)
+    busy = done.busy | requeue_runs(connection, installation, requeues).busy
+    busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits)
     return Recorded(busy, done.superseded, len(requeues))
 
 

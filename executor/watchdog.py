@@ -58,6 +58,12 @@ class Watchdog:
         self._ticked = monotonic_seconds()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            self._over()
+
+    def _watch(self) -> None:
         every, told = self._after / _LOOKS, 0.0
         looked = monotonic_seconds()
         while not self._stop.wait(every):

@@ -22,10 +22,10 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.db import CommitUnknown, Conn, Session, is_data_fault, is_time_limit
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
+from tidewheel.health import health
 from tidewheel.intake.locks import read_now
 from tidewheel.intake.messages import TooLong, origin_of, take_in
 from tidewheel.intake.places import Fenced, Partition, Places, ends_of, partition_of
-from tidewheel.health import health
 from tidewheel.kafka import consumer
 from tidewheel.kafka_groups import quickest_protocol
 from tidewheel.metrics import metrics

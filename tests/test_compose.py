@@ -10,9 +10,16 @@ import yaml
 
 from tests.strict_types import ROOT
 from tidewheel.local.broker_config import Node, server_properties
-from tidewheel.settings import Connections, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings import (
+    ApiSettings,
+    Connections,
+    ExecutorSettings,
+    IntakeSettings,
+    RelaySettings,
+    SchedulerSettings,
+)
 
-SERVICES = ("intake", "scheduler", "relay", "executor")
+SERVICES = ("intake", "scheduler", "relay", "executor", "api")
 ONCE = ("migrate", "topics")
 OURS = (*SERVICES, *ONCE)
 
@@ -55,7 +62,7 @@ def test_each_command_is_one_the_cli_knows(services: dict[str, Service], name: s
 
 
 def test_every_environment_name_is_a_setting() -> None:
-    models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings)
+    models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings, ApiSettings)
     known = {f"TIDEWHEEL_{field.upper()}" for model in models for field in model.model_fields}
     used = {name for service, environment in environments() if service in OURS for name in environment}
     assert used <= known

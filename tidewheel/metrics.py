@@ -63,7 +63,7 @@ METRICS = (
     Metric("runs_without_executor", Kind.GAUGE, "runs", (), "due runs for which no live executor has what they need"),
     Metric("unknown_handlers", Kind.COUNTER, "messages", (), "run requests left to an executor that has the handler"),
     Metric("loop_stalls", Kind.COUNTER, "stalls", (), "times that a handler stood in the way of the event loop"),
-    Metric("loop_stalled_seconds", Kind.GAUGE, "seconds", (), "for how long the event loop has stood still; 0: it goes"),
+    Metric("loop_stalled_seconds", Kind.GAUGE, "seconds", (), "how long the event loop has stood still; 0: it goes"),
     Metric("worker_processes_lost", Kind.COUNTER, "processes", (), "worker processes that died or had to be killed"),
     Metric("output_bytes_missed", Kind.COUNTER, "bytes", (), "output that did not reach the topic of outputs"),
     Metric("slots_busy", Kind.GAUGE, "slots", (), "slots in use"),

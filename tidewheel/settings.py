@@ -83,7 +83,7 @@ class Connections(BaseSettings):
         description="runs a second that make up for missed occurrences, of the whole fleet; the same for every process",
     )
     outputs_topic: bool = Field(
-        default=False, description="send all that attempts write to the topic `<prefix>.outputs`, as far as Kafka is there"
+        default=False, description="send all that attempts write to the topic `<prefix>.outputs`, while Kafka is there"
     )
     metrics_port: int | None = Field(
         None,
@@ -234,7 +234,7 @@ class ExecutorSettings(Connections):
         None,
         ge=1,
         le=1000,
-        description="handlers in processes of their own at once, each some 60 MB; one for each CPU unless told, at least 2",
+        description="handlers in processes of their own at once, some 60 MB each; as many as CPUs unless told, at least 2",
     )
     worker_memory_bytes: int | None = Field(
         None,

@@ -71,7 +71,7 @@ class Topics:
 
     @property
     def outputs(self) -> str:
-        """All that attempts write, where that is wanted; keyed by run_id, with run_id, attempt and offset as headers."""
+        """All that attempts write, where that is wanted; keyed by run_id."""
         return f"{self.prefix}.outputs"
 
     @property

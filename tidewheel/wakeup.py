@@ -16,6 +16,8 @@ from tidewheel.errors import Unavailable
 
 _APART_SECONDS = 0.020  # the commit lock of NOTIFY is instance-wide; 50 a second are not felt
 _RECONNECT_SECONDS = 1.0
+# How long closing waits for it, at most; five idle looks a second are nothing that can be measured.
+_LISTEN_SECONDS = 0.2
 
 
 class Channel(StrEnum):
@@ -76,7 +78,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening within a second."""
+        """Stop listening, a fraction of a second later."""
         self._stopping.set()
         self._thread.join(timeout=5)
 
@@ -95,7 +97,7 @@ class Listener:
             # What was written while nobody listened is found by looking once.
             self._event.set()
             while not self._stopping.is_set():
-                for _ in connection.notifies(timeout=1.0, stop_after=1):
+                for _ in connection.notifies(timeout=_LISTEN_SECONDS, stop_after=1):
                     self._event.set()
         finally:
             connection.close()

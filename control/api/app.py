@@ -12,19 +12,25 @@ from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.runs import RunsDoor
 from tidewheel.control.api.schemas import SchemasDoor
 from tidewheel.control.api.workers import Workers
+from tidewheel.service import Stop
 from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 
 def make_app(
-    settings: ApiSettings, installation: Installation, workers: Workers, lookup: Callable[[bytes], str | None]
+    settings: ApiSettings,
+    installation: Installation,
+    workers: Workers,
+    *,
+    lookup: Callable[[bytes], str | None],
+    stop: Stop,
 ) -> Starlette:
     """The HTTP door over these workers; `lookup` finds schemas by their fingerprint."""
     doors = (
         ExecutorsDoor(workers, installation, settings),
         RunsDoor(workers, installation),
         SchemasDoor(workers, lookup),
-        HealthDoor(workers),
+        HealthDoor(workers, stop),
     )
     return Starlette(
         routes=[route for door in doors for route in door.routes()],

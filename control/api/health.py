@@ -1,4 +1,4 @@
-"""`/healthz`: the process lives. `/readyz`: it could work, for its database answers."""
+"""`/healthz`: the process lives. `/readyz`: it could work, for its database answers and nobody has asked it to stop."""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from tidewheel.control.api.workers import Desk, Workers
 from tidewheel.errors import Unavailable
+from tidewheel.service import Stop
 from tidewheel.sql import Statements
 
 _ANSWER = Statements("tidewheel.control")["answer"]
@@ -21,6 +22,7 @@ class HealthDoor:
     """What probes ask."""
 
     workers: Workers
+    stop: Stop
 
     def routes(self) -> list[Route]:
         """Where they are answered."""
@@ -34,8 +36,11 @@ class HealthDoor:
         """The database answers.
 
         Raises:
-            Unavailable: It does not.
+            Unavailable: It does not, or the process is on its way out.
         """
+        if self.stop.asked():
+            message = "asked to stop"
+            raise Unavailable(message)
         try:
             async with asyncio.timeout(_SECONDS):
                 await self.workers.do(_ask_database)

@@ -39,8 +39,9 @@ class Api:
             stop=stop,
         )
         config = uvicorn.Config(
-            make_app(settings, installation, self._workers, lookup_in(url)),
+            make_app(settings, installation, self._workers, lookup=lookup_in(url), stop=stop),
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -157,7 +157,7 @@ def call(
     seconds: float = 60.0,
     secrets: tuple[bytes, ...] = (),
     resolve: Resolve | None = None,
-    **target: object,
+    target: Mapping[str, object] | None = None,
 ) -> list[Outcome]:
     """Run an attempt at each URL to its end, one after another, by one runner.
 
@@ -176,7 +176,7 @@ def call(
         try:
             outcomes: list[Outcome] = []
             for url in urls:
-                described = {"target": {"type": "http", "url": url} | target} | (job or {})
+                described = {"target": {"type": "http", "url": url} | dict(target or {})} | (job or {})
                 async with asyncio.timeout(seconds):
                     outcomes.append(await runner.run(attempt_of(described)))
             return outcomes

@@ -46,6 +46,14 @@ def say_on_thread(context: tidewheel.Context, payload: str) -> str:
     return payload
 
 
+@tidewheel.handler("noisy.log-wrong")
+async def log_wrong(context: tidewheel.Context, payload: object) -> None:
+    """Log what cannot be written."""
+    del context, payload
+    _LOG.warning("%d", "no number")
+    print("still here")  # noqa: T201
+
+
 @tidewheel.handler("noisy.much")
 def much(context: tidewheel.Context, payload: int) -> None:
     """Write so many lines of a hundred bytes."""

@@ -7,6 +7,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, open_run, submit, trigger, wish
 from tests.transitions.stepping import in_background
+from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.service import Stop
 from tidewheel.sql import Statements
@@ -30,7 +31,7 @@ CREATE CONSTRAINT TRIGGER die AFTER UPDATE ON open_runs DEFERRABLE INITIALLY DEF
 """
 
 
-def claimer(database: Database, told: list[str] | None = None) -> Claimer:
+def claimer(database: Database, told: list[str] | None = None, *, silent: bool = False) -> Claimer:
     heard = [] if told is None else told
     return Claimer(
         database.session(),
@@ -39,6 +40,7 @@ def claimer(database: Database, told: list[str] | None = None) -> Claimer:
         Stop(),
         lease_lost=lambda: heard.append("lease lost"),
         poke=heard.append,
+        silent=lambda: silent,
     )
 
 
@@ -46,6 +48,16 @@ def claimer(database: Database, told: list[str] | None = None) -> Claimer:
 def run_id(database: Database) -> UUID:
     submit(database)
     return trigger(database)
+
+
+def test_who_has_not_been_heard_of_for_a_lease_beats_before_it_claims(database: Database, run_id: UUID) -> None:
+    """What it claimed it would have to hand back at once, and again, until its heartbeat is through."""
+    database.execute(ENTER, [EXECUTOR])
+    told: list[str] = []
+    with pytest.raises(Unavailable, match="heartbeat is overdue"):
+        claimer(database, told, silent=True).claim([wish(database, run_id)], way="message")
+    assert told == ["lease lost"]
+    assert open_run(database, run_id).attempt == 0
 
 
 def test_without_a_lease_nothing_is_claimed_and_the_heartbeat_is_told(database: Database, run_id: UUID) -> None:

@@ -210,7 +210,7 @@ def test_a_kept_connection_that_the_target_has_closed_is_replaced() -> None:
 )
 def test_a_target_that_has_taken_the_run_on_is_not_asked_again_for_a_broken_answer(rest: bytes) -> None:
     with conversing(says(b"HTTP/1.1 202 Accepted\r\n" + rest)) as target:
-        [outcome] = call(target.url(), **{"async": True, "async_timeout": "1h"})
+        [outcome] = call(target.url(), target={"async": True, "async_timeout": "1h"})
     assert outcome.waits == timedelta(hours=1)
 
 
@@ -223,6 +223,6 @@ def test_a_target_that_has_taken_the_run_on_and_drips_is_left() -> None:
             connection.sendall(b".")
 
     with conversing(talk) as target:
-        [outcome] = call(target.url(), **{"async": True})
+        [outcome] = call(target.url(), target={"async": True})
         done.set()
     assert outcome.waits == timedelta(hours=24)

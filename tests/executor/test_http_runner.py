@@ -37,7 +37,7 @@ def completion(result: bytes | None) -> RunCompleted:
 
 def test_the_payload_is_sent_with_what_identifies_the_run() -> None:
     with serving(Answer(201, b"made")) as target:
-        outcome = call(target.url("/a?b=c"), job={"payload": {"to": "ann"}}, headers={"X-Team": "billing"})
+        outcome = call(target.url("/a?b=c"), job={"payload": {"to": "ann"}}, target={"headers": {"X-Team": "billing"}})
     assert outcome.kind is AttemptOutcome.SUCCEEDED
     assert outcome.result == b'{"status":201,"body":"made"}'
     [request] = target.received
@@ -59,7 +59,7 @@ def test_the_payload_is_sent_with_what_identifies_the_run() -> None:
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD"])
 def test_the_method_is_the_jobs(method: str) -> None:
     with serving() as target:
-        assert call(target.url(), method=method).kind is AttemptOutcome.SUCCEEDED
+        assert call(target.url(), target={"method": method}).kind is AttemptOutcome.SUCCEEDED
     assert [request.method for request in target.received] == [method]
 
 

@@ -53,7 +53,7 @@ def test_without_a_secret_nothing_is_signed() -> None:
 
 def test_the_task_token_is_sent_where_the_end_may_be_told_later_and_nowhere_else() -> None:
     with serving() as target:
-        call(target.url(), **{"async": True})
+        call(target.url(), target={"async": True})
         call(target.url())
     asynchronous, other = target.received
     assert read_task_token(b"of tests", asynchronous.headers["tidewheel-task-token"]) == (RUN, 1)
@@ -62,19 +62,19 @@ def test_the_task_token_is_sent_where_the_end_may_be_told_later_and_nowhere_else
 
 def test_a_202_waits_where_the_job_says_so() -> None:
     with serving(Answer(202, b"later")) as target:
-        [outcome] = call(target.url(), **{"async": True, "async_timeout": "90m"})
+        [outcome] = call(target.url(), target={"async": True, "async_timeout": "90m"})
     assert outcome.waits == timedelta(minutes=90)
 
 
 @pytest.mark.parametrize(("status", "given"), [(202, {}), (200, {"async": True}), (201, {"async": True})])
 def test_any_other_success_is_the_end(status: int, given: dict[str, object]) -> None:
     with serving(Answer(status, b"done")) as target:
-        [outcome] = call(target.url(), **given)
+        [outcome] = call(target.url(), target=given)
     assert (outcome.kind, outcome.waits) == (AttemptOutcome.SUCCEEDED, None)
     assert outcome.result == f'{{"status":{status},"body":"done"}}'.encode()
 
 
 def test_an_asynchronous_target_that_fails_at_once_fails_as_any_other() -> None:
     with serving(Answer(503)) as target:
-        [outcome] = call(target.url(), **{"async": True})
+        [outcome] = call(target.url(), target={"async": True})
     assert (outcome.error_type, outcome.waits) == ("http_503", None)

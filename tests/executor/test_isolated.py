@@ -9,9 +9,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
@@ -19,17 +19,20 @@ import pytest
 import tidewheel
 from tests.executor import isolated_handlers
 from tests.executor.attempting import NOON, RUN, Reports, attempt_of
-from tests.fixtures.services import PATIENCE_SECONDS, until
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import ask, open_run
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.context import Context, Previous
 from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, Outcome, timed_out
 from tidewheel.executor.runners.isolated import Isolated
 from tidewheel.executor.runners.python import PythonRunner, modules_of
 from tidewheel.executor.runners.worker_process import Setup
+from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 
 HANDLERS = isolated_handlers.handlers()
-PATIENT = timedelta(seconds=PATIENCE_SECONDS).total_seconds()
 
 
 @asynccontextmanager
@@ -131,10 +134,8 @@ def test_a_segfault_leaves_its_stack_in_the_output() -> None:
 
 
 def test_sys_exit_is_an_exception_like_any_other() -> None:
-    assert (run("die", "sys-exit").error_type, run("die", "sys-exit").error_message) == (
-        "SystemExit",
-        "the handler tried to end the process: 3",
-    )
+    outcome = run("die", "sys-exit")
+    assert (outcome.error_type, outcome.error_message) == ("SystemExit", "the handler tried to end the process: 3")
 
 
 def test_more_memory_than_there_is_fails_the_attempt_and_nothing_else() -> None:
@@ -237,10 +238,9 @@ def test_one_whose_time_is_over_is_killed_with_all_it_started(
 @pytest.mark.parametrize("handler", ["hold", "await"])
 def test_one_that_is_asked_to_stop_may_do_so_by_itself(handler: str, tmp_path: Path) -> None:
     file = tmp_path / "runs"
-    _, [pid, *children] = asyncio.run(stopped(file, handler, asked))
+    asyncio.run(stopped(file, handler, asked))
     if handler == "await":
         assert told(file) == "stopped True"
-    del pid, children
 
 
 def test_one_that_waits_for_a_process_can_be_taken_back(tmp_path: Path) -> None:
@@ -332,11 +332,12 @@ def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[int
     code = (
         "import asyncio; from tests.executor import test_isolated as t\n"
         "async def work():\n"
-        f"    async with t.runner() as made: await made.run(t.attempt('hold', {{'file': {str(file)!r}, 'deaf': '1'}}))\n"
+        "    async with t.runner() as made:\n"
+        f"        await made.run(t.attempt('hold', {{'file': {str(file)!r}, 'deaf': '1'}}))\n"
         "asyncio.run(work())"
     )
     made = subprocess.Popen([sys.executable, "-c", code])
-    until(file.exists, "the handler runs", seconds=PATIENT)
+    until(file.exists, "the handler runs")
     yield made, [int(pid) for pid in file.read_text().split()]
     made.kill()
     made.wait()
@@ -371,3 +372,35 @@ def test_an_isolation_that_there_is_not_is_refused(refused: _Refused) -> None:
             del payload
 
     assert str(caught.value) == f"handler 'alone-refused': {refused.words}"
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("deaf", ["", "yes"])
+def test_an_executor_ends_what_is_out_of_time_cancelled_or_left_when_it_stops(
+    executing: Executing, tmp_path: Path, deaf: str
+) -> None:
+    def held(name: str, **job: object) -> tuple[UUID, list[int]]:
+        file = tmp_path / name
+        run_id = executing.trigger("alone.hold", {"file": str(file), "deaf": deaf}, **job)
+        return run_id, [int(pid) for pid in told(file).split()]
+
+    with executing.running(known=HANDLERS, drain_timeout=0, worker_processes=1, cancel_grace=1):
+        late, late_pids = held("late", start_to_close="1s", retry={"max_attempts": 1})
+        ended = executing.ended(late)
+        assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
+        cancelled, cancelled_pids = held("cancelled")
+        ask(executing.database, {"type": "run.cancel", "run_id": str(cancelled)})
+        assert executing.ended(cancelled).state == "cancelled"
+        assert executing.run("alone.echo", 1).result == b"1"
+        left, left_pids = held("left")
+    run = open_run(executing.database, left)
+    assert (run.state, run.charged, run.lost) == ("queued", 0, 0)
+    for pid in late_pids + cancelled_pids + left_pids:
+        until(lambda pid=pid: gone(pid), f"{pid} has ended")

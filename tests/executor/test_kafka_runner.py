@@ -40,7 +40,7 @@ class Sending:
         )
 
     def attempt(
-        self, job: dict[str, Any] | None = None, *, run: dict[str, object] | None = None, **target: object
+        self, job: dict[str, Any] | None = None, *, run: dict[str, Any] | None = None, **target: object
     ) -> Attempt:
         described = {"type": "kafka", "topic": self.topic} | target
         return attempt_of({"target": described} | (job or {}), **(run or {}))

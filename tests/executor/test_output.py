@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import cast
 from uuid import UUID, uuid4
 
 import pytest
 from confluent_kafka import Consumer
+from prometheus_client import REGISTRY
 
 from tests.executor import noisy_handlers
 from tests.executor.attempting import RUN, attempt_of
@@ -42,9 +44,12 @@ class Lines(logging.Handler):
         return [r.getMessage() for r in self.records if vars(r).get("run_id") == str(run_id)]
 
 
-@pytest.fixture
-def log() -> Iterator[Lines]:
-    """What reaches the log of a process whose attempts are captured."""
+@contextmanager
+def logged() -> Generator[Lines]:
+    """What reaches the log of a process whose attempts are captured, as long as the block.
+
+    No fixture: pytest puts its own streams back between a test's setup and the test.
+    """
     root, lines = logging.getLogger(), Lines()
     before, level = root.handlers[:], root.level
     root.handlers[:] = [lines]
@@ -97,11 +102,11 @@ def lines_of(made: Attempt) -> list[str]:
     return (made.output.tail() or b"").decode().splitlines()
 
 
-@pytest.mark.usefixtures("log")
 def test_each_attempt_gets_its_own_lines_and_nobody_elses() -> None:
     names = [f"n{number}" for number in range(6)]
     attempts = [attempt("say" if number % 2 else "say-on-thread", name) for number, name in enumerate(names)]
-    run(*attempts)
+    with logged():
+        run(*attempts)
     for number, (name, made) in enumerate(zip(names, attempts, strict=True)):
         out, err, raw, log, ctx, *late = lines_of(made)
         assert (out, err, raw) == (f"out {name}", f"err {name}", f"bytes {name}")
@@ -110,24 +115,24 @@ def test_each_attempt_gets_its_own_lines_and_nobody_elses() -> None:
         assert late == ([f"thread {name}", f"task {name}"] if number % 2 else [f"late {name}"])
 
 
-def test_every_line_goes_on_to_the_log_with_its_run(log: Lines) -> None:
-    run(attempt("say-on-thread", "x"))
+def test_every_line_goes_on_to_the_log_with_its_run() -> None:
+    with logged() as log:
+        run(attempt("say-on-thread", "x"))
     assert log.about(RUN) == ["out x", "err x", "bytes x", "log x", "ctx x", "late x"]
 
 
-def test_what_is_written_outside_of_attempts_is_left_alone(
-    log: Lines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with captured():
+def test_what_is_written_outside_of_attempts_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with logged() as log:
         print("nobody's")  # noqa: T201
         logging.getLogger("shop").warning("nobody's")
     assert capsys.readouterr().out == "nobody's\n"
     assert [vars(record).get("run_id") for record in log.records] == [None]
 
 
-def test_who_writes_much_is_passed_over_in_the_log_and_it_says_so_once(log: Lines) -> None:
+def test_who_writes_much_is_passed_over_in_the_log_and_it_says_so_once() -> None:
     much = attempt("much", 20_000)
-    run(much)
+    with logged() as log:
+        run(much)
     told = log.about(RUN)
     assert sum("passed over" in line for line in told) == 1
     assert sum(map(len, told)) < 128 * 1024
@@ -137,20 +142,18 @@ def test_who_writes_much_is_passed_over_in_the_log_and_it_says_so_once(log: Line
     assert lines_of(much)[-1].strip() == "19999"
 
 
-def test_a_log_record_that_cannot_be_written_ends_nobody(log: Lines) -> None:
-    made = attempt("say", "x")
-    run(made)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logging, "raiseExceptions", False)
-        logging.getLogger("shop").warning("%d", "no number")
-    assert made.output is not None
-    del log
+def test_a_log_record_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    wrong = attempt("log-wrong", "x")
+    with logged():
+        run(wrong)
+    assert lines_of(wrong) == ["still here"]
 
 
-@pytest.mark.usefixtures("log")
 def test_one_that_writes_nothing_has_no_output() -> None:
     silent = attempt("silent", 1)
-    run(silent)
+    with logged():
+        run(silent)
     assert silent.output is None
 
 
@@ -236,6 +239,4 @@ def test_without_kafka_the_stream_is_lost_and_counted(missed: Callable[[], float
 @pytest.fixture
 def missed() -> Callable[[], float]:
     """How many bytes have not reached the topic so far."""
-    from prometheus_client import REGISTRY  # noqa: PLC0415
-
     return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_missed_total") or 0.0

@@ -78,6 +78,15 @@ def stubborn_process(context: Context, payload: object) -> int:
     return context.attempt
 
 
+@tidewheel.handler("blocking")
+async def blocking(context: Context, payload: object) -> None:
+    """An effect, then standing in the way of the whole event loop until it is let go."""
+    _effect(context)
+    never = threading.Event()
+    while not _let_go(context, payload):
+        never.wait(_LOOK_SECONDS)
+
+
 def _let_go(context: Context, payload: object) -> bool:
     """Whether the file that the payload names exists, or the one for this attempt alone."""
     return Path(str(payload)).exists() or Path(f"{payload}-{context.attempt}").exists()

@@ -4,28 +4,20 @@ No attempt is repeated or lost, no request is refused, nothing is set aside, and
 have a server of their own, for everything else would feel the restart too.
 """
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import LiteralString
-from uuid import uuid4
 
-import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
+from tests.faults.own_server import fleet_on, own_server, restart
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
-from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import HANDLERS, LONG_LEASE, Fleet, make_fleet
-from tidewheel.db import connect
+from tests.fixtures.services import HANDLERS, LONG_LEASE, Fleet
 from tidewheel.local.stack import LocalStack, StackInfo
-from tidewheel.migrations.runner import migrate
-from tidewheel.settings import Connections
-from tidewheel.transitions.installation import read_installation
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
@@ -43,36 +35,15 @@ SELECT DISTINCT state || CASE WHEN publish_at > tidewheel_now() THEN ', later' E
 @pytest.fixture(scope="module")
 def server(info: StackInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """A PostgreSQL of these tests' own."""
-    local = LocalStack(tmp_path_factory.mktemp("server"), bootstrap=info.bootstrap)
-    local.up()
-    yield local
-    local.down(erase=True)
+    with own_server(info, tmp_path_factory.mktemp("server")) as local:
+        yield local
 
 
 @pytest.fixture
 def fleet(server: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
     """Services on that server."""
-    at = server.up()
-    name = f"test_{uuid4().hex[:16]}"
-    with psycopg.connect(at.database_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    url = make_conninfo(at.database_url, dbname=name)
-    migrate(url)
-    with connect(url, "test") as connection:
-        database = Database(url, read_installation(connection, Connections.load()))
-    made = make_fleet(database, at.bootstrap, tmp_path)
-    try:
+    with fleet_on(server, tmp_path) as made:
         yield made
-    finally:
-        database.close()  # first, for a lock that a test still holds would keep the services from ending
-        made.close()
-
-
-def restart(server: LocalStack, away: timedelta = timedelta(0)) -> None:
-    """As a crash: nobody is told, nothing is flushed, and for a while nothing answers."""
-    server.postgres.stop("immediate")
-    threading.Event().wait(away.total_seconds())
-    server.postgres.start()
 
 
 def waiting(fleet: Fleet) -> set[str]:

@@ -1,5 +1,7 @@
 """`run.complete`: who has an attempt's token says how it ended, once; nobody else does."""
 
+from typing import Any
+
 import pytest
 
 from tests.fixtures.database import Database
@@ -13,6 +15,7 @@ from tests.transitions.acts import (
     claim,
     completions,
     dead_letters,
+    ending,
     final_state,
     open_run,
     open_runs,
@@ -71,7 +74,7 @@ def test_a_failure_goes_back_for_another_attempt_as_the_job_says(with_job: Datab
     ],
 )
 def test_a_failure_that_is_the_last_one_ends_the_run(
-    database: Database, job: dict[str, object], said: dict[str, object]
+    database: Database, job: dict[str, Any], said: dict[str, Any]
 ) -> None:
     submit(database, **job)
     started = waiting(database)
@@ -92,7 +95,7 @@ def test_an_end_that_comes_before_the_executor_has_written_the_wait_counts(with_
 
 
 @pytest.mark.parametrize("said", [{}, {"status": "failed"}])
-def test_a_run_that_is_being_cancelled_can_only_become_cancelled(with_job: Database, said: dict[str, object]) -> None:
+def test_a_run_that_is_being_cancelled_can_only_become_cancelled(with_job: Database, said: dict[str, Any]) -> None:
     started = begun(with_job)
     ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
     reply = complete(with_job, started, **said)
@@ -163,8 +166,6 @@ def test_the_same_request_again_gets_the_first_answer(with_job: Database) -> Non
 def test_an_end_from_outside_waits_for_the_executors_own_and_comes_too_late(with_job: Database) -> None:
     started = begun(with_job)
     closing, telling = with_job.connection(), with_job.connection()
-    from tests.transitions.acts import ending
-
     end_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
     asked = in_background(lambda: ask_within(telling, with_job, completing(token_of(with_job, started))))
     until_blocked(with_job, telling)

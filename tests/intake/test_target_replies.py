@@ -59,9 +59,9 @@ def test_a_reply_ends_the_run_with_its_value_as_the_result(requests: Requests) -
 def test_a_reply_that_says_so_is_a_failure(requests: Requests) -> None:
     database = requests.database
     started = waiting(database)
-    said = {"status": "failed", "error_type": "NoPaper"}
+    token = token_of(database, started)
     with requests.running():
-        read(requests, b"the tray is empty", task_token=token_of(database, started), **said)
+        read(requests, b"the tray is empty", task_token=token, status="failed", error_type="NoPaper")
     assert open_run(database, started.run_id).state == "retrying"
     assert database.rows("SELECT error_type, error_message FROM attempts") == [("NoPaper", "the tray is empty")]
 

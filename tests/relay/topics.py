@@ -11,7 +11,7 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from tests.fixtures.services import admin_of
+from tests.fixtures.services import admin_of, until
 
 _SECONDS = 30.0
 
@@ -34,6 +34,7 @@ def make_topics(
         futures += admin.incremental_alter_configs(resources).values()
     for future in futures:
         future.result(_SECONDS)
+    until(lambda: set(names) <= set(admin.list_topics(timeout=_SECONDS).topics), "the broker knows the topics")
 
 
 def delete_topic(bootstrap: str, name: str) -> None:

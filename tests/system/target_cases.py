@@ -28,7 +28,7 @@ from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
 EVENTS = ("timeout", "cancel", "crash", "restart")
 DELIVERIES = ("at_least_once", "at_most_once")
 
-_TIMEOUT = "4s"  # of the runs whose time is to pass; the attempt after it needs a fraction of that
+_TIMEOUT = "6s"  # of the runs whose time is to pass; the attempt after it needs a fraction of that
 _LONG = "10m"
 _HELD_SECONDS = 300.0
 # Notes what it does; its first attempt stays, whatever it is asked, and leaves its process id, for the second to look.
@@ -71,7 +71,8 @@ class Seen:
 
     def __str__(self) -> str:
         ended = self.state if self.reason is None else f"{self.state} ({self.reason})"
-        return f"{' → '.join((*self.outcomes, ended))}; {self.effects} effect{'s' if self.effects > 1 else ''}"
+        effects = "1 effect" if self.effects == 1 else f"{self.effects} effects"
+        return f"**{ended}**: {', '.join(self.outcomes)}; {effects}"
 
 
 @dataclass
@@ -118,7 +119,7 @@ class Cases:
         }  # fmt: skip
 
     def start(self, event: str) -> list[Case]:
-        """Submit and trigger the cases of an event; returns when each has had its effect."""
+        """Submit and trigger the cases of an event; returns when each has had its effect, unless its time passes."""
         timeout = _TIMEOUT if event == "timeout" else _LONG
         started: list[Case] = []
         for name, target in self.targets(timeout).items():
@@ -134,13 +135,21 @@ class Cases:
                 self.fleet.ask({"type": "job.trigger", "key": case.key})
                 started.append(case)
         self.fleet.flush()
+        if event == "timeout":
+            return started
         self.fleet.until(lambda: all(self.effects().get(case.key) for case in started), f"{event}: every run begins")
         return started
 
-    def wait_outstanding(self, cases: list[Case]) -> None:
-        """Wait until the ends that are told from outside are waited for: an executor's crash is no matter to them."""
-        waiting = {case.key for case in cases if "," in case.target}
-        self.fleet.until(lambda: all(self._rows()[key][1] == "waiting" for key in waiting), "they wait")
+    def wait_settled(self, cases: list[Case]) -> None:
+        """Wait until no executor has those any more that need none: it is no matter to them what becomes of it."""
+        states = {"http, async": "waiting", "kafka": "succeeded", "kafka, await_reply": "waiting"}
+        wanted = {case.key: states[case.target] for case in cases if case.target in states}
+
+        def settled() -> bool:
+            rows = self._rows()
+            return all(rows[key][1] == state for key, state in wanted.items())
+
+        self.fleet.until(settled, "what needs no executor is in no executor's hands")
 
     def cancel(self, cases: list[Case]) -> None:
         """Ask for the end of their runs, as far as there is one to come."""
@@ -148,22 +157,18 @@ class Cases:
             self.fleet.ask({"type": "run.cancel", "run_id": str(self._rows()[case.key][0])})
         self.fleet.flush()
 
-    def ended(self, cases: list[Case], *, answer_from: int | None) -> dict[Case, Seen]:
-        """Wait for the ends of cases, answering for those that wait; returns what became of each.
-
-        Args:
-            cases: The cases.
-            answer_from: The first attempt that is answered; None where none is.
-        """
+    def ended(self, cases: list[Case], *, answer_from: int) -> dict[Case, Seen]:
+        """Wait for the ends of cases, answering from this attempt on those that wait; returns what became of each."""
         keys = {case.key for case in cases}
 
         def over() -> bool:
-            if answer_from is not None:
-                self._answer(keys, answer_from)
-            return all(self._rows()[key][1] in FINAL for key in keys)
+            self._answer(keys, answer_from)
+            rows = self._rows()
+            return keys <= rows.keys() and all(rows[key][1] in FINAL for key in keys)
 
-        self.fleet.until(over, f"the runs of {cases[0].event} end")
+        self.fleet.until(over, f"the runs of {cases[-1].event} end")
         rows, effects = self._rows(), self.effects()
+        assert {case.key for case in cases} <= effects.keys()
         return {case: Seen(*rows[case.key][1:], effects=len(effects[case.key])) for case in cases}
 
     def effects(self) -> dict[str, list[int]]:
@@ -188,7 +193,7 @@ class Cases:
 
     def _answer(self, keys: set[str], first: int) -> None:
         rows = self._rows()
-        runs = {str(rows[key][0]) for key in keys if rows[key][1] not in FINAL}
+        runs = {str(rows[key][0]) for key in keys & rows.keys() if rows[key][1] not in FINAL}
         tokens = dict.fromkeys(self.server.tokens, "http") | {token: "kafka" for _, _, token in self._sent() if token}
         for token, way in tokens.items():
             read = read_task_token(self.fleet.database.installation.task_token_key, token)

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from uuid import UUID, uuid4
 
 import pytest
@@ -30,10 +30,10 @@ def client(fleet: Fleet) -> Iterator[Client]:
         yield made
 
 
-def triggered(client: Client, target: dict[str, object], **job: object) -> UUID:
+def triggered(client: Client, target: Mapping[str, object], **job: object) -> UUID:
     """A run of a job with this target."""
     key = f"job-{uuid4()}"
-    client.submit({"key": key, "schedule": "manual", "target": target} | job)
+    client.submit({"key": key, "schedule": "manual", "target": dict(target)} | job)
     return client.trigger(key, {"n": 1})
 
 

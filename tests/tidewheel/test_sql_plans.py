@@ -197,6 +197,14 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "limits": [100] * 3,
         "handlers": ["send-email"],
     },
+    "find_due_handled": {
+        "queues": ["default"] * 3,
+        "lanes": ["critical", "standard", "batch"],
+        "handlers": ["send-email"],
+        "most": 100,
+        "due_for": timedelta(seconds=1),
+        "sources": sources(Move.CLAIM),
+    },
     "find_unhandled": {"due_for": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "most": 10_000},
     "find_waiting": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
     "release_next": {"buffered": RunState.BUFFERED},
@@ -225,6 +233,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "output_bytes": [1] * BATCH,
     },
     "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "most": 20},
+    "put_off_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
     "save_beats": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
     "read_versions_in_force": {"most": 1001},
     "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
@@ -253,7 +262,8 @@ _HOT = {
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
-        lock_run read_run read_timers read_timer_runs resume_jobs share_calendars find_calendar_jobs drop_job_calendars
+        lock_run read_run lock_attempts read_ended put_off_deadlines read_timers read_timer_runs resume_jobs
+        share_calendars find_calendar_jobs drop_job_calendars
         lock_unbegun_of_backfill read_coming_overrides forget_overrides give_up_moves read_wanted_versions
     """,
     "tidewheel.scheduler": """
@@ -262,7 +272,7 @@ _HOT = {
         probe_deadlines find_passed lock_passed lock_timed_timers lock_timed_jobs
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
-    "tidewheel.executor": "find_due_runs read_previous read_signals",
+    "tidewheel.executor": "find_due_runs find_due_handled read_in_hand read_previous read_signals",
     "tidewheel.control": """
         read_logs read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at read_attempts_of
         read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
@@ -323,7 +333,10 @@ def test_a_hot_statement_takes_the_index_that_its_comment_promises(
         assert not taken
 
 
-BY_RUN = ("finish_job_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run", "read_timer_runs")
+BY_RUN = (
+    *("finish_job_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run"),
+    *("read_ended", "read_timer_runs"),
+)
 
 
 @pytest.mark.parametrize(("package", "name"), [pair for pair in HOT if pair[1] in BY_RUN])

@@ -67,6 +67,7 @@ def test_too_few_partitions_are_raised_and_more_are_left_alone(info: StackInfo, 
     make_topics(info.bootstrap, [topics.runs("default", "batch")], partitions=3)
     make_topics(info.bootstrap, [topics.runs("default", "critical")], partitions=13)
     config = {"bootstrap.servers": info.bootstrap}
+    until(lambda: sum(each.partitions for each in topic_standing(config, topics)) == 16, "both are there")
     done = apply_topics(config, topics)
     assert f"{topics.runs('default', 'batch')} given more partitions" in done
     assert not [line for line in done if line.startswith(topics.runs("default", "critical"))]

@@ -81,6 +81,9 @@ class Template:
         """Empty a copy for the next test."""
         with connect(url, "empty") as connection:
             connection.execute(_ALONE)
+            there = {str(name) for (name,) in connection.execute(_TABLES, [_KEPT]).fetchall()}
+            for name in sorted(there.difference(self._tables)):  # what the test has made
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {} CASCADE").format(sql.Identifier(name)))
             full = " UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (TABLE {name})" for name in self._tables)
             found = [str(name) for (name,) in connection.execute(trusted(full)).fetchall()]
             for name in sorted(found, key=lambda name: name in _EMPTY):  # tenants after what refers to them

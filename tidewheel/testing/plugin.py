@@ -37,7 +37,9 @@ def tidewheel_stack(tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stac
             yield given
             given.close()
             return
-        local = LocalStack(tmp_path_factory.mktemp("tidewheel"), brokers=1, database_url=database_url, bootstrap=bootstrap)
+        local = LocalStack(
+            tmp_path_factory.mktemp("tidewheel"), brokers=1, database_url=database_url, bootstrap=bootstrap
+        )
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # pytest tears down after an interrupt only
         patch.setenv(HOME_VARIABLE, str(local.home))
         try:

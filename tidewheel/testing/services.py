@@ -8,12 +8,15 @@ from Kafka without a group: nobody else reads them.
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from typing import Protocol, TypeAlias, cast
 
 import psycopg
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stub re-exports none of these
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session, is_data_fault
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.handlers import Handler
@@ -24,32 +27,42 @@ from tidewheel.intake.messages import take_in
 from tidewheel.kafka import consumer
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.service import Stop
+from tidewheel.service import Patience, Stop
 from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.start import Claim, Claimed
 
 _KAFKA_SECONDS = 30.0
 _STOP_SECONDS = 30.0
+
+
+class _Told(Protocol):
+    offset: int
+
+
+Offsets: TypeAlias = Mapping[TopicPartition, Future[_Told]]
+
 _AT_ONCE = timedelta(0)  # smaller than any setting allows: the sweep claims what is due, and not what was for a while
 
 
 class Inbox:
-    """The topics that intake reads, from where a test begins."""
+    """The topics that intake reads, from where a test begins; they have one partition each."""
 
     def __init__(self, kafka: Mapping[str, str], topics: Sequence[str]) -> None:
         self._topics = topics
+        # A consumer answers no such question while it waits for messages; this one has a connection of its own.
+        self._admin = AdminClient({**kafka, "client.id": "tidewheel-test", "log_level": 2})
         self._client: Consumer = consumer(kafka, group=f"{topics[0]}.test", role="test", protocol="classic")
-        self.skip()
+        self._at: dict[str, int] = {}
 
     def skip(self) -> None:
         """Pass over whatever is there: it was another test's."""
-        self._at = {topic: self._end(topic) for topic in self._topics}
+        self._at = self._ends()
         self._client.assign([TopicPartition(topic, 0, at) for topic, at in self._at.items()])
 
     def read(self) -> list[Message]:
         """Everything that has come since."""
-        ends = {topic: self._end(topic) for topic in self._topics}
+        ends = self._ends()
         found: list[Message] = []
         while any(self._at[topic] < end for topic, end in ends.items()):
             for message in self._client.consume(500, 0.05):
@@ -62,9 +75,18 @@ class Inbox:
         """Let go of the broker."""
         self._client.close()
 
-    def _end(self, topic: str) -> int:
-        _, high = self._client.get_watermark_offsets(TopicPartition(topic, 0), timeout=_KAFKA_SECONDS, cached=False)
-        return high
+    def _ends(self) -> dict[str, int]:
+        patience = Patience(Stop(), "reading where a topic ends")
+        gives_up_at = monotonic_seconds() + _KAFKA_SECONDS
+        asked = {TopicPartition(topic, 0): OffsetSpec.latest() for topic in self._topics}
+        while True:
+            told = cast("Offsets", self._admin.list_offsets(asked, request_timeout=_KAFKA_SECONDS))  # pyright: ignore[reportUnknownMemberType]
+            try:
+                return {partition.topic: answer.result().offset for partition, answer in told.items()}
+            except KafkaException as error:  # a topic that was made just now has no leader yet
+                if monotonic_seconds() > gives_up_at:
+                    raise
+                patience.wait(error)
 
 
 class Services:
@@ -126,14 +148,16 @@ class Services:
             self._executing.ended.result()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, side by side: each waits a moment for threads of its own."""
         self._stop.ask()
+        ending = [self._scheduler.close, self._session.close]
         if self._executing is not None:
-            self._executing.close()
+            ending.append(self._executing.close)
         if self._relay is not None:
-            self._relay.leave()
-        self._scheduler.close()
-        self._session.close()
+            ending.append(self._relay.leave)
+        with ThreadPoolExecutor(len(ending)) as pool:
+            for ended in [pool.submit(each) for each in ending]:
+                ended.result()
 
     def _apply(self, message: Message, failure: Exception | None) -> None:
         with self._session.transaction() as connection:

@@ -112,11 +112,11 @@ class Tidewheel:
 
     def __init__(self, stack: Stack, url: str) -> None:
         self.url, self.bootstrap, self.topics = url, stack.bootstrap, stack.topics
-        self._stack = stack
+        self._stack, inbox = stack, stack.inbox
         self._session = Session(url, "tidewheel-test")
         self._installation = self._furnish()
         self.client = Client(url)
-        self._services = Services(url, stack.kafka, self._installation, stack.inbox)
+        self._services = Services(url, stack.kafka, self._installation, inbox)
         self._never = threading.Event()
         self.set_time(SystemClock().now().replace(microsecond=0))
 

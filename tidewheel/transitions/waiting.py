@@ -11,8 +11,10 @@ from uuid import UUID
 
 from tidewheel.arrays import integers, uuids
 from tidewheel.db import Conn
-from tidewheel.runs import Move, sources, target
+from tidewheel.runs import Move, RunState, sources, target
 from tidewheel.sql import Statements
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
 _WAIT_RUNS = _SQL["wait_runs"]
@@ -43,7 +45,7 @@ def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
 
     Returns:
         Runs whose row was locked by somebody: to be tried again. What is over already, because the answer came first,
-        or is being cancelled, stays as it is.
+        stays as it is; what is being cancelled is left to `end_cancelled_waits`.
     """
     if not waits:
         return set()
@@ -57,13 +59,33 @@ def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
         "target": target(Move.WAIT),
     }
     moved = {run_id for (run_id,) in connection.execute(_WAIT_RUNS, columns, binary=True)}
-    rest = [wait for wait in waits if wait.run_id not in moved]
-    if not rest:
+    return _find(connection, [wait for wait in waits if wait.run_id not in moved], sources(Move.WAIT))
+
+
+def end_cancelled_waits(connection: Conn, installation: Installation, waits: Sequence[Wait]) -> set[UUID]:
+    """End those that were asked to stop before they waited: their executor has done with them, and nobody else would.
+
+    Returns:
+        Runs whose row was locked by somebody: to be tried again.
+    """
+    cancelled = _find(connection, waits, [RunState.CANCELLING])
+    ends = [
+        RunEnd(wait.run_id, wait.attempt, RunState.CANCELLED, wait.executor_id)
+        for wait in waits
+        if wait.run_id in cancelled
+    ]
+    return end_runs(connection, installation, ends).busy
+
+
+def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set[UUID]:
+    """Which of these attempts are still under way, in one of these states."""
+    if not waits:
         return set()
-    columns |= {
-        "run_ids": uuids(wait.run_id for wait in rest),
-        "attempts": integers(wait.attempt for wait in rest),
-        "executor_ids": uuids(wait.executor_id for wait in rest),
+    columns: dict[str, object] = {
+        "run_ids": uuids(wait.run_id for wait in waits),
+        "attempts": integers(wait.attempt for wait in waits),
+        "executor_ids": uuids(wait.executor_id for wait in waits),
+        "sources": list(states),
     }
     found = connection.execute(_FIND_UNMOVED, columns, binary=True).fetchall()
     return {run_id for (run_id,) in found if isinstance(run_id, UUID)}

@@ -1,12 +1,13 @@
 """`tidewheel topics`: what there is, what would be made, and making it."""
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from tests.control.cli.command import NOBODY, tidewheel
-from tests.fixtures.services import admin_of
+from tests.fixtures.services import admin_of, until
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
@@ -30,13 +31,17 @@ def test_they_are_listed_made_and_listed_again_for_the_queues_that_have_some(pre
     assert f"{prefix}.runs.reports.batch would be created" in would
     done = tidewheel(NOBODY, "topics", "apply", "--queues", "reports,default").lines
     assert sorted(done) == sorted(line.replace("would be created", "created") for line in would)
-    found = tidewheel(NOBODY, "topics", "list", "--output", "json").json["topics"]
-    by_name = {row["topic"]: row for row in found}
-    assert by_name[f"{prefix}.runs.reports.batch"]["would_be"] is None
-    assert by_name[f"{prefix}.runs.standard"]["partitions"] == 24
+
+    def listed() -> dict[str, Any]:
+        found = tidewheel(NOBODY, "topics", "list", "--output", "json").json["topics"]
+        return {row["topic"]: row for row in found}
+
+    until(lambda: len(listed()) == len(done), "the broker shows them all")
+    assert {row["would_be"] for row in listed().values()} == {None}
+    assert listed()[f"{prefix}.runs.standard"]["partitions"] == 24
     text = tidewheel(NOBODY, "topics", "list", "--queues", "other").lines
     assert [line.split() for line in text if line.startswith(f"{prefix}.runs.other.batch")] == [
-        [f"{prefix}.runs.other.batch", *"0 of 12 0 would be created".split()]
+        [f"{prefix}.runs.other.batch", "0", "of", "12", "0", "would", "be", "created"]
     ]
     assert tidewheel(NOBODY, "topics", "apply").lines == ["nothing to do"]
 

@@ -1,0 +1,99 @@
+"""`tidewheel dlq list | show | redrive | purge`, on a real database."""
+
+import pytest
+
+from tests.control.cli.command import asked, tidewheel
+from tests.control.test_redriving import fail, garble
+from tests.fixtures.database import Database
+from tests.transitions.acts import about, ask, open_runs, submit
+
+
+@pytest.fixture
+def letters(database: Database) -> Database:
+    """Two runs given up, and a message that was no request."""
+    submit(database)
+    submit(database, "other")
+    fail(database)
+    fail(database, "other", error="Late")
+    garble(database)
+    return database
+
+
+def numbers(database: Database, *flags: object) -> list[int]:
+    return [letter["id"] for letter in asked(database, "dlq", "list", *flags)["letters"]]
+
+
+def test_letters_are_listed_by_filter_and_page(letters: Database) -> None:
+    newest, late, plain = numbers(letters)
+    assert numbers(letters, "--job", "other", "--error", "Late", "--status", "failed", "--lane", "standard") == [late]
+    assert numbers(letters, "--kind", "request", "--not-redriven", "--since", "2020-01-01T00:00:00Z") == [newest]
+    page = asked(letters, "dlq", "list", "-n", 1)
+    assert (page["total"], page["following"]) == (3, newest)
+    assert numbers(letters, "--after", newest) == [late, plain]
+    lines = tidewheel(letters, "dlq", "list").lines
+    assert lines[1].split()[0] == str(newest)
+    assert "no request" in lines[1]
+    assert lines[-1] == "3 of 3 dead letters"
+    assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no such dead letter"]
+    [refusal] = tidewheel(letters, "dlq", "list", "--kind", "letter").refusals
+    assert refusal.startswith("kind: 'letter' was read")
+
+
+def test_one_is_shown_whole(letters: Database) -> None:
+    message, _, plain = numbers(letters)
+    shown = asked(letters, "dlq", "show", plain)
+    assert (shown["key"], shown["error_type"], shown["status"]) == ("job", "ValueError", "failed")
+    [attempt] = shown["run"]["attempts"]
+    assert (attempt["trace"], attempt["output"]) == ("at line 1", "hello")
+    lines = tidewheel(letters, "dlq", "show", plain).lines
+    assert lines[-2:] == ["trace   at line 1", "output  hello"]
+    assert asked(letters, "dlq", "show", message)["message_base64"] == "/3s="
+    assert any(line.split() == ["value", "\\xff{"] for line in tidewheel(letters, "dlq", "show", message).lines)
+    [refusal] = tidewheel(letters, "dlq", "show", 404).refusals
+    assert refusal.startswith("id: there is no dead letter 404")
+
+
+def test_letters_are_redriven_by_id_and_by_filter(letters: Database) -> None:
+    message, late, plain = numbers(letters)
+    dry = asked(letters, "dlq", "redrive", "--job", "job", "--dry-run")
+    assert (dry["wanted"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
+    assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["1 dead letters redriven"]
+    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["0 dead letters redriven, 1 were before"]
+    assert asked(letters, "dlq", "redrive", "--all")["redriven"] == 2
+    assert len(open_runs(letters)) == 2
+    assert numbers(letters, "--redriven") == [message, late, plain]
+    assert f"{open_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
+
+
+def test_what_is_refused_is_told_with_exit_code_1(letters: Database) -> None:
+    ask(letters, about("job.delete", "other"))
+    done = tidewheel(letters, "dlq", "redrive", "--all")
+    assert done.code == 1
+    _, late, _ = numbers(letters)
+    assert done.out.splitlines() == [
+        "2 dead letters redriven",
+        "1 refused:",
+        f"{late}: key: tenant 'default' has no job 'other'; submit the job first, or correct the key",
+    ]
+
+
+def test_a_purge_asks_for_yes(letters: Database) -> None:
+    message, late, plain = numbers(letters)
+    [refusal] = tidewheel(letters, "dlq", "purge", late).refusals
+    assert refusal.startswith("--yes: is missing")
+    lines = tidewheel(letters, "dlq", "purge", "--kind", "run", "--dry-run").lines
+    assert lines[0] == "2 dead letters would be purged"
+    assert tidewheel(letters, "dlq", "purge", late, "--yes").lines == ["1 dead letters purged"]
+    assert numbers(letters) == [message, plain]
+
+
+@pytest.mark.parametrize("command", ["redrive", "purge"])
+def test_who_names_nothing_is_asked_what_is_meant(letters: Database, command: str) -> None:
+    [refusal] = tidewheel(letters, "dlq", command).refusals
+    assert refusal == "ID: no dead letter is named; write ids, or filters such as --job, or --all"
+
+
+def test_a_rate_that_is_none_is_refused(letters: Database) -> None:
+    for rate in ("fast", "0/s", "10/d"):
+        [refusal] = tidewheel(letters, "dlq", "redrive", "--all", "--rate", rate).refusals
+        assert refusal.startswith(f"--rate: {rate!r} was read")

@@ -1,0 +1,179 @@
+"""`tidewheel run list | show | attempts | where | cancel | retry`, on a real database."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.control.cli.command import asked, tidewheel
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unavailable
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.cancelling import Cancelling
+from tidewheel.service import Stop
+
+
+@pytest.fixture
+def job(database: Database) -> Database:
+    submit(database, labels={"team": "billing"})
+    return database
+
+
+@contextmanager
+def scheduling(database: Database) -> Iterator[None]:
+    """The part of a scheduler that carries cancellations out, as long as the block."""
+    stop, cancelling = Stop(), Cancelling(database.session(), database.installation)
+
+    def work() -> None:
+        while not stop.wait(0.02):
+            try:
+                cancelling.step()
+            except Unavailable:
+                return
+
+    ended = in_background(work)
+    try:
+        yield
+    finally:
+        stop.ask()
+        ended.result(30)
+
+
+def failed(database: Database) -> UUID:
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED)
+    again = begin(database, started.run_id)
+    end(
+        database, ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o")
+    )
+    return started.run_id
+
+
+def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
+    runs = [str(trigger(job)) for _ in range(3)]
+    page = asked(job, "run", "list", "-n", 2)
+    assert [run["run_id"] for run in page["runs"]] == runs[:0:-1]
+    assert (page["total"], page["at_least"], page["following"]) == (3, False, runs[1])
+    assert [run["run_id"] for run in asked(job, "run", "list", "--after", runs[1])["runs"]] == runs[:1]
+    lines = tidewheel(job, "run", "list", "-n", 2).lines
+    assert lines[0].split() == ["run", "key", "status", "cause", "scheduled", "attempt", "took", "why"]
+    assert lines[1].split()[:4] == [runs[2], "job", "queued", "trigger"]
+    assert lines[-2:] == ["2 of 3 runs", f"more: add --after {runs[1]}"]
+
+
+def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
+    ahead = str(trigger(job, delay="1h"))
+    trigger(job)
+    assert [run["run_id"] for run in asked(job, "run", "list", "--status", "scheduled")["runs"]] == [ahead]
+    assert asked(job, "run", "list", "--job", "job", "--label", "team=billing")["total"] == 2
+    assert asked(job, "run", "list", "--until", "2020-01-01", "--tz", "Europe/Berlin")["total"] == 0
+    assert tidewheel(job, "run", "list", "--status", "failed").lines == ["no such run"]
+    [refusal] = tidewheel(job, "run", "list", "--label", "team=billing").refusals
+    assert refusal.startswith("labels: ")
+    [refusal] = tidewheel(job, "run", "list", "--job", "nope").refusals
+    assert refusal.startswith("key: tenant 'default' has no job 'nope'")
+
+
+def test_one_is_shown_with_its_attempts_and_its_chain(job: Database) -> None:
+    run = failed(job)
+    new = asked(job, "run", "retry", run, "--request-id", "again")
+    assert new == asked(job, "run", "retry", run, "--request-id", "again")
+    assert new["parent_run_id"] == str(run)
+    shown = asked(job, "run", "show", run)
+    assert (shown["status"], shown["error_type"], shown["error_message"]) == ("failed", "ValueError", "no")
+    assert [one["run_id"] for one in shown["lineage"]["newer"]] == [new["run_id"]]
+    facts = dict(line.split(maxsplit=1) for line in tidewheel(job, "run", "show", new["run_id"]).lines)
+    assert (facts["status"], facts["cause"]) == ("queued", "retry")
+    assert any(f"{run}  failed" in line for line in tidewheel(job, "run", "show", new["run_id"]).lines)
+    listed = asked(job, "run", "attempts", run)["attempts"]
+    assert [(one["attempt"], one["outcome"], one["trace"], one["output"]) for one in listed] == [
+        (1, "failed", None, None),
+        (2, "failed", "at 1", "o"),
+    ]
+    lines = tidewheel(job, "run", "attempts", run).lines
+    assert lines[-3:] == ["attempt 2", "trace   at 1", "output  o"]
+    assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt is over"]
+
+
+def test_where_says_by_which_messages_it_came(job: Database) -> None:
+    run = failed(job)
+    messages = asked(job, "run", "where", run)["messages"]
+    assert [(one["attempt"], one["topic"], one["partition"], one["offset"]) for one in messages] == [
+        (1, "test", 0, 0),
+        (2, "test", 0, 0),
+    ]
+    assert messages[0]["timestamp"] == "1970-01-01T00:00:00Z"
+    under_way = begun(job).run_id
+    assert [one["attempt"] for one in asked(job, "run", "where", under_way)["messages"]] == [1]
+    job.execute("UPDATE open_runs SET came_by = 'sweep' WHERE run_id = %s", [under_way])
+    assert tidewheel(job, "run", "where", under_way).lines[1].split() == ["1", "none:", "by", "the", "sweep"]
+    assert tidewheel(job, "run", "where", trigger(job)).lines == ["nobody has claimed it"]
+
+
+def test_runs_are_cancelled_by_id(job: Database) -> None:
+    first, second = trigger(job), trigger(job)
+    found = asked(job, "run", "cancel", first, second, "--dry-run")["runs"]
+    assert found == [{"run_id": str(run), "found": "queued"} for run in (first, second)]
+    assert tidewheel(job, "run", "cancel", first, second, "--reason", "no need").lines == [
+        f"run {first}: was queued",
+        f"run {second}: was queued",
+    ]
+    assert final_state(job, first) == ("cancelled", "no need")
+    [refusal] = tidewheel(job, "run", "cancel", uuid4()).refusals
+    assert refusal.startswith("run_id: ")
+
+
+def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) -> None:
+    runs = [trigger(job) for _ in range(3)]
+    assert tidewheel(job, "run", "cancel", "--job", "job", "--dry-run").lines == ["3 runs would be cancelled"]
+    with scheduling(job):
+        done = asked(job, "run", "cancel", "--job", "job", "--label", "team=billing", "--reason", "wrong list")
+    assert (done["key"], done["cancelled"], done["finished_at"] is not None) == ("job", 3, True)
+    assert {final_state(job, run) for run in runs} == {("cancelled", "wrong list")}
+
+
+def test_who_does_not_wait_is_told_what_holds_already(job: Database) -> None:
+    run = trigger(job)
+    lines = tidewheel(job, "run", "cancel", "--handler", "send-email", "--no-wait").lines
+    assert lines[1:] == ["0 runs cancelled so far; no claim takes any of the others"]
+    with scheduling(job):
+        until(lambda: final_state(job, run)[0] == "cancelled", "it ends")
+
+
+def test_what_has_begun_can_be_left_alone(job: Database) -> None:
+    running = begun(job).run_id
+    trigger(job)
+    with scheduling(job):
+        assert asked(job, "run", "cancel", "--job", "job", "--not-begun")["cancelled"] == 1
+    assert open_run(job, running).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ([], "RUN"),
+        ([str(uuid4()), "--job", "job"], "RUN"),
+        (["--not-begun"], "key"),
+        (["--job", "nope"], "key"),
+        (["--lane", "fast"], "lane"),
+        (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "made_before"),
+    ],
+)
+def test_what_names_nothing_or_too_much_is_refused(job: Database, flags: list[str], path: str) -> None:
+    [refusal] = tidewheel(job, "run", "cancel", *flags).refusals
+    assert refusal.startswith(f"{path}: ")
+
+
+def test_what_is_not_over_cannot_be_retried(job: Database) -> None:
+    [refusal] = tidewheel(job, "run", "retry", trigger(job)).refusals
+    assert refusal.startswith("run_id: ")
+    assert "is queued: it is not over" in refusal
+
+
+def test_the_release_is_told() -> None:
+    done = tidewheel("", "--version")
+    assert (done.code, done.out.split()[0]) == (0, "tidewheel")

@@ -1,0 +1,119 @@
+"""Cancelling by filter while executors work: at once behind a backlog, cooperative, then forced."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.executor.handlers import GATES, Gate
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import ask, final_state, submit
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unavailable
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import RunState
+from tidewheel.scheduler.cancelling import Cancelling
+from tidewheel.schemas.records import ReplyStatus
+from tidewheel.service import Stop
+
+pytestmark = pytest.mark.kafka
+
+BACKLOG = 4000
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+@contextmanager
+def scheduling(database: Database) -> Iterator[None]:
+    """The part of a scheduler that carries cancellations out, as long as the block."""
+    stop, cancelling = Stop(), Cancelling(database.session(), database.installation)
+
+    def work() -> None:
+        while not stop.wait(0.02):
+            try:
+                cancelling.step()
+            except Unavailable:
+                continue  # as the scheduler does: deadlocks and the like are tried again
+
+    ended = in_background(work)
+    try:
+        yield
+    finally:
+        stop.ask()
+        ended.result(30)
+
+
+def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
+    """Runs of a job whose messages lie in Kafka, in their order."""
+    runs: list[UUID] = []
+    for _ in range(BACKLOG // 500):
+        trigger = {"type": "job.trigger", "key": key, "payload": payload}
+        runs += [UUID(reply.run_id) for reply in ask(executing.database, *([trigger] * 500))]
+    topic = executing.topics.runs("default", "standard")
+    producer = Producer({"bootstrap.servers": executing.bootstrap, "linger.ms": 20})
+    for run, value in executing.database.rows("SELECT key, value FROM outbox WHERE topic = %s ORDER BY id", [topic]):
+        producer.produce(topic, key=run, value=value)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    executing.database.execute("DELETE FROM outbox WHERE topic = %s", [topic])
+    return runs
+
+
+def test_behind_thousands_of_published_runs_it_holds_at_once(executing: Executing, gate: str) -> None:
+    database = executing.database
+    submit(database, "job", target="acts.wait")
+    runs = backlog(executing, "job", gate)
+    with executing.running(slots=4):
+        until(lambda: len(GATES[gate].entered) >= 3, "its slots are taken, and the rest waits in Kafka")
+        [by_id] = ask(database, {"type": "run.cancel", "run_id": str(runs[-1])})
+        assert (by_id.run_status, final_state(database, runs[-1])[0]) == ("queued", "cancelled")
+        [reply] = ask(database, {"type": "runs.cancel", "key": "job"})
+        assert reply.status is ReplyStatus.ACCEPTED
+        acknowledged = database.now()
+        GATES[gate].opened.set()
+        # Whatever its slots are freed by, and though nobody has ended a single one of the others yet.
+        submit(database, "other", target="acts.echo")
+        assert executing.run("acts.echo", 1).state == "succeeded"
+        assert executing.state(runs[-2]) is RunState.QUEUED
+        with scheduling(database):
+            until(lambda: database.count("open_runs") == 0, "all have ended")
+    late = database.value(
+        "SELECT count(*) FROM attempts WHERE started_at > %s AND run_id = ANY (%s)", [acknowledged, runs]
+    )
+    assert late == 0
+    ended = dict(database.rows("SELECT state, count(*) FROM job_runs WHERE run_id = ANY (%s) GROUP BY state", [runs]))
+    assert sum(ended.values()) == BACKLOG
+    assert set(ended) <= {"cancelled", "succeeded"}
+    assert ended.get("succeeded", 0) <= 4
+
+
+@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread", "acts.wait-deaf"])
+def test_what_runs_is_told_and_what_does_not_listen_is_fenced_off(
+    executing: Executing, gate: str, handler: str
+) -> None:
+    with executing.running(), scheduling(executing.database):
+        run = executing.trigger(handler, gate)
+        until(lambda: GATES[gate].entered == [str(run)], "it runs")
+        ask(executing.database, {"type": "runs.cancel", "handler": handler, "reason": "stop that"})
+        assert executing.ended(run).state == "cancelled"
+        if handler != "acts.wait-deaf":
+            until(lambda: GATES[gate].stopped == [str(run)], "the handler was told")
+        assert not GATES[gate].opened.is_set()
+        GATES[gate].opened.set()

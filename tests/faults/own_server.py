@@ -1,0 +1,55 @@
+"""A PostgreSQL of some tests' own, to be restarted: everything else would feel that too."""
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import Fleet, make_fleet
+from tidewheel.db import connect
+from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.migrations.runner import migrate
+from tidewheel.settings import Connections
+from tidewheel.transitions.installation import read_installation
+
+
+@contextmanager
+def own_server(info: StackInfo, folder: Path) -> Generator[LocalStack]:
+    """A server beside the broker that all tests share."""
+    local = LocalStack(folder, bootstrap=info.bootstrap)
+    local.up()
+    yield local
+    local.down(erase=True)
+
+
+@contextmanager
+def fleet_on(server: LocalStack, folder: Path) -> Generator[Fleet]:
+    """Services on a database of that server."""
+    at = server.up()
+    name = f"test_{uuid4().hex[:16]}"
+    with psycopg.connect(at.database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    url = make_conninfo(at.database_url, dbname=name)
+    migrate(url)
+    with connect(url, "test") as connection:
+        database = Database(url, read_installation(connection, Connections.load()))
+    made = make_fleet(database, at.bootstrap, folder)
+    try:
+        yield made
+    finally:
+        database.close()  # first, for a lock that a test still holds would keep the services from ending
+        made.close()
+
+
+def restart(server: LocalStack, away: timedelta = timedelta(0)) -> None:
+    """As a crash: nobody is told, nothing is flushed, and for a while nothing answers."""
+    server.postgres.stop("immediate")
+    threading.Event().wait(away.total_seconds())
+    server.postgres.start()

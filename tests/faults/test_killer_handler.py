@@ -1,0 +1,58 @@
+"""A handler that kills its executor: its neighbours are not charged for it, and after two losses it dies alone."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.services import HANDLERS, Fleet, Service
+from tests.transitions.acts import attempts, final_state, open_run, submit, trigger
+from tidewheel.runs import AttemptOutcome, RunState
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+KILLERS = f"{HANDLERS},tests.faults.killer_handlers"
+DIES = 70
+
+
+def executor(fleet: Fleet) -> Service:
+    return fleet.start("executor", HANDLERS=KILLERS, LEASE="PT2S")
+
+
+def begun(fleet: Fleet, run_id: UUID) -> bool:
+    return str(run_id) in (fleet.effects.read_text() if fleet.effects.exists() else "")
+
+
+def wait_dead(fleet: Fleet, victim: Service) -> None:
+    victim.meant_to_die = True
+    fleet.until(lambda: not victim.alive, "it has died")
+    assert victim.process.exitcode == DIES
+
+
+def test_its_neighbours_run_again_uncharged_and_after_two_losses_it_dies_alone(fleet: Fleet, tmp_path: Path) -> None:
+    database, gate = fleet.database, tmp_path / "gate"
+    submit(database, "neighbour", target="gated", payload=str(gate), retry={"max_attempts": 1})
+    submit(database, "killer", target="killer", retry={"max_attempts": 2, "initial": "100ms"})
+    first = executor(fleet)
+    neighbour = trigger(database, "neighbour")
+    fleet.until(lambda: begun(fleet, neighbour), "the neighbour runs")
+    killer = trigger(database, "killer")
+    wait_dead(fleet, first)
+    wait_dead(fleet, executor(fleet))
+    last = executor(fleet)
+    fleet.until(lambda: final_state(database, killer)[0] == RunState.FAILED, "the killer has failed")
+    lost, failed = AttemptOutcome.LOST, AttemptOutcome.FAILED
+    assert [outcome for _, outcome in attempts(database, killer)] == [lost, lost, failed, failed]
+    [(error_type, message)] = database.rows(
+        "SELECT error_type, error_message FROM attempts WHERE run_id = %s AND attempt = 4", [killer]
+    )
+    assert (error_type, f"exit code {DIES}" in message) == ("ProcessDied", True)
+    [(output,)] = database.rows("SELECT output FROM attempt_outputs WHERE run_id = %s AND attempt = 4", [killer])
+    assert output == b"attempt 4 ends the process\n"
+    fleet.until(lambda: open_run(database, neighbour).state == RunState.RUNNING, "the neighbour runs again")
+    assert open_run(database, neighbour).charged == 0
+    gate.touch()
+    fleet.until(lambda: final_state(database, neighbour)[0] == RunState.SUCCEEDED, "the neighbour succeeds")
+    *before, (_, end) = attempts(database, neighbour)
+    assert ({outcome for _, outcome in before}, end) == ({lost}, AttemptOutcome.SUCCEEDED)
+    assert last.alive

@@ -1,0 +1,139 @@
+"""A fleet of executors that is replaced one by one, under load: nothing is lost, charged or held up for it."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from tests.faults.workload import DOOMED, Held, Workload, now
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import LONG_LEASE, Fleet, Service
+from tidewheel.runs import AttemptOutcome
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+LEASE, SWEEP = timedelta(seconds=2), timedelta(seconds=0.5)
+BUSY_MACHINE = timedelta(seconds=15)  # beyond what is promised, for one that has other things to do
+BETWEEN = timedelta(milliseconds=100)  # of the load: two triggers
+NO_STALL = {"STALL_AFTER": "PT600S"}  # what waits for a loop that stands still would be handed on for that alone
+
+
+@dataclass
+class Load:
+    """Triggers that keep coming as long as somebody waits for something."""
+
+    work: Workload
+    last: datetime = field(default_factory=now)
+
+    def goes_on(self) -> bool:
+        """Trigger another when it is time to; always true, for use in a condition."""
+        if now() - self.last > BETWEEN:
+            self.last = now()
+            self.work.trigger("errand", 1)
+        return True
+
+
+def begun_by(oracle: Oracle, service: Service) -> int:
+    return sum(effect.pid == service.process.pid for effect in oracle.effects())
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_replacing_every_executor_loses_charges_and_stops_nothing(fleet: Fleet, oracle: Oracle, protocol: str) -> None:
+    settings = {"EXECUTOR_GROUP": protocol, "DRAIN_TIMEOUT": "PT0.5S", "LEASE": LONG_LEASE}
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all("intake", "scheduler", "relay")
+    executors = [fleet.start("executor", **settings) for _ in range(3)]
+    fleet.wait_started()
+    held = [work.hold("gated"), work.hold("gated-sync"), work.hold("gated")]
+    for each in held:
+        each.wait_begun(1)
+    load = Load(work)
+    rolls: list[tuple[datetime, datetime]] = []
+    for old in executors:
+        asked_at = now()
+        old.ask_to_stop()
+        new = fleet.start("executor", **settings)
+        fleet.until(lambda: load.goes_on() and not old.alive and new.started, "one is replaced by another")  # noqa: B023
+        fleet.until(lambda: load.goes_on() and begun_by(oracle, new), "the new one works")  # noqa: B023
+        rolls.append((asked_at, now()))
+    assert fleet.database.rows("SELECT charged, lost FROM open_runs WHERE handler LIKE 'gated%'") == [(0, 0)] * 3
+    for each in held:
+        each.let_go()
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)
+    assert_only_handed_back(fleet, held)
+    assert_never_stopped(oracle, rolls)
+
+
+def assert_only_handed_back(fleet: Fleet, held: list[Held]) -> None:
+    """Attempts that the roll has ended were handed back, and were as many as those that were in hand."""
+    outcomes = [outcome for each in held for _, outcome in each.attempts()]
+    assert set(outcomes) == {AttemptOutcome.HANDED_BACK, AttemptOutcome.SUCCEEDED}
+    assert outcomes.count(AttemptOutcome.SUCCEEDED) == len(held)
+    all_there_are = "SELECT DISTINCT outcome FROM attempts AS a JOIN job_runs USING (run_id) WHERE cause = 'timer'"
+    assert {row[0] for row in fleet.database.rows(all_there_are)} <= {"succeeded", "handed_back"}
+
+
+def assert_never_stopped(oracle: Oracle, rolls: list[tuple[datetime, datetime]]) -> None:
+    """No pause between two completions was as long as a whole replacement."""
+    ended = sorted(run.finished_at for run in oracle.completed().values() if run.finished_at is not None)
+    for begun_at, done_at in rolls:
+        within = [begun_at, *(at for at in ended if begun_at < at < done_at), done_at]
+        longest = max(later - earlier for earlier, later in pairwise(within))
+        assert longest < done_at - begun_at, f"nothing ended between {begun_at} and {done_at}"
+
+
+def test_a_kill_costs_the_lease_and_a_sweep(fleet: Fleet, oracle: Oracle) -> None:
+    settings = {"LEASE": "PT2S", "SWEEP": "PT0.5S"}
+    work = Workload(fleet, oracle)
+    work.submit(recurring=False)
+    fleet.start_all("intake", "scheduler", "relay")
+    victim = fleet.start("executor", **settings)
+    held = work.hold()
+    held.wait_begun(1)
+    fleet.start("executor", **settings)
+    fleet.wait_started()
+    since = now()
+    victim.kill()
+    held.wait_begun(2)
+    [begun_at] = [e.at for e in oracle.effects() if e.run_id == held.run_id and e.attempt == 2]
+    assert begun_at - since < LEASE + SWEEP + BUSY_MACHINE
+    held.let_go()
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, stopped=[victim])
+    assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
+
+
+def test_what_was_claimed_before_a_freeze_and_not_begun_is_never_begun_after_it(fleet: Fleet, oracle: Oracle) -> None:
+    """Its lease was ended meanwhile and the run is somebody else's: one effect must not become two."""
+    work = Workload(fleet, oracle)
+    work.submit(recurring=False)
+    in_the_way = work.hold("blocking")
+    fleet.start_all("intake", "scheduler", "relay")
+    sleeper = fleet.start("executor", LEASE="PT2S", **NO_STALL)
+    in_the_way.wait_begun(1)
+    claimed = Held(fleet, oracle, "errand", fleet.ask({"type": "job.trigger", "key": "errand"}), fleet.folder / "none")
+    fleet.flush()
+    standing = "SELECT state FROM open_runs WHERE run_id = %s"
+    fleet.until(
+        lambda: claimed.run_id and fleet.database.rows(standing, [claimed.run_id]) == [("running",)], "it is claimed"
+    )
+    in_the_way.let_go(2)
+    fleet.start("executor", LEASE="PT2S", **NO_STALL)
+    sleeper.pause()
+    claimed.wait_begun(2)
+    in_the_way.wait_completed()
+    sleeper.resume()
+    fleet.until(lambda: sleeper.has_logged("entered again"), "it has seen that its lease is gone")
+    in_the_way.let_go(1)
+    fleet.until(lambda: sleeper.has_logged("a late report changes nothing"), "its late report has been looked at")
+    work.trigger("errand", 5)
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, stopped=[sleeper])
+    assert claimed.begun() == [2]
+    assert claimed.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]

@@ -1,0 +1,160 @@
+"""`run_handler`: one attempt by the code that executors run, and everything that it tells."""
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import tidewheel
+from tidewheel.errors import Refused
+from tidewheel.executor.context import Previous
+from tidewheel.testing.handlers import run_handler, run_handler_async
+
+AT = datetime(2027, 3, 1, 12, tzinfo=UTC)
+
+
+class Order(BaseModel):
+    to: str
+    copies: int = 1
+
+
+@tidewheel.handler("kit.order")
+async def order(context: tidewheel.Context, payload: Order) -> dict[str, object]:
+    print("printing", payload.to)  # noqa: T201 - which is what is kept
+    context.logger.warning("copies: %d", payload.copies)
+    context.heartbeat(progress=50, checkpoint={"done": 1})
+    context.heartbeat(progress=100)
+    return {"to": payload.to, "at": context.scheduled_at, "went_on_from": context.checkpoint, "labels": context.labels}
+
+
+@tidewheel.handler("kit.on-thread")
+def on_thread(context: tidewheel.Context, payload: Any) -> object:
+    return {"attempt": context.attempt, "payload": repr(payload), "before": context.previous().result}
+
+
+@tidewheel.handler("kit.raise")
+def raise_it(context: tidewheel.Context, payload: str) -> None:
+    if payload == "look" and context.cancelled:
+        raise tidewheel.Cancel
+    raise {
+        "value": ValueError("no such thing"),
+        "permanent": tidewheel.Permanent("no such address"),
+        "retry-after": tidewheel.RetryAfter(30),
+        "snooze": tidewheel.Snooze(5),
+        "exit": SystemExit(3),
+    }[payload]
+
+
+@tidewheel.handler("kit.sleep")
+async def sleep(context: tidewheel.Context, payload: float) -> None:
+    del context
+    await asyncio.sleep(payload)
+
+
+@tidewheel.handler("kit.own", isolation="process")
+def own(context: tidewheel.Context, payload: object) -> str:
+    context.complete_in(payload, {"kept": True})  # type: ignore[arg-type]  # nobody looks at it here
+    return "said too late"
+
+
+def test_a_coroutine_gets_what_it_is_given_and_gives_what_it_tells() -> None:
+    result = run_handler(
+        order, Order(to="ann", copies=2), checkpoint=[1], scheduled_at=AT, labels={"team": "x"}, key="orders"
+    ).assert_succeeded()
+    assert result.result == {
+        "to": "ann",
+        "at": "2027-03-01T12:00:00Z",
+        "went_on_from": [1],
+        "labels": {"team": "x"},
+    }
+    assert (result.progress, result.checkpoint) == (100, {"done": 1})
+    assert result.output.startswith("printing ann\n")
+    assert result.output.endswith("copies: 2\n")
+
+
+def test_a_plain_function_runs_on_a_thread_by_its_name() -> None:
+    result = run_handler("kit.on-thread", b"\x00\xff", attempt=3, previous=Previous(result=7)).assert_succeeded()
+    assert result.result == {"attempt": 3, "payload": repr(b"\x00\xff"), "before": 7}
+    assert run_handler("kit.on-thread").result == {"attempt": 1, "payload": "None", "before": None}
+
+
+def test_a_payload_that_does_not_fit_fails_as_in_production() -> None:
+    result = run_handler("kit.order", {"copies": "many"})
+    assert (result.outcome, result.error_type, result.again_in) == ("failed", "InvalidPayload", None)
+    with pytest.raises(AssertionError, match="the attempt ended failed: InvalidPayload"):
+        result.assert_succeeded()
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome", "error_type", "again"),
+    [
+        ("value", "failed", "ValueError", True),
+        ("permanent", "failed", "Permanent", False),
+        ("retry-after", "failed", "RetryAfter", True),
+        ("snooze", "snoozed", None, True),
+        ("exit", "failed", "SystemExit", True),
+    ],
+)
+def test_what_it_raises_means_what_it_means_in_production(
+    what: str, outcome: str, error_type: str | None, again: bool  # noqa: FBT001
+) -> None:
+    result = run_handler(raise_it, what)
+    assert (result.outcome, result.error_type, result.again_in is not None) == (outcome, error_type, again)
+
+
+def test_how_it_goes_on_is_told() -> None:
+    assert run_handler(raise_it, "snooze").again_in == timedelta(seconds=5)
+    assert run_handler(raise_it, "retry-after").again_in == timedelta(seconds=30)
+    retry = {"max_attempts": 2, "backoff": "fixed", "initial": "7s", "jitter": "0%"}
+    assert run_handler(raise_it, "value", retry=retry).again_in == timedelta(seconds=7)
+    assert run_handler(raise_it, "value", retry=retry, attempt=2).again_in is None
+    assert "no such thing" in (run_handler(raise_it, "value").trace or "")
+
+
+def test_it_may_be_asked_to_stop_already() -> None:
+    assert run_handler(raise_it, "look", cancelled=True).outcome == "cancelled"
+
+
+def test_its_time_is_its_jobs() -> None:
+    result = run_handler(sleep, 30, start_to_close="100ms")
+    assert (result.outcome, result.error_type) == ("timed_out", "timeout_start_to_close")
+
+
+def test_a_completion_in_its_own_transaction_is_noted_and_counts_as_its_result() -> None:
+    """Also of a handler with a process of its own, which runs here all the same."""
+    connection = object()
+    result = run_handler(own, None)
+    assert (result.outcome, result.result, result.completed_in) == ("succeeded", {"kept": True}, (None,))
+    del connection
+
+
+def test_from_a_coroutine_it_is_awaited() -> None:
+    async def test() -> object:
+        with pytest.raises(RuntimeError, match="write `await run_handler_async"):
+            run_handler(order, {"to": "ann"})
+        return (await run_handler_async(order, {"to": "ann"})).assert_succeeded().progress
+
+    assert asyncio.run(test()) == 100
+
+
+def test_logging_and_printing_are_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().handlers[:]
+    run_handler(order, {"to": "ann"})
+    print("mine")  # noqa: T201
+    assert logging.getLogger().handlers == before
+    assert "mine" in capsys.readouterr().out
+
+
+def test_an_unknown_handler_is_told_the_nearest() -> None:
+    with pytest.raises(LookupError, match=r"there is no handler 'kit.ordr'; did you mean 'kit.order'\?"):
+        run_handler("kit.ordr")
+    with pytest.raises(LookupError, match="decorate it with @tidewheel.handler"):
+        run_handler(print)
+
+
+def test_a_field_of_the_job_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(Refused, match="start_to_close"):
+        run_handler(order, {"to": "ann"}, start_to_close="soon")

@@ -1,0 +1,209 @@
+"""Claims, ends, hand-backs, and cancels by id and by filter at random, several at once, some of which die.
+
+Every answer is held against what becomes of the run: what was not running is over when the answer comes, what was can
+only become cancelled, and no claim that goes on after a filter was acknowledged has begun a run that it names.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import LiteralString
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import ask_within, open_runs, submit
+from tests.transitions.overlapping import make
+from tests.transitions.stepping import in_background
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn, Session
+from tidewheel.errors import Unavailable
+from tidewheel.ids import job_id
+from tidewheel.runs import FINAL, AttemptOutcome, RunState
+from tidewheel.scheduler.cancelling import Cancelling
+from tidewheel.scheduler.turns import TurnSweep
+from tidewheel.sql import Statements
+from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.start import Claim, start_runs
+
+JOBS = {"free": "allow_all", "turns": "buffer_all", "once": "skip"}
+THREADS = 4
+STEPS = 100
+HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
+CLAIMABLE: LiteralString = """
+SELECT run_id, attempt + 1, job_version FROM open_runs
+ WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
+"""
+IN_HAND: LiteralString = "SELECT run_id, attempt FROM open_runs WHERE executor_id = %s"
+OPEN: LiteralString = "SELECT run_id FROM open_runs"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that a claim took, and until when the claim was still under way."""
+
+    run_id: UUID
+    at: float
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A cancellation by filter: for which job, which runs there were, and when it was answered."""
+
+    runs: frozenset[UUID]
+    at: float
+
+
+@dataclass
+class Seen:
+    """What the actors have noted; lists of theirs alone, read when all have ended."""
+
+    begun: list[Begun] = field(default_factory=list[Begun])
+    acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+    answers: list[tuple[UUID, RunState]] = field(default_factory=list[tuple[UUID, RunState]])
+
+
+@dataclass
+class Actor:
+    """One of those who claim, end and cancel."""
+
+    database: Database
+    session: Session
+    chance: random.Random
+    executor_id: UUID = field(default_factory=uuid4)
+    seen: Seen = field(default_factory=Seen)
+
+    def __post_init__(self) -> None:
+        self.database.execute(
+            "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+            " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
+            [self.executor_id],
+        )
+
+    def live(self) -> None:
+        """Do something, many times over."""
+        acts = [self.claim] * 6 + [self.end] * 4 + [self.go_back] * 2 + [self.cancel] * 3 + [self.cancel_all]
+        for _ in range(STEPS):
+            noted, dies = Seen(), self.chance.random() < 0.1
+            try:
+                with self.session.transaction() as connection:
+                    self.chance.choice(acts)(connection, noted)
+                    if dies:
+                        connection.rollback()  # killed before the commit
+            except Unavailable:
+                continue
+            if not dies:
+                answered = monotonic_seconds()
+                self.seen.begun += noted.begun
+                self.seen.answers += noted.answers
+                self.seen.acknowledged += [Acknowledged(each.runs, answered) for each in noted.acknowledged]
+
+    def claim(self, connection: Conn, noted: Seen) -> None:
+        found = connection.execute(CLAIMABLE).fetchall()
+        wanted = self.chance.sample(found, min(len(found), self.chance.randint(1, 6)))
+        connection.commit()  # the wishes come by messages, not in this transaction
+        assert connection.execute(HOLD_LEASE, {"executor_id": self.executor_id}).fetchone() is not None
+        claims = [Claim(run, attempt, version, "test/0/0@0") for run, attempt, version in wanted]  # type: ignore[arg-type]  # the columns' types
+        claimed = start_runs(connection, self.database.installation, claims, executor_id=self.executor_id)
+        noted.begun += [Begun(started.run_id, monotonic_seconds()) for started in claimed.started]
+
+    def end(self, connection: Conn, noted: Seen) -> None:
+        del noted
+        state = self.chance.choice([RunState.SUCCEEDED, RunState.FAILED])
+        ends = [RunEnd(run, attempt, state, self.executor_id) for run, attempt in self.in_hand(connection)]
+        end_runs(connection, self.database.installation, ends)
+
+    def go_back(self, connection: Conn, noted: Seen) -> None:
+        del noted
+        outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.HANDED_BACK])
+        mine = self.in_hand(connection)
+        requeues = [Requeue(run, attempt, self.executor_id, outcome) for run, attempt in mine]
+        requeue_runs(connection, self.database.installation, requeues)
+
+    def cancel(self, connection: Conn, noted: Seen) -> None:
+        found: list[UUID] = [run for (run,) in connection.execute(OPEN).fetchall() if isinstance(run, UUID)]
+        if not found:
+            return
+        run = self.chance.choice(found)
+        [reply] = ask_within(connection, self.database, {"type": "run.cancel", "run_id": str(run)})
+        noted.answers.append((run, RunState(reply.run_status or "")))
+
+    def cancel_all(self, connection: Conn, noted: Seen) -> None:
+        if self.chance.random() < 0.7:
+            return
+        key = self.chance.choice(list(JOBS))
+        found = connection.execute("SELECT run_id FROM job_runs WHERE job_id = %s", [job_id("default", key)]).fetchall()
+        ask_within(connection, self.database, {"type": "runs.cancel", "key": key})
+        noted.acknowledged.append(Acknowledged(frozenset(run for (run,) in found if isinstance(run, UUID)), 0.0))
+
+    def in_hand(self, connection: Conn) -> list[tuple[UUID, int]]:
+        found = connection.execute(IN_HAND, [self.executor_id]).fetchall()
+        chosen = self.chance.sample(found, min(len(found), self.chance.randint(1, 3)))
+        return [(run, attempt) for run, attempt in chosen if isinstance(run, UUID) and isinstance(attempt, int)]
+
+
+def settle(actor: Actor, actors: list[Actor]) -> None:
+    """Carry out what was cancelled, and claim and end the rest, until nothing is open."""
+    database = actor.database
+    cancelling = Cancelling(database.session(), database.installation)
+    turns = TurnSweep(database.session(), database.installation)
+    for _ in range(2000):
+        if not open_runs(database) and not database.rows("SELECT 1 FROM cancellations WHERE finished_at IS NULL"):
+            return
+        cancelling.step()
+        turns.step()
+        for each in actors:
+            with each.session.transaction() as connection:
+                each.end(connection, Seen())
+        with actor.session.transaction() as connection:
+            actor.claim(connection, actor.seen)
+    message = f"left open: {open_runs(database)}"
+    raise AssertionError(message)
+
+
+def complaints(final: dict[UUID, RunState], seen: list[Seen]) -> list[str]:
+    """Where what was answered is not what came of it."""
+    found: list[str] = []
+    for told in seen:
+        for run, answer in told.answers:
+            right = answer if answer in FINAL else RunState.CANCELLED
+            if final[run] is not right:
+                found.append(f"{run} was answered {answer} and ended {final[run]}")
+    for one in (begun for told in seen for begun in told.begun):
+        for filtered in (each for told in seen for each in told.acknowledged):
+            if one.run_id in filtered.runs and one.at > filtered.at:
+                found.append(f"{one.run_id} began after it had been cancelled")
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_answer_is_what_came_of_it_and_nothing_begins_after_a_filter(fresh_database: Database, seed: int) -> None:
+    database = fresh_database
+    for key, overlap in JOBS.items():
+        submit(database, key, overlap=overlap)
+    runs = [make(database, overlap, key=key) for _ in range(40) for key, overlap in JOBS.items()]
+    chances = [random.Random(seed * 100 + number) for number in range(THREADS)]  # noqa: S311 - to be repeated
+    actors = [Actor(database, database.session(), each) for each in chances]
+    living = [in_background(actor.live) for actor in actors]
+    for each in living:
+        each.result(180)
+    settle(actors[0], actors)
+    final = {run: RunState(state) for run, state in database.rows("SELECT run_id, state FROM job_runs")}
+    assert set(final) == set(runs)
+    assert set(final.values()) <= FINAL
+    assert complaints(final, [actor.seen for actor in actors]) == []
+    assert (database.count("open_runs"), database.count("turns"), database.count("signals")) == (0, 0, 0)
+    completions = "SELECT count(*) FROM outbox WHERE topic LIKE '%%.completions'"
+    assert database.value(completions) == len(runs)
+
+
+def test_the_oracle_tells() -> None:
+    """What the test above relies on: an answer that did not come true, and a run begun too late, are complaints."""
+    run = uuid4()
+    cancelled, succeeded = {run: RunState.CANCELLED}, {run: RunState.SUCCEEDED}
+    assert complaints(cancelled, [Seen(answers=[(run, RunState.QUEUED), (run, RunState.CANCELLED)])]) == []
+    assert len(complaints(succeeded, [Seen(answers=[(run, RunState.RUNNING)])])) == 1
+    acknowledged = Seen(acknowledged=[Acknowledged(frozenset({run}), 5.0)])
+    assert complaints(cancelled, [acknowledged, Seen(begun=[Begun(run, 4.0)])]) == []
+    assert len(complaints(cancelled, [acknowledged, Seen(begun=[Begun(run, 6.0)])])) == 1

@@ -1,0 +1,95 @@
+"""Attempts whose end is told from outside: nobody's, until their deadline or their end."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    NEVER,
+    ask,
+    attempts,
+    begun,
+    completions,
+    final_state,
+    open_run,
+    some_executor,
+    submit,
+    succeed,
+)
+from tidewheel.transitions.start import Started
+from tidewheel.transitions.waiting import Wait, end_cancelled_waits, wait_runs
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database)
+    return database
+
+
+def wait(database: Database, *waits: Wait) -> set[object]:
+    """Write waits as an executor does."""
+    with database.transaction() as connection:
+        return {*wait_runs(connection, waits), *end_cancelled_waits(connection, database.installation, waits)}
+
+
+def waiting(started: Started, *, attempt: int = 1, executor_id: UUID = EXECUTOR) -> Wait:
+    return Wait(started.run_id, attempt, executor_id, HOUR)
+
+
+def test_a_run_that_waits_is_never_due_and_keeps_whose_it_was(with_job: Database) -> None:
+    started = begun(with_job)
+    before = with_job.now()
+    assert wait(with_job, waiting(started)) == set()
+    row = open_run(with_job, started.run_id)
+    assert (row.state, row.attempt, row.executor_id, row.publish_at) == ("waiting", 1, EXECUTOR, NEVER)
+    [(deadline, until)] = with_job.rows("SELECT deadline_at, wait_until FROM open_runs")
+    assert before + HOUR <= deadline <= with_job.now() + HOUR
+    assert abs(deadline - until) < timedelta(seconds=1)  # of one statement, but not of one look at the clock
+
+
+def test_a_repeat_after_a_lost_commit_changes_nothing(with_job: Database) -> None:
+    started = begun(with_job)
+    for _ in range(2):
+        assert wait(with_job, waiting(started)) == set()
+    assert open_run(with_job, started.run_id).state == "waiting"
+    assert completions(with_job) == []
+
+
+def test_another_executors_attempt_or_an_older_one_does_not_wait(with_job: Database) -> None:
+    started = begun(with_job)
+    wait(with_job, waiting(started, executor_id=some_executor()))
+    wait(with_job, waiting(started, attempt=0))
+    assert open_run(with_job, started.run_id).state == "running"
+
+
+def test_what_was_asked_to_stop_before_it_waited_ends_cancelled(with_job: Database) -> None:
+    """Its executor has done with it: nobody else would end it before that executor dies."""
+    started, other = begun(with_job), begun(with_job)
+    ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
+    assert wait(with_job, waiting(started), waiting(other)) == set()
+    assert final_state(with_job, started.run_id)[0] == "cancelled"
+    assert attempts(with_job, started.run_id) == [(1, "cancelled")]
+    assert with_job.count("signals") == 0
+    assert open_run(with_job, other.run_id).state == "waiting"
+
+
+def test_what_is_over_stays_as_it_ended(with_job: Database) -> None:
+    started = begun(with_job)
+    succeed(with_job, started)
+    assert wait(with_job, waiting(started)) == set()
+    assert final_state(with_job, started.run_id)[0] == "succeeded"
+
+
+def test_what_somebody_has_locked_is_to_be_tried_again(with_job: Database) -> None:
+    started = begun(with_job)
+    holding = with_job.connection()
+    holding.execute("SELECT FROM open_runs FOR UPDATE")
+    assert wait(with_job, waiting(started)) == {started.run_id}
+    holding.rollback()
+    assert wait(with_job, waiting(started)) == set()
+    assert open_run(with_job, started.run_id).state == "waiting"
