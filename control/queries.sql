@@ -437,7 +437,7 @@ SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.que
 
 -- name: list_dead_letters
 -- A tenant's dead letters, the newest first.
--- Index: dead_letters_by_tenant or dead_letters_by_job, walked backwards; primary keys of failed_runs and jobs. No lock.
+-- Index: dead_letters_by_tenant, walked backwards; dead_letters_by_job where a job is named; failed_runs_pkey, jobs_pkey. No lock.
 SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.queue, f.lane, f.attempt, f.error_type, d.topic,
        d.partition, d."offset", d.reason, d.made_at, d.redriven_as, d.redriven_at
   FROM dead_letters AS d
@@ -458,7 +458,7 @@ SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.qu
 
 -- name: walk_dead_letters
 -- The same, the oldest first, with no more than who redrives or purges them needs.
--- Index: dead_letters_by_tenant or dead_letters_by_job; failed_runs_pkey. No lock.
+-- Index: dead_letters_by_tenant; dead_letters_by_job where a job is named; failed_runs_pkey. No lock.
 SELECT d.id, d.kind, d.run_id, d.made_at, d.redriven_at
   FROM dead_letters AS d
   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id

@@ -1,7 +1,7 @@
 """Reading what attempts have written, as far as it is kept, and following one that still writes.
 
-Of each attempt the last 64 KiB are kept, and how much it ever wrote: who looks again knows from that how much of what is
-kept is new, and how much was lost in between.
+Of each attempt the last 64 KiB are kept, and how much it ever wrote: who looks again knows from that how much of what
+is kept is new, and how much was lost in between.
 """
 
 from collections.abc import Iterator

@@ -143,8 +143,8 @@ def kept(result: object) -> bytes | None:
 def checked(outcome: Outcome, completion: Completion) -> Outcome:
     """What a handler's end means that may have completed its run itself.
 
-    Where the transaction was committed, the run is over and nothing more is written. A success that is reported although
-    it was not would lose the effect.
+    Where the transaction was committed, the run is over and nothing more is written. A success that is reported
+    although it was not would lose the effect.
     """
     if not completion.called or outcome.kind is not AttemptOutcome.SUCCEEDED:
         return outcome
@@ -154,5 +154,5 @@ def checked(outcome: Outcome, completion: Completion) -> Outcome:
 
 def _see_transaction(connection: Connection[object] | AsyncConnection[object]) -> None:
     if getattr(connection, "autocommit", False) and connection.pgconn.transaction_status == TransactionStatus.IDLE:
-        problem, remedy = "it is on autocommit, outside a transaction", "open one: with connection.transaction(): …"
+        problem, remedy = "it is on autocommit, outside a transaction", "write `with connection.transaction():`"
         raise InvalidInput([FieldError("connection", problem, remedy)])

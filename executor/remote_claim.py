@@ -8,6 +8,7 @@ all. The executor's row is locked meanwhile, so that a repeat waits for the firs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import LiteralString, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -76,11 +77,12 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
         raise UnknownExecutor(claim.executor_id)
     queues, handlers, last = row
     assert isinstance(last, int)  # noqa: S101 - the column's type
+    served = cast("list[str]", queues), cast("list[str]", handlers)
     if claim.number < last:
         return RemotelyClaimed((), {})
     if claim.number == last:
         return _told_again(connection, claim)
-    swept = _find_due(connection, claim, queues, handlers) if claim.sweep else []
+    swept = _find_due(connection, claim, *served) if claim.sweep else []
     requests = build_requests(connection, swept)
     wishes = [*claim.wishes, *_wishes(swept, claim)]
     connection.execute(_COUNT_CLAIM, {"executor_id": claim.executor_id, "claim_id": claim.number})
@@ -102,8 +104,7 @@ def _told_again(connection: Conn, claim: RemoteClaim) -> RemotelyClaimed:
     return RemotelyClaimed(started, build_requests(connection, swept))
 
 
-def _find_due(connection: Conn, claim: RemoteClaim, queues: object, handlers: object) -> list[DueRun]:
-    assert isinstance(queues, list)  # noqa: S101 - the column's type
+def _find_due(connection: Conn, claim: RemoteClaim, queues: list[str], handlers: list[str]) -> list[DueRun]:
     served = [(queue, lane) for lane in Lane for queue in queues]
     columns = {
         "queues": [queue for queue, _ in served],
@@ -116,7 +117,7 @@ def _find_due(connection: Conn, claim: RemoteClaim, queues: object, handlers: ob
     return _due_runs(connection, _FIND_DUE, columns)
 
 
-def _due_runs(connection: Conn, statement: str, columns: Mapping[str, object]) -> list[DueRun]:
+def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[DueRun]:
     with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
         return cursor.execute(statement, columns).fetchall()
 

@@ -1,7 +1,7 @@
 """Notices when the event loop stands still, because a handler blocks it, and says who.
 
-A thread of its own, as the heartbeat is: the lease is kept meanwhile. While the loop stands nothing is claimed, and what
-was claimed and has not begun goes back at once, uncharged, to executors that can run it.
+A thread of its own, as the heartbeat is: the lease is kept meanwhile. While the loop stands nothing is claimed, and
+what was claimed and has not begun goes back at once, uncharged, to executors that can run it.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Watchdog:
         if not self._stalled:
             metrics.count("loop_stalls")
         self._stalled = True
-        frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - the only way to see another thread's stack
+        frame = sys._current_frames().get(self._watched)  # pyright: ignore[reportPrivateUsage]  # there is no other way
         attempt = _attempt_in(frame)
         about = {} if attempt is None else attempt.about
         stack = "".join(traceback.format_stack(frame, _FRAMES)) if frame else ""

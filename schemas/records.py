@@ -489,7 +489,8 @@ class Reply:
         job_id: UUID of the job concerned.
         job_version: The job's current version after the request.
         run_id: Run that was made, or that the request concerned.
-        run_status: With run_cancel: the state the run was found in.
+        run_status: With run_cancel and run_heartbeat, and where the attempt is over: the state the run was found in.
+            With run_complete: the state it has now.
         next_run_at: The job's next occurrence, UTC; null when there is none ahead or it is paused.
         backfill_id: Backfill that was made, or that the request concerned.
         backfill_status: With backfill_pause, backfill_resume and backfill_cancel: the state the backfill is in.

@@ -72,15 +72,11 @@ async def borrow(connection: AsyncConnection[object], work: Callable[[Conn], T])
 @contextmanager
 def _twin(connection: _Lent) -> Generator[Conn]:
     """A second connection object over the same libpq connection; its lock is held by who calls."""
-    if connection.closed:
-        raise _unfit("it is closed", "give an open connection")
     lent = connection.pgconn
-    if lent.pipeline_status != PipelineStatus.OFF:
-        raise _unfit("it is in a pipeline", "leave the pipeline block first")
-    if lent.transaction_status == TransactionStatus.INERROR:
-        raise _unfit("its transaction has failed already", "roll back, and do the work again")
+    if (why_not := _why_not(connection)) is not None:
+        raise _unfit(*why_not)
     handlers = lent.notice_handler, lent.notify_handler
-    twin: Conn = Connection(lent)
+    twin = cast("Conn", Connection(lent))
     lent.notice_handler, lent.notify_handler = handlers  # what the server tells is still told to the caller
     twin.prepare_threshold = None  # the names of prepared statements are the caller's
     try:
@@ -94,6 +90,17 @@ def _twin(connection: _Lent) -> Generator[Conn]:
         yield twin
     finally:
         del twin.pgconn  # else it would complain, when it goes, that it was not closed
+
+
+def _why_not(connection: _Lent) -> tuple[str, str] | None:
+    """Why it cannot be lent now, and what to do about that."""
+    if connection.closed:
+        return "it is closed", "give an open connection"
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        return "it is in a pipeline", "leave the pipeline block first"
+    if connection.pgconn.transaction_status == TransactionStatus.INERROR:
+        return "its transaction has failed already", "roll back, and do the work again"
+    return None
 
 
 def _remedy(given: object, wanted: str) -> str:

@@ -234,7 +234,7 @@ class ExecutorSettings(Connections):
         None,
         ge=1,
         le=1000,
-        description="handlers in processes of their own at once, some 60 MB each; as many as CPUs unless told, at least 2",
+        description="handlers in processes of their own at once, 60 MB each; as many as CPUs unless told, at least 2",
     )
     worker_memory_bytes: int | None = Field(
         None,

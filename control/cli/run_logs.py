@@ -24,8 +24,8 @@ def logs(
 ) -> None:
     """Print what a run's attempts have written: the last 64 KiB of each.
 
-    Which attempt it is of, and what is missing, is said on standard error. With --follow and --output json each piece is
-    a document on a line of its own.
+    Which attempt it is of, and what is missing, is said on standard error. With --follow and --output json each piece
+    is a document on a line of its own.
     """
     with asking(tenant) as client:
         pieces = client.follow_logs(run_id, attempt) if follow else iter(client.logs(run_id, attempt))

@@ -26,6 +26,7 @@ DIED = "ProcessDied"
 UNUSABLE = "WorkerFailed"
 
 _LOOK_SECONDS = 0.05
+_WARM_SECONDS = 5.0
 _START_SECONDS = 60.0  # importing handlers on a busy machine; longer, and it hangs
 _DYING_SECONDS = 2.0  # SIGTERM, half a second, SIGKILL, and a busy machine
 _CLOSE_SECONDS = 5.0
@@ -75,12 +76,12 @@ class Isolated:
         self._slots: list[_Slot] = []
         self._open = 0  # jobs that are not over
         self._lock = threading.Lock()
+        self._warming = threading.Timer(_WARM_SECONDS, self._warm)
+        self._warming.daemon = True
 
     def warm(self) -> None:
-        """Start one process before it is needed."""
-        with self._lock:
-            if not self._slots:
-                self._add_slot()
+        """Start one process before it is needed, but not at once: an executor that starts has other things to do."""
+        self._warming.start()
 
     async def run(self, attempt: Attempt) -> Outcome:
         """Run an attempt in a process that runs nothing else meanwhile.
@@ -110,6 +111,7 @@ class Isolated:
 
     def close(self) -> None:
         """Kill the processes."""
+        self._warming.cancel()
         with self._lock:
             slots, self._slots, self._most = self._slots, [], 0
         for slot in slots:
@@ -117,6 +119,11 @@ class Isolated:
             slot.close()
         for slot in slots:
             slot.join(_CLOSE_SECONDS)
+
+    def _warm(self) -> None:
+        with self._lock:
+            if not self._slots and self._most:
+                self._add_slot()
 
     def _submit(self, job: _Job) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from tidewheel.control.client import Client
 from tidewheel.local.ports import free_port
 from tidewheel.runs import Lane
 from tidewheel.topics import DEFAULT_QUEUE
+
+Target = str | Mapping[str, object]
 
 _STOP_SECONDS = 30.0
 _NEVER = "60s"
@@ -137,16 +139,22 @@ class Kit:
         self.fleet.kill()
         self.fleet.database.close()
 
-    def trigger(self, handler: str, payload: object = None, **job: object) -> UUID:
+    def trigger(self, handler: Target, payload: object = None, **job: object) -> UUID:
         """Ask for a run of a handler, under a job that is submitted when it is new."""
         key = f"{handler} {json.dumps(job, sort_keys=True)}"[:255]
         if key not in self._jobs:
-            spec = {"key": key, "schedule": "manual", "target": handler, "queue": self.queue, "overlap": "allow_all"}
+            spec: dict[str, object] = {
+                "key": key,
+                "schedule": "manual",
+                "target": handler,
+                "queue": self.queue,
+                "overlap": "allow_all",
+            }
             self.client.submit(spec | job)
             self._jobs.add(key)
         return self.client.trigger(key, payload)
 
-    def run(self, handler: str, payload: object = None, **job: object) -> Run:
+    def run(self, handler: Target, payload: object = None, **job: object) -> Run:
         """Ask for a run, and wait for its end."""
         return self.ended(self.trigger(handler, payload, **job))
 

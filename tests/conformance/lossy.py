@@ -34,8 +34,13 @@ class Lossy(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
-    server: Lossy
     protocol_version = "HTTP/1.1"
+
+    @property
+    def way(self) -> Lossy:
+        """Whose it is."""
+        assert isinstance(self.server, Lossy)
+        return self.server
 
     def do_POST(self) -> None:
         self._pass_on()
@@ -46,8 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", "0")))
         headers = {"content-type": self.headers.get("content-type", "application/json")}
-        answer = self.server.client.request(self.command, self.path, content=body, headers=headers)
-        if self.server.loses(self.path.rpartition(":")[2], answer):
+        answer = self.way.client.request(self.command, self.path, content=body, headers=headers)
+        if self.way.loses(self.path.rpartition(":")[2], answer):
             self.close_connection = True
             return
         self.send_response(answer.status_code)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, until
-from tests.transitions.acts import begin, end, ending, requests, succeed
+from tests.transitions.acts import EXECUTOR, begin, end, ending, requests, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.async_client import AsyncClient
@@ -22,6 +22,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import JobDefinition
+from tidewheel.transitions.beats import Beat, save_beats
 
 T = TypeVar("T")
 
@@ -168,6 +169,21 @@ def test_a_job_is_paused_resumed_and_deleted(client: Client, database: Database)
     client.delete("job")
     assert refusal_code(lambda: client.trigger("job")) == "unknown_job"
     assert client.submit(job()).version > resumed.version
+
+
+def test_a_run_under_way_tells_how_far_it_is_and_when_its_time_is_over(client: Client, database: Database) -> None:
+    client.submit(job(schedule_to_close="1h"))
+    run_id = client.trigger("job")
+    assert (client.run(run_id).progress, client.run(run_id).beat_at) == (None, None)
+    started = begin(database, run_id)
+    with database.transaction() as connection:
+        save_beats(connection, [Beat(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
+    run = client.run(run_id)
+    assert (run.progress, run.deadline_at) == (b'{"pages":3}', started.close_at)
+    assert run.beat_at is not None
+    succeed(database, started)
+    over = client.run(run_id)
+    assert (over.progress, over.deadline_at) == (b'{"pages":3}', None)
 
 
 def test_cancelling_tells_what_state_a_run_was_in(client: Client, database: Database) -> None:

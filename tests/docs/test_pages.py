@@ -8,18 +8,22 @@ import pytest
 
 from tests.docs.pages import Shell, blocks, fits
 from tests.strict_types import ROOT
-from tidewheel.local.stack import LocalStack
+from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
-PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md")
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("page", PAGES)
-def test_a_reader_gets_what_the_page_shows(page: str, stack: LocalStack, tmp_path: Path) -> None:
+def test_a_reader_gets_what_the_page_shows(page: str, stack: LocalStack, info: StackInfo, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "TIDEWHEEL_HOME": str(stack.home),
+        # A reader's tests start a stack of their own; here there is one.
+        DATABASE_VARIABLE: info.database_url,
+        KAFKA_VARIABLE: info.bootstrap,
     }
     shell, printed = Shell(tmp_path, environment), ""
     try:

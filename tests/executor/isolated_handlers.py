@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+import psycopg
+
 import tidewheel
 from tidewheel.executor.handlers import Handler, registered
 
@@ -144,6 +146,15 @@ def beat(context: tidewheel.Context, payload: object) -> object:
     context.heartbeat({"done": 1}, {"next": 2})
     found = context.previous()
     return [found.result, found.scheduled_at and found.scheduled_at.isoformat()]
+
+
+@tidewheel.handler("alone.complete", isolation="process")
+def complete(context: tidewheel.Context, payload: dict[str, str]) -> None:
+    """Complete the run in a transaction of its own, and commit that where it is told to."""
+    with psycopg.connect(payload["url"]) as connection:
+        context.complete_in(connection, {"pid": os.getpid()})
+        if payload["end"] == "rollback":
+            connection.rollback()
 
 
 @tidewheel.handler("alone.lost")

@@ -44,9 +44,7 @@ def one_or_none(database: Database, run_id: UUID) -> bool:
     """Whether effect and completion are there; fails when one of them is there alone."""
     there = effects(database, run_id)
     ended = final_state(database, run_id) == ("succeeded", None)
-    events = database.value(
-        "SELECT count(*) FROM outbox WHERE topic = %s", [database.installation.topics.completions]
-    )
+    events = database.value("SELECT count(*) FROM outbox WHERE topic = %s", [database.installation.topics.completions])
     attempts = database.value("SELECT count(*) FROM attempts WHERE run_id = %s AND outcome = 'succeeded'", [run_id])
     assert (there, events, attempts) == ((1, 1, 1) if ended else (0, 0, 0))
     return ended

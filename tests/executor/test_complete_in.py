@@ -1,14 +1,15 @@
 """`ctx.complete_in`: effect and completion in the handler's own transaction stand together or fall together."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import cast
 from uuid import UUID
 
 import psycopg
 import pytest
-from psycopg.rows import dict_row
+from psycopg.rows import DictRow, dict_row
+from psycopg.types.string import TextLoader
 
 from tests.executor.own_transactions import (
     DYING,
@@ -51,6 +52,7 @@ from tidewheel.control.enqueue import enqueue
 from tidewheel.errors import AttemptOver, InvalidInput, Refused
 from tidewheel.executor.complete_in import Completion
 from tidewheel.executor.context import Context, Flag
+from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.mend import release_chains
 from tidewheel.transitions.loose_ends import settle_loose_ends
@@ -156,7 +158,9 @@ def timed_out(shop: Database, started: Started) -> None:
 
 
 @pytest.mark.parametrize("what", [gone_back, taken_over, asked_to_cancel, timed_out], ids=lambda what: what.__name__)
-def test_an_attempt_that_counts_no_more_never_commits_its_effect(shop: Database, own: Own, what: Any) -> None:
+def test_an_attempt_that_counts_no_more_never_commits_its_effect(
+    shop: Database, own: Own, what: Callable[[Database, Started], None]
+) -> None:
     """Whatever its code does with the error: the transaction has failed."""
     started = begun(shop)
     own.execute(EFFECT, [started.run_id, started.attempt])
@@ -319,8 +323,10 @@ def test_a_job_that_sets_nothing_off_leaves_nothing_to_settle(shop: Database, ow
 
 def test_the_connection_stays_as_its_owner_has_set_it(shop: Database) -> None:
     started = begun(shop)
-    with psycopg.connect(shop.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor) as own:
-        own.adapters.register_loader("uuid", psycopg.types.string.TextLoader)
+    with psycopg.Connection[DictRow].connect(
+        shop.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor
+    ) as own:
+        own.adapters.register_loader("uuid", TextLoader)
         own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         own.execute("SET timezone = 'Pacific/Auckland'")
         own.commit()
@@ -358,9 +364,9 @@ def test_a_result_that_cannot_be_kept_is_refused_before_anything_is_written(
     own.rollback()
 
 
-def refusal(done: Completion, connection: Any) -> str:
+def refusal(done: Completion, connection: object) -> str:
     with pytest.raises(Refused) as caught:
-        done.complete_in(connection, None)
+        done.complete_in(cast("Own", connection), None)
     [error] = caught.value.errors
     assert error.path == "connection"
     assert error.remedy
@@ -368,7 +374,7 @@ def refusal(done: Completion, connection: Any) -> str:
 
 
 def test_a_connection_that_cannot_be_used_is_refused_with_the_way_to_mend_it(
-    shop: Database, info: Any, own: Own
+    shop: Database, info: StackInfo, own: Own
 ) -> None:
     started = begun(shop)
     done = completion(shop, started)
@@ -389,5 +395,5 @@ def test_a_context_of_no_run_says_so(own: Own) -> None:
     run_id, flag = UUID(int=1), Flag()
     logger = logging.LoggerAdapter(logging.getLogger("test"))
     context = Context(run_id, 1, "job", "default", SystemClock().now(), 1.0, {}, str(run_id), None, logger, flag)
-    with pytest.raises(RuntimeError, match="tidewheel.testing.run_handler"):
+    with pytest.raises(RuntimeError, match=r"tidewheel\.testing\.run_handler"):
         context.complete_in(own)

@@ -97,8 +97,8 @@ def test_others_on_the_same_connection_wait_for_it_and_it_for_them(shop: Databas
     async def work(own: Own) -> None:
         async def busy() -> None:
             for _ in range(30):
-                cursor = await own.execute("SELECT pg_sleep(0.001), 7")
-                assert (await cursor.fetchone() or ())[1] == 7
+                cursor = await own.execute("SELECT 7 FROM pg_sleep(0.001)")
+                assert await cursor.fetchone() == (7,)
 
         others = [asyncio.create_task(busy()) for _ in range(3)]
         await own.execute(EFFECT, [started.run_id, 1])

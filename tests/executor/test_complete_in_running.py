@@ -66,7 +66,9 @@ def test_a_success_without_its_commit_is_a_failure_that_says_so(executing: Execu
     run_id, ended = run(executing, handler, "forget-to-commit")
     assert (ended.state, ended.attempt, effects(executing.database, run_id)) == ("succeeded", 2, 1)
     assert attempts(executing.database, run_id) == [(1, "failed"), (2, "succeeded")]
-    told = executing.database.rows("SELECT error_type, error_message FROM attempts WHERE attempt = 1 AND run_id = %s", [run_id])
+    told = executing.database.rows(
+        "SELECT error_type, error_message FROM attempts WHERE attempt = 1 AND run_id = %s", [run_id]
+    )
     [(error_type, error_message)] = told
     assert error_type == "NotCommitted"
     assert "commit it first" in error_message

@@ -33,6 +33,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 
 HANDLERS = isolated_handlers.handlers()
+ONCE = {"max_attempts": 1}
 
 
 @asynccontextmanager
@@ -392,7 +393,7 @@ def test_an_executor_ends_what_is_out_of_time_cancelled_or_left_when_it_stops(
         return run_id, [int(pid) for pid in told(file).split()]
 
     with executing.running(known=HANDLERS, drain_timeout=0, worker_processes=1, cancel_grace=1):
-        late, late_pids = held("late", start_to_close="1s", retry={"max_attempts": 1})
+        late, late_pids = held("late", start_to_close="1s", retry=ONCE)
         ended = executing.ended(late)
         assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
         cancelled, cancelled_pids = held("cancelled")
@@ -404,3 +405,22 @@ def test_an_executor_ends_what_is_out_of_time_cancelled_or_left_when_it_stops(
     assert (run.state, run.charged, run.lost) == ("queued", 0, 0)
     for pid in late_pids + cancelled_pids + left_pids:
         until(lambda pid=pid: gone(pid), f"{pid} has ended")
+
+
+@pytest.mark.kafka
+def test_a_run_can_be_completed_in_a_transaction_over_there(executing: Executing) -> None:
+    with executing.running(known=HANDLERS, worker_processes=1):
+        committed = executing.run("alone.complete", {"url": executing.database.url, "end": "commit"})
+        assert committed.state == "succeeded"
+        assert json.loads(committed.result or b"")["pid"] != os.getpid()
+        left = executing.run("alone.complete", {"url": executing.database.url, "end": "rollback"}, retry=ONCE)
+        assert (left.state, left.error_type) == ("failed", "NotCommitted")
+
+
+@pytest.mark.kafka
+def test_its_heartbeats_and_checkpoints_are_written(executing: Executing) -> None:
+    with executing.running(known=HANDLERS, worker_processes=1):
+        run_id = executing.trigger("alone.beat")
+        assert executing.ended(run_id).result == b"[null,null]"
+    found = executing.database.rows("SELECT progress, checkpoint FROM run_inputs WHERE run_id = %s", [run_id])
+    assert found == [(b'{"done":1}', b'{"next":2}')]

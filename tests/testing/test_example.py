@@ -25,7 +25,18 @@ def test_the_examples_tests_pass_and_leave_nothing_behind(info: StackInfo, tmp_p
     environment |= {DATABASE_VARIABLE: info.database_url, KAFKA_VARIABLE: info.bootstrap}
     before = there(info)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "tidewheel.testing.plugin", "-p", "no:cacheprovider"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-W",
+            "error",
+            "-p",
+            "tidewheel.testing.plugin",
+            "-p",
+            "no:cacheprovider",
+        ],
         cwd=tmp_path / "shop",
         env=environment,
         stdout=subprocess.PIPE,

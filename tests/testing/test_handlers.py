@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -31,7 +30,7 @@ async def order(context: tidewheel.Context, payload: Order) -> dict[str, object]
 
 
 @tidewheel.handler("kit.on-thread")
-def on_thread(context: tidewheel.Context, payload: Any) -> object:
+def on_thread(context: tidewheel.Context, payload: object) -> object:
     return {"attempt": context.attempt, "payload": repr(payload), "before": context.previous().result}
 
 
@@ -99,7 +98,10 @@ def test_a_payload_that_does_not_fit_fails_as_in_production() -> None:
     ],
 )
 def test_what_it_raises_means_what_it_means_in_production(
-    what: str, outcome: str, error_type: str | None, again: bool  # noqa: FBT001
+    what: str,
+    outcome: str,
+    error_type: str | None,
+    again: bool,  # noqa: FBT001
 ) -> None:
     result = run_handler(raise_it, what)
     assert (result.outcome, result.error_type, result.again_in is not None) == (outcome, error_type, again)
@@ -149,9 +151,9 @@ def test_logging_and_printing_are_as_before_afterwards(capsys: pytest.CaptureFix
 
 
 def test_an_unknown_handler_is_told_the_nearest() -> None:
-    with pytest.raises(LookupError, match=r"there is no handler 'kit.ordr'; did you mean 'kit.order'\?"):
+    with pytest.raises(LookupError, match=r"there is no handler 'kit\.ordr'; did you mean 'kit\.order'\?"):
         run_handler("kit.ordr")
-    with pytest.raises(LookupError, match="decorate it with @tidewheel.handler"):
+    with pytest.raises(LookupError, match=r"decorate it with @tidewheel\.handler"):
         run_handler(print)
 
 

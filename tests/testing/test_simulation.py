@@ -97,7 +97,9 @@ def test_it_is_what_a_scheduler_does(clocked: ClockedDatabase) -> None:
     fired = clocked.rows("SELECT scheduled_at FROM open_runs ORDER BY scheduled_at")
     assert [(line.at,) for line in lines if line.fired] == fired
     skipped = clocked.rows("SELECT reason, first_at, last_at, occurrences FROM skips ORDER BY first_at")
-    assert [(line.reason, line.at, line.last_at or line.at, line.occurrences) for line in lines if not line.fired] == skipped
+    assert [
+        (line.reason, line.at, line.last_at or line.at, line.occurrences) for line in lines if not line.fired
+    ] == skipped
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -122,7 +123,7 @@ def test_an_application_enqueues_in_its_own_transaction(tidewheel: Tidewheel) ->
 
 
 def test_a_pause_after_failures_is_asked_for_and_made(tidewheel: Tidewheel) -> None:
-    fragile = {"retry": {"max_attempts": 1}, "pause_on_failure": 2, "schedule": "@every 1h"}
+    fragile: dict[str, Any] = {"retry": {"max_attempts": 1}, "pause_on_failure": 2, "schedule": "@every 1h"}
     tidewheel.submit(job(target="testing.fail-until", payload=9, **fragile))
     tidewheel.advance(hours=5)
     tidewheel.assert_fired("job", times=2)

@@ -68,6 +68,16 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT run_id, 1, tenant, now(), 'failed' FROM job_runs LIMIT %(fewer)s
     """,
     """
+    INSERT INTO failed_runs (run_id, job_id, tenant, job_version, cause, queue, lane, scheduled_at, finished_at, state,
+                             attempt)
+    SELECT run_id, job_id, tenant, 1, cause, queue, lane, scheduled_at, now(), 'failed', 1
+      FROM job_runs ORDER BY md5(run_id::text) LIMIT %(fewer)s
+    """,
+    """
+    INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, made_at)
+    SELECT tenant, 'run', run_id, job_id, 'it failed', now() - row_number() OVER () * interval '1 s' FROM failed_runs
+    """,
+    """
     INSERT INTO outbox (slice, class, publish_at, topic, key, value)
     SELECT shard / 8, (ARRAY['critical', 'standard', 'batch', 'events'])[1 + shard %% 4],
            now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k',
@@ -152,6 +162,7 @@ def facts(loaded: Database) -> dict[str, Any]:
         "charges": [1] * BATCH,
         "losses": [0] * BATCH,
         "request_ids": [f"r-{number}" for number in range(BATCH)],
+        "new_run_ids": runs,
         "places": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
         "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),
     }
@@ -182,6 +193,22 @@ def facts(loaded: Database) -> dict[str, Any]:
     first, last = run_range(jobs[0], run_instant(runs[0]))
     return many | one | {"first_run_id": first, "last_run_id": last}
 
+
+# Of lists and walks: no filter but the first, from their beginnings.
+_UNFILTERED: Mapping[str, object] = dict.fromkeys(
+    ("ids", "kind", "status", "error_type", "queue", "lane", "handler", "cause", "redriven", "labels", "state", "ahead")
+)
+_LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+_NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)
+_RANGE: Mapping[str, object] = {"since": _LONG_AGO, "until": _FAR_AHEAD, "first_id": _NOWHERE, "most": 51}
+_WALK: Mapping[str, object] = {
+    **_UNFILTERED, "made_before": _FAR_AHEAD, "begun": True, "states": [RunState.QUEUED], "after_id": _NOWHERE,
+    "after_at": _LONG_AGO, "most": 1000, "looked_at": 20_000,
+}  # fmt: skip
+_LETTERS: Mapping[str, object] = {
+    **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0
+}  # fmt: skip
+_RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND}
 
 CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
 
@@ -223,6 +250,14 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "look_at_turns": {"after": UUID(int=0), "most": 1000},
     "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
     "read_signals": {"stray_after": timedelta(seconds=10)},
+    "find_cancelled_of_job": _WALK,
+    "find_cancelled": _WALK,
+    "lock_cancelled": {"states": [RunState.QUEUED]},
+    "list_dead_letters": _LETTERS | {"job_id": None},
+    "walk_dead_letters": _LETTERS | {"job_id": None},
+    "find_runs": _RUNS,
+    "find_runs_of_job": _RUNS,
+    "find_failed_runs": _RUNS | {"state": RunState.FAILED},
     "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
     "give_up_moves": {"reason": "by_hand"},
     "flush_outputs": {"outputs": [b"x"] * BATCH, "output_bytes": [1] * BATCH, "states": [RunState.RUNNING]},
@@ -258,24 +293,28 @@ _HOT = {
         forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
         move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
         wait_for_turns release_next hand_on_turns read_versions_in_force read_undecided read_recorded save_beats
-        flush_outputs add_outputs
+        flush_outputs add_outputs read_lineage mark_redriven
     """,
     "tidewheel.intake": """
         find_answers lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
         lock_run read_run lock_attempts read_ended put_off_deadlines read_timers read_timer_runs resume_jobs
         share_calendars find_calendar_jobs drop_job_calendars
         lock_unbegun_of_backfill read_coming_overrides forget_overrides give_up_moves read_wanted_versions
+        read_retried
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded
         lock_backfilled_job read_backfill_place read_version_facts find_unhandled
         probe_deadlines find_passed lock_passed lock_timed_timers lock_timed_jobs
+        find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs find_due_handled read_in_hand read_previous read_signals",
     "tidewheel.control": """
-        read_logs read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at read_attempts_of
-        read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
+        read_logs read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at
+        read_attempts_of read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
+        find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters
+        walk_dead_letters
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]

@@ -1,5 +1,6 @@
 """`flush_outputs`: what attempts have written while they run, under their fence; and the end that writes it too."""
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_retried_attempt_keeps_its_output(database: Database, started: Started
 
 @pytest.mark.parametrize("unflushed", [False, True])
 def test_an_end_without_a_flush_is_written_either_way(database: Database, started: Started, unflushed: bool) -> None:  # noqa: FBT001
-    fields = {"result": b"1", "output": b"one\n", "output_bytes": 4, "unflushed": unflushed}
+    fields: dict[str, Any] = {"result": b"1", "output": b"one\n", "output_bytes": 4, "unflushed": unflushed}
     end(database, ending(started, RunState.SUCCEEDED, **fields))
     assert kept(database) == [(1, b"1", b"one\n", 4)]
 

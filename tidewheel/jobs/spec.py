@@ -18,7 +18,7 @@ from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import Cron, FixedDelay, Interval, Schedule
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
-from tidewheel.jobs.targets import Target
+from tidewheel.jobs.targets import HandlerTarget, HttpTarget, KafkaTarget, Target
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.jobs.values import (
     CalendarName,
@@ -157,6 +157,26 @@ class JobSpec(WithPayload):
             problem = f"{format_timestamp(self.end_at)} lies before start_at, so the job can never fire"
             raise Misfit(problem=problem, remedy="write a later instant", path="end_at")
         return self
+
+    @model_validator(mode="after")
+    def _somebody_beats(self) -> Self:
+        if self.heartbeat is not None and not self._told_of:
+            problem = f"a target of type {self.target.type} never says that it goes on"
+            remedy = "leave it out; start_to_close bounds an attempt. Handlers beat, and so does who completes an async "
+            remedy += "http or a kafka target with await_reply"
+            raise Misfit(problem=problem, remedy=remedy, path="heartbeat")
+        return self
+
+    @property
+    def _told_of(self) -> bool:
+        """Whether anybody can say that an attempt goes on."""
+        match self.target:
+            case HttpTarget():
+                return self.target.is_async
+            case KafkaTarget():
+                return self.target.await_reply
+            case _:
+                return isinstance(self.target, HandlerTarget)
 
 
 def policy_document(spec: JobSpec) -> dict[str, Json]:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.db import Conn, connect
 from tidewheel.errors import Unusable
@@ -94,7 +94,7 @@ class Template:
 
     def drop(self, url: str) -> None:
         """Remove a copy, whoever is still connected."""
-        name = cast("str", psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+        name = cast("str", conninfo_to_dict(url)["dbname"])
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
     def close(self, *, drop: bool = False) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from uuid import UUID
 
 from psycopg import AsyncConnection, Connection
 from pydantic_core import to_json
@@ -143,10 +142,10 @@ async def run_handler_async(
     """As `run_handler`, from a test that is a coroutine."""
     known = find_handler(handler)
     definition = _definition(known.name, job)
-    at = scheduled_at or SystemClock().now()
+    started = _started(definition, attempt, scheduled_at or SystemClock().now())
     made = _Attempt(
-        _started(definition, attempt, at),
-        _request(definition, payload, attempt, at, checkpoint, labels),
+        started,
+        _request(definition, started, payload, checkpoint=checkpoint, labels=labels),
         definition,
         on_report=lambda _, __: None,
         on_release=lambda _: None,
@@ -271,23 +270,22 @@ def _started(definition: records.JobDefinition, attempt: int, at: datetime) -> S
 
 def _request(
     definition: records.JobDefinition,
+    started: Started,
     payload: object,
-    attempt: int,
-    at: datetime,
+    *,
     checkpoint: object,
     labels: Mapping[str, str] | None,
 ) -> records.RunRequest:
-    job = UUID(definition.job_id)
     given = payload if isinstance(payload, bytes) else None if payload is None else to_json(payload)
     return records.RunRequest(
-        run_id=str(_started(definition, attempt, at).run_id),
-        job_id=str(job),
+        run_id=str(started.run_id),
+        job_id=definition.job_id,
         job_version=_VERSION,
-        attempt=attempt,
+        attempt=started.attempt,
         cause=records.Cause.TRIGGER,
         shard=0,
-        scheduled_at=at,
-        publish_at=at,
+        scheduled_at=started.publish_at,
+        publish_at=started.publish_at,
         payload=given,
         payload_content_type=_BYTES if isinstance(payload, bytes) else _JSON,
         labels=None if labels is None else dict(labels),

@@ -22,9 +22,9 @@ KAFKA_VARIABLE = "TIDEWHEEL_TEST_KAFKA_BOOTSTRAP"
 @pytest.fixture(scope="session")
 def tidewheel_stack(tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
     """A PostgreSQL and a Kafka for all tests, started once; gone at the end, also after Ctrl-C or SIGTERM."""
-    from tidewheel.local.stack import LocalStack  # noqa: PLC0415 - not in every pytest run there is
-    from tidewheel.local.state import HOME_VARIABLE  # noqa: PLC0415
-    from tidewheel.testing.stack import Stack  # noqa: PLC0415
+    from tidewheel.local.stack import LocalStack
+    from tidewheel.local.state import HOME_VARIABLE
+    from tidewheel.testing.stack import Stack
 
     database_url, bootstrap = os.environ.get(DATABASE_VARIABLE), os.environ.get(KAFKA_VARIABLE)
     with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +55,7 @@ def tidewheel_stack(tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stac
 @pytest.fixture
 def tidewheel(tidewheel_stack: "Stack") -> "Generator[Tidewheel]":
     """All of Tidewheel on an empty database, its clock standing still."""
-    from tidewheel.testing.stack import Tidewheel  # noqa: PLC0415
+    from tidewheel.testing.stack import Tidewheel
 
     url = tidewheel_stack.template.take()
     made = Tidewheel(tidewheel_stack, url)

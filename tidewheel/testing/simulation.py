@@ -151,7 +151,7 @@ class _Walk:
         return decided.due_at or following, replace(where, cursor=following, catch_up_end=decided.catch_up_end)
 
     def _told(self, where: Standing, decided: Decision, now: datetime) -> Iterator[Simulated]:
-        told = [(skip.first_at, skip) for skip in decided.skips]
+        told: list[tuple[datetime, Skip | Fire]] = [(skip.first_at, skip) for skip in decided.skips]
         told += [(fire.at, fire) for fire in decided.fires]
         zone = zone_name(where.schedule)
         for at, each in sorted(told, key=lambda pair: pair[0]):

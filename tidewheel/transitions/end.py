@@ -134,9 +134,7 @@ class _Outcome:
     definition: records.JobDefinition
 
 
-def end_runs(
-    connection: Conn, installation: Installation, ends: Sequence[RunEnd], *, lasting: bool = False
-) -> Ended:
+def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd], *, lasting: bool = False) -> Ended:
     """End runs, in the caller's transaction.
 
     Args:

@@ -306,10 +306,10 @@ RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job
 UPDATE open_runs AS o
    SET state = %(target)s,
        publish_at = 'infinity',
-       wait_until = (SELECT tidewheel_now()) + chosen.timeout,
-       deadline_at = least(o.close_at, (SELECT tidewheel_now()) + least(chosen.timeout, chosen.heartbeat))
+       wait_until = chosen.now + chosen.timeout,
+       deadline_at = least(o.close_at, chosen.now + least(chosen.timeout, chosen.heartbeat))
   FROM (
-    SELECT p.run_id, wanted.timeout, wanted.heartbeat
+    SELECT p.run_id, wanted.timeout, wanted.heartbeat, (SELECT tidewheel_now()) AS now  -- one: the two are compared
       FROM unnest(
             %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(timeouts)s::interval[],
             %(heartbeats)s::interval[]

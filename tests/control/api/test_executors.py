@@ -39,7 +39,7 @@ def executor(client: httpx.Client) -> Executor:
 
 
 def a_run(database: Database, **job: object) -> UUID:
-    submit(database, **job)
+    submit(database, "job", **job)
     return trigger(database)
 
 
