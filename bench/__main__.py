@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import conservation, costs, firing, idle, ledger, pipeline, relaying, rolling
+from bench import cancel, conservation, costs, firing, idle, ledger, pipeline, relaying, rolling
 from bench.stage import Stage, stage
 
 SCENARIOS: dict[str, Callable[[Stage], dict[str, float]]] = {
@@ -21,6 +21,7 @@ SCENARIOS: dict[str, Callable[[Stage], dict[str, float]]] = {
     "ledger": ledger.measure,
     "conservation": conservation.measure,
     "rolling": rolling.measure,
+    "cancel": cancel.measure,
     "idle": idle.measure,
 }
 ONCE = {"conservation", "rolling", "idle"}  # minutes each
@@ -30,7 +31,8 @@ def main() -> None:
     """Run the scenarios asked for, each on a fresh stack, several times; print median and range."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []], default=list(SCENARIOS))
-    parser.add_argument("--rounds", type=int, default=3, help=f"repetitions of each scenario (one of {', '.join(sorted(ONCE))})")
+    once = ", ".join(sorted(ONCE))
+    parser.add_argument("--rounds", type=int, default=3, help=f"repetitions of each scenario (one of {once})")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     asked = parser.parse_args()
     machine = f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB, {platform.machine()}"

@@ -1,4 +1,4 @@
-"""How long work waits while a slot is free anywhere: two executors of 4 slots, 16 partitions, long and short jobs mixed.
+"""How long work waits while a slot is free anywhere: 2 executors of 4 slots, 16 partitions, long and short work mixed.
 
 The baseline is the same work on a plain consumer group: 4 at a time for each consumer, one at a time for each
 partition, offsets committed after the work.
@@ -26,8 +26,8 @@ from tidewheel.runs import Lane
 EXECUTORS, SLOTS, PARTITIONS = 2, 4, 16
 LONG_SECONDS, SHORT_SECONDS = 30.0, 0.01
 FEED_SECONDS = 240.0
-LONG_LOAD = 0.7  # of all slots, on average: now and then all are taken, mostly some are free in one executor or both
-SHORT_PER_SECOND = 15.0
+LONG_LOAD = 0.6  # of all slots, on average: now and then all are taken, mostly some are free in one executor or both
+SHORT_PER_SECOND = 5.0
 _QUEUE = "mixed"
 _GIVE_UP_SECONDS = 300.0
 

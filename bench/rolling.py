@@ -55,16 +55,17 @@ def _figures(connection: Conn, begun_at: datetime, ended_at: datetime) -> dict[s
     ).fetchall()
     found = {cast("int", window): cast("int", count) for window, count in rows}
     rates = sorted(found.get(window, 0) / WINDOW_SECONDS for window in range(int(seconds / WINDOW_SECONDS)))
-    outcomes = dict(connection.execute("SELECT outcome, count(*) FROM attempts GROUP BY outcome").fetchall())
+    counted = connection.execute("SELECT outcome, count(*) FROM attempts GROUP BY outcome").fetchall()
+    outcomes = {str(outcome): cast("int", count) for outcome, count in counted}
     charged = connection.execute("SELECT coalesce(sum(charged), 0) FROM open_runs").fetchone()
     assert charged is not None
-    bad = sum(cast("int", outcomes.get(outcome, 0)) for outcome in ("failed", "timed_out", "lost"))
+    bad = sum(outcomes.get(outcome, 0) for outcome in ("failed", "timed_out", "lost"))
     return {
         "roll_seconds": seconds,
         "runs_per_second_least_window": rates[0],
         "runs_per_second_median_window": rates[len(rates) // 2],
         "empty_windows": float(rates.count(0.0)),
-        "attempts_handed_back": float(cast("int", outcomes.get("handed_back", 0))),
+        "attempts_handed_back": float(outcomes.get("handed_back", 0)),
         "attempts_charged_or_lost": float(bad + int(cast("int", charged[0]))),
     }
 

@@ -1,12 +1,14 @@
 """One lane of one queue: consumes its topic, claims what it can run, commits the offsets after the durable claim.
 
 An offset moves past messages that were claimed, refused or left to the sweep, never before the claim is committed and
-never waiting for the work: an hours-long run holds no partition.
+never waiting for the work: an hours-long run holds no partition. A full executor lets go of what it has fetched as soon
+as the sweep of one with a free slot may take it: kept longer, it would only be found taken when a slot comes free.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -23,7 +25,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _POLL_SECONDS = 0.2
 _FULL_SECONDS = 0.5  # between two looks while there is no free slot
-_PAUSE_AFTER_SECONDS = 10.0  # pausing throws away what was fetched, so it is done late and rarely
+_PAUSE_AFTER_SECONDS = 10.0  # where the sweep is rarer: the group wants to be polled, and pausing is for that
 _GATHER_SECONDS = 0.002
 _MOST = 500  # claims in one transaction
 
@@ -39,9 +41,11 @@ class LaneConsumer:
         *,
         taking: Taking,
         slots: Slots,
+        hold: timedelta,
         crowded: Callable[[], bool],
         stop: Stop,
     ) -> None:
+        self._hold_seconds = hold.total_seconds()
         self._consumer, self._topic, self._lane = consumer, topic, lane
         self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
         self._held: list[Message] = []
@@ -109,7 +113,7 @@ class LaneConsumer:
         """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
         since = monotonic_seconds()
         while not self._stop.asked():
-            if not self._crowded() and self._slots.wait_free(self._lane, _FULL_SECONDS):
+            if not self._crowded() and self._slots.wait_free(self._lane, min(_FULL_SECONDS, self._hold_seconds)):
                 self._resume()
                 if self._slots.free(self._lane) < self._slots.total // 4:
                     # Nearly full: more will come free in a moment, and a claim costs as much for one as for a dozen.
@@ -117,11 +121,21 @@ class LaneConsumer:
                 return bool(self._held)
             health.waits()
             self._stop.wait(_GATHER_SECONDS)
-            if monotonic_seconds() - since > _PAUSE_AFTER_SECONDS:
+            if monotonic_seconds() - since > self._hold_seconds:
+                since = monotonic_seconds()
+                self._let_go()
+            elif monotonic_seconds() - since > _PAUSE_AFTER_SECONDS:
                 self._pause()
                 polled = self._poll(0)
                 self._held = self._held + polled
         return False
+
+    def _let_go(self) -> None:
+        """Leave what is held to the sweep, and fetch what has come since."""
+        self._commit(self._held)
+        self._held = []
+        polled = self._poll(0)
+        self._held = polled + self._more(_MOST - len(polled))
 
     def _poll(self, seconds: float) -> list[Message]:
         message = self._consumer.poll(seconds)

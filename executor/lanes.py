@@ -49,7 +49,7 @@ class Lanes:
         Args:
             taking: Makes what claims for one.
             slots: Of the executor.
-            hold: How long a share group's message may wait for a slot.
+            hold: How long a message may wait for a slot.
             crowded: Whether no more is to be claimed.
             stop: The wish to stop.
         """
@@ -70,7 +70,9 @@ class Lanes:
                 made.append(shared)
             else:
                 member = consumer(self.kafka, group=f"{topic}.executors", role=role, protocol=self.protocol)
-                made.append(LaneConsumer(member, topic, lane, taking=take, slots=slots, crowded=crowded, stop=stop))
+                made.append(
+                    LaneConsumer(member, topic, lane, taking=take, slots=slots, hold=hold, crowded=crowded, stop=stop)
+                )
         return made
 
 

@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID, uuid4
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session
 from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
 from tidewheel.executor.claim import Claimer
@@ -19,7 +18,7 @@ from tidewheel.executor.flush import Flusher, Stream
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.executor.lanes import Lanes, choose_lanes
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, from_exception, timed_out
+from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, from_exception
 from tidewheel.executor.previous import Past
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.runners.aws import LambdaRunner, has_boto
@@ -30,6 +29,7 @@ from tidewheel.executor.runners.python import python_runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
+from tidewheel.executor.timeouts import Timeouts
 from tidewheel.executor.wanted import Taking
 from tidewheel.executor.watchdog import Watchdog
 from tidewheel.failpoint import failpoint
@@ -51,7 +51,6 @@ _LOG = logging.getLogger("tidewheel.executor")
 _DEFAULT_SLOTS = 100
 _CROWD = 2000  # outcomes waiting to be written, above which no more is claimed
 _FLUSH_SECONDS = 10.0
-_BEAT_HERE = frozenset((TargetKind.HANDLER, TargetKind.SHELL))
 
 
 class Executor:
@@ -241,72 +240,23 @@ class Executor:
         if not attempt.begin():  # it has waited for this loop so long that it was handed on
             attempt.release()
             return
-        watches = self._watch(attempt)
+        timeouts = Timeouts(attempt, self._loop, grace_seconds=self._settings.cancel_grace.total_seconds())
         try:
-            outcome = await self._within_time(attempt, runner)
+            outcome = await runner.run(attempt) if runner else _unsupported(attempt)
         except asyncio.CancelledError as error:
-            # A timeout, asked for by us, or raised by the handler's own code, which is a failure like any other.
-            asked = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
-            outcome = attempt.struck or asked
+            # Asked for by us, or raised by the handler's own code, which is a failure like any other.
+            outcome = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
         except BaseException as error:  # noqa: BLE001 - a runner's fault is its attempt's outcome, never the executor's end
             outcome = from_exception(error)
-        for watch in watches:
-            watch.cancel()
+        timeouts.end()
+        if attempt.struck is not None and outcome.kind is not AttemptOutcome.SUCCEEDED:
+            outcome = attempt.struck
         failpoint("attempt.after_effect")
         if attempt.struck is HANDED_BACK and outcome.kind is not AttemptOutcome.SUCCEEDED:
             self._hand_back(attempt, HANDED_BACK)
         attempt.report(outcome)
         if not attempt.on_thread:
             attempt.release()
-
-    async def _within_time(self, attempt: Attempt, runner: Runner | None) -> Outcome:
-        seconds = attempt.start_to_close_seconds
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                # Queueing for a thread is not the attempt's time: the runner stops the clock until it has one.
-                attempt.stop_clock = lambda: self._stop_clock(attempt, limit)
-                attempt.restart_clock = lambda: self._restart_clock(attempt, limit)
-                return await runner.run(attempt) if runner else _unsupported(attempt)
-        except TimeoutError:
-            attempt.cancelled.set()
-            return timed_out("start_to_close", seconds)
-
-    def _stop_clock(self, attempt: Attempt, limit: asyncio.Timeout) -> None:
-        limit.reschedule(None)
-        attempt.last_beat = None
-
-    def _restart_clock(self, attempt: Attempt, limit: asyncio.Timeout) -> None:
-        limit.reschedule(self._loop.time() + attempt.start_to_close_seconds)
-        attempt.last_beat = monotonic_seconds()
-
-    def _watch(self, attempt: Attempt) -> list[asyncio.TimerHandle]:
-        """Let the timeouts strike that few attempts have."""
-        watches: list[asyncio.TimerHandle] = []
-        if (closes := attempt.schedule_to_close_seconds) is not None:
-            attempt.closes_at = monotonic_seconds() + closes
-            outcome = timed_out("schedule_to_close", (attempt.definition.schedule_to_close_ms or 0) / 1000)
-            watches.append(self._loop.call_later(closes, self._strike, attempt, outcome))
-        # Other targets beat from outside, by the attempt's token, and only while they wait: PostgreSQL keeps that.
-        beats = attempt.heartbeat_seconds
-        if beats is not None and attempt.definition.target.kind in _BEAT_HERE:
-            attempt.last_beat = monotonic_seconds()
-            watches.append(self._loop.call_later(beats, self._miss_beats, attempt, watches, beats))
-        return watches
-
-    def _miss_beats(self, attempt: Attempt, watches: list[asyncio.TimerHandle], beats: float) -> None:
-        last = attempt.last_beat
-        left = beats if last is None else last + beats - monotonic_seconds()
-        if left <= 0:
-            self._strike(attempt, timed_out("heartbeat", beats))
-        else:
-            watches.append(self._loop.call_later(left, self._miss_beats, attempt, watches, beats))
-
-    def _strike(self, attempt: Attempt, outcome: Outcome) -> None:
-        """End an attempt whose time is over."""
-        attempt.struck = outcome
-        attempt.cancelled.set()
-        if attempt.cancel_cooperatively:
-            attempt.cancel_cooperatively()
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
         if outcome.error_type:

@@ -17,6 +17,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
@@ -35,6 +36,7 @@ _FIND_DUE_RUNS = Statements("tidewheel.executor")["find_due_runs"]
 
 _GLANCE_SECONDS = 0.05  # while messages come: a slot that stays free for so long is not about to be filled by one
 _FULL_SECONDS = 0.5  # between two looks at the wish to stop while there is no free slot
+_CHAIN_SECONDS = 1.0  # then the next glance tells whether messages would bring the rest
 _SOON_SECONDS = 0.005  # between two looks while more is waiting than there are slots for
 _MOST = 500
 
@@ -54,6 +56,9 @@ class DueRun:
     scheduled_at: datetime
     publish_at: datetime
     due_for: timedelta = timedelta(0)
+
+
+Readable = Mapping[UUID, tuple[RunRequest, JobDefinition]]
 
 
 class Sweep:
@@ -77,6 +82,7 @@ class Sweep:
         self._queues, self._handlers, self._begin = queues, sorted(handlers), begin
         self._idle, self._crowded, self._every, self._stop = idle, crowded, every, stop
         self._definitions = Definitions()
+        self._misses, self._chain_until = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
     def start(self) -> None:
@@ -94,19 +100,15 @@ class Sweep:
 
     def step(self) -> float:
         """One look; returns how long to wait for the next, in seconds."""
-        if not self._wait_for_slots():
-            return _GLANCE_SECONDS
-        limits = self._limits()
+        limits = self._limits() if self._wait_for_slots() else []
         if not limits:
             return _GLANCE_SECONDS
-        found = self._find(limits)
+        found, readable = self._find(limits)
         due = [run for run in found if run.due_for >= self._every]
-        swept = sum(self._claim(lane, runs) for lane, runs in _by_lane(due).items())
+        swept = sum(self._claim(lane, runs, readable) for lane, runs in _by_lane(due).items())
         if swept:
             _LOG.info("swept %d runs", swept)
-        if swept and any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits):
-            return _SOON_SECONDS
-        return self._until_ripe(found)
+        return self._pause(limits, found, due, swept)
 
     def _wait_for_slots(self) -> bool:
         """Wait a while until any slot is free; returns whether one is."""
@@ -114,7 +116,7 @@ class Sweep:
 
     def _limits(self) -> list[tuple[str, Lane, int]]:
         """How many of each queue and lane there are slots for that no message is about to take."""
-        if self._idle():
+        if self._idle() or monotonic_seconds() < self._chain_until:
             free = {lane: self._slots.free(lane) for lane in Lane}
         else:
             self._slots.watch()
@@ -122,12 +124,27 @@ class Sweep:
             free = {lane: self._slots.spare(lane) for lane in Lane}
         return [(queue, lane, min(free[lane], _MOST)) for lane in Lane for queue in self._queues if free[lane] > 0]
 
-    def _until_ripe(self, found: Sequence[DueRun]) -> float:
-        """How long until the oldest of those that are too young is old enough; the whole interval where none is."""
+    def _pause(
+        self, limits: Sequence[tuple[str, Lane, int]], found: Sequence[DueRun], due: Sequence[DueRun], swept: int
+    ) -> float:
+        """How long to wait for the next look."""
+        now = monotonic_seconds()
+        if due and not swept:
+            # Others were quicker, or a message took the slot; or nobody can claim these, so it is tried ever more rarely.
+            self._misses += 1
+            return min(_SOON_SECONDS * 2**self._misses, self._every.total_seconds())
+        self._misses = 0
+        if swept and any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits):
+            # More is waiting than there were slots for, and messages do not bring it: for a while it is taken as slots
+            # come free, without a glance at each.
+            if now >= self._chain_until:
+                self._chain_until = now + _CHAIN_SECONDS
+            return _SOON_SECONDS
         young = max((run.due_for for run in found if run.due_for < self._every), default=timedelta(0))
         return max((self._every - young).total_seconds(), _GLANCE_SECONDS)
 
-    def _find(self, wanted: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
+    def _find(self, wanted: Sequence[tuple[str, Lane, int]]) -> tuple[list[DueRun], Readable]:
+        """What is due, and the messages of what has been due for long enough: what is claimed must be begun."""
         columns = {
             "queues": [queue for queue, _, _ in wanted],
             "lanes": [lane for _, lane, _ in wanted],
@@ -135,20 +152,18 @@ class Sweep:
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
         }
-        with (
-            self._session.transaction() as connection,
-            connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor,
-        ):
-            return cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
+        with self._session.transaction() as connection:
+            with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
+                found = cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
+            requests = build_requests(connection, [run for run in found if run.due_for >= self._every])
+        return found, self._readable(requests)
 
-    def _claim(self, lane: Lane, runs: Sequence[DueRun]) -> int:
+    def _claim(self, lane: Lane, runs: Sequence[DueRun], readable: Readable) -> int:
         taken = self._slots.take(lane, len(runs))
         if not taken:
             return 0
         started = 0
         try:
-            # Read before they are claimed: what is claimed must be begun.
-            readable = self._readable(runs[:taken])
             chosen = [run for run in runs[:taken] if run.run_id in readable]
             claims = [Claim(run.run_id, run.attempt + 1, run.job_version, "sweep") for run in chosen]
             claimed = self._claimer.claim(claims, way="sweep").started
@@ -160,9 +175,7 @@ class Sweep:
             self._slots.give_back(taken - started)
         return started
 
-    def _readable(self, runs: Sequence[DueRun]) -> Mapping[UUID, tuple[RunRequest, JobDefinition]]:
-        with self._session.transaction() as connection:
-            requests = build_requests(connection, runs)
+    def _readable(self, requests: Mapping[UUID, RunRequest]) -> Readable:
         found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
         for run_id, request in requests.items():
             try:

@@ -246,4 +246,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a handler may have closed it
             stream.flush()
-

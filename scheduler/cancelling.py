@@ -1,9 +1,9 @@
 """Ends the runs that cancellations by filter name, some at a time; claims refuse them from its first moment on.
 
-The open runs are walked through for each, from one end of an index to the other and again, until a whole walk finds
-nothing that it names: then it is finished, and claims need not consult it any more. Where a walk stands is known to
-this process alone; two schedulers that walk for the same one do no harm, for each run ends once. What runs is asked to
-stop, and is its executor's from then on.
+The open runs are walked through for each, from one end of an index to the other: first to ask what runs to stop, then
+to end the rest, and again until a whole walk finds nothing that it names. Then it is finished, and claims need not
+consult it any more. Where a walk stands is known to this process alone; two schedulers that walk for the same one do no
+harm, for each run ends once. What was asked to stop is its executor's from then on.
 """
 
 import logging
@@ -90,6 +90,8 @@ class _Place:
     """Where a walk stands.
 
     Args:
+        asking: Whether it is the first walk, which looks for running attempts alone: they hear of it within a second,
+            however many others there are to be ended.
         job_id: Of a walk by labels: the job that it is at.
         scheduled_at: Of a walk through a job: the last run it came past.
         run_id: The last run it came past.
@@ -98,6 +100,7 @@ class _Place:
         done: How many of these are ended, or asked to stop.
     """
 
+    asking: bool = False
     job_id: UUID = _NOWHERE
     scheduled_at: datetime = _LONG_AGO
     run_id: UUID = _NOWHERE
@@ -154,7 +157,7 @@ class Cancelling:
             connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor,
         ):
             found = cursor.execute(_FIND_CANCELLATIONS).fetchall()
-        self._places = {one.id: self._places.get(one.id) or _Place() for one in found}
+        self._places = {one.id: self._places.get(one.id) or _Place(asking=one.begun) for one in found}
         return sorted(found, key=lambda one: (one.id <= self._last, one.id))
 
     def _go_on(self, cancellation: Cancellation) -> Cancelled:
@@ -174,14 +177,14 @@ class Cancelling:
 
     def _turn_back(self, cancellation: Cancellation, place: _Place) -> Cancelled:
         """At the end of a walk: another one, unless this one has found nothing."""
-        if place.found == 0:
+        if place.found == 0 and not place.asking:
             with self._session.transaction() as connection:
                 connection.execute(_FINISH_CANCELLATION, {"id": cancellation.id})
                 connection.execute(_FORGET_CANCELLED_JOBS, {"id": cancellation.id})
             _LOG.info("cancellation %d is finished", cancellation.id)
         self._places[cancellation.id] = _Place()
         # Found, but in somebody's hands, all of them: those are given a moment.
-        return Cancelled(more=place.done > 0)
+        return Cancelled(more=place.done > 0 or place.asking)
 
     def _find(self, cancellation: Cancellation, place: _Place) -> list[Found] | None:
         """What the walk comes to next; None at its end."""
@@ -189,7 +192,7 @@ class Cancelling:
             "id": cancellation.id, "tenant": cancellation.tenant, "job_id": cancellation.job_id,
             "queue": cancellation.queue, "lane": cancellation.lane, "handler": cancellation.handler,
             "cause": cancellation.cause, "made_before": cancellation.made_before, "begun": cancellation.begun,
-            "states": _STATES, "most": _MOST, "looked_at": _LOOKED_AT,
+            "states": sorted(_TO_ASK) if place.asking else _STATES, "most": _MOST, "looked_at": _LOOKED_AT,
         }  # fmt: skip
         with self._session.transaction() as connection:
             if cancellation.by_labels:

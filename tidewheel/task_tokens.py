@@ -11,7 +11,8 @@ from uuid import UUID
 
 from tidewheel.ids import RunId
 
-TASK_TOKEN_HEADER = "tidewheel-task-token"  # of an HTTP request, of a message to a topic and of the reply to it
+# Of an HTTP request, of a message to a topic and of the reply to it.
+TASK_TOKEN_HEADER = "tidewheel-task-token"  # noqa: S105 - the name of a header
 
 _SIGNED_BYTES = 16 + 4  # run_id, attempt
 _SIGNATURE_BYTES = 16  # 128 bits: nobody guesses that, and the token stays short

@@ -1,6 +1,7 @@
 """Who may call: the token of the setting for executors, the attempt's own for runs."""
 
 import hmac
+import re
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -10,7 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidewheel.control.api.problems import problem
 from tidewheel.settings import ApiSettings, is_loopback
 
-_GUARDED = "/api/v1/executors"
+# What asks for no token of the door's: probes, schemas, and whoever has an attempt's own token.
+_OPEN = re.compile(r"/healthz|/readyz|/api/v1/schemas/[^/]+|/api/v1/runs/[^/]+:(complete|heartbeat)")
 
 
 def bearer(request: Request) -> str | None:
@@ -40,7 +42,7 @@ class Guard:
             if not is_loopback(request.url.hostname or ""):
                 told = f"this door is for this machine, not for {request.url.hostname}; set TIDEWHEEL_API_TOKEN"
                 return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", told)
-        elif request.url.path.startswith(_GUARDED):
+        elif not _OPEN.fullmatch(request.scope["path"]):
             given = bearer(request)
             if given is None or not hmac.compare_digest(given.encode(), self._token):
                 told = "send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names"

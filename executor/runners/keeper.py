@@ -107,9 +107,13 @@ def _wake_on_children() -> int:
     woken, wakes = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wakes, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _wake)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     return woken
+
+
+def _wake(number: int, frame: object) -> None:
+    """Nothing: that a signal came is written to the descriptor."""
 
 
 def _read(control: socket.socket) -> Request:

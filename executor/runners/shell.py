@@ -1,18 +1,17 @@
 """Runs programs: off until an operator turns it on, bounded, and gone as a whole when their attempt is over.
 
 No shell reads the arguments. A program gets the variables that are let through, its job's and the run's: nothing else
-of the executor's environment. Its payload is its standard input. What it writes is read as it comes, the last 64 KiB
-are kept, and every piece counts as a heartbeat.
+of the executor's environment. Its payload is its standard input. What it writes is read as it comes, and the last
+64 KiB are kept.
 """
 
 import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
 from tidewheel.executor.outcome import HANDED_BACK, Outcome, failed, succeeded
 from tidewheel.executor.runners.kept import Command, Ending, Keeper, KeeperGone, Program
@@ -22,7 +21,6 @@ from tidewheel.settings import ExecutorSettings
 _TAIL_BYTES = 2048  # of standard error, for the message: it fits uncut
 _TAIL_LINES = 20
 _DRAIN_SECONDS = 1.0  # its processes are dead: only a stranger could still hold its pipes
-_BEAT_SECONDS = 0.1  # between two heartbeats of one that never stops writing
 _KILLED_SECONDS = 5.0  # SIGKILL is obeyed at once, unless the kernel itself hangs, as on a lost network disk
 _BEFORE_FENCE = 0.9  # of the grace: it is dead before its run is called cancelled and the job's next may begin
 
@@ -52,15 +50,14 @@ class ShellRunner:
         if isinstance(program, Outcome):
             return program
         errors = bytearray()
-        write = _sink(attempt)
 
         def write_error(data: bytes) -> None:
-            write(data)
+            attempt.write(data)
             errors.extend(data[-_TAIL_BYTES:])
             del errors[:-_TAIL_BYTES]
 
         command = Command(program, target.argv, self._environment(attempt, target), target.cwd, self._limits(target))
-        starting = asyncio.ensure_future(self._keeper.start(command, attempt.payload, (write, write_error)))
+        starting = asyncio.ensure_future(self._keeper.start(command, attempt.payload, (attempt.write, write_error)))
         try:
             started = await asyncio.shield(starting)
             ending = await asyncio.shield(started.ended)
@@ -146,17 +143,6 @@ def names(listed: str) -> list[str]:
 def _lower(ours: int | None, jobs: int | None) -> int | None:
     bounds = [bound for bound in (ours, jobs) if bound is not None]
     return min(bounds, default=None)
-
-
-def _sink(attempt: Attempt) -> Callable[[bytes], None]:
-    """Keeps what a program writes; a job that wants heartbeats has them from this."""
-
-    def write(data: bytes) -> None:
-        attempt.write(data)
-        if attempt.heartbeat_seconds is not None and monotonic_seconds() > (attempt.last_beat or 0.0) + _BEAT_SECONDS:
-            attempt.beat(None, None)
-
-    return write
 
 
 async def _see_through(work: Coroutine[object, object, None]) -> None:

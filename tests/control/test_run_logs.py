@@ -53,14 +53,14 @@ def test_a_run_that_has_written_nothing_has_no_logs(database: Database, client: 
     assert client.logs(trigger(database)) == []
 
 
-def test_what_there_is_not_is_refused(client: Client, started: Started) -> None:
+def test_what_there_is_not_is_refused(database: Database, client: Client, started: Started) -> None:
     with pytest.raises(UnknownRun):
         client.logs(uuid4())
     with pytest.raises(UnknownRun):
         list(client.follow_logs(uuid4()))
     with pytest.raises(InvalidInput, match="attempt"):
         client.logs(started.run_id, 2)
-    with Client(client._url, tenant="other") as stranger, pytest.raises(UnknownRun):
+    with Client(database.url, tenant="other") as stranger, pytest.raises(UnknownRun):
         stranger.logs(started.run_id)
 
 

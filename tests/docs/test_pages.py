@@ -41,5 +41,5 @@ def test_a_reader_gets_what_the_page_shows(page: str, stack: LocalStack, info: S
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_blocks_that_run(page: str) -> None:
     found = [block.what for block in blocks(ROOT / page)]
-    assert found.count("run") >= 5
+    assert found.count("run") >= 3
     assert found.count("output") >= 2

@@ -58,6 +58,24 @@ def fall_silent_on_thread(context: tidewheel.Context, payload: str) -> object:
     return None
 
 
+@tidewheel.handler("long.refuse")
+async def refuse(context: tidewheel.Context, payload: dict[str, str]) -> str:
+    """Wait at a gate and do as the payload says when cancelled: go on waiting, fail in its own way, or return."""
+    gate = GATES[payload["gate"]]
+    gate.entered.append(str(context.run_id))
+    while not gate.opened.is_set():
+        try:
+            await asyncio.sleep(_TICK_SECONDS)
+        except asyncio.CancelledError:
+            gate.stopped.append(str(context.run_id))
+            if payload["does"] == "fail":
+                message = "interrupted"
+                raise ValueError(message) from None
+            if payload["does"] == "return":
+                return "just done"
+    return "at last"
+
+
 @tidewheel.handler("long.count-on")
 async def count_on(context: tidewheel.Context, payload: int) -> int:
     """Count one further at each attempt, and fail at once, until it has come to what the payload says."""

@@ -1,6 +1,6 @@
 """Cancelling by filter while executors work: at once behind a backlog, cooperative, then forced."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from uuid import UUID, uuid4
 
@@ -41,7 +41,7 @@ def gate() -> Iterator[str]:
 
 
 @contextmanager
-def scheduling(database: Database) -> Iterator[None]:
+def scheduling(database: Database) -> Generator[None]:
     """The part of a scheduler that carries cancellations out, as long as the block."""
     stop, cancelling = Stop(), Cancelling(database.session(), database.installation)
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +37,11 @@ ONCE = {"max_attempts": 1}
 
 
 @asynccontextmanager
-async def runner(processes: int = 1, **setup: Any) -> AsyncIterator[PythonRunner]:  # noqa: ANN401
+async def runner(
+    processes: int = 1, *, modules: str | None = None, memory_bytes: int | None = None
+) -> AsyncGenerator[PythonRunner]:
     """A runner with its worker processes, killed at the end of the block."""
-    isolated = Isolated(Setup(**{"modules": modules_of(HANDLERS)} | setup), processes=processes)
+    isolated = Isolated(Setup(modules or modules_of(HANDLERS), memory_bytes), processes=processes)
     made = PythonRunner(HANDLERS, threads=1, isolated=isolated)
     try:
         yield made
@@ -51,11 +53,11 @@ def attempt(handler: str, payload: object = None, **given: Any) -> Attempt:  # n
     return attempt_of({"target": f"alone.{handler}", "payload": payload}, **given)
 
 
-def run(handler: str, payload: object = None, **setup: Any) -> Outcome:  # noqa: ANN401
+def run(handler: str, payload: object = None, *, memory_bytes: int | None = None) -> Outcome:
     """Run one attempt; what follows it finds a worker that works."""
 
     async def work() -> Outcome:
-        async with runner(**setup) as made:
+        async with runner(memory_bytes=memory_bytes) as made:
             outcome = await made.run(attempt(handler, payload))
             after = await made.run(attempt("echo", "still there"))
             assert after.result == b'"still there"'

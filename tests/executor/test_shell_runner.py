@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -309,19 +309,6 @@ def test_forks_are_bounded_and_all_of_them_are_killed() -> None:
         assert not [process for process in psutil.process_iter() if process.uids().real == uid]
 
 
-def test_whatever_it_writes_is_a_heartbeat() -> None:
-    attempt = attempt_of(shell("sh", "-c", "sleep 0.2; echo working") | {"heartbeat": "10s"})
-    attempt.last_beat = 1.0
-
-    async def work() -> None:
-        runner = ShellRunner(load())
-        await runner.run(attempt)
-        await runner.close()
-
-    asyncio.run(work())
-    assert attempt.last_beat > 1.0
-
-
 def test_a_run_goes_on_when_the_process_that_starts_programs_was_killed() -> None:
     async def work() -> list[AttemptOutcome]:
         runner = ShellRunner(load())
@@ -344,7 +331,7 @@ def test_a_program_that_kills_its_keeper_dies_with_it() -> None:
 
 
 @contextmanager
-def another_executor(source: str) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+def another_executor(source: str) -> Generator[tuple["subprocess.Popen[str]", list[int]]]:
     """A process of its own that runs a program; with the process ids that the program tells."""
     script = (
         "import asyncio, sys\nfrom tests.executor.attempting import attempt_of\n"

@@ -29,7 +29,8 @@ def test_each_failure_has_one_run_of_the_job_it_names(role: Role, point: str, fl
     for _ in range(RUNS):
         fleet.ask({"type": "job.trigger", "key": "doomed"})
     fleet.flush()
-    fleet.start_all(*(other for other in ROLES if other != role))
+    others: list[Role] = [other for other in ROLES if other != role]
+    fleet.start_all(*others)
     armed = fleet.start(role, failpoint=f"{point}:exit")
     armed.wait_killed()
     fleet.start(role)

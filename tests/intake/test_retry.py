@@ -43,7 +43,7 @@ def asking(run: UUID, **fields: object) -> dict[str, object]:
 
 def failed(database: Database, **fields: object) -> UUID:
     """A run that was given up."""
-    started = begun(database, **fields)
+    started = begun(database, "job", **fields)
     end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
     return started.run_id
 

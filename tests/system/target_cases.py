@@ -8,7 +8,7 @@ import base64
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -253,7 +253,7 @@ class Server:
 
 
 @contextmanager
-def serving_targets() -> Iterator[Server]:
+def serving_targets() -> Generator[Server]:
     """A server that holds each run's first call until the end, and answers the others."""
     made, closing = Server(), threading.Event()
 

@@ -162,8 +162,7 @@ def watched(clocked: ClockedDatabase) -> ClockedDatabase:
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
 def test_a_final_failure_triggers_the_job_named_once_with_its_facts(watched: ClockedDatabase, state: RunState) -> None:
     started = begun(watched)
-    failed = {"reason": "start_to_close", "error_type": "E", "error_message": "it broke"}
-    end(watched, ending(started, state, **failed))
+    end(watched, ending(started, state, reason="start_to_close", error_type="E", error_message="it broke"))
     [request] = asked(watched)
     replies = [apply(watched, request) for _ in range(2)]  # a repeat, as Kafka may bring it
     assert len({reply.run_id for reply in replies}) == 1

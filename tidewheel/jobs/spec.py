@@ -162,8 +162,7 @@ class JobSpec(WithPayload):
     def _somebody_beats(self) -> Self:
         if self.heartbeat is not None and not self._told_of:
             problem = f"a target of type {self.target.type} never says that it goes on"
-            remedy = "leave it out; start_to_close bounds an attempt. Handlers beat, and so does who completes an async "
-            remedy += "http or a kafka target with await_reply"
+            remedy = "leave it out; start_to_close bounds an attempt (handlers beat, and who answers an async target)"
             raise Misfit(problem=problem, remedy=remedy, path="heartbeat")
         return self
 

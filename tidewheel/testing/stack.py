@@ -183,7 +183,7 @@ class Tidewheel:
         self._drain(monotonic_seconds() + timeout)
 
     def runs(self, key: str) -> list[Run]:
-        """The runs of a job in the order of their instants; of a deleted job too."""
+        """The runs of a job in the order of their instants, those of one instant in any order; of a deleted job too."""
         columns = {"job_id": job_id(_TENANT, key)}
         with self._session.transaction() as connection, connection.cursor(row_factory=class_row(Run)) as cursor:
             return cursor.execute(_READ_RUNS_OF, columns).fetchall()

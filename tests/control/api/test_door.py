@@ -121,6 +121,7 @@ def test_with_a_token_executors_have_to_show_it(database: Database) -> None:
             answer = client.post("/api/v1/executors", json=REGISTRATION, headers={"Authorization": wrong})
             assert refusal(answer, HTTPStatus.UNAUTHORIZED)["code"] == "unauthorized"
             assert answer.headers["www-authenticate"] == "Bearer"
+        refusal(client.get("/api/v1/nothing", headers={"Authorization": ""}), HTTPStatus.UNAUTHORIZED)
         assert client.get("/readyz", headers={"Authorization": ""}).status_code == HTTPStatus.OK
     assert database.count("executors") == 1
 

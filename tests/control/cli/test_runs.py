@@ -1,6 +1,6 @@
 """`tidewheel run list | show | attempts | where | cancel | retry`, on a real database."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from uuid import UUID, uuid4
 
@@ -24,7 +24,7 @@ def job(database: Database) -> Database:
 
 
 @contextmanager
-def scheduling(database: Database) -> Iterator[None]:
+def scheduling(database: Database) -> Generator[None]:
     """The part of a scheduler that carries cancellations out, as long as the block."""
     stop, cancelling = Stop(), Cancelling(database.session(), database.installation)
 

@@ -1,0 +1,79 @@
+"""The timeouts that an executor keeps: they strike whatever a handler makes of being cancelled."""
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.executor.handlers import GATES, Gate
+from tests.executor.long_handlers import handlers
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import attempts
+from tidewheel.local.stack import StackInfo
+
+pytestmark = pytest.mark.kafka
+
+KNOWN: dict[str, Any] = {"known": handlers()}
+ONE_ATTEMPT: dict[str, Any] = {"retry": {"max_attempts": 1}}
+KEPT_HERE = ("start_to_close", "heartbeat", "schedule_to_close")
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+@pytest.mark.parametrize("which", KEPT_HERE)
+def test_a_coroutine_that_refuses_to_be_cancelled_is_over_all_the_same_and_keeps_its_slot(
+    executing: Executing, gate: str, which: str
+) -> None:
+    with executing.running(slots=1, **KNOWN):
+        payload = {"gate": gate, "does": "go on"}
+        run_id = executing.trigger("long.refuse", payload, **{which: "1s"}, **ONE_ATTEMPT)
+        ended = executing.ended(run_id)
+        assert (ended.state, ended.reason, ended.error_type) == ("timed_out", which, f"timeout_{which}")
+        assert GATES[gate].stopped == [str(run_id)]
+        other = executing.trigger("acts.echo", 1)
+        assert executing.state(other) == "queued"
+        GATES[gate].opened.set()
+        assert executing.ended(other).state == "succeeded"
+    assert attempts(executing.database, run_id) == [(1, "timed_out")]
+
+
+@pytest.mark.parametrize("which", KEPT_HERE)
+def test_an_error_that_comes_of_being_cancelled_does_not_hide_the_timeout(
+    executing: Executing, gate: str, which: str
+) -> None:
+    with executing.running(**KNOWN):
+        ended = executing.run("long.refuse", {"gate": gate, "does": "fail"}, **{which: "1s"}, **ONE_ATTEMPT)
+    assert (ended.state, ended.reason) == ("timed_out", which)
+
+
+def test_a_handler_that_is_done_in_the_last_moment_has_succeeded(executing: Executing, gate: str) -> None:
+    with executing.running(**KNOWN):
+        ended = executing.run("long.refuse", {"gate": gate, "does": "return"}, start_to_close="500ms")
+    assert (ended.state, ended.result) == ("succeeded", b'"just done"')
+
+
+def test_the_time_of_an_attempt_begins_anew_with_each(executing: Executing, gate: str) -> None:
+    retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
+    with executing.running(**KNOWN):
+        run_id = executing.trigger("acts.wait", gate, start_to_close="300ms", retry=retry)
+        until(lambda: len(GATES[gate].entered) == 3, "its third attempt runs")
+        ended = executing.ended(run_id)
+    assert (ended.state, ended.attempt) == ("timed_out", 3)
+    assert attempts(executing.database, run_id) == [(1, "timed_out"), (2, "timed_out"), (3, "timed_out")]
