@@ -27,7 +27,14 @@ def measure(stage: Stage) -> dict[str, float]:
         due_at = database_now(connection) + timedelta(seconds=15)
         every = timedelta(seconds=1)
         load_jobs(
-            connection, stage.installation, RUNS_PER_SECOND, due_at=due_at, every=every, handler="tenth", prefix="short"
+            connection,
+            stage.installation,
+            RUNS_PER_SECOND,
+            due_at=due_at,
+            every=every,
+            spread=every,
+            handler="tenth",
+            prefix="short",
         )
         load_jobs(connection, stage.installation, LONG_RUNS, due_at=due_at, handler="minute", prefix="long")
         connection.autocommit = True

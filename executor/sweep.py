@@ -38,6 +38,7 @@ _GLANCE_SECONDS = 0.05  # while messages come: a slot that stays free for so lon
 _FULL_SECONDS = 0.5  # between two looks at the wish to stop while there is no free slot
 _CHAIN_SECONDS = 1.0  # then the next glance tells whether messages would bring the rest
 _SOON_SECONDS = 0.005  # between two looks while more is waiting than there are slots for
+_MOST_MISSES = 10  # 5 s between two looks
 _MOST = 500
 
 
@@ -130,9 +131,9 @@ class Sweep:
         """How long to wait for the next look."""
         now = monotonic_seconds()
         if due and not swept:
-            # Others were quicker, or a message took the slot; or nobody can claim these, so it is tried ever more rarely.
-            self._misses += 1
-            return min(_SOON_SECONDS * 2**self._misses, self._every.total_seconds())
+            # Others were quicker, or a message took the slot; or nobody can claim these: it is tried ever more rarely.
+            self._misses = min(self._misses + 1, _MOST_MISSES)
+            return min(_SOON_SECONDS * (1 << self._misses), self._every.total_seconds())
         self._misses = 0
         if swept and any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits):
             # More is waiting than there were slots for, and messages do not bring it: for a while it is taken as slots

@@ -323,9 +323,8 @@ def test_a_job_that_sets_nothing_off_leaves_nothing_to_settle(shop: Database, ow
 
 def test_the_connection_stays_as_its_owner_has_set_it(shop: Database) -> None:
     started = begun(shop)
-    with psycopg.Connection[DictRow].connect(
-        shop.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor
-    ) as own:
+    kind = psycopg.ClientCursor[DictRow]
+    with psycopg.Connection[DictRow].connect(shop.url, row_factory=dict_row, cursor_factory=kind) as own:
         own.adapters.register_loader("uuid", TextLoader)
         own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         own.execute("SET timezone = 'Pacific/Auckland'")
@@ -333,7 +332,7 @@ def test_the_connection_stays_as_its_owner_has_set_it(shop: Database) -> None:
         completion(shop, started).complete_in(own, None)
         assert own.execute("SHOW transaction_isolation").fetchone() == {"transaction_isolation": "repeatable read"}
         assert own.execute("SELECT run_id FROM job_runs").fetchone() == {"run_id": str(started.run_id)}
-        assert (own.row_factory, own.cursor_factory) == (dict_row, psycopg.ClientCursor)
+        assert (own.row_factory, own.cursor_factory) == (dict_row, kind)
     assert final_state(shop, started.run_id)[0] == "succeeded"
 
 

@@ -268,6 +268,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "output_bytes": [1] * BATCH,
     },
     "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "most": 20},
+    "hold_attempt": {"attempt": 1, "running": RunState.RUNNING},
     "put_off_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
     "save_beats": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
     "read_versions_in_force": {"most": 1001},
@@ -309,7 +310,7 @@ _HOT = {
         find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
-    "tidewheel.executor": "find_due_runs find_due_handled read_in_hand read_previous read_signals",
+    "tidewheel.executor": "find_due_runs find_due_handled read_in_hand read_previous read_signals hold_attempt",
     "tidewheel.control": """
         read_logs read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at
         read_attempts_of read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
