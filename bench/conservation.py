@@ -9,8 +9,9 @@ import json
 import random
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import cast
 from uuid import uuid4
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
@@ -166,7 +167,8 @@ class _PlainConsumer:
 
 def _make_topics(stage: Stage, names: Sequence[str]) -> None:
     admin = AdminClient({"bootstrap.servers": stage.bootstrap})
-    for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]).values():
+    made = cast("dict[str, Future[None]]", admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]))  # pyright: ignore[reportUnknownMemberType]
+    for future in made.values():
         future.result(30)
 
 

@@ -80,7 +80,7 @@ def assert_only_handed_back(fleet: Fleet, held: list[Held]) -> None:
 
 def assert_never_stopped(oracle: Oracle, rolls: list[tuple[datetime, datetime]]) -> None:
     """No pause between two completions was as long as a whole replacement."""
-    ended = sorted(run.finished_at for run in oracle.completed().values() if run.finished_at is not None)
+    ended = sorted(run.finished_at for run in oracle.completed().values())
     for begun_at, done_at in rolls:
         within = [begun_at, *(at for at in ended if begun_at < at < done_at), done_at]
         longest = max(later - earlier for earlier, later in pairwise(within))
