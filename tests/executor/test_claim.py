@@ -106,7 +106,14 @@ def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait
     claiming.execute(SQL["hold_lease"], {"executor_id": EXECUTOR})
     lease = {"executor_id": EXECUTOR, "counter": 0}
     assert database.rows(SQL["lock_lease"], lease) == []
-    beat: dict[str, object] = {"name": "mine", "queues": [], "handlers": [], "slots": 1, "stopping": False}
+    beat: dict[str, object] = {
+        "name": "mine",
+        "queues": [],
+        "handlers": [],
+        "slots": 1,
+        "stopping": False,
+        "group_protocol": None,
+    }
     assert database.execute(SQL["beat_executor"], {**beat, "executor_id": EXECUTOR}) == 1
     claiming.rollback()
     assert database.rows(SQL["lock_lease"], {**lease, "counter": 1}) == [(1,)]
