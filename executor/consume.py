@@ -49,6 +49,7 @@ class LaneConsumer:
         self._consumer, self._topic, self._lane = consumer, topic, lane
         self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
         self._held: list[Message] = []
+        self._held_since = 0.0  # when the oldest of them was fetched
         self._owned: set[int] = set()
         self._paused = False
         self._nothing_came = True
@@ -93,6 +94,7 @@ class LaneConsumer:
     def _round(self) -> None:
         if not self._held:
             self._held = self._poll(_POLL_SECONDS)
+            self._held_since = monotonic_seconds()
         if not self._held or not self._wait_for_slots():
             return
         # First fetched, then taken: slots held for messages that may not come are kept from the other lanes.
@@ -113,7 +115,8 @@ class LaneConsumer:
         """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
         since = monotonic_seconds()
         while not self._stop.asked():
-            if not self._crowded() and self._slots.wait_free(self._lane, min(_FULL_SECONDS, self._hold_seconds)):
+            crowded = self._crowded()
+            if not crowded and self._slots.wait_free(self._lane, min(_FULL_SECONDS, self._hold_seconds)):
                 self._resume()
                 if self._slots.free(self._lane) < self._slots.total // 4:
                     # Nearly full: more will come free in a moment, and a claim costs as much for one as for a dozen.
@@ -121,8 +124,8 @@ class LaneConsumer:
                 return bool(self._held)
             health.waits()
             self._stop.wait(_GATHER_SECONDS)
-            if monotonic_seconds() - since > self._hold_seconds:
-                since = monotonic_seconds()
+            # Not when outcomes wait for the database: then nobody else takes them either.
+            if not crowded and monotonic_seconds() - self._held_since > self._hold_seconds:
                 self._let_go()
             elif monotonic_seconds() - since > _PAUSE_AFTER_SECONDS:
                 self._pause()
@@ -136,6 +139,7 @@ class LaneConsumer:
         self._held = []
         polled = self._poll(0)
         self._held = polled + self._more(_MOST - len(polled))
+        self._held_since = monotonic_seconds()
 
     def _poll(self, seconds: float) -> list[Message]:
         message = self._consumer.poll(seconds)

@@ -111,6 +111,7 @@ def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait
         "queues": [],
         "handlers": [],
         "slots": 1,
+        "group_protocol": "classic",
         "stopping": False,
         "group_protocol": None,
     }
@@ -132,3 +133,13 @@ def test_a_commit_whose_answer_is_lost_is_read_back_and_what_does_not_stand_is_n
     assert open_run(fresh_database, wanted.run_id).attempt == 0
     [started] = claiming.claim([wanted], way="message").started
     assert started.attempt == 1
+
+
+def test_what_another_thread_of_this_executor_has_claimed_is_not_read_back(fresh_database: Database) -> None:
+    """The message's claim stands; the sweep's, of that run and another, loses the answer to its COMMIT."""
+    submit(fresh_database)
+    fresh_database.execute(ENTER, [EXECUTOR])
+    first, second = (wish(fresh_database, trigger(fresh_database)) for _ in range(2))
+    assert len(claimer(fresh_database).claim([first], way="message").started) == 1
+    fresh_database.execute(KILL_FIRST_COMMIT)
+    assert claimer(fresh_database).claim([first, second], way="sweep").started == []

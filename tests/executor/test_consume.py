@@ -1,18 +1,21 @@
 """What becomes of messages on a lane: old copies, a queue whose topics come later, a change of the group's protocol."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
+from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import attempts, begin, requeue
 from tidewheel.local.stack import StackInfo
-from tidewheel.runs import AttemptOutcome, Lane
+from tidewheel.runs import AttemptOutcome, Lane, RunState
 
 pytestmark = pytest.mark.kafka
 
@@ -23,6 +26,15 @@ A_MESSAGE = "SELECT value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%'
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
     return Executing(database, info.bootstrap)
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
 
 
 def test_an_old_copy_behind_the_good_message_does_not_displace_it(executing: Executing) -> None:
@@ -42,6 +54,32 @@ def test_an_old_copy_behind_the_good_message_does_not_displace_it(executing: Exe
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
     assert attempts(executing.database, run_id) == [(1, "handed_back"), (2, "succeeded")]
+
+
+def test_a_full_executor_lets_go_of_what_it_has_fetched(executing: Executing, gate: str) -> None:
+    """Its offset moves on although nothing was claimed; the runs are in the table, for whoever has a slot first."""
+    executing.make_topics()
+    topic = executing.topics.runs("default", "standard")
+    with executing.running(slots=1, sweep=timedelta(milliseconds=500)):
+        held = executing.trigger("acts.wait", gate)
+        executing.publish(held)
+        until(lambda: GATES[gate].entered, "it is full")
+        waiting = [executing.trigger("acts.echo", number) for number in range(5)]
+        for run_id in waiting:
+            executing.publish(run_id)
+        until(lambda: committed(executing.bootstrap, topic) == 6, "it has let go of the five behind the first")
+        assert {executing.state(run_id) for run_id in waiting} == {RunState.QUEUED}
+        GATES[gate].opened.set()
+        assert {executing.ended(run_id).state for run_id in waiting} == {"succeeded"}
+    assert [attempts(executing.database, run_id) for run_id in waiting] == [[(1, "succeeded")]] * 5
+
+
+def committed(bootstrap: str, topic: str) -> int:
+    """How far the executors' group has committed the one partition of a topic."""
+    client = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}.executors"})
+    [partition] = client.committed([TopicPartition(topic, 0)], timeout=30)
+    client.close()
+    return partition.offset
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer", "share"])

@@ -22,12 +22,14 @@ from tests.transitions.acts import (
     submit,
     trigger,
 )
+from tidewheel.executor import record
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.finish import Finisher
 from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, failed, succeeded, timed_out
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import JobDefinition
+from tidewheel.transitions.end import Ended, end_runs
 from tidewheel.transitions.start import Started
 
 SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
@@ -113,6 +115,45 @@ def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: D
         assert finisher.drain(30)
     assert final_state(with_job, started.run_id) == ("succeeded", None)
     assert len(completions(with_job)) == 1
+
+
+def test_a_row_that_somebody_has_for_long_keeps_no_other_outcome_waiting(with_job: Database) -> None:
+    """Such as a handler that has called `complete_in`, and whose own transaction lasts."""
+    started, other, later = begun(with_job), begun(with_job), begun(with_job)
+    items = [attempt_at(with_job, each) for each in (started, other, later)]
+    holding = with_job.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    with finishing(with_job) as finisher:
+        for item in items[:2]:
+            finisher.add(item, succeeded(None))
+        until(lambda: finisher.backlog() == 1, "what nobody has is written")
+        finisher.beats.tell(items[2].key, b'"half"', None)
+        until(lambda: finisher.beats.seconds() is None, "what attempts tell of themselves is written")
+        finisher.add(items[2], succeeded(None))
+        until(lambda: finisher.backlog() == 1, "what came later is written")
+        holding.rollback()
+        assert finisher.drain(30)
+    assert [final_state(with_job, each.run_id)[0] for each in (started, other, later)] == ["succeeded"] * 3
+
+
+def test_an_attempt_that_ends_itself_while_somebody_has_its_row_is_tried_again(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush, or a cancel that is rolled back, lets go of the row between the two statements that end the run."""
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    flushing = with_job.connection()
+    flushing.execute("SELECT FROM open_runs WHERE run_id = %s FOR SHARE", [started.run_id])
+
+    def end_after_the_flush(*given: Any, **named: Any) -> Ended:  # noqa: ANN401 - passed on
+        flushing.rollback()
+        return end_runs(*given, **named)
+
+    monkeypatch.setattr(record, "end_runs", end_after_the_flush)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt, CANCELLED)
+        assert finisher.drain(30)
+    assert final_state(with_job, started.run_id) == ("cancelled", None)
 
 
 def test_a_superseded_outcome_is_let_go(with_job: Database) -> None:
