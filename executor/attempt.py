@@ -68,6 +68,7 @@ class Attempt:
     stream_output: bool = False
     _echo: Echo | None = None
     _completion: Completion | None = None
+    _sealed: bool = False
     _reported: bool = False
     _released: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -119,7 +120,11 @@ class Attempt:
     @property
     def unflushed(self) -> bool:
         """Whether nothing of its output is in the database, nor will be but by its end; from now on."""
-        return self.output is None or self.output.close()
+        with self._lock:
+            if self.output is None:
+                self._sealed = True
+                return True
+        return self.output.close()
 
     @property
     def left_seconds(self) -> float:
@@ -165,7 +170,7 @@ class Attempt:
     def keep(self, data: bytes) -> Echo:
         """Keep what the attempt writes; returns its share of the log, for who passes it on in another way."""
         with self._lock:
-            output = self.output = self.output or Output(streamed=self.stream_output)
+            output = self.output = self.output or Output(streamed=self.stream_output, closed=self._sealed)
             echo = self._echo = self._echo or Echo(self.about)
         output.write(data)
         return echo

@@ -90,7 +90,9 @@ class Claimer:
         except CommitUnknown as error:
             # Whom it told is not known either: being woken for nothing costs less than a grace period that begins late.
             self._wake_executors(claimed)
-            return Claimed(started=self._read_back(claims, error))
+            # Only what was started here: what another thread of this executor has claimed before stands as well.
+            started = {one.run_id for one in claimed.started}
+            return Claimed(started=self._read_back([claim for claim in claims if claim.run_id in started], error))
         except LeaseLost:
             self._lease_lost()
             raise

@@ -104,6 +104,16 @@ def _frame(head_text: bytes, body: bytes) -> Frame:
     return Frame(kind, head, parts)
 
 
+def whose(run_id: object, attempt: object) -> dict[str, object]:
+    """The part of a head that says which attempt it is of: what one has left running may still talk in the next."""
+    return {"run_id": str(run_id), "attempt": attempt}
+
+
+def whose_is(frame: Frame) -> tuple[object, object]:
+    """The attempt that a frame is of."""
+    return frame.head["run_id"], frame.head["attempt"]
+
+
 def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
     """An attempt's end; `spent` where the process is better not used again."""
     head = {
@@ -156,13 +166,14 @@ def context_of(frame: Frame, cancelled: Flag, channel: Channel) -> Context:
     )
 
 
-def previous_frame(ask: Callable[[], Previous]) -> Frame:
-    """What came before a run, for the worker that asked; or why that cannot be told."""
+def previous_frame(asked: Frame, ask: Callable[[], Previous]) -> Frame:
+    """What came before a run, for the attempt that asked; or why that cannot be told."""
+    attempt = whose(*whose_is(asked))
     try:
         found = ask()
     except Unavailable as error:
-        return Frame(Kind.PREVIOUS, {"error": str(error)}, [None])
-    head = {"at": _text(found.scheduled_at), "result_at": _text(found.result_at)}
+        return Frame(Kind.PREVIOUS, {**attempt, "error": str(error)}, [None])
+    head = {**attempt, "at": _text(found.scheduled_at), "result_at": _text(found.result_at)}
     return Frame(Kind.PREVIOUS, head, [to_json(found.result)])
 
 

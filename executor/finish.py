@@ -74,15 +74,19 @@ class Finisher:
 
     def _run(self) -> None:
         patience = Patience(self._stop, "recording outcomes")
+        busy: list[Item] = []
         while not self._stop.asked():
-            self._wake.wait(self.beats.seconds())
+            self._wake.wait(_BUSY_SECONDS if busy else self.beats.seconds())
             # A moment's company: a transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
                 self._stop.wait(_GATHER_SECONDS)
             self._wake.clear()
+            # A user's transaction may have a row for minutes (`complete_in`): nobody waits for that here.
+            self._items.extend(busy)
+            busy = []
             while self._items and not self._stop.asked():
                 batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH))]
-                self._write_patiently(batch, patience)
+                busy += self._write_patiently(batch, patience)
             if self.beats.seconds() == 0.0:
                 self._write_beats(patience)
 
@@ -101,7 +105,8 @@ class Finisher:
             patience.over()
         self.beats.wrote(beats)
 
-    def _write_patiently(self, batch: list[Item], patience: Patience) -> None:
+    def _write_patiently(self, batch: list[Item], patience: Patience) -> list[Item]:
+        """Write a batch, as soon as the database takes it; returns what somebody has locked, to be tried again."""
         batch = self._newest(batch)
         while batch and not self._stop.asked():
             try:
@@ -114,15 +119,13 @@ class Finisher:
                     patience.wait(error)
                     continue
                 _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
-                for item in batch:
-                    self._write_patiently([item], patience)
-                return
+                return [left for item in batch for left in self._write_patiently([item], patience)]
             patience.over()
-            self._count_written(len(batch) - len(left))
-            self._poke()
-            batch = left
-            if batch:
-                self._stop.wait(_BUSY_SECONDS)
+            if len(left) < len(batch):
+                self._count_written(len(batch) - len(left))
+                self._poke()
+            return left
+        return []
 
     def _newest(self, batch: Sequence[Item]) -> list[Item]:
         """One outcome per run, of its newest attempt: what an older one still has to say is superseded."""

@@ -30,15 +30,16 @@ class Output:
 
     Args:
         streamed: Whether everything it writes is kept until `take_stream`, not only the end.
+        closed: Whether the end was being recorded already when the first of it was written.
     """
 
     __slots__ = ("_closed", "_flushed", "_lock", "_stream", "_tail", "_touched", "dropped", "written")
 
-    def __init__(self, *, streamed: bool = False) -> None:
+    def __init__(self, *, streamed: bool = False, closed: bool = False) -> None:
         self._tail = bytearray()
         self._lock = threading.Lock()
         self._flushed = 0
-        self._touched = self._closed = False
+        self._touched, self._closed = False, closed
         self._stream = bytearray() if streamed else None
         self.written = 0
         self.dropped = 0

@@ -147,19 +147,39 @@ UPDATE executors SET claim_id = %(claim_id)s WHERE executor_id = %(executor_id)s
 
 -- name: find_due_handled
 -- Open runs of these queues that have been due for a while, whose handlers such an executor has; the critical lane first.
--- Index: open_runs_due. No lock; the claim that follows decides.
+-- Those that a cancellation names are left out, as in find_due_runs.
+-- Index: open_runs_due; past 20,000 rows of a lane it looks no further. No lock; the claim that follows decides.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
   FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
  CROSS JOIN LATERAL (
-    SELECT r.run_id, r.job_id, r.shard, r.queue, r.lane, r.cause, r.job_version, r.attempt, r.scheduled_at, r.publish_at
-      FROM open_runs AS r
-     WHERE r.queue = s.queue
-       AND r.lane = s.lane
-       AND r.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
-       AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
-       AND r.state = ANY (%(sources)s)
-       AND r.handler = ANY (%(handlers)s)
-     ORDER BY r.publish_at
+    SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at
+      FROM (
+        SELECT r.*
+          FROM open_runs AS r
+         WHERE r.queue = s.queue
+           AND r.lane = s.lane
+           AND r.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+           AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
+           AND r.state = ANY (%(sources)s)
+           AND r.handler = ANY (%(handlers)s)
+         ORDER BY r.publish_at
+         LIMIT 20000
+      ) AS d
+     WHERE (SELECT true
+              FROM cancellations AS c
+             WHERE c.finished_at IS NULL
+               AND c.tenant = d.tenant
+               AND (c.job_id IS NULL OR c.job_id = d.job_id)
+               AND (c.queue IS NULL OR c.queue = d.queue)
+               AND (c.lane IS NULL OR c.lane = d.lane)
+               AND (c.handler IS NULL OR c.handler = d.handler)
+               AND (c.cause IS NULL OR c.cause = d.cause)
+               AND d.made_at <= c.made_before
+               AND (c.begun OR d.attempt = 0)
+               AND (c.labels IS NULL
+                    OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = d.job_id))
+             LIMIT 1) IS NULL
+     ORDER BY d.publish_at
      LIMIT %(most)s
   ) AS o
  ORDER BY s.rank, o.publish_at

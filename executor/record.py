@@ -66,10 +66,9 @@ def record(
     settled = {end.run_id for end in ends} | {wait.run_id for wait in waits}
     requeues = [requeue(*item, executor_id) for item in items if item[0].run_id not in settled]
     cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
-    if cancelled:
-        start_cancelling(connection, cancelled, executor_id)
-    done = end_runs(connection, installation, ends)
-    busy = done.busy | requeue_runs(connection, installation, requeues).busy
+    busy = start_cancelling(connection, cancelled, executor_id)
+    done = end_runs(connection, installation, [end for end in ends if end.run_id not in busy])
+    busy |= done.busy | requeue_runs(connection, installation, requeues).busy
     busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits)
     return Recorded(busy, done.superseded, len(requeues))
 

@@ -33,6 +33,8 @@ from tidewheel.executor.crossing import (
     outcome_frame,
     packed,
     previous_of,
+    whose,
+    whose_is,
 )
 from tidewheel.executor.handlers import Handler, import_handlers, registered
 from tidewheel.executor.outcome import CANCELLED, Outcome, failed, from_exception
@@ -51,7 +53,7 @@ class Worker:
         self._sending = threading.Lock()
         self._setup: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._asking: dict[tuple[object, object], queue.SimpleQueue[Frame]] = {}  # by attempt, which asks one at a time
         self._task: _Task | None = None  # the newest that came
         self._completer: Completer | None = None
 
@@ -124,8 +126,9 @@ class Worker:
 
     def ask(self, frame: Frame) -> Frame:
         """Ask the executor something and wait for the answer."""
+        answer = self._asking[whose_is(frame)] = queue.SimpleQueue()
         self.send(frame)
-        return self._answers.get()
+        return answer.get()
 
     def completer(self) -> Completer:
         """What completions need.
@@ -153,10 +156,11 @@ class Worker:
                 self._task = _Task(frame)
                 self._tasks.put(self._task)
             case Kind.CANCEL:
-                if self._task is not None and self._task.key == (frame.head["run_id"], frame.head["attempt"]):
+                if self._task is not None and whose_is(self._task.frame) == whose_is(frame):
                     self._task.cancel()
             case _:
-                self._answers.put(frame)
+                if (answer := self._asking.pop(whose_is(frame), None)) is not None:
+                    answer.put(frame)
 
 
 class _Task:
@@ -166,10 +170,6 @@ class _Task:
         self.frame = frame
         self.cancelled = Flag()
         self.on_cancel: Callable[[], object] | None = None
-
-    @property
-    def key(self) -> tuple[object, object]:
-        return self.frame.head["run_id"], self.frame.head["attempt"]
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -194,15 +194,16 @@ class _Line:
 
     def __init__(self, worker: Worker, frame: Frame) -> None:
         self._worker, self._frame = worker, frame
+        self._whose = whose(*whose_is(frame))
         self._asking = threading.Lock()
         self._completion: Completion | None = None
 
     def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        self._worker.send(Frame(Kind.BEAT, {}, [progress, checkpoint]))
+        self._worker.send(Frame(Kind.BEAT, self._whose, [progress, checkpoint]))
 
     def previous(self) -> Previous:
         with self._asking:
-            return previous_of(self._worker.ask(Frame(Kind.ASK, {})))
+            return previous_of(self._worker.ask(Frame(Kind.ASK, self._whose)))
 
     def completing(self) -> Completing:
         with self._asking:

@@ -58,6 +58,10 @@ BEGIN
         RAISE EXCEPTION 'delay: % is not between 0 and 400 days', delay
             USING ERRCODE = 'invalid_parameter_value', HINT = 'for a later time submit a job with schedule {"once": …}';
     END IF;
+    IF run_at < '1970-01-01 00:00:00Z' THEN
+        RAISE EXCEPTION 'run_at: % lies before 1970', run_at
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'write a later instant';
+    END IF;
     IF NOT isfinite(run_at) OR run_at > tidewheel_now() + interval '400 days' THEN
         RAISE EXCEPTION 'run_at: % is more than 400 days ahead', run_at
             USING ERRCODE = 'invalid_parameter_value', HINT = 'for a later time submit a job with schedule {"once": …}';
@@ -66,12 +70,31 @@ BEGIN
         RAISE EXCEPTION 'payload: it has % bytes, more than 262144', octet_length(payload::text)
             USING ERRCODE = 'program_limit_exceeded', HINT = 'store it elsewhere and pass a reference';
     END IF;
+    -- As in tidewheel/jobs/strict_json.py and values.py: what intake would refuse must not be committed here.
+    IF jsonb_path_exists(payload, 'strict $.**{32 to last} ? (@.type() == "object" || @.type() == "array")') THEN
+        RAISE EXCEPTION 'payload: it is nested more than 32 deep' USING ERRCODE = 'program_limit_exceeded', HINT = 'flatten it';
+    END IF;
+    IF octet_length(payload::text) > 65536
+       AND (SELECT count(*) > 32000
+              FROM jsonb_path_query(payload, 'strict $.** ? (@.type() == "object" || @.type() == "array")')) THEN
+        RAISE EXCEPTION 'payload: it holds more than 32000 arrays and objects'
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'store it elsewhere and pass a reference';
+    END IF;
     IF jsonb_typeof(labels) <> 'object' OR jsonb_path_exists(labels, 'strict $.* ? (@.type() <> "string")') THEN
         RAISE EXCEPTION 'labels: % is no map of strings', left(labels::text, 100)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'write them as {"name": "value"}';
     END IF;
+    IF (SELECT count(*) > 64
+               OR bool_or(length(l.name) NOT BETWEEN 1 AND 63 OR length(l.value) > 255
+                          OR l.name ~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'
+                          OR l.value ~ '[\u0001-\u0008\u000b\u000c\u000e-\u001f\u007f]')
+          FROM jsonb_each_text(labels) AS l (name, value)) THEN
+        RAISE EXCEPTION 'labels: there are too many, or one is too long, or holds what is no text'
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'give at most 64, with names of 1 to 63 and values of up to 255 characters';
+    END IF;
     request_id := coalesce(request_id, gen_random_uuid()::text);
-    IF length(request_id) NOT BETWEEN 1 AND 255 OR request_id ~ '[[:cntrl:]]' THEN
+    IF length(request_id) NOT BETWEEN 1 AND 255 OR request_id ~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' THEN
         RAISE EXCEPTION 'request_id: it has % characters, or some that cannot be shown', length(request_id)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters, or leave it out';
     END IF;

@@ -28,7 +28,7 @@ from tidewheel.settings import SchedulerSettings
 from tidewheel.skew import Skew
 from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.loose_ends import settle_loose_ends
+from tidewheel.transitions.loose_ends import MOST_SETTLED, settle_loose_ends
 from tidewheel.wakeup import Channel, Listener, Notifier
 
 _PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
@@ -114,7 +114,10 @@ class Scheduler:
     def _settle(self) -> int:
         """Do what ends in users' own transactions have left to do."""
         with self._session.transaction() as connection:
-            return settle_loose_ends(connection, self._installation)
+            settled = settle_loose_ends(connection, self._installation)
+        if settled == MOST_SETTLED:
+            self.look_everywhere()  # there may be more: not in a second, but in the next round
+        return settled
 
     def _cancel(self) -> int:
         """Go on with what is being cancelled by filter; returns whether there is more to do at once."""

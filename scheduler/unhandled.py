@@ -1,7 +1,7 @@
 """Announces runs that wait for what no live executor of their queue has: a handler, or any executor at all.
 
 They are not failed and not charged: in a rolling deploy the new job is there before the new executor. Each tenant's
-queue and handler is told at most every ten minutes, whichever scheduler looks; the gauge says at any time how many wait.
+queue and handler is told at most every ten minutes, whichever scheduler looks; the gauge always says how many wait.
 """
 
 import logging

@@ -5,6 +5,7 @@ The token is all the right they take: it comes in the `Authorization` header, or
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -35,14 +36,15 @@ class RunsDoor:
 
     async def complete(self, request: Request) -> Response:
         """End an attempt."""
-        return await self._tell(request, "run.complete")
+        # Under a name, so that one whose COMMIT was lost and is tried again is not told that it comes too late.
+        return await self._tell(request, "run.complete", request_id=str(uuid4()))
 
     async def heartbeat(self, request: Request) -> Response:
         """An attempt goes on."""
         return await self._tell(request, "run.heartbeat")
 
-    async def _tell(self, request: Request, kind: str) -> Response:
-        document = self._document(request, await read_document(request), kind)
+    async def _tell(self, request: Request, kind: str, **unless_said: str) -> Response:
+        document = unless_said | self._document(request, await read_document(request), kind)
         reply = await self.workers.do(lambda desk: desk.asking().ask(document))
         return JSONResponse({"run_id": reply.run_id, "run_status": reply.run_status})
 

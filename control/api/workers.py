@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.door import Door
@@ -24,13 +24,13 @@ class Asking(Door):
     """Asks what `Client` asks, with documents as they come."""
 
     def ask(self, document: Mapping[str, object]) -> Reply:
-        """Apply a request.
+        """Apply a request, under its request_id where it names one.
 
         Raises:
             Refused: Something in it does not fit.
             Unavailable: The database does not answer.
         """
-        return self._ask(document)
+        return self._ask(document, cast("str | None", document.get("request_id")))
 
 
 class Desk:

@@ -14,8 +14,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.crossing import Frame, Kind, outcome_of, previous_frame
+from tidewheel.executor.context import Previous
+from tidewheel.executor.crossing import Frame, Kind, outcome_of, previous_frame, whose, whose_is
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.runners.worker_process import Died, Setup, WorkerProcess
 from tidewheel.metrics import metrics
@@ -254,7 +256,7 @@ class _Slot:
                 process.interrupt()
             elif job.asked_to_stop and not told:
                 told = True
-                process.send(Frame(Kind.CANCEL, {"run_id": str(attempt.run_id), "attempt": attempt.started.attempt}))
+                process.send(Frame(Kind.CANCEL, whose(*attempt.key)))
             while not self._answers.empty():
                 process.send(self._answers.get())
 
@@ -270,15 +272,17 @@ class _Slot:
                     if frame.head["spent"] or process.interrupted:
                         self._drop()
                     return outcome_of(frame)
-                case Kind.BEAT:
+                case Kind.BEAT if _is_of(frame, attempt):
                     attempt.beat(frame.parts[0], frame.parts[1])
+                case Kind.ASK if _is_of(frame, attempt):
+                    threading.Thread(target=self._answer, args=(frame, attempt), daemon=True).start()
                 case Kind.ASK:
-                    threading.Thread(target=self._answer, args=(attempt,), daemon=True).start()
+                    process.send(previous_frame(frame, _over))
                 case _:
                     pass
 
-    def _answer(self, attempt: Attempt) -> None:
-        self._answers.put(previous_frame(attempt.previous))
+    def _answer(self, asked: Frame, attempt: Attempt) -> None:
+        self._answers.put(previous_frame(asked, attempt.previous))
         self._ring()
 
     def _on_ring(self) -> None:
@@ -293,13 +297,22 @@ class _Slot:
             self._answers.get()
 
 
+def _is_of(frame: Frame, attempt: Attempt) -> bool:
+    """Whether the attempt itself says it, and not something that an earlier one has left running."""
+    return whose_is(frame) == (str(attempt.run_id), attempt.started.attempt)
+
+
+def _over() -> Previous:
+    message = "the attempt that asks is over"
+    raise Unavailable(message)
+
+
 def _attempt_frame(attempt: Attempt) -> Frame:
     definition, request = attempt.definition, attempt.request
     head: dict[str, object] = {
         "handler": definition.target.handler,
         "content_type": attempt.payload_content_type,
-        "run_id": str(attempt.run_id),
-        "attempt": attempt.started.attempt,
+        **whose(*attempt.key),
         "job_key": definition.job_key,
         "tenant": definition.tenant,
         "scheduled_at": request.scheduled_at.isoformat(),

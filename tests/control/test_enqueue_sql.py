@@ -132,6 +132,21 @@ def test_a_payload_that_is_null_is_one_and_none_is_the_jobs(shop: Database) -> N
         ("'charge', run_at => 'infinity'", "run_at: infinity is more than", "submit a job"),
         ("'charge', labels => '[1]'", "labels: [1] is no map of strings", "write them as"),
         ("'charge', labels => '{\"a\": 1}'", 'labels: {"a": 1} is no map', "write them as"),
+        ("'charge', labels => '{\"\": \"x\"}'", "labels: there are too many, or one is too long", "at most 64"),
+        ("'charge', labels => jsonb_build_object('a', repeat('x', 256))", "labels: there are too many", "255"),
+        (
+            "'charge', labels => (SELECT jsonb_object_agg(n, 'x') FROM generate_series(1, 65) AS n)",
+            "labels: there are too many",
+            "at most 64",
+        ),
+        ("'charge', run_at => '1969-12-31Z'", "lies before 1970", "a later instant"),
+        ("'charge', (repeat('[', 33) || repeat(']', 33))::jsonb", "payload: it is nested more than 32", "flatten it"),
+        (
+            "'charge', (SELECT jsonb_agg('{}'::jsonb) FROM generate_series(1, 33000))",
+            "payload: it holds more than 32000 arrays and objects",
+            "pass a reference",
+        ),
+        ("'charge', request_id => U&'a\\2028b'", "request_id: it has 3 characters, or some that", "or leave it out"),
         ("'charge', request_id => ''", "request_id: it has 0 characters", "or leave it out"),
         ("'charge', to_jsonb(repeat('x', 300000))", "payload: it has 300002 bytes, more than", "pass a reference"),
     ],
@@ -145,6 +160,19 @@ def test_what_does_not_fit_is_refused_at_once_with_field_and_remedy(
     assert words in (caught.value.diag.message_primary or "")
     assert hint in (caught.value.diag.message_hint or "")
     assert written(shop) == (0, 0)
+
+
+def test_what_is_just_within_the_bounds_is_taken_in(shop: Database) -> None:
+    deep = "(repeat('[', 32) || repeat(']', 32))::jsonb"
+    labels = "(SELECT jsonb_object_agg(repeat(chr(255 + n), 63), repeat('ä', 255)) FROM generate_series(1, 64) AS n)"
+    many = "(SELECT jsonb_agg('{}'::jsonb) FROM generate_series(1, 31999))"
+    for payload in (deep, many):
+        shop.rows(
+            SQL("SELECT tidewheel_enqueue('charge', {}, labels => {}, run_at => '1970-01-01Z')").format(
+                SQL(payload), SQL(labels)
+            )
+        )
+    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 2
 
 
 def test_a_deleted_job_is_unknown(shop: Database, own: psycopg.Connection[TupleRow]) -> None:

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
 
 import tidewheel
+from tidewheel.errors import Unavailable
 from tidewheel.executor.handlers import Handler, registered
 
 _TICK_SECONDS = 0.01
+_LEFT: list[asyncio.Task[None]] = []
 
 
 @tidewheel.handler("alone.echo", isolation="process")
@@ -146,6 +149,33 @@ def beat(context: tidewheel.Context, payload: object) -> object:
     context.heartbeat({"done": 1}, {"next": 2})
     found = context.previous()
     return [found.result, found.scheduled_at and found.scheduled_at.isoformat()]
+
+
+@tidewheel.handler("alone.leave", isolation="process")
+async def leave(context: tidewheel.Context, payload: object) -> None:
+    """Return, and leave a task that goes on beating, and one that has asked what came before and asks again."""
+
+    async def go_on() -> None:
+        while True:
+            context.heartbeat("left", payload)
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def ask_on() -> None:
+        while True:
+            with suppress(Unavailable):
+                await context.previous_async()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    _LEFT.extend([asyncio.create_task(go_on()), asyncio.create_task(ask_on())])
+    await asyncio.sleep(_TICK_SECONDS)
+
+
+@tidewheel.handler("alone.ask", isolation="process")
+async def ask(context: tidewheel.Context, payload: object) -> object:
+    """Take its time; return what came before."""
+    del payload
+    await asyncio.sleep(20 * _TICK_SECONDS)
+    return (await context.previous_async()).result
 
 
 @tidewheel.handler("alone.complete", isolation="process")

@@ -113,7 +113,6 @@ def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait
         "slots": 1,
         "group_protocol": "classic",
         "stopping": False,
-        "group_protocol": None,
     }
     assert database.execute(SQL["beat_executor"], {**beat, "executor_id": EXECUTOR}) == 1
     claiming.rollback()

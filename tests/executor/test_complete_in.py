@@ -41,6 +41,7 @@ from tests.transitions.acts import (
     open_runs,
     requests,
     requeue,
+    submission,
     submit,
     succeed,
     trigger,
@@ -291,6 +292,33 @@ def test_the_next_instant_of_a_fixed_delay_is_counted_from_the_end(shop: Clocked
     assert settle(shop) == 1
     [(due_at, held)] = shop.rows("SELECT due_at, held FROM timers")
     assert (due_at, held) == (ended + MINUTE, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (submission("chained", schedule={"fixed_delay": "60s"}, description="another"),),
+        (about("job.pause", "chained"), about("job.resume", "chained")),
+    ],
+)
+def test_a_change_before_it_is_settled_fires_nothing_sooner(
+    shop: ClockedDatabase, own: Own, change: tuple[dict[str, object], ...]
+) -> None:
+    shop.stop_clock()
+    submit(shop, "chained", schedule={"fixed_delay": "60s"})
+    fire_due(shop)
+    [run] = open_runs(shop)
+    started = begin(shop, run.run_id)
+    shop.advance(timedelta(seconds=30))
+    work(own, completion(shop, started))
+    ended = shop.now()
+    own.commit()
+    for document in change:
+        ask(shop, document)
+    fire_due(shop)
+    assert open_runs(shop) == []
+    settle(shop)
+    assert shop.rows("SELECT due_at, held FROM timers") == [(ended + MINUTE, None)]
 
 
 def test_an_edit_before_it_is_settled_stands(shop: ClockedDatabase, own: Own) -> None:

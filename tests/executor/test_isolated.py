@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -305,6 +306,34 @@ def test_it_beats_and_asks_over_the_pipe() -> None:
 
     assert json.loads(asyncio.run(work()).result or b"") == [{"sum": 3}, NOON.isoformat()]
     assert beats == [(b'{"done":1}', b'{"next":2}')]
+
+
+def test_what_an_attempt_has_left_running_neither_beats_nor_asks_for_the_next() -> None:
+    class Listening(Attempt):
+        """An attempt that keeps what it is told, and says who it is."""
+
+        def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+            beats.append((self.started.attempt, checkpoint))
+
+        def previous(self) -> Previous:
+            gate.wait(10)
+            return Previous(result=self.started.attempt)
+
+    beats: list[tuple[int, bytes | None]] = []
+    gate = threading.Event()
+
+    def listening(handler: str, number: int) -> Listening:
+        plain = attempt(handler, number, number=number)
+        return Listening(plain.started, plain.request, plain.definition, plain.on_report, plain.on_release)
+
+    async def work() -> Outcome:
+        async with runner() as made:
+            assert (await made.run(listening("leave", 1))).kind is AttemptOutcome.SUCCEEDED
+            gate.set()
+            return await made.run(listening("ask", 2))
+
+    assert asyncio.run(work()).result == b"2"
+    assert set(beats) == {(1, b"1")}
 
 
 @pytest.mark.parametrize(("losses", "here"), [(0, True), (1, True), (2, False), (7, False)])

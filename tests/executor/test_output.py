@@ -62,6 +62,16 @@ def logged() -> Generator[Lines]:
         root.setLevel(level)
 
 
+def test_what_is_written_first_while_the_end_is_recorded_is_not_flushed() -> None:
+    """Or its row and that of the end would be one too many, and the end could not be stored."""
+    attempt = attempt_of()
+    assert attempt.unflushed
+    attempt.write(b"late")
+    assert attempt.output is not None
+    assert attempt.output.begin_flush() is None
+    assert attempt.unflushed
+
+
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
     made = Executing(database, info.bootstrap)

@@ -133,3 +133,17 @@ def test_it_survives_the_loss_of_its_connections(database: Database, settings: d
         )
         before = database.count("job_runs")
         until(lambda: database.count("job_runs") > before, "it fires again")
+
+
+def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: Database) -> None:
+    database.execute(
+        "INSERT INTO loose_ends (run_id, job_id, tenant, ended_at, counted, turn)"
+        " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true FROM generate_series(1, 2500)"
+    )
+    stop = Stop()
+    scheduler = Scheduler(SchedulerSettings.load(), database.url, database.installation, stop)
+    for _ in range(3):
+        scheduler.step()
+    stop.ask()
+    scheduler.run()  # enters, sees that it is to end, and closes what it holds
+    assert database.count("loose_ends") == 0

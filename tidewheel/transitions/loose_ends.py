@@ -24,7 +24,8 @@ _SQL = Statements("tidewheel.transitions")
 _NOTE_LOOSE_ENDS = _SQL["note_loose_ends"]
 _TAKE_LOOSE_ENDS = _SQL["take_loose_ends"]
 
-_MOST = 1000  # in one transaction: about ten milliseconds
+MOST_SETTLED = 1000
+"""Ends in one transaction: about ten milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def note_loose_ends(connection: Conn, ends: Sequence[LooseEnd]) -> None:
 def settle_loose_ends(connection: Conn, installation: Installation) -> int:
     """Do some of what is left to do, in the caller's transaction; returns how many runs' ends it was of."""
     with connection.cursor(row_factory=class_row(LooseEnd), binary=True) as cursor:
-        loose = cursor.execute(_TAKE_LOOSE_ENDS, {"most": _MOST}).fetchall()
+        loose = cursor.execute(_TAKE_LOOSE_ENDS, {"most": MOST_SETTLED}).fetchall()
     # Timers, then jobs, then turns: with a turn in hand nobody waits for the others (ADR 0008).
     advance_chains(connection, [(end.job_id, end.chained_at, end.ended_at) for end in loose if end.chained_at])
     forget_failures(connection, (end.job_id for end in loose if end.counted))

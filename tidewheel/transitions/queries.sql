@@ -481,12 +481,15 @@ UPDATE timers AS t
  WHERE t.job_id = moved.job_id
 
 -- name: find_open_links
--- Which of these fixed_delay timers stand at an instant whose run is open.
--- Index: open_runs_by_job. No lock: such a run is made and ended under its timer's lock, which the caller has.
+-- Which of these fixed_delay timers stand at an instant whose run is open, or has ended in a user's own transaction and is
+-- not settled.
+-- Index: open_runs_by_job; loose_ends is read whole, a handful of rows. No lock: such a run is made, and ended or settled,
+-- under its timer's lock, which the caller has.
 SELECT t.job_id
   FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[]) AS t (job_id, scheduled_at)
  WHERE EXISTS (SELECT FROM open_runs AS o
                 WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
+    OR EXISTS (SELECT FROM loose_ends AS l WHERE l.job_id = t.job_id AND l.chained_at = t.scheduled_at)
 
 -- name: take_pace
 -- When runs that make up for something may leave: moved on by those of this transaction, for good, whatever becomes of it.
@@ -586,7 +589,7 @@ SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidew
 SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix')
 
 -- name: find_unmoved
--- Of the attempts that requeue_runs did not take: those that were only locked by somebody and must be tried again.
+-- Of the attempts that a move did not take: those that were only locked by somebody and must be tried again.
 -- Index: open_runs_pkey. No lock.
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[])

@@ -19,6 +19,7 @@ from tidewheel.sql import Statements
 _SQL = Statements("tidewheel.transitions")
 _ASK_TO_CANCEL = _SQL["ask_to_cancel"]
 _START_CANCELLING = _SQL["start_cancelling"]
+_FIND_UNMOVED = _SQL["find_unmoved"]
 _ADD_SIGNALS = _SQL["add_signals"]
 
 
@@ -39,17 +40,26 @@ class Attempting:
     executor_id: UUID
 
 
-def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], executor_id: UUID) -> None:
-    """Let an executor's own running attempts be cancelling, for those whose handlers asked for it."""
+def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], executor_id: UUID) -> set[UUID]:
+    """Let an executor's own running attempts be cancelling, for those whose handlers asked for it.
+
+    Returns:
+        Runs whose row was locked by somebody: to be tried again, for they cannot become cancelled from running.
+    """
+    if not attempts:
+        return set()
     move = Move.ASK_TO_CANCEL
-    columns = {
-        "run_ids": [run_id for run_id, _ in attempts],
-        "attempts": [attempt for _, attempt in attempts],
+    columns: dict[str, object] = {
+        "run_ids": uuids(run_id for run_id, _ in attempts),
+        "attempts": integers(attempt for _, attempt in attempts),
         "executor_id": executor_id,
+        "executor_ids": uuids(executor_id for _ in attempts),
         "sources": sources(move),
         "target": target(move),
     }
     connection.execute(_START_CANCELLING, columns)
+    found = connection.execute(_FIND_UNMOVED, columns, binary=True).fetchall()
+    return {run_id for (run_id,) in found if isinstance(run_id, UUID)}
 
 
 def ask_to_cancel(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:

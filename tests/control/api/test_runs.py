@@ -51,6 +51,15 @@ def test_a_heartbeat_keeps_progress_and_checkpoint(client: httpx.Client, databas
     assert open_run(database, started.run_id).state == "waiting"
 
 
+def test_a_repeat_under_the_same_request_id_gets_the_first_answer(client: httpx.Client, database: Database) -> None:
+    started = a_waiting_run(database)
+    bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
+    path, body = f"/api/v1/runs/{started.run_id}:complete", {"request_id": "c-1", "result": 7}
+    first, again = (client.post(path, json=body, headers=bearer) for _ in range(2))
+    assert (again.status_code, again.json()) == (HTTPStatus.OK, first.json())
+    assert len(completions(database)) == 1
+
+
 def test_an_attempt_that_is_over_changes_nothing(client: httpx.Client, database: Database) -> None:
     started = a_waiting_run(database)
     bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
