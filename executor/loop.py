@@ -174,13 +174,13 @@ class Executor:
             not_begun = not attempt.begun or (attempt.withdraw is not None and attempt.withdraw())
             if not_begun or attempt.on_thread:
                 self._hand_back(attempt, NOT_BEGUN if not_begun else HANDED_BACK)
-            else:
+            elif attempt.struck is None:
                 attempt.struck = HANDED_BACK  # told when it has stopped: it may begin elsewhere at once
             self._stop_cooperatively(attempt)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=LET_GO_SECONDS)
         for attempt in list(self._running.values()):
-            self._hand_back(attempt, HANDED_BACK)
+            self._hand_back(attempt, attempt.struck or HANDED_BACK)
         self._watchdog.stop()
         await asyncio.to_thread(self._flusher.close)
         clean = await asyncio.to_thread(self._finisher.drain, _FLUSH_SECONDS)
@@ -192,7 +192,7 @@ class Executor:
             await runner.close()
 
     def _hand_back(self, attempt: Attempt, outcome: Outcome) -> None:
-        if attempt.report(outcome):
+        if attempt.report(outcome) and outcome.kind is AttemptOutcome.HANDED_BACK:
             _LOG.info("handed back", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
 
     def _begin(self, items: Sequence[tuple[Started, RunRequest, JobDefinition]]) -> None:

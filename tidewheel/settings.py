@@ -280,6 +280,11 @@ class ExecutorSettings(Connections):
     shell_env: str = Field(
         "PATH,HOME,LANG,TZ", description="variables of the executor that shell targets get, separated by commas"
     )
+    shell_job_env: str = Field(
+        "",
+        description="variables that a job may set where programs are restricted, separated by commas; a script's "
+        "interpreter reads some as code (BASH_ENV, PYTHONPATH)",
+    )
     shell_memory_bytes: int | None = Field(
         None,
         ge=1 << 20,

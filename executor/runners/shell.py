@@ -37,6 +37,7 @@ class ShellRunner:
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
         self._allowed = None if settings.shell_allow is None else frozenset(names(settings.shell_allow))
+        self._settable = frozenset(names(settings.shell_job_env))
         self._passed = {name: os.environ[name] for name in names(settings.shell_env) if name in os.environ}
         self._grace = min(settings.cancel_grace.total_seconds() * _BEFORE_FENCE, settings.drain_timeout.total_seconds())
         self._keeper = Keeper()
@@ -95,10 +96,10 @@ class ShellRunner:
             if name not in self._allowed:
                 message = f"{name!r} is not among the programs that this executor runs (TIDEWHEEL_SHELL_ALLOW)"
                 return failed("ProgramRefused", message, permanent=True, not_begun=True)
-            for variable in target.env:
-                if variable == "PATH" or variable.startswith("LD_"):
-                    message = f"a job may not set {variable} where programs are restricted (TIDEWHEEL_SHELL_ALLOW)"
-                    return failed("ProgramRefused", message, permanent=True, not_begun=True)
+            for variable in sorted(target.env.keys() - self._settable):
+                # A variable can make an allowed program run another: no list of the bad ones would ever be whole.
+                message = f"a job may not set {variable} here: it is not named in TIDEWHEEL_SHELL_JOB_ENV"
+                return failed("ProgramRefused", message, permanent=True, not_begun=True)
         if "/" in name:
             return name
         # By the executor's own PATH: a job that sets another must not choose what an allowed name means.

@@ -198,9 +198,16 @@ def test_a_job_does_not_choose_what_an_allowed_name_means(tmp_path: Path) -> Non
     false.write_text("#!/bin/sh\necho mine\n")
     false.chmod(0o755)
     assert run(shell("true", env={"PATH": str(tmp_path)}))[1] == ""
-    for variable in ("PATH", "LD_PRELOAD"):
-        outcome, _ = run(shell("true", env={variable: str(tmp_path)}), shell_allow="true")
+
+
+def test_where_programs_are_restricted_a_job_sets_only_the_variables_that_the_operator_names() -> None:
+    """`BASH_ENV` or `PYTHONPATH` would make an allowed script run what the job likes."""
+    for variable in ("PATH", "LD_PRELOAD", "BASH_ENV", "PYTHONPATH"):
+        outcome, _ = run(shell("true", env={"MODE": "full", variable: "x"}), shell_allow="true", shell_job_env="MODE")
         assert (outcome.error_type, outcome.not_begun) == ("ProgramRefused", True)
+        assert variable in (outcome.error_message or "")
+    outcome, _ = run(shell("true", env={"MODE": "full"}), shell_allow="true", shell_job_env="MODE")
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
 
 
 def test_what_is_printed_without_end_does_not_grow_memory() -> None:

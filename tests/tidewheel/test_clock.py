@@ -11,7 +11,11 @@ FOLDERS = ("tidewheel", *LINKED)
 PYTHON = {
     "tidewheel/clock.py": "it is the clock",
     "tidewheel/skew.py": "measures how far it is from the database's",
-    "executor/runners/http.py": "a server's Retry-After date, where the server has no clock of its own",
+    "executor/runners/http.py": "the instant in a signature, which its receiver holds against his own clock",
+    "executor/runners/http_answer.py": "a server's Retry-After date, where the server has no clock of its own",
+    "executor/context.py": "tells a handler when its time is over; the executor goes by durations",
+    "tidewheel/testing/handlers.py": "when an attempt without a database pretends to be",
+    "tidewheel/testing/stack.py": "where the clock of a test's database stands at first",
     "control/cli/calendars.py": "which years of a calendar file a person means, without a database",
     "control/cli/cron.py": "explains an expression to a person, without a database",
     "control/demo/clock.py": "the demo's figures, with its own measurement of the difference",
