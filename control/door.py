@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.enqueue import raise_if_rejected
 from tidewheel.db import CommitUnknown, Conn, Session
 from tidewheel.errors import Unavailable
 from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.busy import Busy
 from tidewheel.intake.incoming import Incoming
 from tidewheel.jobs.requests import parse_request
 from tidewheel.schemas.records import Reply
@@ -29,6 +31,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("tidewheel.client")
 
 _TRIES = 5
+_BUSY_SECONDS = 10.0  # for what a user's own transaction has in hand; after that the caller decides
 _MAKES_RUNS = ("job.trigger", "job.backfill", "run.retry")
 
 
@@ -85,15 +88,24 @@ class Door:
 
     def _write(self, work: Callable[[Conn], T], *, once: bool = False) -> T:
         """Write in a transaction, tried again while the database does not answer; `once`: not where it may stand."""
-        for _ in range(_TRIES - 1):
+        until = monotonic_seconds() + _BUSY_SECONDS
+        tries = 1
+        while True:
             try:
                 return self._write_once(work)
             except CommitUnknown:
-                if once:
+                if once or tries >= _TRIES:
                     raise
+            except Busy:
+                # It was waited for a moment already, with nothing in hand in between.
+                if monotonic_seconds() >= until:
+                    raise
+                continue
             except Unavailable as error:
+                if tries >= _TRIES:
+                    raise
                 _LOG.info("trying again: %s", error)
-        return self._write_once(work)
+            tries += 1
 
     def _write_once(self, work: Callable[[Conn], T]) -> T:
         with self._session.transaction() as connection:

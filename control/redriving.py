@@ -1,8 +1,8 @@
 """Dead letters by the client: reading, redriving and purging them.
 
-Each letter is redriven once: by a request whose id is the letter's, or, where it is a message, in the transaction that
-marks it. So whoever is interrupted simply asks again. A run that is redriven and fails again is a new letter, which is
-left for another time.
+Each letter is redriven once: what is made of it is written in the transaction that locks and marks it. So whoever is
+interrupted simply asks again, and so does whoever was refused and has mended what was wrong. A run that is redriven and
+fails again is a new letter, which is left for another time.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -29,9 +29,13 @@ from tidewheel.control.dead_letters import (
 from tidewheel.control.door import Door
 from tidewheel.db import Conn
 from tidewheel.errors import FieldError
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.incoming import Incoming
 from tidewheel.intake.locks import read_now
-from tidewheel.schemas.records import ReplyStatus
-from tidewheel.transitions.dead_letters import purge, send_again
+from tidewheel.jobs.requests import parse_request
+from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.transitions.dead_letters import lock_dead_runs, purge, send_again
+from tidewheel.transitions.installation import Installation
 from tidewheel.wakeup import Channel
 
 _AT_ONCE = 50  # letters redriven in one transaction: some tens of milliseconds
@@ -208,21 +212,26 @@ class LetterDoor(Door):
             yield letters
 
     def _redrive(self, letters: Sequence[Letter], done: Redriven) -> None:
-        runs = [letter for letter in letters if letter.kind == LetterKind.RUN]
-        documents = [
-            {"type": "run.retry", "run_id": str(letter.run_id), "request_id": f"redrive/{letter.id}"} for letter in runs
-        ]
-        for letter, reply in zip(runs, self._ask_all(documents), strict=True):
-            if reply.status is ReplyStatus.ACCEPTED:
+        runs = [letter.id for letter in letters if letter.kind == LetterKind.RUN]
+        if runs:
+            self._retry(runs, done)
+        messages = [letter.id for letter in letters if letter.kind == LetterKind.REQUEST]
+        if messages:
+            done.redriven += len(self._send_again(messages))
+
+    def _retry(self, ids: Sequence[int], done: Redriven) -> None:
+        # Told again after a lost COMMIT, the letters say themselves what was made of them.
+        answered = self._write(partial(_retry, self._installation, self._tenant, ids))
+        for channel in (Channel.TIMERS, Channel.OUTBOX):
+            self._notifier.poke(channel)
+        for number, reply in answered:
+            if reply is None or reply.status is ReplyStatus.ACCEPTED:
                 done.redriven += 1
                 continue
             done.refused += 1
             if len(done.refusals) < _KEPT:
                 errors = tuple(FieldError(error.path, error.problem, error.remedy) for error in reply.errors)
-                done.refusals.append(RefusedLetter(letter.id, errors))
-        messages = [letter.id for letter in letters if letter.kind == LetterKind.REQUEST]
-        if messages:
-            done.redriven += len(self._send_again(messages))
+                done.refusals.append(RefusedLetter(number, errors))
 
     def _send_again(self, ids: Sequence[int]) -> set[int]:
         sent = self._write(lambda connection: send_again(connection, self._installation, ids, read_now(connection)))
@@ -232,6 +241,22 @@ class LetterDoor(Door):
 
 def _told(counted: int) -> tuple[int, bool]:
     return min(counted, COUNTED), counted > COUNTED
+
+
+def _retry(
+    installation: Installation, tenant: str, ids: Sequence[int], connection: Conn
+) -> list[tuple[int, Reply | None]]:
+    """Make new runs of those of which nobody has made one yet; the answers, none for the others.
+
+    Without a request_id: it would repeat a refusal for as long as answers are kept, whatever was mended meanwhile. The
+    letters' locks see to it that each becomes one run.
+    """
+    letters = lock_dead_runs(connection, ids)
+    wanted = [letter for letter in letters if letter.redriven_as is None]
+    documents = ({"type": "run.retry", "tenant": tenant, "run_id": str(letter.run_id)} for letter in wanted)
+    replies = apply_requests(connection, installation, [Incoming(parse_request(document)) for document in documents])
+    answers = {letter.id: reply for letter, reply in zip(wanted, replies, strict=True)}
+    return [(letter.id, answers.get(letter.id)) for letter in letters]
 
 
 def _purge(ids: Sequence[int], connection: Conn) -> int:

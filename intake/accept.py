@@ -100,10 +100,12 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
         An answer for each, in their order.
 
     Raises:
-        Unavailable: Somebody else answered one of them at the same moment: roll back and try again.
+        Unavailable: Somebody else answered one of them at the same moment, or has in hand what one of them needs
+            (Busy): roll back and try again.
         psycopg.Error: A request's data does not fit the database: roll back and apply them one by one.
     """
     if len(batch) > 1 and any(isinstance(incoming.request, RunsCancel) for incoming in batch):
+        # Who asks directly for several things at once: what comes by Kafka has been cut, for no claim begins meanwhile.
         # First of all: with a turn in hand nothing is waited for but turns, and claims wait for turns (ADR 0008).
         hold_claims(connection)
     answers: list[Reply | None] = [None] * len(batch)

@@ -1,10 +1,12 @@
 """Requests that come with a task token: what an attempt says from outside.
 
 The token is all the right it takes, whoever sends it. The runs are locked before anything is decided, in run_id order;
-an attempt that is over, or was never, changes nothing: its request is rejected with `attempt_over`.
+an attempt that is over, or was never, changes nothing: its request is rejected with `attempt_over`. A run that somebody
+has in hand for longer than a moment: a heartbeat that came by Kafka is rejected with `busy`, for another one follows
+it; anything else has to be tried again, for an end that is told must not be lost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 from uuid import UUID
@@ -13,8 +15,9 @@ from psycopg.rows import class_row
 
 from tidewheel.arrays import uuids
 from tidewheel.db import Conn
-from tidewheel.errors import FieldError, InvalidInput, StaleToken
+from tidewheel.errors import FieldError, InvalidInput, RunBusy, StaleToken
 from tidewheel.ids import RunId
+from tidewheel.intake.busy import Busy, still_open, wait_for_runs
 from tidewheel.intake.incoming import Incoming, rejected
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
 from tidewheel.runs import RunState
@@ -64,9 +67,13 @@ def answer_by_token(connection: Conn, installation: Installation, batch: Sequenc
         installation: Holds the key that tokens are checked with.
         batch: The requests, of one kind.
         act: Answers those whose attempt is under way, at most one of a run at a time, in their order.
+
+    Raises:
+        Busy: Somebody has one of the runs in hand: roll back and try again.
     """
     replies: dict[int, Reply] = {}
     left: list[tuple[int, RunId, int]] = []
+    busy: dict[UUID, str] = {}
     for place, incoming in enumerate(batch):
         named = read_task_token(installation.task_token_key, _token(incoming))
         if named is None:
@@ -81,12 +88,16 @@ def answer_by_token(connection: Conn, installation: Installation, batch: Sequenc
                 later.append((place, run_id, attempt))
             else:
                 first[run_id] = place, attempt
-        locked = _lock(connection, list(first))
-        ended = _read_ended(connection, [run_id for run_id in first if run_id not in locked])
+        locked, kept = _lock_patiently(connection, [run_id for run_id in first if run_id not in busy])
+        busy |= kept
+        _refuse_to_lose(batch[place] for run_id, (place, _) in first.items() if run_id in busy)
+        ended = _read_ended(connection, [run_id for run_id in first if run_id not in locked and run_id not in busy])
         shown: dict[int, Shown] = {}
         for run_id, (place, attempt) in first.items():
             held = locked.get(run_id)
-            if held is not None and held.attempt == attempt and held.state in BEATING:
+            if run_id in busy:
+                replies[place] = _busy(batch[place], run_id, busy[run_id])
+            elif held is not None and held.attempt == attempt and held.state in BEATING:
                 shown[place] = Shown(batch[place], held)
             else:
                 replies[place] = _over(batch[place], run_id, attempt, held.state if held else ended.get(run_id))
@@ -108,7 +119,26 @@ def _token(incoming: Incoming) -> str:
     return request.token
 
 
-def _lock(connection: Conn, run_ids: Sequence[RunId]) -> dict[UUID, Held]:
+def _lock_patiently(connection: Conn, run_ids: Sequence[UUID]) -> tuple[dict[UUID, Held], dict[UUID, str]]:
+    """Lock those that are open; also returns the states of those that somebody has in hand, a moment later still."""
+    locked = _lock(connection, run_ids)
+    busy = still_open(connection, [run_id for run_id in run_ids if run_id not in locked])
+    if busy:
+        wait_for_runs(connection, busy)
+        locked |= _lock(connection, list(busy))
+        busy = still_open(connection, [run_id for run_id in busy if run_id not in locked])
+    return locked, busy
+
+
+def _refuse_to_lose(busy: Iterable[Incoming]) -> None:
+    # Who asks directly is told to ask again; of Kafka's messages only heartbeats can be done without.
+    needed = [each for each in busy if each.origin is None or isinstance(each.request, RunComplete)]
+    if needed:
+        what = "the run"
+        raise Busy(what, needed)
+
+
+def _lock(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Held]:
     with connection.cursor(row_factory=class_row(Held), binary=True) as cursor:
         return {row.run_id: row for row in cursor.execute(_LOCK_ATTEMPTS, {"run_ids": uuids(run_ids)})}
 
@@ -123,6 +153,10 @@ def _read_ended(connection: Conn, run_ids: Sequence[RunId]) -> dict[UUID, str]:
 def _forged() -> InvalidInput:
     problem = "it is no task token of this installation"
     return InvalidInput([FieldError("token", problem, "send back the token that came with the attempt, unchanged")])
+
+
+def _busy(incoming: Incoming, run_id: RunId, state: str) -> Reply:
+    return replace(rejected(incoming, RunBusy(str(run_id))), run_id=str(run_id), run_status=RunState(state).value)
 
 
 def _over(incoming: Incoming, run_id: RunId, attempt: int, state: str | None) -> Reply:

@@ -3,6 +3,7 @@
 The offsets that count lie in `intake_offsets`, under an epoch that every assignment raises: what a previous owner still
 tries to commit hits no row. A batch that fails on its data is repeated request by request, and the one that fails is
 rejected; one that takes longer than the database allows is repeated in halves, down to the request that does so alone.
+A request that needs what a transaction of somebody else has in hand waits with its own partition, and no other.
 Any other error rejects nobody and is tried again. Kafka's own commits are for lag tools and never read back.
 """
 
@@ -10,6 +11,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from typing import Protocol, TypeAlias, cast
 from uuid import uuid4
@@ -23,8 +25,10 @@ from tidewheel.db import CommitUnknown, Conn, Session, is_data_fault, is_time_li
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.health import health
+from tidewheel.intake.busy import Busy
+from tidewheel.intake.held_back import HeldBack
 from tidewheel.intake.locks import read_now
-from tidewheel.intake.messages import TooLong, origin_of, take_in
+from tidewheel.intake.messages import Apart, TooLong, origin_of, take_in
 from tidewheel.intake.places import Fenced, Partition, Places, ends_of, partition_of
 from tidewheel.kafka import consumer
 from tidewheel.kafka_groups import quickest_protocol
@@ -71,6 +75,8 @@ class Intake:
         self._owner = f"{socket.gethostname()}/{uuid4()}"
         self._skew = Skew(settings.max_clock_skew)
         self._places = Places(self._owner, {})
+        self._held = HeldBack()
+        self._paused: set[Partition] = set()
         self._next_house = 0.0
         # Both outlive the membership: a batch that takes too long costs it, and must not come back whole.
         self._most = settings.intake_batch
@@ -92,6 +98,7 @@ class Intake:
     def _membership(self, patience: Patience) -> None:
         """One membership of the group: from joining to whatever ends it."""
         self._places = Places(self._owner, self._read_topic_ids())
+        self._held, self._paused = HeldBack(), set()
         group = f"{self._topics[0]}.intake"
         protocol = quickest_protocol(self._kafka, topic=self._topics[0], probe=f"{group}.probe")
         client = consumer(self._kafka, group=group, role="intake", protocol=protocol, reset="error")
@@ -99,10 +106,10 @@ class Intake:
         try:
             while not self._stop.asked():
                 health.turns("intake")
-                messages = self._poll(client)
-                if messages:
-                    self._apply_patiently(messages)
-                    self._commit(client, messages)
+                if messages := self._poll(client):
+                    self._take_in(client, messages)
+                if messages := self._held.take():
+                    self._take_in(client, messages)
                 patience.over()
                 self._keep_house()
         finally:
@@ -141,16 +148,32 @@ class Intake:
             error.str(),
         )
 
+    def _take_in(self, client: Consumer, messages: Sequence[Message]) -> None:
+        self._apply_patiently(messages)
+        # Nothing more is read of what is held back.
+        held = set(self._held.partitions)
+        client.pause([TopicPartition(*partition) for partition in held - self._paused])
+        client.resume([TopicPartition(*partition) for partition in self._paused - held])
+        self._paused = held
+        applied = [message for message in messages if message not in self._held and not self._places.ahead(message)]
+        if applied:
+            self._commit(client, applied)
+
     def _apply_patiently(self, messages: Sequence[Message]) -> None:
         failpoint("intake.received")
         patience = Patience(self._stop, "applying requests")
         since = monotonic_seconds()
-        while left := [message for message in messages if self._places.ahead(message)]:
+        # What comes after a message that is held back is held back too.
+        self._held.add([message for message in messages if message in self._held])
+        while left := [message for message in messages if self._places.ahead(message) and message not in self._held]:
             piece = left[: self._most]
             try:
                 self._apply(piece, self._given_up(piece))
             except CommitUnknown as error:
                 raise Fenced(str(error)) from error
+            except Busy as error:
+                self._hold_back(left, error)
+                continue
             except Unavailable as error:
                 if is_time_limit(error):
                     self._take_less(piece, error)
@@ -161,6 +184,14 @@ class Intake:
             patience.over()
             self._most = min(2 * self._most, self._settings.intake_batch)
         self._too_long.clear()
+
+    def _hold_back(self, messages: Sequence[Message], error: Busy) -> None:
+        for origin in error.origins:
+            partition = (origin.topic, origin.partition)
+            alike = [message for message in messages if partition_of(message) == partition]
+            behind = [message for message in alike if (message.offset() or 0) >= origin.offset]
+            self._held.add(behind)
+            _LOG.info("%s/%d waits with %d requests: %s", *partition, len(behind), error)
 
     def _take_less(self, messages: Sequence[Message], error: Unavailable) -> None:
         self._most = max(len(messages) // 2, 1)
@@ -186,6 +217,9 @@ class Intake:
             self._apply_at_once(messages, failure)
         except (Fenced, Unavailable):
             raise
+        except Apart as apart:
+            for piece in _cut(messages, apart.messages):
+                self._apply(piece)
         except Exception as error:
             if isinstance(error, psycopg.Error) and not is_data_fault(error):
                 raise Unavailable(str(error)) from error
@@ -226,9 +260,13 @@ class Intake:
             return self._places.take(connection, (partition.topic, partition.partition), low)
 
     def _on_gone(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        del client
-        for partition in partitions:
-            self._places.forget((partition.topic, partition.partition))
+        gone = {(partition.topic, partition.partition) for partition in partitions}
+        with suppress(KafkaException):  # of one that is lost there is nothing to resume
+            client.resume([TopicPartition(*partition) for partition in gone & self._paused])
+        self._paused -= gone
+        for partition in gone:
+            self._places.forget(partition)
+            self._held.forget(partition)
 
     def _commit(self, client: Consumer, messages: Sequence[Message]) -> None:
         offsets = [TopicPartition(topic, number, end) for (topic, number), end in ends_of(messages).items()]
@@ -270,3 +308,14 @@ class Intake:
 
 def _address(message: Message) -> _Address:
     return partition_of(message), message.offset() or 0
+
+
+def _cut(messages: Sequence[Message], alone: Sequence[Message]) -> list[list[Message]]:
+    """Messages in their order, with some of them alone."""
+    pieces: list[list[Message]] = [[]]
+    for message in messages:
+        if message in alone:
+            pieces += [[message], []]
+        else:
+            pieces[-1].append(message)
+    return [piece for piece in pieces if piece]

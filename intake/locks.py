@@ -15,6 +15,7 @@ from psycopg.rows import class_row
 from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
+from tidewheel.intake.busy import Busy, wait_a_moment
 from tidewheel.intake.incoming import Incoming
 from tidewheel.intake.telling import tell
 from tidewheel.occurrences import Decision, Held
@@ -91,18 +92,33 @@ def lock_jobs(
         installation: Shards and topics.
         batch: The requests.
         to_delete: Also against triggers, which go on beside every other change.
+
+    Raises:
+        Busy: A user's own transaction has triggered a job that is to be deleted: roll back and try again.
     """
     ids = {job_id_of(incoming) for incoming in batch}
-    return lock_jobs_by_id(connection, installation, ids, to_delete=to_delete)
+    if to_delete:
+        _lock_keys(connection, batch)
+    return lock_jobs_by_id(connection, installation, ids)
 
 
-def lock_jobs_by_id(
-    connection: Conn, installation: Installation, job_ids: Iterable[UUID], *, to_delete: bool = False
-) -> Locked:
+def _lock_keys(connection: Conn, batch: Sequence[Incoming]) -> None:
+    ids = sorted({job_id_of(incoming) for incoming in batch})
+    connection.execute(_LOCK_TIMERS, {"job_ids": ids})
+    if wait_a_moment(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
+        return
+    for incoming in batch:
+        # Which one it is: those that are free are locked now, in the order of the batch, each waiting a moment at most.
+        if not wait_a_moment(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": [job_id_of(incoming)]}):
+            what = f"job {incoming.key!r}"
+            raise Busy(what, [incoming])
+
+
+def lock_jobs_by_id(connection: Conn, installation: Installation, job_ids: Iterable[UUID]) -> Locked:
     """Lock these jobs, as `lock_jobs` does."""
     ids = sorted(job_ids)
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
-    connection.execute(_LOCK_JOBS_TO_DELETE if to_delete else _LOCK_JOBS, {"job_ids": ids})
+    connection.execute(_LOCK_JOBS, {"job_ids": ids})
     # Once more: what the jobs' locks waited for may have given a job its first timer.
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     locked = _read_locked(connection, ids)

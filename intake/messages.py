@@ -5,7 +5,7 @@ Target replies are ends told by token, and nobody waits for an answer to them: o
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import psycopg
@@ -17,7 +17,7 @@ from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Encoding, Incoming, rejected_unread
 from tidewheel.intake.replies import reply_row
 from tidewheel.intake.target_replies import read_target_reply
-from tidewheel.jobs.requests import RequestRefused, request_identity
+from tidewheel.jobs.requests import RequestRefused, RunsCancel, request_identity
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.schemas.codec import is_avro
@@ -33,6 +33,18 @@ class TooLong(Exception):
     """One request takes longer than the database allows a transaction."""
 
 
+class Apart(Exception):
+    """A message of a batch that has to be a transaction of its own; nothing was written.
+
+    Args:
+        messages: All of these.
+    """
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        super().__init__("cancellations by filter are applied one by one")
+        self.messages = messages
+
+
 def take_in(
     connection: Conn, installation: Installation, messages: Sequence[Message], failure: Exception | None, now: datetime
 ) -> None:
@@ -44,10 +56,18 @@ def take_in(
         messages: Of both topics, in the order they are to be applied.
         failure: Why they are not to be applied but refused, where an earlier try has shown that.
         now: By the database's clock.
+
+    Raises:
+        Apart: One of several messages is a cancellation by filter, which lets no claim begin until its commit: roll
+            back and apply each of those alone.
     """
     replies = [message for message in messages if message.topic() == installation.topics.target_replies]
     requests = [message for message in messages if message.topic() != installation.topics.target_replies]
-    rows = _take_requests(connection, installation, requests, failure, now) if requests else []
+    read = [(message, _read(message, failure)) for message in requests]
+    apart = [message for message, one in read if isinstance(one, Incoming) and isinstance(one.request, RunsCancel)]
+    if apart and len(messages) > 1:
+        raise Apart(apart)
+    rows = _take_requests(connection, installation, read, now) if requests else []
     rows += _take_target_replies(connection, installation, replies, failure, now) if replies else []
     append(connection, rows, shards=installation.shards)
 
@@ -57,25 +77,35 @@ def origin_of(message: Message) -> RequestOrigin:
     return RequestOrigin(topic=message.topic() or "", partition=message.partition() or 0, offset=message.offset() or 0)
 
 
+def _read(message: Message, failure: Exception | None) -> Incoming | UndecodableMessage | RequestRefused:
+    """The request that a message carries, or why there is none to be applied."""
+    value = _bytes(message.value()) or b""
+    try:
+        if failure is not None:
+            return _failed_on_data(value, failure)
+        request, encoding = read_request(value)
+    except (UndecodableMessage, RequestRefused) as error:
+        return error
+    return Incoming(request, origin_of(message), encoding, _bytes(message.key()))
+
+
 def _take_requests(
-    connection: Conn, installation: Installation, messages: Sequence[Message], failure: Exception | None, now: datetime
+    connection: Conn,
+    installation: Installation,
+    read: Sequence[tuple[Message, Incoming | UndecodableMessage | RequestRefused]],
+    now: datetime,
 ) -> list[OutboxRow]:
     rows: list[OutboxRow] = []
     batch: list[Incoming] = []
-    for message in messages:
-        origin = origin_of(message)
-        key, value = _bytes(message.key()), _bytes(message.value())
-        try:
-            if failure is not None:
-                raise _failed_on_data(value, failure)
-            request, encoding = read_request(value or b"")
-            batch.append(Incoming(request, origin, encoding, key))
-        except UndecodableMessage as error:
-            rows.append(_buried(connection, installation, message, str(error), now))
-        except RequestRefused as refused:
-            reply = rejected_unread(refused.identity, refused, origin)
+    for message, one in read:
+        if isinstance(one, Incoming):
+            batch.append(one)
+        elif isinstance(one, UndecodableMessage):
+            rows.append(_buried(connection, installation, message, str(one), now))
+        else:
+            reply = rejected_unread(one.identity, one, origin_of(message))
             metrics.count("requests", 1, reply.type, reply.status)
-            rows.append(reply_row(installation, reply, key, _encoding(value), now))
+            rows.append(reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now))
     replies = apply_requests(connection, installation, batch)
     rows += [
         reply_row(installation, reply, incoming.reply_key, incoming.encoding, now)
@@ -109,8 +139,16 @@ def _buried(connection: Conn, installation: Installation, message: Message, reas
     metrics.count("undecodable_requests")
     origin = origin_of(message)
     key, value = _bytes(message.key()), _bytes(message.value())
-    dead = DeadRequest(origin.topic, origin.partition, origin.offset, key, value, reason)
+    # A reply is nothing without its token; nobody reads the headers of a request.
+    headers = _headers(message) if origin.topic == installation.topics.target_replies else ()
+    dead = DeadRequest(origin.topic, origin.partition, origin.offset, key, value, reason, headers)
     return bury_request(connection, installation, dead, now)
+
+
+def _headers(message: Message) -> list[tuple[str, bytes]]:
+    given = message.headers() or ()
+    pairs = given.items() if isinstance(given, Mapping) else given
+    return [(name, value) for name, value in pairs if isinstance(value, bytes)]
 
 
 def _bytes(value: object) -> bytes | None:

@@ -71,7 +71,8 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO 
 
 -- name: lock_jobs_to_delete
 -- The same against triggers too: no run is made for a job while its open ones are being cancelled.
--- Index: jobs_pkey. Lock: each job's row and key, in job_id order, after its timer.
+-- Index: jobs_pkey. Lock: each job's row and key, in job_id order, after its timer; waiting for as long as the session's
+-- patience lasts, for a user's own transaction that triggers a job has its key.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
 
 -- name: read_locked_jobs
@@ -355,8 +356,33 @@ SELECT tenant, job_id, %(now)s, 'job_deleted'
 
 -- name: lock_run
 -- One open run, to cancel it.
--- Index: open_runs_pkey. Lock: the row, waiting.
-SELECT state, attempt, executor_id FROM open_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s FOR UPDATE
+-- Index: open_runs_pkey. Lock: the row; none is returned where somebody has it, or the run is over.
+SELECT state, attempt, executor_id FROM open_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s FOR UPDATE SKIP LOCKED
+
+-- name: read_open
+-- Which of these runs are open, whoever has them in hand.
+-- Index: open_runs_pkey. No lock.
+SELECT run_id, state FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
+
+-- name: wait_for_runs
+-- Open runs that somebody has in hand. What was waited for is read by a later statement.
+-- Index: open_runs_pkey. Lock: each row in run_id order, waiting for as long as the session's patience lasts.
+SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) ORDER BY run_id FOR UPDATE
+
+-- name: read_patience
+-- How long this session waits for a lock.
+-- No index, no lock.
+SELECT current_setting('lock_timeout')
+
+-- name: set_patience
+-- How long it waits until the end of this transaction.
+-- No index, no lock.
+SELECT set_config('lock_timeout', %(patience)s, true)
+
+-- name: want_cancel
+-- A run to be cancelled that somebody has in hand: the scheduler does it once it is free.
+-- Index: wanted_cancels_pkey. Lock: the new row.
+INSERT INTO wanted_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenant)s, %(reason)s)
 
 -- name: read_run
 -- A run's job and final state.
@@ -406,12 +432,12 @@ VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handl
 
 -- name: lock_attempts
 -- Open runs that somebody outside speaks for.
--- Index: open_runs_pkey. Lock: each row in run_id order, waiting for a claim or an end under way.
+-- Index: open_runs_pkey. Lock: each row in run_id order; rows that somebody has are passed over.
 SELECT run_id, job_id, job_version, state, attempt, charged, executor_id
   FROM open_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[])
  ORDER BY run_id
-   FOR UPDATE
+   FOR UPDATE SKIP LOCKED
 
 -- name: read_ended
 -- How runs ended that are not open. A later statement than the one that looked for their open rows.

@@ -45,7 +45,8 @@ CREATE TABLE cancelled_jobs (
 COMMENT ON TABLE cancelled_jobs IS 'the jobs that had the labels of a cancellation when it was accepted';
 
 -- Dead letters: who is redriven stays, with what became of it; lists go by time, of a tenant or of one of its jobs.
-ALTER TABLE dead_letters ADD COLUMN redriven_at timestamptz;
+ALTER TABLE dead_letters ADD COLUMN redriven_at timestamptz, ADD COLUMN headers bytea[];
+COMMENT ON COLUMN dead_letters.headers IS 'of a target''s reply, as in outbox: its task token is one of them, so they are told nowhere else';
 COMMENT ON COLUMN dead_letters.redriven_as IS 'the run that was made of it; null where it was a message';
 DROP INDEX dead_letters_by_tenant;
 CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, made_at, id);

@@ -80,6 +80,14 @@ BEGIN
         RAISE EXCEPTION 'payload: it holds more than 32000 arrays and objects'
             USING ERRCODE = 'program_limit_exceeded', HINT = 'store it elsewhere and pass a reference';
     END IF;
+    -- JSON has no such bounds, but whoever reads the message: 4300 digits of a whole number, else what a double holds.
+    IF octet_length(payload::text) > 308
+       AND EXISTS (SELECT FROM jsonb_path_query(payload, 'strict $.** ? (@.type() == "number")') AS n (value)
+                    WHERE abs(n.value::numeric) >= CASE WHEN strpos(n.value::text, '.') = 0 THEN 1e4300
+                                                        ELSE 179769313486231580793e288 END) THEN
+        RAISE EXCEPTION 'payload: it holds a number that is too long to read'
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'write it as a string';
+    END IF;
     IF jsonb_typeof(labels) <> 'object' OR jsonb_path_exists(labels, 'strict $.* ? (@.type() <> "string")') THEN
         RAISE EXCEPTION 'labels: % is no map of strings', left(labels::text, 100)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'write them as {"name": "value"}';
@@ -137,3 +145,14 @@ BEGIN
     EXECUTE format('ALTER FUNCTION tidewheel_enqueue SET search_path = %I, pg_temp', current_schema());
 END
 $$;
+
+-- Cancels by id that met a run in the hands of a transaction that lasts. The scheduler carries them out within a second or
+-- so of its end, unless the run is over then. No index by run: there is mostly none, and two wishes for a run do no harm.
+CREATE TABLE wanted_cancels (
+    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    run_id  uuid NOT NULL,
+    tenant  text NOT NULL,
+    reason  text NOT NULL,
+    made_at timestamptz NOT NULL DEFAULT tidewheel_now()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE wanted_cancels IS 'run.cancel of runs whose rows somebody held';

@@ -24,6 +24,12 @@ def store_schemas(connection: Conn) -> None:
         connection.execute(_STORE_SCHEMA, schema._asdict())
 
 
+def find_schema(connection: Conn, fingerprint: bytes) -> str | None:
+    """The stored schema of this fingerprint, if there is one."""
+    row = connection.execute(_FIND_SCHEMA, {"fingerprint": fingerprint}).fetchone()
+    return str(row[0]) if row else None
+
+
 def lookup_in(url: str) -> Callable[[bytes], str | None]:
     """A look-up for the codec: asks this database for schemas that this release does not know.
 
@@ -36,13 +42,13 @@ def lookup_in(url: str) -> Callable[[bytes], str | None]:
             return None
         try:
             with connect(url, "tidewheel-schemas", autocommit=True) as connection:
-                row = connection.execute(_FIND_SCHEMA, {"fingerprint": fingerprint}).fetchone()
+                found = find_schema(connection, fingerprint)
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
-        if row is None:
+        if found is None:
             if len(missing) >= _MISSING_KEPT:
                 missing.clear()
             missing[fingerprint] = monotonic_seconds() + _MISSING_SECONDS
-        return str(row[0]) if row else None
+        return found
 
     return lookup

@@ -44,6 +44,7 @@ _STATES = sorted((MOVES[Move.CANCEL].sources | _TO_ASK) - {RunState.CANCELLING})
 _MOST = 1000  # runs ended in one transaction: some tens of milliseconds
 _LOOKED_AT = 20_000  # rows of the index that one statement goes past
 _LOOK_SECONDS = 0.25  # a running attempt hears of it within a second, its executor's own look included
+_AFTER_FAILURE_SECONDS = 60.0  # before a walk that has met only runs that cannot be ended is made again
 _NOWHERE = UUID(int=0)
 _LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -98,6 +99,8 @@ class _Place:
         over: Whether there is nothing further on, of this job or of all.
         found: How many were named by the cancellation.
         done: How many of these are ended, or asked to stop.
+        failed: How many of these could not be.
+        not_before: When the walk begins, by the monotonic clock.
     """
 
     asking: bool = False
@@ -107,6 +110,8 @@ class _Place:
     over: bool = False
     found: int = 0
     done: int = 0
+    failed: int = 0
+    not_before: float = 0.0
 
 
 @dataclass(slots=True)
@@ -117,11 +122,13 @@ class Cancelled:
         ended: Runs that ended.
         asked: Running attempts that were asked to stop: their executors are to be woken.
         more: Whether there is more to do at once.
+        failed: Runs that cannot be ended; what is wrong with them has been logged.
     """
 
     ended: int = 0
     asked: int = 0
     more: bool = False
+    failed: int = 0
 
 
 class Cancelling:
@@ -143,6 +150,8 @@ class Cancelling:
             return Cancelled()
         done = Cancelled()
         for cancellation in self._open():
+            if monotonic_seconds() < self._places[cancellation.id].not_before:
+                continue
             done = self._go_on(cancellation)
             self._last = cancellation.id
             if done.more:
@@ -169,6 +178,7 @@ class Cancelling:
         done = self._end_patiently(cancellation, named)
         place.found += len(named)
         place.done += done.ended + done.asked
+        place.failed += done.failed
         place.over = len(rows) < _MOST and not (rows and rows[-1].further)
         if rows:
             place.run_id, place.scheduled_at = rows[-1].run_id, rows[-1].scheduled_at
@@ -182,7 +192,10 @@ class Cancelling:
                 connection.execute(_FINISH_CANCELLATION, {"id": cancellation.id})
                 connection.execute(_FORGET_CANCELLED_JOBS, {"id": cancellation.id})
             _LOG.info("cancellation %d is finished", cancellation.id)
-        self._places[cancellation.id] = _Place()
+        # It stays open, for claims must go on to refuse it; but a fault that was there a moment ago is there still.
+        stuck = place.failed and not place.done and not place.asking
+        wait = _AFTER_FAILURE_SECONDS if stuck else 0.0
+        self._places[cancellation.id] = _Place(not_before=monotonic_seconds() + wait)
         # Found, but in somebody's hands, all of them: those are given a moment.
         return Cancelled(more=place.done > 0 or place.asking)
 
@@ -225,10 +238,11 @@ class Cancelling:
         except Exception as error:  # noqa: BLE001 - one by one tells which it is, and the others must not wait for it
             if len(rows) == 1:
                 _LOG.exception("a run that is to be cancelled stays open", extra={"run_id": str(rows[0].run_id)})
-                return Cancelled()
+                return Cancelled(failed=1)
             _LOG.warning("cancelling %d runs failed (%s); taking them one by one", len(rows), error)
             each = [self._end_patiently(cancellation, [row]) for row in rows]
-            return Cancelled(sum(one.ended for one in each), sum(one.asked for one in each))
+            ended, asked = sum(one.ended for one in each), sum(one.asked for one in each)
+            return Cancelled(ended, asked, failed=sum(one.failed for one in each))
 
     def _end(self, cancellation: Cancellation, rows: Sequence[Found]) -> Cancelled:
         if not rows:

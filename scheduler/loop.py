@@ -16,12 +16,13 @@ from tidewheel.membership import Membership, rendezvous
 from tidewheel.metrics import metrics
 from tidewheel.partitions import ensure_coming_days
 from tidewheel.scheduler.backfilling import Backfilling
-from tidewheel.scheduler.cancelling import Cancelling
+from tidewheel.scheduler.cancelling import Cancelled, Cancelling
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.firing import EVER, Round, fire
 from tidewheel.scheduler.mend import mend_shard, release_chains
 from tidewheel.scheduler.turns import TurnSweep
 from tidewheel.scheduler.unhandled import UnhandledWatch
+from tidewheel.scheduler.wanted_cancels import WantedCancels
 from tidewheel.scheduler.zones_changed import ZonesChanged
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import SchedulerSettings
@@ -60,6 +61,7 @@ class Scheduler:
         self._next_overdue = self._next_mend = self._next_partitions = 0.0
         self._mending = 0
         self._cancelling = Cancelling(self._session, installation)
+        self._wanted_cancels = WantedCancels(self._session, installation)
         self._turns = TurnSweep(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._backfilling = Backfilling(self._session, installation)
@@ -94,7 +96,9 @@ class Scheduler:
             if self._unhandled.step() or handed_on:
                 self._notifier.poke(Channel.OUTBOX)
             moved += handed_on
-        moved += self._cancel()
+            if self._told(self._wanted_cancels.step()):
+                self.look_everywhere()
+        moved += self._told(self._cancelling.step())
         timed_out, until_deadline = self._deadlines.step()
         made, soon = self._backfilling.step(self._shards)
         if made or timed_out:
@@ -119,9 +123,8 @@ class Scheduler:
             self.look_everywhere()  # there may be more: not in a second, but in the next round
         return settled
 
-    def _cancel(self) -> int:
-        """Go on with what is being cancelled by filter; returns whether there is more to do at once."""
-        cancelled = self._cancelling.step()
+    def _told(self, cancelled: Cancelled) -> int:
+        """Tell others of what was cancelled; returns whether there is more to do at once."""
         if cancelled.ended:
             self._notifier.poke(Channel.OUTBOX)
         if cancelled.asked:

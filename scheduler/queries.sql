@@ -284,6 +284,21 @@ UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s AND fin
 -- Index: cancelled_jobs_pkey. Lock: the rows.
 DELETE FROM cancelled_jobs WHERE cancellation_id = %(id)s
 
+-- name: find_wanted_cancels
+-- Cancels by id that met a run in somebody's hands, with the runs as they stand; those that are over have no job.
+-- Index: wanted_cancels_pkey, open_runs_pkey. No lock: what is found is locked when it is ended.
+SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.executor_id
+  FROM wanted_cancels AS w
+  LEFT JOIN open_runs AS o ON o.run_id = w.run_id
+ WHERE w.id > %(after)s
+ ORDER BY w.id
+ LIMIT %(most)s
+
+-- name: forget_wanted_cancels
+-- Such cancels that are carried out, or came too late.
+-- Index: wanted_cancels_pkey. Lock: the rows; a twin that another scheduler deletes is waited for.
+DELETE FROM wanted_cancels WHERE id = ANY (%(ids)s)
+
 -- name: look_at_turns
 -- Some of the turns that are waited for, and whether their holder is still open.
 -- Index: turns_waiting, open_runs_pkey. No lock: what is found is asked again under it.

@@ -7,6 +7,7 @@
     │   ├── UnknownJob           no such job in this tenant
     │   ├── UnknownRun           no such run in this tenant
     │   ├── StaleToken           a task token whose attempt is over, or superseded
+    │   ├── RunBusy              a run that a transaction has in hand: only where asking again is the sender's to do
     │   ├── UnknownExecutor      an executor in another language that has no lease, or has lost it
     │   ├── UnknownBackfill      no such backfill in this tenant
     │   ├── UnknownCancellation  no such cancellation by filter in this tenant
@@ -115,6 +116,17 @@ class StaleToken(Refused):
         now = f"the run is {state}" if state else "nothing is kept of the run any more"
         remedy = "say no more about it; a later attempt has a token of its own"
         super().__init__((FieldError("token", f"{which} of run {run_id} is over: {now}", remedy),))
+
+
+class RunBusy(Refused):
+    """A transaction that has not ended has the run in hand."""
+
+    code = "busy"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        problem = f"run {run_id} is in the hands of a transaction that has not ended"
+        super().__init__((FieldError("token", problem, "send the next one as usual"),))
 
 
 class UnknownExecutor(Refused):

@@ -69,6 +69,17 @@ def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
                     row.topic,
                     row.key,
                     row.value,
-                    [part for name, value in row.headers for part in (name.encode(), value)] or None,
+                    parts_of(row.headers),
                 )
             )
+
+
+def parts_of(headers: Headers) -> list[bytes] | None:
+    """Headers as one column holds them: name, value, name, value; null where there are none."""
+    return [part for name, value in headers for part in (name.encode(), value)] or None
+
+
+def headers_of(parts: Sequence[bytes] | None) -> Headers:
+    """Headers again, from such a column."""
+    parts = parts or ()
+    return [(name.decode(), value) for name, value in zip(parts[::2], parts[1::2], strict=True)]

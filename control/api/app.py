@@ -1,7 +1,5 @@
 """The application: routes, who may call, and how errors are told."""
 
-from collections.abc import Callable
-
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
@@ -17,19 +15,12 @@ from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 
-def make_app(
-    settings: ApiSettings,
-    installation: Installation,
-    workers: Workers,
-    *,
-    lookup: Callable[[bytes], str | None],
-    stop: Stop,
-) -> Starlette:
-    """The HTTP door over these workers; `lookup` finds schemas by their fingerprint."""
+def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Stop) -> Starlette:
+    """The HTTP door over these workers."""
     doors = (
         ExecutorsDoor(workers, installation, settings),
         RunsDoor(workers, installation),
-        SchemasDoor(workers, lookup),
+        SchemasDoor(workers),
         HealthDoor(workers, stop),
     )
     return Starlette(

@@ -1,17 +1,28 @@
-"""`/api/v1/schemas/{fingerprint}`: the schema that a message was written by, for readers in other languages."""
+"""`/api/v1/schemas/{fingerprint}`: the schema that a message was written by, for readers in other languages.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Anybody may ask, so it costs next to nothing: those of this release are in memory, and for all others the database is
+asked one at a time.
+"""
+
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from threading import Lock
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidewheel.control.api.workers import Workers
+from tidewheel.control.api.problems import Overloaded
+from tidewheel.control.api.workers import Desk, Workers
+from tidewheel.migrations.stored_schemas import find_schema
+from tidewheel.schemas.codec import all_schemas
 
 _FINGERPRINT_BYTES = 8
+
+
+def _own() -> dict[bytes, str]:
+    return {schema.fingerprint: schema.text for schema in all_schemas()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +30,12 @@ class SchemasDoor:
     """The calls of readers.
 
     Args:
-        workers: Who looks them up.
-        lookup: Finds a schema by its fingerprint, as it stands in a message's header.
+        workers: Who looks up those of other releases.
     """
 
     workers: Workers
-    lookup: Callable[[bytes], str | None]
+    _known: dict[bytes, str] = field(default_factory=_own)
+    _one: Lock = field(default_factory=Lock)  # strangers have one thread at most, and the others go on
 
     def routes(self) -> list[Route]:
         """Where they are answered."""
@@ -37,11 +48,21 @@ class SchemasDoor:
             fingerprint = bytes.fromhex(asked)
         except ValueError:
             fingerprint = b""
-        found = None
-        if len(fingerprint) == _FINGERPRINT_BYTES:
-            found = await self.workers.do(lambda _: self.lookup(fingerprint))
+        found = self._known.get(fingerprint)
+        if found is None and len(fingerprint) == _FINGERPRINT_BYTES:
+            found = await self.workers.do(lambda desk: self._find(desk, fingerprint))
         if found is None:
             told = "there is no such schema; write bytes 3 to 10 of the message as 16 hexadecimal digits"
             raise HTTPException(HTTPStatus.NOT_FOUND, told)
         kept = {"Cache-Control": "public, max-age=31536000, immutable"}  # a fingerprint never means another schema
         return Response(found, headers=kept, media_type="application/json")
+
+    def _find(self, desk: Desk, fingerprint: bytes) -> str | None:
+        if not self._one.acquire(blocking=False):
+            message = "another schema is being looked up; come again in a moment"
+            raise Overloaded(message)
+        try:
+            with desk.session.transaction() as connection:
+                return find_schema(connection, fingerprint)
+        finally:
+            self._one.release()

@@ -7,19 +7,19 @@ import threading
 import uvicorn
 
 from tidewheel.control.api.app import make_app
+from tidewheel.control.api.connections import Connection
 from tidewheel.control.api.workers import Workers
 from tidewheel.db import Session
 from tidewheel.errors import SettingsError
 from tidewheel.executor.reaper import Reaper
-from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.service import Stop
 from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.api")
 
-_CONNECTIONS = 1000  # open at once; more are answered 503 by the server itself
-_IDLE_SECONDS = 75  # a connection that says nothing is kept: longer than any beat
+_CONNECTIONS = 1000  # open at once; if so many are being answered, more are told 503 by the server itself
+_IDLE_SECONDS = 75  # until a whole head has come, from the opening or from the last answer on: longer than any beat
 _GRACE_SECONDS = 5  # for what is being answered when the process is asked to stop
 _HEAD_BYTES = 16 * 1024  # of a request's line and headers
 
@@ -39,7 +39,8 @@ class Api:
             stop=stop,
         )
         config = uvicorn.Config(
-            make_app(settings, installation, self._workers, lookup=lookup_in(url), stop=stop),
+            make_app(settings, installation, self._workers, stop=stop),
+            http=Connection,
             log_config=None,
             log_level="warning",
             access_log=False,

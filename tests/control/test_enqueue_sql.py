@@ -146,6 +146,12 @@ def test_a_payload_that_is_null_is_one_and_none_is_the_jobs(shop: Database) -> N
             "payload: it holds more than 32000 arrays and objects",
             "pass a reference",
         ),
+        ("'charge', ('-1' || repeat('0', 4300))::jsonb", "payload: it holds a number that is too long", "as a string"),
+        (
+            "'charge', ('{\"a\": [1' || repeat('0', 309) || '.5]}')::jsonb",
+            "payload: it holds a number that is too long",
+            "as a string",
+        ),
         ("'charge', request_id => U&'a\\2028b'", "request_id: it has 3 characters, or some that", "or leave it out"),
         ("'charge', request_id => ''", "request_id: it has 0 characters", "or leave it out"),
         ("'charge', to_jsonb(repeat('x', 300000))", "payload: it has 300002 bytes, more than", "pass a reference"),
@@ -166,13 +172,15 @@ def test_what_is_just_within_the_bounds_is_taken_in(shop: Database) -> None:
     deep = "(repeat('[', 32) || repeat(']', 32))::jsonb"
     labels = "(SELECT jsonb_object_agg(repeat(chr(255 + n), 63), repeat('ä', 255)) FROM generate_series(1, 64) AS n)"
     many = "(SELECT jsonb_agg('{}'::jsonb) FROM generate_series(1, 31999))"
-    for payload in (deep, many):
+    long = "('[-1' || repeat('0', 4299) || ', 179' || repeat('0', 306) || '.5, 1' || repeat('0', 400) || ']')::jsonb"
+    fine = "('[0.' || repeat('1', 5000) || ', \"1' || repeat('0', 5000) || '\"]')::jsonb"
+    for payload in (deep, many, long, fine):
         shop.rows(
             SQL("SELECT tidewheel_enqueue('charge', {}, labels => {}, run_at => '1970-01-01Z')").format(
                 SQL(payload), SQL(labels)
             )
         )
-    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 2
+    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 4
 
 
 def test_a_deleted_job_is_unknown(shop: Database, own: psycopg.Connection[TupleRow]) -> None:

@@ -5,9 +5,12 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
+from psycopg import Connection, OperationalError
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, ask, begin, begun, end, ending, open_runs, requeue, submit
+from tests.fixtures.services import until
+from tests.transitions.acts import about, ask, ask_within, begin, begun, end, ending, open_runs, requeue, submit
+from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control import dead_letters as module
 from tidewheel.control import redriving
@@ -16,6 +19,12 @@ from tidewheel.control.dead_letters import DeadLetterPage, LetterFilter
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.transitions.dead_letters import DeadRequest, bury_request
+
+WAITS = """
+    SELECT count(*) > 0 FROM pg_stat_activity
+     WHERE application_name = 'tidewheel-client' AND cardinality(pg_blocking_pids(pid)) > 0
+       AND datname = current_database()
+"""
 
 
 @pytest.fixture
@@ -159,13 +168,42 @@ def test_who_is_interrupted_asks_again(client: Client, database: Database, monke
 def test_two_who_redrive_the_same_make_one_run_of_each(client: Client, database: Database) -> None:
     run = fail(database)
     [letter] = client.dead_letters().letters
-    with Client(database.url) as other:
-        # As if both had looked before either had written.
-        named = {"tenant": "default", "request_id": f"redrive/{letter.id}"}
-        ask(database, {"type": "run.retry", "run_id": str(run)} | named)
-        database.execute("UPDATE dead_letters SET redriven_at = NULL")
-        assert other.redrive(ids=[letter.id]).redriven == 1
-    assert len(open_runs(database)) == 1
+    with database.transaction() as connection:
+        # Both have looked before either has written.
+        ask_within(connection, database, {"type": "run.retry", "run_id": str(run)})
+        other = in_background(lambda: client.redrive(ids=[letter.id]))
+        until(lambda: database.value(WAITS), "it waits for the letter")
+    assert other.result(60).redriven == 1
+    assert [open_run.run_id for open_run in open_runs(database)] == list(redriven(database).values())
+
+
+def test_an_answer_that_is_lost_makes_no_second_run(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(database)
+    lost: list[bool] = []
+    commit = Connection.commit
+
+    def committing(self: Connection) -> None:
+        commit(self)
+        if not lost and redriven(database):
+            lost.append(True)
+            raise OperationalError
+
+    monkeypatch.setattr(Connection, "commit", committing)
+    done = client.redrive(key="job")
+    assert (lost, done.redriven, len(open_runs(database))) == ([True], 1, 1)
+
+
+def test_what_was_refused_can_be_redriven_once_it_is_mended(client: Client, database: Database) -> None:
+    run = fail(database, "other")
+    ask(database, about("job.delete", "other"))
+    for _ in range(2):
+        assert client.redrive(kind="run").refused == 1
+    submit(database, "other")
+    done = client.redrive(kind="run")
+    assert (done.redriven, done.refused) == (1, 0)
+    assert set(redriven(database)) == {run}
 
 
 def test_what_fails_again_is_left_for_another_time(client: Client, database: Database) -> None:

@@ -25,6 +25,7 @@ from tests.transitions.acts import (
     wish,
 )
 from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.intake import busy
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.records import Reply
 from tidewheel.transitions.end import end_runs
@@ -99,6 +100,13 @@ def test_a_run_that_is_not_there_or_another_tenants_is_unknown(with_job: Databas
     assert open_run(with_job, mine).state == "queued"
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is about to be let go of is waited for however slow this machine is."""
+    monkeypatch.setattr(busy, "_MOMENT", "30s")
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_job: Database) -> None:
     wanted = wish(with_job, trigger(with_job))
     claiming, cancelling = with_job.connection(), with_job.connection()
@@ -106,7 +114,8 @@ def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_jo
     waiting = in_background(lambda: ask_within(cancelling, with_job, asking(wanted.run_id)))
     until_blocked(with_job, cancelling)
     claiming.commit()
-    assert [reply.run_status for reply in waiting.result(10)] == ["running"]
+    assert [reply.run_status for reply in waiting.result(30)] == ["running"]
+    assert cancelling.execute("SHOW lock_timeout").fetchone() == ("10s",)
     cancelling.commit()
     assert open_run(with_job, wanted.run_id).state == "cancelling"
 
@@ -121,6 +130,7 @@ def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Dat
     assert open_runs(with_job) == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_cancel_waits_for_an_end_under_way_and_reports_how_it_ended(with_job: Database) -> None:
     started = begun(with_job)
     closing, cancelling = with_job.connection(), with_job.connection()

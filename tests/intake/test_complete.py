@@ -26,6 +26,7 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import RunId
+from tidewheel.intake import busy
 from tidewheel.runs import RunState
 from tidewheel.schemas.records import Reply
 from tidewheel.task_tokens import task_token
@@ -163,7 +164,10 @@ def test_the_same_request_again_gets_the_first_answer(with_job: Database) -> Non
     assert again.status == "accepted"
 
 
-def test_an_end_from_outside_waits_for_the_executors_own_and_comes_too_late(with_job: Database) -> None:
+def test_an_end_from_outside_waits_for_the_executors_own_and_comes_too_late(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(busy, "_MOMENT", "30s")  # however slow this machine is
     started = begun(with_job)
     closing, telling = with_job.connection(), with_job.connection()
     end_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])

@@ -11,6 +11,7 @@ from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.waiting import token_of, waiting
 from tests.transitions.acts import final_state, messages, open_run, submission, submit
+from tidewheel.control.client import Client
 from tidewheel.errors import UndecodableMessage
 from tidewheel.ids import RunId
 from tidewheel.intake.target_replies import read_target_reply
@@ -134,6 +135,34 @@ def test_a_reply_that_only_the_database_refuses_is_buried_alone(fresh_database: 
     [(topic, *_, key, value, reason)] = buried(requests)
     assert (topic, key, value) == (requests.topics.target_replies, b"poison", b"13")
     assert str(reason).startswith("it could not be applied: new row for relation")
+
+
+@pytest.mark.kafka
+def test_a_reply_that_was_buried_ends_its_run_once_it_is_redriven(fresh_database: Database, info: StackInfo) -> None:
+    """The constraint stands in for a fault of ours, which is mended."""
+    database = fresh_database
+    submit(database)
+    started = waiting(database)
+    database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_type <> 'NoPaper')")
+    requests = Requests(database, info.bootstrap)
+    headers = {"task_token": token_of(database, started), "status": "failed", "error_type": "NoPaper"}
+    with requests.running():
+        read(requests, b"empty", key=b"k", **headers)
+        [(*_, reason)] = buried(requests)
+        assert str(reason).startswith("it could not be applied")
+        told = database.rows("SELECT headers FROM outbox WHERE topic = %s", [requests.topics.dead_letters])
+        assert headers["task_token"].encode() not in told[0][0]
+        database.execute("ALTER TABLE attempts DROP CONSTRAINT poison")
+        with Client(database.url) as client:
+            assert client.redrive(kind="request").redriven == 1
+        [(key, value, parts)] = database.rows(
+            "SELECT key, value, headers FROM outbox WHERE topic = %s", [requests.topics.target_replies]
+        )
+        names = ("tidewheel-task-token", "tidewheel-status", "tidewheel-error-type")
+        sent = [part.encode() for pair in zip(names, headers.values(), strict=True) for part in pair]
+        assert (key, value, parts) == (b"k", b"empty", sent)
+        read(requests, value, key=key, **headers)  # as the relay does
+    assert open_run(database, started.run_id).state == "retrying"
 
 
 def test_a_result_that_is_too_large_fails_for_good_as_a_handlers_would() -> None:

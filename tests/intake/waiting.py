@@ -40,6 +40,11 @@ def complete(database: Database, started: Started, **fields: object) -> Reply:
     return ask(database, completing(token_of(database, started), **fields))[0]
 
 
+def beating(token: str, **fields: object) -> dict[str, object]:
+    """A `run.heartbeat`."""
+    return {"type": "run.heartbeat", "token": token} | fields
+
+
 def beat(database: Database, started: Started, **fields: object) -> Reply:
     """Say that an attempt goes on."""
-    return ask(database, {"type": "run.heartbeat", "token": token_of(database, started)} | fields)[0]
+    return ask(database, beating(token_of(database, started), **fields))[0]

@@ -250,6 +250,31 @@ def test_one_run_that_cannot_be_ended_does_not_keep_the_others(
     assert begin_is_refused(with_job, poison)
 
 
+def test_a_run_that_cannot_be_ended_is_not_tried_again_and_again(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, tries = trigger(with_job), 0
+    number = cancel(with_job, key="job")
+
+    def fails(*_: object) -> object:
+        nonlocal tries
+        tries += 1
+        message = "a row that cannot be worked with"
+        raise ValueError(message)
+
+    monkeypatch.setattr(module, "end_runs", fails)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    cancelling = Cancelling(with_job.session(), with_job.installation)
+    for _ in range(20):
+        cancelling.step()
+    assert (tries, progress(with_job, number)) == (1, (0, False))
+    assert begin_is_refused(with_job, run)
+    # A scheduler that is started anew tries once more; what was wrong has been mended.
+    monkeypatch.setattr(module, "end_runs", end_runs)
+    carry_out(with_job)
+    assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
+
+
 def begin_is_refused(database: Database, run: UUID) -> bool:
     """Whether a claim finds nothing."""
     try:

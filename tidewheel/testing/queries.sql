@@ -19,6 +19,8 @@ SELECT 'messages', count(*) FROM outbox WHERE publish_at <= tidewheel_now() AND 
 UNION ALL
 SELECT 'completions to be settled', count(*) FROM loose_ends
 UNION ALL
+SELECT 'cancels to be carried out', count(*) FROM wanted_cancels
+UNION ALL
 SELECT 'cancellations', count(*) FROM cancellations WHERE finished_at IS NULL
 UNION ALL
 SELECT 'signals', count(*) FROM signals

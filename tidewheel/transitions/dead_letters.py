@@ -12,7 +12,7 @@ from tidewheel.arrays import uuids
 from tidewheel.db import Conn
 from tidewheel.ids import event_id
 from tidewheel.jobs.payload import Payload
-from tidewheel.outbox import OutboxClass, OutboxRow, append
+from tidewheel.outbox import Headers, OutboxClass, OutboxRow, append, headers_of, parts_of
 from tidewheel.runs import RunState, sequence_of
 from tidewheel.schemas import records
 from tidewheel.schemas.definitions import NO_PAYLOAD
@@ -28,6 +28,7 @@ _ADD_DEAD_RUN = _SQL["add_dead_run"]
 _ADD_DEAD_REQUEST = _SQL["add_dead_request"]
 _READ_ATTEMPTS = _SQL["read_attempts"]
 _MARK_REDRIVEN = _SQL["mark_redriven"]
+_LOCK_DEAD_RUNS = _SQL["lock_dead_runs"]
 _LOCK_DEAD_MESSAGES = _SQL["lock_dead_messages"]
 _MARK_SENT_AGAIN = _SQL["mark_sent_again"]
 _PURGE_DEAD_LETTERS = _SQL["purge_dead_letters"]
@@ -37,7 +38,7 @@ _KIND = "tidewheel-dlq-kind"
 
 @dataclass(frozen=True, slots=True)
 class DeadRequest:
-    """A message on the requests topic that is no request.
+    """A message on a topic of requests, or of targets' replies, that is none.
 
     Args:
         topic: Where it lay.
@@ -46,6 +47,7 @@ class DeadRequest:
         key: Its key, byte for byte.
         value: Its value, byte for byte.
         reason: What it could not be read as.
+        headers: Of a target's reply, which is none without its task token.
     """
 
     topic: str
@@ -54,6 +56,22 @@ class DeadRequest:
     key: bytes | None
     value: bytes | None
     reason: str
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRun:
+    """The dead letter of a run, locked.
+
+    Args:
+        id: The letter's.
+        run_id: The run.
+        redriven_as: What was made of it, if anything.
+    """
+
+    id: int
+    run_id: UUID
+    redriven_as: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +153,10 @@ def bury(
 
 
 def bury_request(connection: Conn, installation: Installation, dead: DeadRequest, now: datetime) -> OutboxRow:
-    """Keep a message that is no request, byte for byte under its own key; returns the message that says so."""
+    """Keep a message that is no request, byte for byte under its own key; returns the message that says so.
+
+    That carries none of its headers: a task token is only for who was handed it.
+    """
     connection.execute(
         _ADD_DEAD_REQUEST,
         {
@@ -144,6 +165,7 @@ def bury_request(connection: Conn, installation: Installation, dead: DeadRequest
             "offset": dead.offset,
             "key": dead.key,
             "value": dead.value,
+            "headers": parts_of(dead.headers),
             "reason": dead.reason,
             "made_at": now,
         },
@@ -173,6 +195,12 @@ def mark_redriven(connection: Conn, new_runs: Mapping[UUID, UUID], now: datetime
         connection.execute(_MARK_REDRIVEN, columns)
 
 
+def lock_dead_runs(connection: Conn, ids: Sequence[int]) -> list[DeadRun]:
+    """Hold the dead letters of runs until the caller's transaction ends: nobody else redrives or purges them."""
+    with connection.cursor(row_factory=class_row(DeadRun), binary=True) as cursor:
+        return cursor.execute(_LOCK_DEAD_RUNS, {"ids": list(ids)}).fetchall()
+
+
 def send_again(connection: Conn, installation: Installation, ids: Sequence[int], now: datetime) -> set[int]:
     """Put messages that were no requests on their topic again, byte for byte, in the caller's transaction.
 
@@ -180,7 +208,7 @@ def send_again(connection: Conn, installation: Installation, ids: Sequence[int],
         Which were; the others are none, or were sent again before.
     """
     rows = cast(
-        "list[tuple[int, str, int, bytes | None, bytes | None]]",
+        "list[tuple[int, str, int, bytes | None, bytes | None, list[bytes] | None]]",
         connection.execute(_LOCK_DEAD_MESSAGES, {"ids": list(ids)}, binary=True).fetchall(),
     )
     again = [
@@ -191,8 +219,9 @@ def send_again(connection: Conn, installation: Installation, ids: Sequence[int],
             key=key,
             value=value,
             publish_at=now,
+            headers=headers_of(parts),
         )
-        for _, topic, partition, key, value in rows
+        for _, topic, partition, key, value, parts in rows
     ]
     append(connection, again, shards=installation.shards)
     sent = [number for number, *_ in rows]

@@ -259,8 +259,8 @@ ON CONFLICT (run_id) DO NOTHING
 -- A message that is no request, byte for byte; it names no tenant that can be read, so it is the default one's. A repeat
 -- after a crash changes nothing.
 -- Index: dead_letters_topic_partition_offset_key. No lock.
-INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, reason, made_at)
-VALUES ('default', 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(reason)s, %(made_at)s)
+INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, reason, made_at)
+VALUES ('default', 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(reason)s, %(made_at)s)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts
@@ -355,10 +355,19 @@ UPDATE dead_letters AS d
   ) AS chosen
  WHERE d.id = chosen.id
 
+-- name: lock_dead_runs
+-- Dead letters of runs, with what they were redriven as, if they were.
+-- Index: dead_letters_pkey. Lock: each row, in id order.
+SELECT d.id, d.run_id, d.redriven_as
+  FROM dead_letters AS d
+ WHERE d.id = ANY (%(ids)s) AND d.kind = 'run'
+ ORDER BY d.id
+   FOR UPDATE
+
 -- name: lock_dead_messages
 -- Messages that were no requests and have not been sent again, with all that is needed to do so.
 -- Index: dead_letters_pkey. Lock: each row, in id order.
-SELECT d.id, d.topic, d.partition, d.key, d.value
+SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers
   FROM dead_letters AS d
  WHERE d.id = ANY (%(ids)s) AND d.kind = 'request' AND d.redriven_at IS NULL
  ORDER BY d.id

@@ -14,6 +14,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.api.service import Api
 from tidewheel.errors import SettingsError
+from tidewheel.schemas.codec import all_schemas
 from tidewheel.service import Stop
 from tidewheel.settings import ApiSettings
 
@@ -49,6 +50,28 @@ def test_a_schema_is_found_by_the_fingerprint_in_a_message(client: httpx.Client,
     assert answer.json()["name"] == "RunRequest"
     for nothing in ("00" * 8, "c301", "zz"):
         refusal(client.get(f"/api/v1/schemas/{nothing}"), HTTPStatus.NOT_FOUND)
+
+
+def test_schemas_of_this_release_need_no_database_and_of_others_one_is_looked_up_at_a_time(
+    database: Database, fresh_database: Database
+) -> None:
+    newer = b"\x01" * 8
+    own = all_schemas()[0]
+    nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
+    with answering(nowhere) as client:
+        assert client.get(f"/api/v1/schemas/{own.fingerprint.hex()}").text == own.text
+    fresh_database.execute("INSERT INTO schemas VALUES (%s, 'x.New', '9.0.0', '\"string\"')", [newer])
+    with answering(fresh_database) as client, ThreadPoolExecutor(2) as askers:
+        path = f"/api/v1/schemas/{newer.hex()}"
+        with fresh_database.transaction() as held:
+            held.execute("LOCK TABLE schemas")
+            asked = [askers.submit(client.get, path) for _ in range(2)]
+            until(lambda: any(each.done() for each in asked), "one too many is refused")
+            [refused] = [each.result() for each in asked if each.done()]
+            assert refusal(refused, HTTPStatus.SERVICE_UNAVAILABLE)["code"] == "overloaded"
+            assert client.get("/readyz").status_code == HTTPStatus.OK
+        assert sorted(each.result().status_code for each in asked) == [HTTPStatus.OK, 503]
+        assert client.get(path).text == '"string"'
 
 
 def test_every_field_that_does_not_fit_is_named(client: httpx.Client) -> None:

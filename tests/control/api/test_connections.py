@@ -1,0 +1,114 @@
+"""Connections that ask nothing: closed after a while, and never in the way of those that ask something."""
+
+import socket
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
+
+import httpx
+import pytest
+
+from tests.control.api.answering import answering
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tidewheel.control.api import service
+
+TOKEN = "correct-horse-battery"
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+# Answered 401, its body unread.
+UNWANTED = b"POST /api/v1/executors HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+
+
+@contextmanager
+def connected(client: httpx.Client) -> Generator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", client.base_url.port or 0), timeout=60) as made:
+        yield made
+
+
+def answer(connection: socket.socket) -> bytes:
+    """What comes next, at least a byte of it."""
+    return connection.recv(65536)
+
+
+def all_that_comes(connection: socket.socket) -> bytes:
+    """All that comes until the connection is closed; a TimeoutError if it never is."""
+    came = b""
+    try:
+        while more := connection.recv(65536):
+            came += more
+    except ConnectionResetError:
+        pass
+    return came
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        (b"", 0),
+        (HEAD, 0),
+        (HEAD + b"\r\n", 1),
+        (HEAD + b"\r\n" + HEAD, 1),
+        (UNWANTED + b"{", 1),
+    ],
+    ids=["nothing", "half a head", "a request", "a request and half a head", "a request without its body"],
+)
+def test_a_connection_that_asks_nothing_more_is_closed(
+    database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes, answers: int
+) -> None:
+    monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
+    with answering(database, token=TOKEN) as client, connected(client) as connection:
+        connection.sendall(said)
+        assert all_that_comes(connection).count(b"HTTP/1.1 ") == answers
+
+
+@pytest.mark.parametrize("first", [b"", HEAD + b"\r\n", UNWANTED], ids=["at once", "after an answer", "in a body"])
+def test_a_byte_now_and_then_does_not_keep_it_open(
+    database: Database, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
+
+    def gone(connection: socket.socket) -> bool:
+        try:
+            connection.sendall(b"G")
+            return connection.recv(1) == b""
+        except TimeoutError:
+            return False
+        except (ConnectionResetError, BrokenPipeError):
+            return True
+
+    with answering(database, token=TOKEN) as client, connected(client) as connection:
+        if first:
+            connection.sendall(first)
+            assert answer(connection).startswith(b"HTTP/1.1 ")
+        connection.settimeout(0.2)
+        until(lambda: gone(connection), "it is closed")
+
+
+def test_what_is_being_answered_is_not_cut_off(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
+    with answering(database, token=TOKEN) as client, connected(client) as connection:
+        body = b'{"name": "here:1", "handlers": ["a"], "slots": 1}'
+        head = UNWANTED.replace(b"1000", str(len(body)).encode() + b"\r\nAuthorization: Bearer " + TOKEN.encode())
+        connection.sendall(head.replace(b"\r\n\r\n", b"\r\nContent-Type: application/json\r\n\r\n"))
+        connection.settimeout(2)  # longer than an idle one is kept
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(60)
+        connection.sendall(body)
+        assert answer(connection).startswith(b"HTTP/1.1 201 ")
+
+
+@pytest.mark.parametrize("said", [b"", HEAD + b"\r\n"], ids=["never asked", "asked once"])
+def test_however_many_ask_nothing_the_door_stays_open(
+    database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(service, "_CONNECTIONS", 10)
+    with answering(database, token=TOKEN) as client, ExitStack() as held:
+        opened: list[socket.socket] = []
+        for _ in range(25):
+            opened.append(held.enter_context(connected(client)))
+            if said:
+                opened[-1].sendall(said)
+                assert answer(opened[-1]).startswith(b"HTTP/1.1 200 ")
+        assert client.get("/healthz").status_code == HTTPStatus.OK
+        assert all_that_comes(opened[0]) == b""  # who came first has made room
