@@ -8,6 +8,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
 
@@ -410,7 +411,7 @@ def test_a_connection_that_cannot_be_used_is_refused_with_the_way_to_mend_it(
         with bare.transaction(), bare.pipeline():
             assert "in a pipeline" in refusal(done, bare)
     assert "it is closed" in refusal(done, bare)
-    with psycopg.connect(info.database_url) as elsewhere:
+    with psycopg.connect(make_conninfo(info.database_url, dbname="postgres")) as elsewhere:
         assert "no table open_runs" in refusal(done, elsewhere)
     with pytest.raises(psycopg.Error):
         own.execute("SELECT 1/0")

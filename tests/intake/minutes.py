@@ -64,9 +64,21 @@ def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
 
 def by_hand(database: ClockedDatabase) -> list[float]:
     """The minutes recorded as left out by hand."""
-    rows = database.rows("SELECT first_at, last_at, occurrences FROM skips WHERE reason = 'by_hand' ORDER BY first_at")
-    assert all(first == last and count == 1 for first, last, count in rows)
-    return [(first - minute(database, 0)) / MINUTE for first, _, _ in rows]
+    rows = _skips(database, "by_hand")
+    assert all(count == 1 for _, _, count in rows)
+    return [first for first, _, _ in rows]
+
+
+def missed(database: ClockedDatabase) -> set[float]:
+    """The minutes recorded as passed over because firing came too late for them."""
+    return {at for first, last, _ in _skips(database, "misfire") for at in range(round(first), round(last) + 1)}
+
+
+def _skips(database: ClockedDatabase, reason: str) -> list[tuple[float, float, int]]:
+    """Each recorded span: its first minute, its last, how many."""
+    asked = "SELECT first_at, last_at, occurrences FROM skips WHERE reason = %s ORDER BY first_at"
+    zero = minute(database, 0)
+    return [((f - zero) / MINUTE, (to - zero) / MINUTE, count) for f, to, count in database.rows(asked, [reason])]
 
 
 def kinds(database: ClockedDatabase) -> list[str]:
