@@ -57,9 +57,13 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
             function runs on the `loop`, a plain one on a `thread`.
 
     Raises:
+        TypeError: It was written without a name.
         ValueError: The name is taken by another function, the function does not take (context, payload), or does not
             run as `isolation` says.
     """
+    if not isinstance(name, str):
+        message = 'write @tidewheel.handler("name"): jobs call a handler by its name'
+        raise TypeError(message)
 
     def register(function: Function) -> Function:
         is_async = inspect.iscoroutinefunction(function)
@@ -71,7 +75,7 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
             )
             raise ValueError(message)
         known = _HANDLERS.get(name)
-        if known is not None and known.function.__qualname__ != function.__qualname__:
+        if known is not None and _place(known.function) != _place(function):
             message = f"handler {name!r} is {known.function.__module__}.{known.function.__qualname__} already"
             raise ValueError(message)
         adapter = _payload_adapter(function, parameters[1])
@@ -96,7 +100,6 @@ def import_handlers(modules: str | None) -> None:
         SettingsError: One cannot be imported; the message says why.
     """
     for name in filter(None, (part.strip() for part in (modules or "").split(","))):
-        before = len(_HANDLERS)
         try:
             import_module(name)
         except (Exception, SystemExit) as error:
@@ -104,8 +107,12 @@ def import_handlers(modules: str | None) -> None:
                 f"handlers: module {name!r} cannot be imported: {type(error).__name__}: {error}{_advice(name, error)}"
             )
             raise SettingsError(message) from error
-        if len(_HANDLERS) == before:
-            _LOG.warning("module %r registers no handler; decorate functions with @tidewheel.handler", name)
+        if not any(f"{each.function.__module__}.".startswith(f"{name}.") for each in _HANDLERS.values()):
+            _LOG.info('module %r has no handler of its own: none of its functions has @tidewheel.handler("name")', name)
+
+
+def _place(function: Callable[..., object]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
 
 
 def _check_isolation(name: str, isolation: str | None, *, is_async: bool) -> None:

@@ -91,6 +91,7 @@ class Executor:
             slots=self._slots.total,
             group_protocol=self._protocol,
             every=settings.heartbeat,
+            lease=settings.lease,
             on_signal=self._on_signal,
             busy=lambda: bool(self._running),
             skew=Skew(settings.max_clock_skew),

@@ -3,8 +3,8 @@
 -- database's clock along.
 -- Index: executors_pkey. Lock: its own row (not its key, so that claims go on).
 INSERT INTO executors (
-    executor_id, name, queues, handlers, slots, group_protocol, counter, beat_at, started_at, stopping)
-VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, 0, tidewheel_now(),
+    executor_id, name, queues, handlers, slots, group_protocol, lease, counter, beat_at, started_at, stopping)
+VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, %(lease)s, 0, tidewheel_now(),
         tidewheel_now(), %(stopping)s)
 ON CONFLICT (executor_id) DO UPDATE
    SET counter = executors.counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
@@ -27,9 +27,9 @@ DELETE FROM executors
    AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s))
 
 -- name: watch_executors
--- Every executor's counter, and since when the server runs: the reaper compares both with what it saw before.
+-- Every executor's counter and lease, and since when the server runs: the reaper compares them with what it saw before.
 -- No index: a handful of rows. No lock.
-SELECT executor_id, counter, pg_postmaster_start_time() FROM executors
+SELECT executor_id, counter, pg_postmaster_start_time(), coalesce(extract(epoch FROM lease), 0)::float8 FROM executors
 
 -- name: lock_lease
 -- An executor whose counter still stands where it was seen; not while a claim of its own is under way, or stands still.
@@ -119,8 +119,8 @@ DELETE FROM signals AS s
 -- name: enter_remote
 -- An executor in another language enters; its claims are counted, so that one that is sent twice starts nothing twice.
 -- Index: executors_pkey. Lock: the new row.
-INSERT INTO executors (executor_id, name, queues, handlers, slots, counter, beat_at, started_at, claim_id)
-VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, 0, tidewheel_now(), tidewheel_now(), 0)
+INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, counter, beat_at, started_at, claim_id)
+VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0)
 
 -- name: beat_remote
 -- An executor in another language says that it lives; nobody enters by it, for whoever lost the lease lost its attempts.

@@ -8,7 +8,7 @@ A lost attempt is followed by another, but for a run that may be attempted once:
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
@@ -78,13 +78,17 @@ class Watch:
         """The database did not answer: nothing was watched."""
         self._seen.clear()
 
-    def look(self, counters: dict[UUID, int], server_start: object, now: float) -> list[tuple[UUID, int]]:
+    def look(
+        self, counters: dict[UUID, int], server_start: object, now: float, leases: Mapping[UUID, float] | None = None
+    ) -> list[tuple[UUID, int]]:
         """Take note of the counters; returns the executors that were silent for the whole lease, with their counter.
 
         Args:
             counters: Every executor's counter.
             server_start: Since when the database runs.
             now: Monotonic seconds.
+            leases: Seconds that executors have by their own settings, where those are longer than this one's: a reaper
+                with a short lease must not end the attempts of those that beat as they were told.
         """
         if server_start != self._server_start or now - self._last_look > _GAP_SECONDS:
             self._seen.clear()
@@ -99,7 +103,7 @@ class Watch:
         return [
             (executor, watched.counter)
             for executor, watched in self._seen.items()
-            if now - watched.since >= self._lease_seconds
+            if now - watched.since >= max(self._lease_seconds, (leases or {}).get(executor, 0.0))
         ]
 
 
@@ -136,10 +140,11 @@ class Reaper:
         except Unavailable:
             self._watch.forget()
             raise
-        counters = {cast("UUID", executor): cast("int", counter) for executor, counter, _ in rows}
+        counters = {cast("UUID", executor): cast("int", counter) for executor, counter, _, _ in rows}
+        leases = {cast("UUID", executor): cast("float", lease) for executor, _, _, lease in rows}
         server_start = rows[0][2] if rows else None
         now = monotonic_seconds()
-        for executor_id, counter in self._watch.look(counters, server_start, now):
+        for executor_id, counter in self._watch.look(counters, server_start, now, leases):
             self._reap_or_wait(executor_id, counter)
         if now >= self._next_orphans:
             self._next_orphans = now + _ORPHANS_SECONDS

@@ -124,10 +124,12 @@ class RemoteExecutors:
     ) -> None:
         self._session, self._installation, self._poke, self._stop = session, installation, poke, stop
 
-    def register(self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int) -> UUID:
-        """Enter an executor; returns the id under which all it does is written."""
+    def register(
+        self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int, *, lease: timedelta
+    ) -> UUID:
+        """Enter an executor that is to beat within `lease`; returns the id under which all it does is written."""
         executor_id = uuid4()
-        facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots}
+        facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
         with self._session.transaction() as connection:
             connection.execute(_ENTER, {"executor_id": executor_id, **facts})
         _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, Message
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
 from tidewheel.failpoint import failpoint
@@ -22,6 +23,8 @@ from tidewheel.transitions.dispatch import Definitions
 from tidewheel.transitions.start import Claim, Started
 
 _LOG = logging.getLogger("tidewheel.executor")
+
+_TELL_SECONDS = 60.0
 
 Begin = Callable[[Sequence[tuple[Started, RunRequest, JobDefinition]]], None]
 
@@ -46,6 +49,7 @@ class Taking:
     def __init__(self, topic: str, *, claimer: Claimer, handlers: frozenset[str], begin: Begin) -> None:
         self._topic, self._claimer, self._handlers, self._begin = topic, claimer, handlers, begin
         self._definitions = Definitions()
+        self._told: dict[str, float] = {}
 
     def take(self, messages: Sequence[Message]) -> int:
         """Claim what messages ask for, and have it begun.
@@ -89,9 +93,16 @@ class Taking:
         name = needs(definition.target)
         if name is not None and name not in self._handlers:
             metrics.count("unknown_handlers")
-            _LOG.warning("no handler %r here; run %s waits for an executor that has it", name, request.run_id)
+            self._tell_unknown(name, request.run_id)
             return None
         return Wanted(claim, request, definition)
+
+    def _tell_unknown(self, name: str, run_id: str) -> None:
+        """Say it now and then: in a rolling deploy there is one such message a run."""
+        now = monotonic_seconds()
+        if now >= self._told.get(name, 0.0):
+            self._told[name] = now + _TELL_SECONDS
+            _LOG.warning("nothing here for %r; run %s and others like it wait for an executor with it", name, run_id)
 
 
 def newest(items: Iterable[Wanted]) -> dict[UUID, Wanted]:

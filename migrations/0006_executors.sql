@@ -52,7 +52,8 @@ DROP INDEX dead_letters_by_tenant;
 CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, made_at, id);
 CREATE INDEX dead_letters_by_job ON dead_letters (job_id, made_at, id) WHERE job_id IS NOT NULL;
 
-ALTER TABLE executors ADD COLUMN group_protocol text;
+ALTER TABLE executors ADD COLUMN group_protocol text, ADD COLUMN lease interval;
+COMMENT ON COLUMN executors.lease IS 'how long its counter may stand still, as its own setting has it; null: as the reaper''s has it';
 COMMENT ON COLUMN executors.handlers IS 'what it has: handlers'' names, and tidewheel.shell or tidewheel.lambda where it runs such targets';
 
 ALTER TABLE executors ADD COLUMN claim_id bigint;

@@ -31,10 +31,10 @@ def check_bootstrap(config: Mapping[str, str]) -> None:
 
     Raises:
         Unavailable: None does within ten seconds; the message names the address.
-        SettingsError: A setting was passed through that would break a promise.
+        SettingsError: A setting was passed through that would break a promise, or that no client knows.
     """
     _refuse_overrides(config)
-    admin = AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
+    admin = _checked_admin(config)
     try:
         admin.list_topics(timeout=_ADMIN_SECONDS)
     except KafkaException as error:
@@ -175,9 +175,22 @@ def share_consumer(
     )
 
 
+def _checked_admin(config: Mapping[str, str]) -> AdminClient:
+    try:
+        return AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
+    except KafkaException as error:
+        passed = ", ".join(_variable(name) for name in sorted(set(config) - {"bootstrap.servers"}))
+        message = f"a Kafka client cannot be made with {passed or 'these settings'}: {error.args[0].str()}"
+        raise SettingsError(message) from error
+
+
+def _variable(name: str) -> str:
+    return f"TIDEWHEEL_KAFKA_CONFIG_{name.upper().replace('.', '_')}"
+
+
 def _refuse_overrides(config: Mapping[str, str]) -> None:
     taken = sorted(_NOT_YOURS & set(config))
     if taken:
-        names = ", ".join(f"TIDEWHEEL_KAFKA_CONFIG_{name.upper().replace('.', '_')}" for name in taken)
+        names = ", ".join(_variable(name) for name in taken)
         message = f"{names}: this setting is part of a promise and cannot be changed; unset it"
         raise SettingsError(message)

@@ -255,7 +255,10 @@ class ExecutorSettings(Connections):
         timedelta(seconds=5), gt=timedelta(0), description="how often the lease's counter is raised"
     )
     lease: Duration = Field(
-        timedelta(seconds=15), gt=timedelta(0), description="a counter that stands still this long ends its attempts"
+        timedelta(seconds=15),
+        gt=timedelta(0),
+        description="how long an executor's counter may stand still before its attempts end; the longer one counts, of "
+        "the executor's own and of who watches it",
     )
     sweep: Duration = Field(
         timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
@@ -299,6 +302,16 @@ class ExecutorSettings(Connections):
     )
     shell_file_bytes: int = Field(10 << 30, ge=0, description="largest file that a shell target may write: 10 GiB")
 
+    @field_validator("lease")
+    @classmethod
+    def _outlasts_a_heartbeat(cls, lease: timedelta, info: ValidationInfo) -> timedelta:
+        """Refuse a lease that would be over before the next heartbeat."""
+        beat = info.data.get("heartbeat")
+        if isinstance(beat, timedelta) and lease <= beat:
+            message = f"must be longer than TIDEWHEEL_HEARTBEAT, {format_duration(beat)}; three times as long is good"
+            raise ValueError(message)
+        return lease
+
     @field_validator("webhook_secret")
     @classmethod
     def _are_secrets(cls, written: SecretStr | None) -> SecretStr | None:
@@ -337,7 +350,10 @@ class ApiSettings(Connections):
         timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
     )
     lease: Duration = Field(
-        timedelta(seconds=15), gt=timedelta(0), description="a counter that stands still this long ends its attempts"
+        timedelta(seconds=15),
+        gt=timedelta(0),
+        description="how long an executor's counter may stand still before its attempts end; the longer one counts, of "
+        "the executor's own and of who watches it",
     )
     max_lost: int = Field(10, ge=1, description="losses of its executor after which a run fails")
 

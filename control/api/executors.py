@@ -47,7 +47,9 @@ class ExecutorsDoor:
         """Enter an executor."""
         body = await read_body(request, Registration)
         executor_id = await self.workers.do(
-            lambda desk: desk.executors.register(body.name, body.queues, body.handlers, body.slots)
+            lambda desk: desk.executors.register(
+                body.name, body.queues, body.handlers, body.slots, lease=self.settings.lease
+            )
         )
         answer = {
             "executor_id": str(executor_id),

@@ -112,6 +112,7 @@ def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait
         "handlers": [],
         "slots": 1,
         "group_protocol": "classic",
+        "lease": None,
         "stopping": False,
     }
     assert database.execute(SQL["beat_executor"], {**beat, "executor_id": EXECUTOR}) == 1

@@ -1,5 +1,7 @@
 """`@tidewheel.handler`: what is registered under which name, and what is refused with the reason."""
 
+from typing import cast
+
 import pytest
 from pydantic import BaseModel
 
@@ -44,6 +46,26 @@ def test_a_name_cannot_be_taken_twice() -> None:
     with pytest.raises(ValueError, match=r"'registering\.taken' is .*first already"):
         tidewheel.handler("registering.taken")(second)
     assert registered()["registering.taken"].function is first
+
+
+def test_a_function_of_the_same_name_in_another_module_is_another_one() -> None:
+    def taken(context: tidewheel.Context, payload: object) -> None:
+        del context, payload
+
+    tidewheel.handler("registering.same")(taken)
+    tidewheel.handler("registering.same")(taken)
+    other = type(taken)(taken.__code__, taken.__globals__, taken.__name__)
+    other.__qualname__, other.__module__ = taken.__qualname__, "elsewhere"
+    with pytest.raises(ValueError, match=r"'registering\.same' is .*taken already"):
+        tidewheel.handler("registering.same")(other)
+
+
+def test_a_decorator_without_a_name_is_refused() -> None:
+    def bare(context: tidewheel.Context, payload: object) -> None:
+        del context, payload
+
+    with pytest.raises(TypeError, match=r'write @tidewheel\.handler\("name"\)'):
+        tidewheel.handler(cast("str", bare))
 
 
 def test_a_function_of_other_parameters_is_refused_with_what_it_must_take() -> None:

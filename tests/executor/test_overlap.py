@@ -145,6 +145,7 @@ class Beating:
             slots=1,
             group_protocol="classic",
             every=timedelta(seconds=5),
+            lease=timedelta(seconds=15),
             on_signal=self._on_signal,
             busy=lambda: True,
             skew=Skew(ExecutorSettings.load().max_clock_skew),

@@ -119,6 +119,12 @@ def reap(database: Database, *, max_lost: int = 10, looks: int = 1) -> None:
         reaper.step()
 
 
+def test_a_reaper_with_a_short_lease_waits_for_as_long_as_an_executor_was_told() -> None:
+    watch, told = Watch(timedelta(seconds=2)), {A: 15.0}
+    looks = [watch.look({A: 1}, "up", float(now), told) for now in range(17)]
+    assert [bool(silent) for silent in looks] == [False] * 15 + [True] * 2
+
+
 def test_lost_attempts_go_back_uncharged_with_their_own_payload(database: Database, ghost: UUID) -> None:
     run_id = trigger(database, payload="own")
     begin(database, run_id, ghost)

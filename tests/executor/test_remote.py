@@ -1,5 +1,7 @@
 """Executors in other languages, below HTTP."""
 
+from datetime import timedelta
+
 from tests.fixtures.database import Database
 from tests.transitions.acts import ask, submit, trigger
 from tidewheel.executor.remote import RemoteExecutors
@@ -17,6 +19,6 @@ def test_their_sweep_looks_past_what_is_being_cancelled(database: Database) -> N
     wanted = trigger(database, "wanted")
     ask(database, {"type": "runs.cancel", "key": "cancelled"})
     database.execute("UPDATE open_runs SET publish_at = publish_at - interval '10 seconds'")
-    mine = remote.register("theirs", ["default"], ["a"], 1)
+    mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
     assert [one.run_id for one in claimed.started] == [wanted]

@@ -128,6 +128,11 @@ def test_what_is_no_duration_is_refused_with_its_variable_and_an_example(file: P
     assert "such as 10s" in message or "count days" in message
 
 
+def test_a_lease_that_no_heartbeat_could_keep_is_refused() -> None:
+    said = refusal(ExecutorSettings, heartbeat="20s")
+    assert said.startswith("TIDEWHEEL_LEASE: must be longer than TIDEWHEEL_HEARTBEAT, 20s")
+
+
 def test_a_duration_out_of_bounds_is_shown_as_it_may_be_written() -> None:
     assert refusal(SchedulerSettings, lookahead="2m").endswith("(read 2m)")
 

@@ -93,6 +93,7 @@ def test_an_executor_measures_it_with_each_beat(clocked: ClockedDatabase) -> Non
         slots=1,
         group_protocol="classic",
         every=QUICK,
+        lease=timedelta(seconds=15),
         on_signal=never_here,
         busy=lambda: False,
         skew=Skew(MOST),
