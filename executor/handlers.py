@@ -61,7 +61,7 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
         ValueError: The name is taken by another function, the function does not take (context, payload), or does not
             run as `isolation` says.
     """
-    if not isinstance(name, str):
+    if callable(name):  # the decorator was written bare, whatever the annotation says
         message = 'write @tidewheel.handler("name"): jobs call a handler by its name'
         raise TypeError(message)
 

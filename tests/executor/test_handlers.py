@@ -48,16 +48,21 @@ def test_a_name_cannot_be_taken_twice() -> None:
     assert registered()["registering.taken"].function is first
 
 
+def taken(context: tidewheel.Context, payload: object) -> None:
+    del context, payload
+
+
 def test_a_function_of_the_same_name_in_another_module_is_another_one() -> None:
-    def taken(context: tidewheel.Context, payload: object) -> None:
+    first = taken
+    tidewheel.handler("registering.same")(first)
+    tidewheel.handler("registering.same")(first)
+
+    def another(context: tidewheel.Context, payload: object) -> None:
         del context, payload
 
-    tidewheel.handler("registering.same")(taken)
-    tidewheel.handler("registering.same")(taken)
-    other = type(taken)(taken.__code__, taken.__globals__, taken.__name__)
-    other.__qualname__, other.__module__ = taken.__qualname__, "elsewhere"
+    another.__module__, another.__qualname__ = "elsewhere", first.__qualname__
     with pytest.raises(ValueError, match=r"'registering\.same' is .*taken already"):
-        tidewheel.handler("registering.same")(other)
+        tidewheel.handler("registering.same")(another)
 
 
 def test_a_decorator_without_a_name_is_refused() -> None:
