@@ -133,7 +133,7 @@ def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
     held = work.hold()
     fleet.start_all(LEASE=LONG_LEASE)
     held.wait_begun(1)
-    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "2s"})
+    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "8s"})
     fleet.flush()
     oracle.wait_answered()
     # With a standby that never answers, a COMMIT is carried out and durable, and its answer does not come.
