@@ -27,7 +27,7 @@ check: $(STAMP) ## Lint, format, types, import directions, layout
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_layout.py
 
-test: check ## All checks and every test: about twenty minutes
+test: check ## All checks and every test: about twenty-five minutes
 	$(BIN)/python -m pytest
 
 test-quick: check ## All checks and every test but the slow ones
