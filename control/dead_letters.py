@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Never, TypedDict
+from typing import TypedDict
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -16,7 +16,7 @@ from tidewheel.control.asked import read_place
 from tidewheel.control.run_detail import RunDetail, show_run
 from tidewheel.control.tenants import require_tenant
 from tidewheel.db import Conn
-from tidewheel.errors import FieldError, InvalidInput, UnknownDeadLetter, UnknownRun
+from tidewheel.errors import UnknownDeadLetter, UnknownRun, refuse
 from tidewheel.ids import job_id
 from tidewheel.runs import DEAD_LETTERED, Lane
 from tidewheel.sql import Statements
@@ -247,7 +247,7 @@ def _columns(connection: Conn, tenant: str, which: LetterFilter) -> dict[str, ob
     for path, allowed in _ALLOWED:
         said = which.get(path)
         if said is not None and said not in allowed:
-            _refuse(path, f"{said!r} was read", f"write one of {', '.join(allowed)}")
+            refuse(path, f"{said!r} was read", f"write one of {', '.join(allowed)}")
     key = which.get("key")
     if key is not None:
         read_place(connection, tenant, key)
@@ -271,10 +271,6 @@ _ALLOWED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("status", tuple(sorted(DEAD_LETTERED))),
     ("lane", tuple(Lane)),
 )
-
-
-def _refuse(path: str, problem: str, remedy: str) -> Never:
-    raise InvalidInput([FieldError(path, problem, remedy)])
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:

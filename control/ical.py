@@ -18,7 +18,7 @@ from dateutil.rrule import rrulestr
 from icalendar import Calendar, Component, vDDDLists, vRecur
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import refuse
 from tidewheel.jobs.values import MAX_DAYS
 
 MOST_BYTES = 4 * 2**20
@@ -69,7 +69,7 @@ def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        _refuse(path.name, f"it cannot be read: {error.strerror}", "name a file in iCalendar format")
+        refuse(path.name, f"it cannot be read: {error.strerror}", "name a file in iCalendar format")
     return days_of(data, path.name, today=today, years=years)
 
 
@@ -85,9 +85,9 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
         InvalidInput: As `read_calendar_file`.
     """
     if len(data) > MOST_BYTES:
-        _refuse(name, f"it has more than {MOST_BYTES // 2**20} MiB", "leave out what is no event, or split it")
+        refuse(name, f"it has more than {MOST_BYTES // 2**20} MiB", "leave out what is no event, or split it")
     if not 1 <= years <= MOST_YEARS:
-        _refuse("years", f"{years} was read", f"write 1 to {MOST_YEARS}")
+        refuse("years", f"{years} was read", f"write 1 to {MOST_YEARS}")
     horizon = date(today.year + years, today.month, min(today.day, 28))
     events = _events(data, name)
     replaced = {(event.uid, event.instead_of) for event in events if event.instead_of is not None}
@@ -111,7 +111,7 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
         if monotonic_seconds() > deadline:
             event.refuse(f"its repeats take longer than {_MOST_SECONDS:g} s", "write the rule more simply")
     if not days:
-        _refuse(name, "its events touch no day", "put an event into it that is not cancelled")
+        refuse(name, "its events touch no day", "put an event into it that is not cancelled")
     return FileDays(frozenset(days), touching, horizon if beyond else None)
 
 
@@ -154,7 +154,7 @@ class _Event:
         """Refuse the file for this event."""
         summary = str(self._component.get("SUMMARY", "")).strip()[:64]
         called = f"event {self._number}" + (f" {summary!r}" if summary else "") + f" (UID {self.uid[:64]})"
-        _refuse(self._file, f"{called}: {problem}", remedy)
+        refuse(self._file, f"{called}: {problem}", remedy)
 
     def _repeats(self, horizon: datetime) -> tuple[list[datetime], bool]:
         found: list[datetime] = []
@@ -233,14 +233,10 @@ def _events(data: bytes, file: str) -> list[_Event]:
     try:
         found = Calendar.from_ical(data, multiple=True)
     except ValueError as error:
-        _refuse(file, f"it is no iCalendar file: {str(error)[:120]}", "export it again as .ics")
+        refuse(file, f"it is no iCalendar file: {str(error)[:120]}", "export it again as .ics")
     components = [event for each in found for event in each.walk("VEVENT")]  # pyright: ignore[reportUnknownMemberType]  # a default of its has no type
     if not components:
-        _refuse(file, "it holds no event", "name a file with events (VEVENT)")
+        refuse(file, "it holds no event", "name a file with events (VEVENT)")
     if len(components) > MOST_EVENTS:
-        _refuse(file, f"it holds {len(components)} events", f"write at most {MOST_EVENTS}")
+        refuse(file, f"it holds {len(components)} events", f"write at most {MOST_EVENTS}")
     return [_Event(component, file, number) for number, component in enumerate(components, start=1)]
-
-
-def _refuse(path: str, problem: str, remedy: str) -> NoReturn:
-    raise InvalidInput([FieldError(path, problem, remedy)])

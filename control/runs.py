@@ -8,7 +8,6 @@ or a trigger made, and with when it was asked for of backfills and retries.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Never
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -17,7 +16,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.control.asked import read_place
 from tidewheel.control.tenants import require_tenant
 from tidewheel.db import Conn
-from tidewheel.errors import FieldError, InvalidInput, UnknownRun
+from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import first_run_id, job_id
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, SCHEDULED, RunState
 from tidewheel.sql import Statements
@@ -170,21 +169,17 @@ def list_runs(connection: Conn, tenant: str, which: WhichRuns, *, after: UUID | 
 
 def _require_narrow(which: WhichRuns) -> None:
     if which.status is not None and which.status not in STATUSES:
-        _refuse("status", f"{which.status!r} was read", f"write one of {', '.join(STATUSES)}")
+        refuse("status", f"{which.status!r} was read", f"write one of {', '.join(STATUSES)}")
     if which.key is not None or which.since is not None:
         return
     if which.labels:
-        _refuse("labels", "they are looked for in the runs of one job, or of some time", "name the job, or since when")
+        refuse("labels", "they are looked for in the runs of one job, or of some time", "name the job, or since when")
     if which.status in _SELDOM:
         problem = f"few runs are {which.status}: all there are would be looked through"
-        _refuse("status", problem, "name the job, or since when")
+        refuse("status", problem, "name the job, or since when")
 
 
 _SELDOM = FINAL - DEAD_LETTERED - {RunState.SUCCEEDED}
-
-
-def _refuse(path: str, problem: str, remedy: str) -> Never:
-    raise InvalidInput([FieldError(path, problem, remedy)])
 
 
 def _find(connection: Conn, tenant: str, which: WhichRuns, after: UUID | None, most: int) -> list[UUID]:

@@ -82,21 +82,7 @@ class Executor:
             self.executor_id,
             lambda: self._notifier.poke(Channel.OUTBOX),
         )
-        self._heartbeat = Heartbeat(
-            Session(url, "tidewheel-executor-heartbeat"),
-            executor_id=self.executor_id,
-            name=f"{socket.gethostname()}:{os.getpid()}",
-            queues=self._queues,
-            handlers=sorted(self._names),
-            slots=self._slots.total,
-            group_protocol=self._protocol,
-            every=settings.heartbeat,
-            lease=settings.lease,
-            on_signal=self._on_signal,
-            busy=lambda: bool(self._running),
-            skew=Skew(settings.max_clock_skew),
-            on_reentry=self._hand_on,
-        )
+        self._heartbeat = self._make_heartbeat()
         self._reaper = Reaper(
             Session(url, "tidewheel-executor-reap"),
             installation,
@@ -114,15 +100,7 @@ class Executor:
         self._stream = Stream(kafka, installation.topics.outputs) if settings.outputs_topic else None
         flushing = Session(url, "tidewheel-executor-output")
         self._flusher = Flusher(flushing, self.executor_id, lambda: list(self._running.values()), self._stream)
-        self._runners: dict[TargetKind, Runner] = {
-            TargetKind.HANDLER: python_runner(settings, handlers, self._completer),
-            TargetKind.HTTP: http_runner(settings, installation),
-            TargetKind.KAFKA: KafkaRunner(kafka, installation),
-        }
-        if SHELL in self._names:
-            self._runners[TargetKind.SHELL] = ShellRunner(settings)
-        if LAMBDA in self._names:
-            self._runners[TargetKind.LAMBDA] = LambdaRunner()
+        self._runners = self._make_runners(kafka, handlers)
         self._loop: asyncio.AbstractEventLoop
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -307,6 +285,35 @@ class Executor:
     def _taking(self, topic: str, lane: Lane) -> Taking:
         claimer = self._claimer(f"tidewheel-executor-{lane}")
         return Taking(topic, claimer=claimer, handlers=self._names, begin=self._begin)
+
+    def _make_heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            Session(self._url, "tidewheel-executor-heartbeat"),
+            executor_id=self.executor_id,
+            name=f"{socket.gethostname()}:{os.getpid()}",
+            queues=self._queues,
+            handlers=sorted(self._names),
+            slots=self._slots.total,
+            group_protocol=self._protocol,
+            every=self._settings.heartbeat,
+            lease=self._settings.lease,
+            on_signal=self._on_signal,
+            busy=lambda: bool(self._running),
+            skew=Skew(self._settings.max_clock_skew),
+            on_reentry=self._hand_on,
+        )
+
+    def _make_runners(self, kafka: Mapping[str, str], handlers: Mapping[str, Handler]) -> dict[TargetKind, Runner]:
+        runners: dict[TargetKind, Runner] = {
+            TargetKind.HANDLER: python_runner(self._settings, handlers, self._completer),
+            TargetKind.HTTP: http_runner(self._settings, self._installation),
+            TargetKind.KAFKA: KafkaRunner(kafka, self._installation),
+        }
+        if SHELL in self._names:
+            runners[TargetKind.SHELL] = ShellRunner(self._settings)
+        if LAMBDA in self._names:
+            runners[TargetKind.LAMBDA] = LambdaRunner()
+        return runners
 
     def _make_sweep(self) -> Sweep:
         return Sweep(

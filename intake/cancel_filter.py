@@ -6,13 +6,13 @@ runs, some at a time (scheduler/cancelling.py); what is made after it was accept
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Never, cast
+from typing import cast
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from tidewheel.db import Conn
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob
+from tidewheel.errors import Refused, UnknownJob, refuse
 from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import job_id_of, read_now
 from tidewheel.jobs.requests import RunsCancel
@@ -91,22 +91,18 @@ def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
     columns = {"tenant": tenant, "labels": Jsonb(request.labels), "most": MOST_JOBS + 1}
     found = connection.execute(_FIND_LABELLED_JOBS, columns, binary=True).fetchall()
     if not found:
-        _refuse("labels", "no job has all of these labels", "correct them: `tidewheel job list --label …`")
+        refuse("labels", "no job has all of these labels", "correct them: `tidewheel job list --label …`")
     if len(found) > MOST_JOBS:
         problem = f"more than {MOST_JOBS} jobs have these labels"
-        _refuse("labels", problem, "name a further label, or cancel by queue, lane or handler")
+        refuse("labels", problem, "name a further label, or cancel by queue, lane or handler")
     return [cast("UUID", job) for (job,) in found]
 
 
 def _made_before(request: RunsCancel, now: datetime) -> datetime | None:
     if request.made_before is not None and request.made_before > now:
         problem = f"{format_timestamp(request.made_before)} is still to come: it is {format_timestamp(now)}"
-        _refuse("made_before", problem, "leave it out: all that is made until the request is applied")
+        refuse("made_before", problem, "leave it out: all that is made until the request is applied")
     return request.made_before
-
-
-def _refuse(path: str, problem: str, remedy: str) -> Never:
-    raise InvalidInput([FieldError(path, problem, remedy)])
 
 
 def _number(connection: Conn) -> int:

@@ -34,6 +34,7 @@ A lost claim is no error: it is a return value.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Never
 
 
 class TidewheelError(Exception):
@@ -73,6 +74,15 @@ class InvalidInput(Refused):
     """One or more fields do not fit; `errors` holds each of them."""
 
     code = "invalid"
+
+
+def refuse(path: str, problem: str, remedy: str) -> Never:
+    """Refuse one field of what was asked: where, what was read, and what to write.
+
+    Raises:
+        InvalidInput: Always.
+    """
+    raise InvalidInput([FieldError(path, problem, remedy)])
 
 
 class ScheduleRefused(Refused, ValueError):

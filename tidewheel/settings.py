@@ -12,7 +12,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -223,6 +223,19 @@ class RelaySettings(Connections):
     )
 
 
+# Executors and the HTTP door, which has executors of its own, go by the same three.
+_LEASE: Final[timedelta] = Field(
+    timedelta(seconds=15),
+    gt=timedelta(0),
+    description="how long an executor's counter may stand still before its attempts end; the longer one counts, of "
+    "the executor's own and of who watches it",
+)
+_SWEEP: Final[timedelta] = Field(
+    timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
+)
+_MAX_LOST: Final[int] = Field(10, ge=1, description="losses of its executor after which a run fails")
+
+
 class ExecutorSettings(Connections):
     """How runs are executed."""
 
@@ -254,19 +267,12 @@ class ExecutorSettings(Connections):
     heartbeat: Duration = Field(
         timedelta(seconds=5), gt=timedelta(0), description="how often the lease's counter is raised"
     )
-    lease: Duration = Field(
-        timedelta(seconds=15),
-        gt=timedelta(0),
-        description="how long an executor's counter may stand still before its attempts end; the longer one counts, of "
-        "the executor's own and of who watches it",
-    )
-    sweep: Duration = Field(
-        timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
-    )
+    lease: Duration = _LEASE
+    sweep: Duration = _SWEEP
     drain_timeout: Duration = Field(
         timedelta(seconds=30), ge=timedelta(0), description="how long running attempts may end after SIGTERM"
     )
-    max_lost: int = Field(10, ge=1, description="losses of its executor after which a run fails")
+    max_lost: int = _MAX_LOST
     cancel_grace: Duration = Field(
         timedelta(seconds=10), ge=timedelta(0), description="between asking an attempt to stop and fencing it off"
     )
@@ -346,16 +352,9 @@ class ApiSettings(Connections):
         gt=timedelta(0),
         description="how often executors in other languages are to beat: a cancel reaches them with the answer",
     )
-    sweep: Duration = Field(
-        timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
-    )
-    lease: Duration = Field(
-        timedelta(seconds=15),
-        gt=timedelta(0),
-        description="how long an executor's counter may stand still before its attempts end; the longer one counts, of "
-        "the executor's own and of who watches it",
-    )
-    max_lost: int = Field(10, ge=1, description="losses of its executor after which a run fails")
+    sweep: Duration = _SWEEP
+    lease: Duration = _LEASE
+    max_lost: int = _MAX_LOST
 
     @field_validator("api_token")
     @classmethod

@@ -10,8 +10,8 @@ from tidewheel.control.calendars import CalendarDetail, list_calendars, show_cal
 from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json, wrapped
 from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking, reading
 from tidewheel.control.cli.instants import rfc3339
-from tidewheel.control.cli.refuse import refuse
 from tidewheel.control.ical import HORIZON_YEARS, read_calendar_file
+from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The calendar's name.")]

@@ -12,9 +12,9 @@ from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, 
 from tidewheel.control.cli.bars import bar
 from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking, reading
 from tidewheel.control.cli.instants import Tz, beside, read_instant, rfc3339
-from tidewheel.control.cli.refuse import refuse
 from tidewheel.control.cli.run_words import attempt_facts, attempt_row, lineage_facts, total_words
 from tidewheel.control.redriving import Redriven
+from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Only these.")]

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.refuse import refuse
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.durations import parse_duration
 from tidewheel.jobs.misfit import Misfit
 from tidewheel.jobs.timestamps import parse_timestamp

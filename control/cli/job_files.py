@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import yaml
 
-from tidewheel.control.cli.refuse import refuse
-from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
+from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.misfit import Misread
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
 

@@ -15,7 +15,7 @@ import typer
 
 from tidewheel.control.cli.instants import SECONDS, read_instant
 from tidewheel.control.cli.job_files import read_bytes
-from tidewheel.control.cli.refuse import refuse
+from tidewheel.errors import refuse
 from tidewheel.jobs.misfit import Misfit
 from tidewheel.jobs.schedule import Cron, read_schedule
 from tidewheel.jobs.strict_json import as_object

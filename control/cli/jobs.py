@@ -13,7 +13,7 @@ from tidewheel.control.cli.instants import Tz, beside, read_duration, read_insta
 from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.cli.job_flags import JobFlags, described, read_labels, read_payload, with_job_flags, without
 from tidewheel.control.cli.job_words import job_facts, schedule_words, state_words, took_words
-from tidewheel.control.cli.refuse import refuse
+from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, in place of KEY.")]

@@ -16,8 +16,8 @@ from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking
 from tidewheel.control.cli.instants import Tz, read_instant
 from tidewheel.control.cli.job_flags import read_labels
 from tidewheel.control.cli.jobs import Reason
-from tidewheel.control.cli.refuse import refuse
 from tidewheel.control.client import Client
+from tidewheel.errors import refuse
 
 _LOOK_SECONDS = 0.2
 _WARN_SECONDS = 10.0  # schedulers look four times a second
