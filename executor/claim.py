@@ -76,11 +76,7 @@ class Claimer:
         self._session.close()
 
     def _claim(self, claims: Sequence[Claim]) -> Claimed:
-        if self._silent():
-            # What it claimed now it would hand back: nobody has heard of it for as long as its lease.
-            self._lease_lost()
-            message = "this executor's heartbeat is overdue; nothing is claimed before it is heard again"
-            raise Unavailable(message)
+        self._require_heard()
         claimed = Claimed()
         try:
             with self._session.transaction() as connection:
@@ -99,6 +95,17 @@ class Claimer:
         failpoint("claim.after_commit")
         self._wake_executors(claimed)
         return claimed
+
+    def _require_heard(self) -> None:
+        """Nothing is claimed in silence, nor begun that was: it would be handed back, for others may have taken it.
+
+        Raises:
+            Unavailable: Nobody has heard of this executor for as long as its lease.
+        """
+        if self._silent():
+            self._lease_lost()
+            message = "this executor's heartbeat is overdue; nothing is claimed before it is heard again"
+            raise Unavailable(message)
 
     def _once_more(self, claims: Sequence[Claim]) -> list[Started]:
         self._stop.wait(_BUSY_SECONDS)
@@ -123,6 +130,7 @@ class Claimer:
         patience = Patience(self._stop, "reading back a claim")
         while True:
             try:
+                self._require_heard()
                 with self._session.transaction() as connection:
                     standing = read_claims(connection, claims, executor_id=self._executor_id)
             except Unavailable as error:

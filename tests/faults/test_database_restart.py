@@ -150,3 +150,27 @@ def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
     work.finish()
     fleet.stop()
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
+
+
+def test_a_claim_whose_answer_was_lost_for_longer_than_the_lease_is_begun_and_not_handed_back(
+    server: LocalStack, fleet: Fleet, oracle: Oracle
+) -> None:
+    work = Workload(fleet, oracle)
+    work.submit(recurring=False)
+    lease = timedelta(seconds=8)  # longer than the pauses of a heartbeat that finds no server
+    fleet.start_all(LEASE=f"PT{lease.seconds}S")
+    work.wait_recovered(now())
+    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "3s"})
+    fleet.flush()
+    oracle.wait_answered()
+    fleet.until(lambda: fleet.database.count("outbox") == 1, "it waits for its time")
+    fleet.database.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    fleet.database.execute("SELECT pg_reload_conf()")
+    fleet.until(lambda: waiting(fleet) & CLAIMERS, "the claim's COMMIT hangs")
+    restart(server, away=lease)
+    fleet.database.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    fleet.database.execute("SELECT pg_reload_conf()")
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, attempts=ATTEMPTS)
