@@ -14,7 +14,6 @@ from psycopg.rows import class_row
 
 from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
-from tidewheel.ids import job_id
 from tidewheel.intake.busy import Busy, wait_a_moment
 from tidewheel.intake.incoming import Incoming
 from tidewheel.intake.telling import tell
@@ -229,7 +228,7 @@ def _opened(timer: LockedTimer, earliest: datetime | None) -> LockedTimer:
     """A timer as it stands once what is ahead was taken back."""
     if earliest is None:
         return timer
-    return replace(timer, scheduled_at=min(timer.scheduled_at, earliest), overridden=True)
+    return timer._replace(scheduled_at=min(timer.scheduled_at, earliest), overridden=True)
 
 
 def _is_due(timer: LockedTimer, now: datetime) -> bool:
@@ -240,8 +239,7 @@ def _further(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTim
     """The timer as a decision leaves it, where something is overdue still."""
     if decision.next_at is None or decision.held is not None or not (decision.fires or decision.skips):
         return None
-    left = replace(
-        timer,
+    left = timer._replace(
         scheduled_at=decision.next_at,
         due_at=decision.due_at or decision.next_at,
         catch_up_end=decision.catch_up_end,
@@ -264,7 +262,7 @@ def read_now(connection: Conn) -> datetime:
 
 def job_id_of(incoming: Incoming) -> UUID:
     """The id of the job that a request concerns."""
-    return job_id(incoming.tenant, incoming.key or "")
+    return incoming.job_id
 
 
 def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[Standing], Decision]) -> Decision:

@@ -6,6 +6,7 @@ all others fire.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn, Session
+from tidewheel.db import Conn, Session, rows_of
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
@@ -94,8 +95,8 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
         )
         return sum(_fire_alone(session, installation, timer, look) for timer in locked)
     failpoint("firing.after_commit")
-    for decision in decisions:
-        _observe(decision, look.now)
+    leads = Counter(fire.publish_at for decision in decisions for fire in decision.fires)
+    metrics.observe("fire_lead_seconds", (((look.now - at).total_seconds(), times) for at, times in leads.items()))
     return len(locked)
 
 
@@ -108,7 +109,7 @@ def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
         # Shared out, so that one shard's backlog is not in front of another's due timers.
         "per_shard": -(-look.batch // max(len(look.shards), 1)),
     }
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
         return cursor.execute(_LOCK_DUE_TIMERS, columns).fetchall()
 
 
@@ -225,8 +226,3 @@ def _set_aside(
         )
         append(connection, [event], shards=installation.shards)
     metrics.count("jobs_set_aside")
-
-
-def _observe(decision: Decision, now: datetime) -> None:
-    for fire in decision.fires:
-        metrics.observe("fire_lead_seconds", (now - fire.publish_at).total_seconds())

@@ -6,6 +6,7 @@ taken by any of them, so that failover needs no election.
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
@@ -46,6 +47,9 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, url: str, installation: Installation, stop: Stop) -> None:
         self._settings, self._installation, self._stop = settings, installation, stop
         self._session = Session(url, "tidewheel-scheduler")
+        self._beside = Session(url, "tidewheel-scheduler-beside")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="fire-beside")
+        self._flooded = False  # the last batch was a full one
         self._wake = threading.Event()
         self._membership = Membership(
             url,
@@ -113,6 +117,8 @@ class Scheduler:
         """Let go of its connections; for one that does not `run`."""
         self._listener.close()
         self._notifier.close()
+        self._helper.shutdown()
+        self._beside.close()
         self._session.close()
 
     def _settle(self) -> int:
@@ -150,7 +156,7 @@ class Scheduler:
             batch=self._settings.fire_batch,
             since=missed_until,
         )
-        moved = fire(self._session, self._installation, look)
+        moved = self._fire_batch(look)
         if moved < look.batch and min(earliest.values()) <= missed_until:
             # What was missed comes after what is on time, and in smaller bites, so that it is in nobody's way.
             behind = replace(look, since=EVER, until=missed_until, batch=-(-look.batch // _MISSED_PART))
@@ -159,6 +165,25 @@ class Scheduler:
             self._notifier.poke(Channel.OUTBOX)
         # Nothing moved although something is due: its row is in somebody's hands, who will be done soon.
         return moved, min(poll, 0.05)
+
+    def _fire_batch(self, look: Round) -> int:
+        """Fire one batch; after a full one two at once, each on a connection of its own and of half the shards.
+
+        While PostgreSQL works on one, this process prepares the other: two cores fire nearly twice as much. Timers are
+        locked and passed over where locked, so the two need to know nothing of each other.
+        """
+        if self._flooded and len(look.shards) > 1:
+            half = replace(look, shards=look.shards[1::2])
+            beside = self._helper.submit(fire, self._beside, self._installation, half)
+            try:
+                moved = fire(self._session, self._installation, replace(look, shards=look.shards[::2]))
+            finally:
+                wait([beside])
+            moved += beside.result()
+        else:
+            moved = fire(self._session, self._installation, look)
+        self._flooded = moved >= look.batch
+        return moved
 
     def _pause(self, now: datetime, earliest: dict[int, datetime], ahead: timedelta) -> float:
         poll = self._settings.scheduler_poll

@@ -9,7 +9,6 @@ is taken back is recorded again: its past part at once.
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
@@ -237,7 +236,7 @@ def _find_wrong(connection: Conn, job_ids: Sequence[UUID], now: datetime) -> dic
 
 def _opened(timer: LockedTimer, now: datetime) -> LockedTimer:
     """A timer as if nothing were recorded ahead of now: with all that people have said of what lies there."""
-    return replace(timer, scheduled_at=now + _TICK, overridden=True)
+    return timer._replace(scheduled_at=now + _TICK, overridden=True)
 
 
 def _where(timer: LockedTimer, circumstances: Circumstances) -> Standing:

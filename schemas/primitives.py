@@ -25,7 +25,9 @@ _WORD = struct.Struct("<Q")
 _MOST_ITEMS = 65_536  # of an array or map: sixty times what is ever written; 1 MiB of them took 130 ms to refuse
 _MOST_VARINT_BYTES = 10  # 64 bits, seven to a byte
 _INT32 = 1 << 31
-_INT64 = 1 << 63
+# Fourteen bits of a number as two bytes: more follow, or these are the last.
+_PAIRS = tuple(bytes((bits & 127 | 128, bits >> 7 | 128)) for bits in range(1 << 14))
+_LAST_PAIRS = tuple(bytes((bits & 127 | 128, bits >> 7)) for bits in range(1 << 14))
 
 
 def _varint(number: int) -> bytes:
@@ -38,28 +40,35 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-# Lengths, versions, shards and counts nearly always lie below 8,192 (two bytes): a look-up costs a fifth of the loop.
-_SMALL = tuple(_varint(number) for number in range(8192))
+class _Numbers(dict[int, bytes]):
+    """Encoded numbers by their value, for any number of so many bits: `numbers[n]`.
+
+    Lengths, versions, shards and counts nearly always lie below 8,192 (two bytes): those are held, and a look-up costs
+    a fifth of the loop; others are encoded when asked for.
+    """
+
+    def __init__(self, bits: int) -> None:
+        super().__init__((number, _varint(number)) for number in range(8192))
+        self._bits = bits
+
+    def __missing__(self, number: int) -> bytes:
+        if not -(1 << self._bits - 1) <= number < 1 << self._bits - 1:
+            msg = f"{number} does not fit {self._bits} bits"
+            raise OverflowError(msg)
+        return _varint(number)
+
+
+LONGS, INT32S = _Numbers(64), _Numbers(32)
 
 
 def long(number: int) -> bytes:
     """Encode a 64-bit number."""
-    if 0 <= number < 8192:
-        return _SMALL[number]
-    if not -_INT64 <= number < _INT64:
-        msg = f"{number} does not fit 64 bits"
-        raise OverflowError(msg)
-    return _varint(number)
+    return LONGS[number]
 
 
 def int32(number: int) -> bytes:
     """Encode a 32-bit number."""
-    if 0 <= number < 8192:
-        return _SMALL[number]
-    if not -_INT32 <= number < _INT32:
-        msg = f"{number} does not fit 32 bits"
-        raise OverflowError(msg)
-    return _varint(number)
+    return INT32S[number]
 
 
 def text(value: str) -> bytes:
@@ -88,20 +97,13 @@ def instant(moment: datetime) -> bytes:
     since = moment - EPOCH
     micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     z = micros << 1
-    if 1 << 49 <= z < 1 << 56:  # 1978 to 3111: eight bytes, written out because the loop takes three times as long
-        return bytes(
-            (
-                z & 127 | 128,
-                z >> 7 & 127 | 128,
-                z >> 14 & 127 | 128,
-                z >> 21 & 127 | 128,
-                z >> 28 & 127 | 128,
-                z >> 35 & 127 | 128,
-                z >> 42 & 127 | 128,
-                z >> 49,
-            )
-        )
+    if 1 << 49 <= z < 1 << 56:  # 1978 to 3111: eight bytes, by pairs because the loop takes five times as long
+        return _PAIRS[z & 16383] + _PAIRS[z >> 14 & 16383] + _PAIRS[z >> 28 & 16383] + _LAST_PAIRS[z >> 42]
     return _varint(micros)
+
+
+# An instant that many messages share costs a tenth when it is the same object, as within one batch.
+cached_instant = lru_cache(maxsize=4096)(instant)
 
 
 def strings(values: Mapping[str, str]) -> bytes:

@@ -5,12 +5,17 @@ time (index locality, range partitions) and carries its job's bucket, so that it
 deterministic: whoever derives the id of the same thing again gets the same id, which is what makes firing idempotent.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
-from typing import NewType
-from uuid import UUID, uuid5
+from functools import lru_cache
+from hashlib import sha1, sha256
+from typing import TYPE_CHECKING, NewType
+from uuid import UUID, SafeUUID, uuid5
 
 from tidewheel.runs import Cause
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hashing
 
 JobId = NewType("JobId", UUID)
 RunId = NewType("RunId", UUID)
@@ -20,17 +25,29 @@ BUCKETS = 4096  # the first 12 bits of a job_id; what cells will own ranges of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_MICROSECOND = timedelta(microseconds=1)
+_VERSION_5 = 5 << 76
 _VERSION_8 = 8 << 76
 _VARIANT = 0b10 << 62
 _FIXED_BITS = (0xF << 76) | (0b11 << 62)
+_VARIANT_DIGIT = {f"{digit:x}": "89ab"[digit & 3] for digit in range(16)}
 _LOW_62_BITS = (1 << 62) - 1
 _LATEST_MS = (1 << 48) - 1
+_UNKNOWN = SafeUUID.unknown
+_blank, _set = object.__new__, object.__setattr__  # what a UUID lets nobody else do
 
 
 def job_id(tenant: str, key: str) -> JobId:
     """The id of the job `key` of `tenant`: the same in every installation, for ever."""
-    return JobId(uuid5(uuid5(NAMESPACE, tenant), key))
+    hashed = _named(tenant).copy()
+    hashed.update(key.encode())
+    number = int.from_bytes(hashed.digest()[:16])
+    return JobId(uuid_of((number & ~_FIXED_BITS) | _VERSION_5 | _VARIANT))
+
+
+@lru_cache(maxsize=1024)
+def _named(tenant: str) -> "Hashing":
+    """The hash of a tenant's name space, to which a key is added: what `uuid5` makes of both, in a quarter of its time."""
+    return sha1(uuid5(NAMESPACE, tenant).bytes, usedforsecurity=False)
 
 
 def bucket_of(job: UUID) -> int:
@@ -60,7 +77,8 @@ def job_range(shard: int, shards: int) -> tuple[UUID, UUID]:
 
 def micros(instant: datetime) -> int:
     """Whole microseconds since 1970, without the rounding of a float."""
-    return (instant - _EPOCH) // _MICROSECOND
+    since = instant - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def run_id(
@@ -77,11 +95,21 @@ def run_id(
 
     Source: RFC 9562 section 5.8 (UUID version 8).
     """
-    stamp = ((at or scheduled_at) - _EPOCH) // _MILLISECOND
-    stamp = min(max(stamp, 0), _LATEST_MS)
-    digest = sha256(b"%b%d|%b|%b" % (job.bytes, micros(scheduled_at), cause.encode(), origin)).digest()
+    scheduled = micros(scheduled_at)
+    stamp = (scheduled if at is None else micros(at)) // 1000
+    if not 0 <= stamp <= _LATEST_MS:
+        stamp = min(max(stamp, 0), _LATEST_MS)
+    digest = sha256(b"%b%d|%b|%b" % (job.bytes, scheduled, cause.encode(), origin)).digest()
     low = int.from_bytes(digest[:8]) & _LOW_62_BITS
-    return RunId(UUID(int=(stamp << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT | low))
+    return RunId(uuid_of((stamp << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT | low))
+
+
+def uuid_of(number: int) -> UUID:
+    """The UUID of a number of 128 bits; in a quarter of the time of its initialiser, which has six ways to make one."""
+    made = _blank(UUID)
+    _set(made, "int", number)
+    _set(made, "is_safe", _UNKNOWN)
+    return made
 
 
 def run_bucket(run: UUID) -> int:
@@ -92,6 +120,11 @@ def run_bucket(run: UUID) -> int:
 def run_instant(run: UUID) -> datetime:
     """The instant in a run_id, to the millisecond; what the partitions are cut by."""
     return _EPOCH + (run.int >> 80) * _MILLISECOND
+
+
+def run_instants(runs: Iterable[UUID]) -> set[datetime]:
+    """The instants in these run_ids, each once: those of a batch are few."""
+    return {_EPOCH + stamp * _MILLISECOND for stamp in {run.int >> 80 for run in runs}}
 
 
 def run_range(job: UUID, at: datetime) -> tuple[UUID, UUID]:
@@ -110,7 +143,29 @@ def event_id(run: UUID, kind: str, sequence: int) -> UUID:
     return hashed_id(b"%b%b%d" % (run.bytes, kind.encode(), sequence))
 
 
+def event_text(run: bytes, kind: bytes, sequence: int) -> str:
+    """The same as text, from bytes, without the UUID in between.
+
+    >>> event_text(UUID(int=7).bytes, b"succeeded", 2) == str(event_id(UUID(int=7), "succeeded", 2))
+    True
+    """
+    digits = sha256(b"%b%b%d" % (run, kind, sequence)).hexdigest()
+    variant = _VARIANT_DIGIT[digits[16]]
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
+
+
 def hashed_id(told: bytes) -> UUID:
     """A UUID that is the hash of what it names. Source: RFC 9562 section 5.8 (UUID version 8)."""
     number = int.from_bytes(sha256(told).digest()[:16])
     return UUID(int=(number & ~_FIXED_BITS) | _VERSION_8 | _VARIANT)
+
+
+def hashed_text(told: bytes) -> str:
+    """The same as text, without the UUID in between.
+
+    >>> hashed_text(b"told") == str(hashed_id(b"told"))
+    True
+    """
+    digits = sha256(told).hexdigest()
+    variant = _VARIANT_DIGIT[digits[16]]
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"

@@ -4,17 +4,18 @@ A row here is the only way onto Kafka, and it is written only in the transaction
 delayed trigger, a back-off, a run written ahead of its time) have a later `publish_at`. Rows leave by the relay.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
+from tidewheel.binary_rows import bytea, byteas, columns, copy_rows, instant, int2, text
 from tidewheel.db import Conn
 
 SLICES = 8  # ranges of shards, each carried by one relay at a time: as many relays as can usefully share the work
 
 _COPY = "COPY outbox (slice, class, publish_at, topic, key, value, headers) FROM STDIN (FORMAT BINARY)"
-_TYPES = ("int2", "text", "timestamptz", "text", "bytea", "bytea", "bytea[]")
+_COLUMNS = columns(7)
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -28,8 +29,7 @@ class OutboxClass(StrEnum):
     EVENTS = "events"
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
+class OutboxRow(NamedTuple):
     """One message to be.
 
     Args:
@@ -39,7 +39,7 @@ class OutboxRow:
         key: Kafka key.
         value: The encoded message.
         publish_at: Not before this instant of the database's clock.
-        headers: Name and value of each header.
+        headers: Name and value of each header; or as `pack` makes them, where many rows have nearly the same.
     """
 
     shard: int
@@ -48,7 +48,7 @@ class OutboxRow:
     key: bytes | None
     value: bytes | None
     publish_at: datetime
-    headers: Headers = ()
+    headers: Headers | bytes = ()
 
 
 def slice_of(shard: int, shards: int) -> int:
@@ -58,20 +58,24 @@ def slice_of(shard: int, shards: int) -> int:
 
 def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
     """Append rows in the caller's transaction."""
-    with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
-        copy.set_types(_TYPES)
-        for row in rows:
-            copy.write_row(
-                (
-                    slice_of(row.shard, shards),
-                    row.outbox_class,
-                    row.publish_at,
-                    row.topic,
-                    row.key,
-                    row.value,
-                    parts_of(row.headers),
-                )
-            )
+    copy_rows(connection, _COPY, _copied(rows, shards))
+
+
+def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
+    heads: dict[tuple[object, ...], bytes] = {}  # the columns that rows of one batch have in common
+    for shard, outbox_class, topic, key, value, publish_at, headers in rows:
+        common = shard, outbox_class, publish_at, topic
+        head = heads.get(common)
+        if head is None:
+            fields = (_COLUMNS, int2(slice_of(shard, shards)), text(outbox_class), instant(publish_at), text(topic))
+            head = heads[common] = b"".join(fields)
+        packed = headers if isinstance(headers, bytes) else pack(headers)
+        yield b"".join((head, bytea(key), bytea(value), packed))
+
+
+def pack(headers: Headers) -> bytes:
+    """Headers as binary COPY has their column."""
+    return byteas(parts_of(headers))
 
 
 def parts_of(headers: Headers) -> list[bytes] | None:

@@ -1,6 +1,5 @@
 """`write_runs`: a run, its open run, its inputs and its message are written together or not at all, and once."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -42,7 +41,7 @@ def new_run(database: Database, at: datetime, **fields: object) -> NewRun:
         publish_at=at,
         definition=definition,
     )
-    return replace(run, **fields)
+    return run._replace(**fields)
 
 
 def write(database: Database, *runs: NewRun, now: datetime, repeats: bool = False) -> set[UUID]:

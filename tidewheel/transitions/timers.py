@@ -4,13 +4,12 @@ Whoever calls has locked the timer rows: that makes an occurrence become exactly
 instants fire, which are passed over, which comes next) comes from a pure function; here it is only written.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.arrays import instants, uuids
+from tidewheel.arrays import instants, uuids, words
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
 from tidewheel.jobs.timestamps import format_timestamp
@@ -47,8 +46,7 @@ _SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "in
 _CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
 
 
-@dataclass(frozen=True, slots=True)
-class LockedTimer:
+class LockedTimer(NamedTuple):
     """A timer row that this transaction has locked, with what firing needs of its job's version.
 
     `due_at` is None where it is held without an end.
@@ -124,13 +122,17 @@ def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> Non
     """Move timers to where decisions say; who calls has locked them."""
     if not moved:
         return
-    columns: dict[str, object] = {
+    # Jobs that share a schedule share the decision: each is written down once.
+    told: dict[int, tuple[str, str, str, str, str]] = {}
+    rows = [told.get(id(decision)) or told.setdefault(id(decision), _told(decision)) for _, decision in moved]
+    scheduled_at, due_at, catch_up_ends, held, overridden = zip(*rows, strict=True)
+    columns = {
         "job_ids": uuids(job for job, _ in moved),
-        "scheduled_at": instants(decision.next_at for _, decision in moved),
-        "due_at": _due(decision for _, decision in moved),
-        "catch_up_ends": instants(decision.catch_up_end for _, decision in moved),
-        "held": [decision.held for _, decision in moved],
-        "overridden": [decision.overridden for _, decision in moved],
+        "scheduled_at": words(scheduled_at),
+        "due_at": words(due_at),
+        "catch_up_ends": words(catch_up_ends),
+        "held": words(held),
+        "overridden": words(overridden),
     }
     connection.execute(_MOVE_TIMERS, columns)
 
@@ -234,13 +236,20 @@ def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], 
     return leaving
 
 
-def _due(decisions: Iterable[Decision]) -> list[str]:
-    return [_due_at(decision) for decision in decisions]
+def _told(decision: Decision) -> tuple[str, str, str, str, str]:
+    """What a timer's row says after a decision, as elements of arrays."""
+    due_at = decision.due_at or (decision.next_at if decision.held is None else None)
+    return (
+        _element(decision.next_at),
+        "infinity" if due_at is None else _element(due_at),
+        _element(decision.catch_up_end),
+        decision.held or "NULL",
+        "true" if decision.overridden else "false",
+    )
 
 
-def _due_at(decision: Decision) -> str:
-    at = decision.due_at or (decision.next_at if decision.held is None else None)
-    return "infinity" if at is None else at.isoformat()
+def _element(at: datetime | None) -> str:
+    return "NULL" if at is None else f'"{at.isoformat()}"'
 
 
 def _mark_moved(connection: Conn, pairs: Sequence[tuple[LockedTimer, Decision]], now: datetime) -> None:

@@ -4,20 +4,21 @@ A run, its open run and its outbox row are written together in the caller's tran
 message does not, and no message whose run does not. The primary key of job_runs is the uniqueness of occurrences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from tidewheel.binary_rows import NULL, columns, copy_rows, instant, int2, int4, text, uuid
 from tidewheel.db import Conn
-from tidewheel.ids import JobId, RunId, run_instant
+from tidewheel.ids import JobId, RunId, run_instants
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.partitions import day_of, ensure_days
 from tidewheel.runs import Cause, RunState
-from tidewheel.schemas import records
-from tidewheel.schemas.codec import encode
+from tidewheel.schemas.wire import run_request
 from tidewheel.sql import Statements
 from tidewheel.transitions.dispatch import Definitions
 from tidewheel.transitions.installation import Installation
@@ -28,17 +29,12 @@ _COPY_JOB_RUNS = (
     "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at, "
     "parent_run_id, root_run_id) FROM STDIN (FORMAT BINARY)"
 )
-_JOB_RUN_TYPES = (
-    "uuid", "uuid", "text", "int4", "int2", "text", "text", "text", "timestamptz", "timestamptz", "uuid", "uuid"
-)  # fmt: skip
+_JOB_RUN = columns(12)
 _COPY_OPEN_RUNS = (
     "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
     "scheduled_at, publish_at, made_at, deadline_at, close_at) FROM STDIN (FORMAT BINARY)"
 )
-_OPEN_RUN_TYPES = (
-    "uuid", "uuid", "text", "int2", "text", "text", "text", "text", "text", "text", "int4",
-    "timestamptz", "timestamptz", "timestamptz", "timestamptz", "timestamptz",
-)  # fmt: skip
+_OPEN_RUN = columns(16)
 _COPY_INPUTS = (
     "COPY run_inputs (run_id, tenant, payload, payload_content_type, labels, overlap, traceparent, request_id, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
@@ -59,8 +55,7 @@ class RunInputs:
     late: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run to be.
 
     Args:
@@ -122,7 +117,7 @@ def write_runs(
     """
     if not runs:
         return set()
-    ensure_days(connection, {day_of(run_instant(run.run_id)) for run in runs})
+    ensure_days(connection, {day_of(at) for at in run_instants(run.run_id for run in runs)})
     if repeats:
         # One row per id: what was asked for twice in one batch is one run.
         runs = list({run.run_id: run for run in runs}.values())
@@ -131,12 +126,11 @@ def write_runs(
         if not runs:
             return written
     else:
-        written = {UUID(int=run.run_id.int) for run in runs}
-        _copy_job_runs(connection, runs, now)
-    _copy_open_runs(connection, runs, now)
+        written = set[UUID](run.run_id for run in runs)
+        copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now))
+    copy_rows(connection, _COPY_OPEN_RUNS, _open_runs(runs, now))
     _copy_inputs(connection, runs)
-    rows = [_outbox_row(run, installation) for run in runs]
-    append(connection, rows, shards=installation.shards)
+    append(connection, _outbox_rows(runs, installation), shards=installation.shards)
     return written
 
 
@@ -145,16 +139,23 @@ def milliseconds(late: timedelta | None) -> int | None:
     return None if late is None else late // timedelta(milliseconds=1)
 
 
-def _copy_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> None:
-    with connection.cursor() as cursor, cursor.copy(_COPY_JOB_RUNS) as copy:
-        copy.set_types(_JOB_RUN_TYPES)
-        for r in runs:
-            copy.write_row(
+def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
+    made: dict[tuple[object, ...], bytes] = {}  # the columns that runs of one batch have in common
+    made_at = instant(now)
+    for run in runs:
+        common = run.tenant, run.job_version, run.shard, run.cause, run.queue, run.lane, run.scheduled_at
+        fields = made.get(common)
+        if fields is None:
+            fields = made[common] = b"".join(
                 (
-                    r.run_id, r.job_id, r.tenant, r.job_version, r.shard, r.cause, r.queue, r.lane, r.scheduled_at, now,
-                    r.parent_run_id, r.root_run_id,
+                    text(run.tenant), int4(run.job_version), int2(run.shard), text(run.cause), text(run.queue),
+                    text(run.lane), instant(run.scheduled_at), made_at,
                 )
             )  # fmt: skip
+        parents = _NO_PARENTS
+        if run.parent_run_id is not None or run.root_run_id is not None:
+            parents = uuid(run.parent_run_id) + uuid(run.root_run_id)
+        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, parents))
 
 
 def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> set[UUID]:
@@ -175,29 +176,37 @@ def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> se
     return {row[0] for row in connection.execute(_ADD_JOB_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
 
 
-def _copy_open_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> None:
-    with connection.cursor() as cursor, cursor.copy(_COPY_OPEN_RUNS) as copy:
-        copy.set_types(_OPEN_RUN_TYPES)
-        for r in runs:
-            copy.write_row(
+def _open_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
+    made: dict[tuple[object, ...], bytes] = {}
+    made_at = instant(now)
+    for run in runs:
+        common = (
+            run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
+            run.scheduled_at, run.publish_at,
+        )  # fmt: skip
+        fields = made.get(common)
+        if fields is None:
+            fields = made[common] = b"".join(
                 (
-                    r.run_id, r.job_id, r.tenant, r.shard, r.queue, r.lane, r.handler, r.cause, r.overlap,
-                    RunState.QUEUED, r.job_version, r.scheduled_at, r.publish_at, now, *_deadlines(r),
+                    text(run.tenant), int2(run.shard), text(run.queue), text(run.lane), text(run.handler),
+                    text(run.cause), text(run.overlap), text(RunState.QUEUED), int4(run.job_version),
+                    instant(run.scheduled_at), instant(run.publish_at), made_at,
                 )
             )  # fmt: skip
+        yield b"".join((_OPEN_RUN, uuid(run.run_id), uuid(run.job_id), fields, _deadlines(run)))
 
 
-def _deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
+def _deadlines(run: NewRun) -> bytes:
     """The earliest deadline of a new run, and when its schedule_to_close strikes; both count from its publish_at."""
     if not run.limited:
-        return None, None
+        return _NO_DEADLINES
     definition = _DEFINITIONS.of(run.definition)
     start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms
     if start_ms is None and close_ms is None:
-        return None, None
+        return _NO_DEADLINES
     starts = None if start_ms is None else run.publish_at + timedelta(milliseconds=start_ms)
     closes = None if close_ms is None else run.publish_at + timedelta(milliseconds=close_ms)
-    return min(at for at in (starts, closes) if at is not None), closes
+    return instant(min(at for at in (starts, closes) if at is not None)) + instant(closes)
 
 
 def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
@@ -216,37 +225,36 @@ def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
             )  # fmt: skip
 
 
-def _outbox_row(run: NewRun, installation: Installation) -> OutboxRow:
-    inputs = run.inputs or _NO_INPUTS
-    run_id = str(run.run_id)
-    request = records.RunRequest(
-        run_id=run_id,
-        job_id=str(run.job_id),
-        job_version=run.job_version,
-        attempt=1,
-        cause=records.Cause(run.cause),
-        shard=run.shard,
-        scheduled_at=run.scheduled_at,
-        publish_at=run.publish_at,
-        payload=inputs.payload,
-        payload_content_type=inputs.payload_content_type,
-        labels=inputs.labels,
-        traceparent=inputs.traceparent,
-        late_ms=milliseconds(inputs.late),
-        checkpoint=None,
-        parent_run_id=str(run.parent_run_id) if run.parent_run_id else None,
-        root_run_id=str(run.root_run_id) if run.root_run_id else None,
-        definition=run.definition,
-    )
-    return OutboxRow(
-        shard=run.shard,
-        outbox_class=run.lane,
-        topic=installation.topics.runs(run.queue, run.lane),
-        key=run_id.encode(),
-        value=encode(request),
-        publish_at=run.publish_at,
-    )
+def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator[OutboxRow]:
+    topics: dict[tuple[str, str], str] = {}
+    for run in runs:
+        topic = topics.get((run.queue, run.lane))
+        if topic is None:
+            topic = topics[run.queue, run.lane] = installation.topics.runs(run.queue, run.lane)
+        inputs = run.inputs or _NO_INPUTS
+        run_id = str(run.run_id)
+        value = run_request(
+            run_id=run_id,
+            job_id=str(run.job_id),
+            job_version=run.job_version,
+            attempt=1,
+            cause=run.cause,
+            shard=run.shard,
+            scheduled_at=run.scheduled_at,
+            publish_at=run.publish_at,
+            payload=inputs.payload,
+            payload_content_type=inputs.payload_content_type,
+            labels=inputs.labels,
+            traceparent=inputs.traceparent,
+            late_ms=milliseconds(inputs.late),
+            checkpoint=None,
+            parent_run_id=str(run.parent_run_id) if run.parent_run_id else None,
+            root_run_id=str(run.root_run_id) if run.root_run_id else None,
+            definition=run.definition,
+        )
+        yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at)
 
 
 _NO_INPUTS = RunInputs()
+_NO_PARENTS = _NO_DEADLINES = NULL + NULL
 _DEFINITIONS = Definitions()
