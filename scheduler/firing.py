@@ -7,9 +7,9 @@ all others fire.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from tidewheel.failpoint import failpoint
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import append
+from tidewheel.scheduler.marks import EVER
 from tidewheel.scheduler.recurrence.due import decide, resume, waits_for_run, with_jitter
 from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.sql import Statements
@@ -40,7 +41,6 @@ _SET_JOB_ASIDE = _SQL["set_job_aside"]
 _READ_KEY = _SQL["read_key"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 
-EVER = datetime.min.replace(tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
 
 
@@ -54,6 +54,7 @@ class Round:
         horizon: Instants up to here are made runs.
         since: Timers that are due at this instant or before are left to another round: what is on time goes first.
         until: Timers that are due later are too; None: up to the horizon.
+        marks: Up to where each shard is done with already; from the very start where it says nothing.
         misfire_after: How late an occurrence may be before it is missed.
         batch: Timers at once, at most.
     """
@@ -65,6 +66,7 @@ class Round:
     batch: int
     since: datetime = EVER
     until: datetime | None = None
+    marks: Mapping[int, datetime] = field(default_factory=dict[int, datetime])
 
 
 class _ComputingFailed(Exception):
@@ -103,7 +105,7 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
 def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
     columns = {
         "shards": list(look.shards),
-        "since": look.since,
+        "since": [max(look.since, look.marks.get(shard, EVER)) for shard in look.shards],
         "until": look.until or look.horizon,
         "now": look.now,
         # Shared out, so that one shard's backlog is not in front of another's due timers.

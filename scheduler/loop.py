@@ -19,7 +19,8 @@ from tidewheel.partitions import ensure_coming_days
 from tidewheel.scheduler.backfilling import Backfilling
 from tidewheel.scheduler.cancelling import Cancelled, Cancelling
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.scheduler.firing import EVER, Round, fire
+from tidewheel.scheduler.firing import Round, fire
+from tidewheel.scheduler.marks import EVER, Marks
 from tidewheel.scheduler.mend import mend_shard, release_chains
 from tidewheel.scheduler.turns import TurnSweep
 from tidewheel.scheduler.unhandled import UnhandledWatch
@@ -61,6 +62,7 @@ class Scheduler:
         self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
         self._notifier = Notifier(url, "tidewheel-scheduler-notify")
         self._shards: list[int] = []
+        self._marks, self._others_marks = Marks(), Marks()
         self._members: tuple[object, ...] = ()
         self._next_overdue = self._next_mend = self._next_partitions = 0.0
         self._mending = 0
@@ -90,11 +92,11 @@ class Scheduler:
         self._keep_house()
         retiming = self._zones.step()
         self._take_shards()
-        moved, pause = self._fire(self._shards, self._settings.lookahead)
+        moved, pause = self._fire(self._shards, self._settings.lookahead, self._marks)
         if monotonic_seconds() >= self._next_overdue:
             self._next_overdue = monotonic_seconds() + _OVERDUE_SECONDS
             others = sorted(set(range(self._installation.shards)) - set(self._shards))
-            rescued, _ = self._fire(others, -self._settings.overdue_after)
+            rescued, _ = self._fire(others, -self._settings.overdue_after, self._others_marks)
             moved += rescued
             handed_on = self._settle() + self._turns.step()
             if self._unhandled.step() or handed_on:
@@ -137,12 +139,12 @@ class Scheduler:
             self._notifier.poke(Channel.SIGNALS)
         return int(cancelled.more)
 
-    def _fire(self, shards: list[int], ahead: timedelta) -> tuple[int, float]:
+    def _fire(self, shards: list[int], ahead: timedelta, marks: Marks) -> tuple[int, float]:
         """Fire what is due up to `ahead` from now in these shards; also tells when to look again."""
         poll = self._settings.scheduler_poll.total_seconds()
         if not shards:
             return 0, poll
-        now, earliest = self._probe(shards)
+        now, earliest = self._probe(shards, marks)
         horizon = now + ahead
         due = [shard for shard, at in earliest.items() if at <= horizon]
         if not due:
@@ -155,6 +157,7 @@ class Scheduler:
             misfire_after=self._settings.misfire_after,
             batch=self._settings.fire_batch,
             since=missed_until,
+            marks=marks.of(due),
         )
         moved = self._fire_batch(look)
         if moved < look.batch and min(earliest.values()) <= missed_until:
@@ -193,11 +196,14 @@ class Scheduler:
             return poll.total_seconds()
         return min(max((min(earliest.values()) - ahead - now).total_seconds(), 0.001), poll.total_seconds())
 
-    def _probe(self, shards: list[int]) -> tuple[datetime, dict[int, datetime]]:
+    def _probe(self, shards: list[int], marks: Marks) -> tuple[datetime, dict[int, datetime]]:
+        columns = {"shards": shards, "marks": marks.begin(shards)}
         with self._session.transaction() as connection:
-            rows = connection.execute(_PROBE_TIMERS, {"shards": shards}, binary=True).fetchall()
+            rows = connection.execute(_PROBE_TIMERS, columns, binary=True).fetchall()
         now = cast("datetime", rows[0][2])
-        return now, {cast("int", shard): cast("datetime", at) for shard, at, _ in rows if at is not None}
+        found = {cast("int", shard): cast("datetime | None", at) for shard, at, _ in rows}
+        marks.saw(found, now)
+        return now, {shard: at for shard, at in found.items() if at is not None}
 
     def _take_shards(self) -> None:
         members = self._membership.live()

@@ -1,10 +1,14 @@
 -- name: probe_timers
 -- The database's clock, and when each of these shards has its earliest timer.
--- Index: timers_due, one descent a shard. No lock.
+-- Index: timers_due, one descent a shard, from its mark. No lock.
 SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
-  FROM unnest(%(shards)s::smallint[]) AS s (shard)
+  FROM unnest(%(shards)s::smallint[], %(marks)s::timestamptz[]) AS s (shard, mark)
   LEFT JOIN LATERAL (
-    SELECT t.due_at FROM timers AS t WHERE t.shard = s.shard AND t.due_at < 'infinity' ORDER BY t.due_at LIMIT 1
+    SELECT t.due_at
+      FROM timers AS t
+     WHERE t.shard = s.shard AND t.due_at > s.mark AND t.due_at < 'infinity'
+     ORDER BY t.due_at
+     LIMIT 1
   ) AS earliest ON true
 
 -- name: lock_due_timers
@@ -12,11 +16,11 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows locked by others (an edit, another scheduler) are passed over.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
        v.definition, v.limited, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
-  FROM unnest(%(shards)s::smallint[]) AS s (shard)
+  FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.held, d.overridden
       FROM timers AS d
-     WHERE d.shard = s.shard AND d.due_at > %(since)s AND d.due_at <= %(until)s
+     WHERE d.shard = s.shard AND d.due_at > s.since AND d.due_at <= %(until)s
        AND (d.held IS NULL OR d.due_at <= %(now)s)
      ORDER BY d.due_at
      LIMIT %(per_shard)s

@@ -36,7 +36,7 @@ def lock_due(database: ClockedDatabase, connection: Conn) -> list[LockedTimer]:
     look = look_at(database, lookahead=AHEAD)
     columns = {
         "shards": list(look.shards),
-        "since": look.since,
+        "since": [look.since] * len(look.shards),
         "until": look.horizon,
         "now": look.now,
         "per_shard": 100,

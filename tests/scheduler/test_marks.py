@@ -1,0 +1,54 @@
+"""Marks leave out what is done with and nothing else: a timer that is due before its shard's mark is looked at too."""
+
+from datetime import UTC, datetime, timedelta
+from typing import LiteralString
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.scheduler.test_loop import members, running
+from tests.transitions.acts import open_runs, submit
+from tidewheel.scheduler.marks import EVER, Marks
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+LEFT: LiteralString = "SELECT t.due_at FROM timers AS t JOIN jobs AS j USING (job_id) WHERE j.key = 'late'"
+
+
+def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> Marks:
+    """Marks after one walk that has found this."""
+    marks = Marks()
+    marks.begin(sorted(earliest))
+    marks.saw(earliest, now)
+    return marks
+
+
+def test_the_first_look_is_from_the_very_start() -> None:
+    assert Marks().begin([0, 1]) == [EVER, EVER]
+
+
+def test_the_next_is_from_a_second_below_the_clock_or_what_is_left() -> None:
+    marks = looked({0: NOON + 5 * SECOND, 1: None, 2: NOON - 60 * SECOND})
+    assert marks.begin([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, EVER]
+
+
+def test_a_clock_that_jumps_back_takes_the_marks_along() -> None:
+    marks = looked({0: None})
+    marks.begin([0])
+    marks.saw({0: None}, NOON - timedelta(hours=1))
+    assert marks.of([0]) == {0: NOON - timedelta(hours=1) - SECOND}
+
+
+@pytest.mark.postgres
+def test_a_timer_that_comes_to_be_due_before_the_mark_is_found_by_the_next_walk(database: Database) -> None:
+    submit(database, "steady", schedule="@every 1s", overlap="allow_all")
+    submit(database, "late", schedule={"once": (database.now() + timedelta(hours=1)).isoformat()})
+    with running(database, lookahead=timedelta(0)):
+        until(lambda: members(database) == 1 and len(open_runs(database)) >= 2, "it has looked more than once")
+        # Its own instant is an hour ahead: whoever looks at it puts it back there.
+        database.execute(
+            "UPDATE timers AS t SET due_at = %(at)s FROM jobs AS j WHERE j.job_id = t.job_id AND j.key = 'late'",
+            {"at": database.now() - 30 * SECOND},
+        )
+        until(lambda: database.value(LEFT) > database.now(), "it was looked at")
