@@ -38,7 +38,7 @@ def mend_shard(session: Session, shard: int, shards: int) -> int:
         Unavailable: The database does not answer.
     """
     first, last = job_range(shard, shards)
-    columns = {"shard": shard, "first": first, "last": last}
+    columns = {"first": first, "last": last}
     with session.transaction() as connection:
         jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_LOST_TIMERS, columns, binary=True)]
     mended = sum(_mend(session, job) for job in jobs)

@@ -122,15 +122,23 @@ DELETE FROM overrides AS v
  WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
 
 -- name: find_lost_timers
--- Jobs of a shard that should have a timer and have none: something outside Tidewheel removed it.
+-- Jobs of a shard that should have a timer and have none: something outside Tidewheel removed it. The two indexes first,
+-- side by side: of ten million jobs a minute's share is 160,000, and their rows would be read all over the table.
 -- Index: jobs_pkey (a shard is a range of job_id), timers_pkey; once a minute, one shard. No lock.
-SELECT j.job_id
-  FROM jobs AS j
- WHERE j.job_id BETWEEN %(first)s AND %(last)s
-   AND j.shard = %(shard)s
-   AND j.schedule_kind IN ('once', 'interval', 'fixed_delay', 'cron')
-   AND j.deleted_at IS NULL AND j.finished_at IS NULL AND NOT j.paused
-   AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
+WITH bare AS MATERIALIZED (
+    SELECT j.job_id
+      FROM jobs AS j
+     WHERE j.job_id BETWEEN %(first)s AND %(last)s
+       AND NOT EXISTS (
+            SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.job_id BETWEEN %(first)s AND %(last)s)
+)
+SELECT found.job_id
+  FROM bare
+ CROSS JOIN LATERAL (
+    SELECT j.job_id, j.schedule_kind, j.deleted_at, j.finished_at, j.paused FROM jobs AS j WHERE j.job_id = bare.job_id LIMIT 1
+  ) AS found
+ WHERE found.schedule_kind IN ('once', 'interval', 'fixed_delay', 'cron')
+   AND found.deleted_at IS NULL AND found.finished_at IS NULL AND NOT found.paused
  LIMIT 1000
 
 -- name: release_held_chains

@@ -184,7 +184,7 @@ def facts(loaded: Database) -> dict[str, Any]:
         "limits": [BATCH] * len(pairs),
         "shards": list(range(64)),
         "horizon": now,
-        "since": now - timedelta(days=1),
+        "since": [now - timedelta(days=1)] * 64,
         "until": now,
         "per_shard": 4,
         "first": now - timedelta(hours=1),
@@ -216,8 +216,14 @@ _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 # What is asked besides, or otherwise than `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
-    "close_runs": {"ends": ["succeeded"], "sources": ["running"]},
-    "find_unclosed": {"ends": ["succeeded"], "sources": ["running"]},
+    "close_runs": {
+        "allowed": ["succeeded:running"],
+        "outcomes": "{}",
+        "error_messages": "{}",
+        "cancelling": RunState.CANCELLING,
+        "cancelled": RunState.CANCELLED,
+    },
+    "find_unclosed": {"allowed": ["succeeded:running"]},
     "find_due_runs": {
         "queues": ["default"] * 3,
         "lanes": ["critical", "standard", "batch"],
@@ -289,7 +295,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
 }
 _HOT = {
     "tidewheel.transitions": """
-        lock_claims take_turns find_gone_turns start_attempts read_claims close_runs find_unclosed finish_job_runs
+        lock_claims take_turns find_gone_turns start_attempts read_claims close_runs find_unclosed
         give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
         forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
         move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
@@ -375,7 +381,7 @@ def test_a_hot_statement_takes_the_index_that_its_comment_promises(
 
 
 BY_RUN = (
-    *("finish_job_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run"),
+    *("close_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run"),
     *("read_ended", "read_timer_runs"),
 )
 
@@ -386,7 +392,7 @@ def test_what_concerns_some_runs_plans_their_partitions_alone(
 ) -> None:
     """Ninety days of partitions would be ninety probes a run, or be read whole: the planner must see which it is."""
     with loaded.transaction() as connection:
-        plan = plan_of(connection, Statements(package)[name], facts)
+        plan = plan_of(connection, Statements(package)[name], {**facts, **SPECIAL.get(name, {})})
     read = {str(node["Relation Name"]) for node in plan if PARTITION.match(str(node.get("Relation Name")))}
     assert read
     assert {table[-8:] for table in read} == {f"{SystemClock().now():%Y%m%d}"}
