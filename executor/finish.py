@@ -25,7 +25,8 @@ from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.executor")
 
-_BATCH = 500  # completions in one transaction: enough to share its cost, small enough to stay within milliseconds
+# Completions in one transaction, where so many wait: of 500 each costs 1 us more, of 2,000 nothing less.
+_BATCH = 1000
 _GATHER_SECONDS = 0.002
 _BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
 
@@ -44,7 +45,7 @@ class Finisher:
         self._wake = threading.Event()
         self.beats = Beats(executor_id, self._wake.set)
         self._written = threading.Condition()
-        self._unwritten = 0
+        self._in_hand = 0  # taken from `_items` and not written yet
         self._stop = Stop()
         self._stop.wakes(self._wake)
         self._thread = threading.Thread(target=self._run, name="finisher", daemon=True)
@@ -52,19 +53,19 @@ class Finisher:
 
     def add(self, attempt: Attempt, outcome: Outcome) -> None:
         """Record an outcome soon."""
-        with self._written:
-            self._unwritten += 1
         self._items.append((attempt, outcome))
-        self._wake.set()
+        if not self._wake.is_set():  # the writer looks at the items after it has cleared this
+            self._wake.set()
 
     def backlog(self) -> int:
         """How many outcomes are not written yet."""
-        return self._unwritten
+        with self._written:
+            return len(self._items) + self._in_hand
 
     def drain(self, seconds: float) -> bool:
         """Wait until everything is written; returns whether that came about in time."""
         with self._written:
-            return self._written.wait_for(lambda: self._unwritten == 0, timeout=seconds)
+            return self._written.wait_for(lambda: self.backlog() == 0, timeout=seconds)
 
     def close(self) -> None:
         """Stop writing; what is left is found by the reaper when the lease ends."""
@@ -82,13 +83,23 @@ class Finisher:
                 self._stop.wait(_GATHER_SECONDS)
             self._wake.clear()
             # A user's transaction may have a row for minutes (`complete_in`): nobody waits for that here.
-            self._items.extend(busy)
+            self._put_back(busy)
             busy = []
             while self._items and not self._stop.asked():
-                batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH))]
-                busy += self._write_patiently(batch, patience)
+                busy += self._write_patiently(self._take(), patience)
             if self.beats.seconds() == 0.0:
                 self._write_beats(patience)
+
+    def _take(self) -> list[Item]:
+        with self._written:
+            batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH))]
+            self._in_hand += len(batch)
+            return batch
+
+    def _put_back(self, items: Sequence[Item]) -> None:
+        with self._written:
+            self._items.extend(items)
+            self._in_hand -= len(items)
 
     def _write_beats(self, patience: Patience) -> None:
         """Write what attempts under way have told; while the database is away it waits, and only the newest is kept."""
@@ -129,6 +140,8 @@ class Finisher:
 
     def _newest(self, batch: Sequence[Item]) -> list[Item]:
         """One outcome per run, of its newest attempt: what an older one still has to say is superseded."""
+        if len({item[0].started.run_id.int for item in batch}) == len(batch):
+            return list(batch)
         newest: dict[UUID, Item] = {}
         for item in batch:
             known = newest.get(item[0].run_id)
@@ -139,7 +152,7 @@ class Finisher:
 
     def _count_written(self, count: int) -> None:
         with self._written:
-            self._unwritten -= count
+            self._in_hand -= count
             self._written.notify_all()
 
     def _write(self, batch: Sequence[Item]) -> list[Item]:
@@ -172,7 +185,7 @@ class Finisher:
             failpoint("retry.after_commit")
         for run_id in done.superseded:
             _LOG.info("a late report changes nothing", extra={"run_id": str(run_id)})
-        return [item for item in batch if item[0].run_id in done.busy]
+        return [item for item in batch if item[0].run_id in done.busy] if done.busy else []
 
     def _write_alone(self, item: Item) -> list[Item]:
         """Write one outcome; one that cannot be stored is recorded as a failure that says so."""

@@ -22,6 +22,13 @@ from tidewheel.transitions.signal import start_cancelling
 from tidewheel.transitions.start import Started
 from tidewheel.transitions.waiting import Wait, end_cancelled_waits, wait_runs
 
+_ENDS = {
+    AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
+    AttemptOutcome.CANCELLED: RunState.CANCELLED,
+    AttemptOutcome.FAILED: RunState.FAILED,
+    AttemptOutcome.TIMED_OUT: RunState.TIMED_OUT,
+}
+
 
 class Attempted(Protocol):
     """What recording an outcome needs to know of its attempt."""
@@ -61,13 +68,17 @@ def record(
     connection: Conn, installation: Installation, items: Sequence[tuple[Attempted, Outcome]], executor_id: UUID
 ) -> Recorded:
     """Write the outcomes of an executor's attempts, at most one per run, in the caller's transaction."""
-    waits = [wait for item in items if (wait := run_wait(*item, executor_id)) is not None]
-    ends = [end for item in items if (end := run_end(*item, executor_id)) is not None]
-    settled = {end.run_id for end in ends} | {wait.run_id for wait in waits}
-    requeues = [requeue(*item, executor_id) for item in items if item[0].run_id not in settled]
+    waits, ends, requeues = list[Wait](), list[RunEnd](), list[Requeue]()
+    for attempt, outcome in items:
+        if (wait := run_wait(attempt, outcome, executor_id)) is not None:
+            waits.append(wait)
+        elif (end := run_end(attempt, outcome, executor_id)) is not None:
+            ends.append(end)
+        else:
+            requeues.append(requeue(attempt, outcome, executor_id))
     cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
     busy = start_cancelling(connection, cancelled, executor_id)
-    done = end_runs(connection, installation, [end for end in ends if end.run_id not in busy])
+    done = end_runs(connection, installation, [end for end in ends if end.run_id not in busy] if busy else ends)
     busy |= done.busy | requeue_runs(connection, installation, requeues).busy
     busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits)
     return Recorded(busy, done.superseded, len(requeues))
@@ -87,17 +98,12 @@ def run_end(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> RunEnd |
     if outcome.waits is not None:
         return None
     outcome = _known(attempt, outcome)
-    states = {
-        AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
-        AttemptOutcome.CANCELLED: RunState.CANCELLED,
-        AttemptOutcome.FAILED: RunState.FAILED,
-        AttemptOutcome.TIMED_OUT: RunState.TIMED_OUT,
-    }
-    state = states.get(outcome.kind)
+    state = _ENDS.get(outcome.kind)
     if state is None or next_delay(attempt, outcome) is not None:
         return None
+    unflushed, output = attempt.unflushed, attempt.output  # in this order: after it no output is made
     return RunEnd(
-        run_id=attempt.run_id,
+        run_id=attempt.started.run_id,
         attempt=attempt.started.attempt,
         state=state,
         executor_id=executor_id,
@@ -106,9 +112,9 @@ def run_end(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> RunEnd |
         error_message=outcome.error_message,
         trace=outcome.trace,
         result=outcome.result,
-        unflushed=attempt.unflushed,
-        output=attempt.output.tail() if attempt.output else None,
-        output_bytes=attempt.output.written if attempt.output else None,
+        unflushed=unflushed,
+        output=None if output is None else output.tail(),
+        output_bytes=None if output is None else output.written,
         request=attempt.request,
         definition=attempt.definition,
     )

@@ -3,10 +3,11 @@
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding", section 3.2 "Binary Content Mode".
 """
 
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.schemas.records import LifecycleEvent, RunCompleted, RunStatus
+from tidewheel.schemas.records import LifecycleEvent, RunStatus
 
 Headers: TypeAlias = list[tuple[str, bytes]]
 ContentType: TypeAlias = Literal["application/avro", "application/json"]
@@ -16,30 +17,36 @@ _CONTENT_TYPES = {
     "application/avro": ("content-type", b"application/avro"),
     "application/json": ("content-type", b"application/json"),
 }
-_COMPLETION_TYPES = {status: ("ce_type", f"io.tidewheel.run.{status.value}.v1".encode()) for status in RunStatus}
+_COMPLETION_TYPES = {status.value: ("ce_type", f"io.tidewheel.run.{status.value}.v1".encode()) for status in RunStatus}
 
 
 def completion_headers(
-    event: RunCompleted,
     source: str,
     *,
+    event_id: bytes,
+    run_id: bytes,
+    status: str,
+    finished_at: datetime,
     traceparent: str | None = None,
     content_type: ContentType = "application/avro",
 ) -> Headers:
     """Return the headers of a completion event.
 
     Args:
-        event: What the message's value holds.
         source: URI reference of this installation, such as `/tidewheel/default`.
+        event_id: As in the message's value, and so the following.
+        run_id: The subject.
+        status: The terminal state.
+        finished_at: When it ended.
         traceparent: W3C trace context carried since the request; no header when there is none.
         content_type: How the value is encoded.
     """
     headers = [
-        ("ce_id", event.event_id.encode()),
-        _COMPLETION_TYPES[event.status],
+        ("ce_id", event_id),
+        _COMPLETION_TYPES[status],
         ("ce_source", source.encode()),
-        ("ce_time", format_timestamp(event.finished_at).encode()),
-        ("ce_subject", event.run_id.encode()),
+        ("ce_time", format_timestamp(finished_at).encode()),
+        ("ce_subject", run_id),
         _SPECVERSION,
         _CONTENT_TYPES[content_type],
     ]

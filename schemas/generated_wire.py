@@ -6,7 +6,7 @@ written from their fields, so that whoever makes thousands need not make a recor
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tidewheel.schemas.files import current
 from tidewheel.schemas.fingerprints import single_object_header
@@ -14,6 +14,9 @@ from tidewheel.schemas.generated_records import python_type
 from tidewheel.schemas.shape import Array, Enum, Field, Nullable, Primitive, Record, Shape, Strings, Type, snake
 
 HOT = ("RunRequest", "RunCompleted")
+SHARED_FROM = {"JobDefinition": "payload_content_type"}  # from there on most jobs of one kind say the same: read once
+MOST_SHARED_BYTES = 1024  # what is longer has labels of its own
+READ_HOT = (*HOT, "JobDefinition", "Retry", "Target")  # of a million jobs, each message brings one not seen before
 PLANNED = ("scheduled_at", "publish_at", "published_at")  # shared by many runs, as measured instants are not
 
 _HEAD = '''\
@@ -63,6 +66,8 @@ def _imports(shape: Shape, body: str) -> Iterator[str]:
         yield "from collections.abc import Mapping"
     if "datetime" in body:
         yield "from datetime import datetime"
+    if "lru_cache(" in body:
+        yield "from functools import lru_cache"
     yield ""
     used = [name for name in names if f"{name}(" in body or f", {name})" in body]
     yield from _import("primitives", [*used, *(table for table in ("INT32S", "LONGS") if f"{table}[" in body)])
@@ -85,8 +90,9 @@ def _enums(shape: Shape) -> Iterator[str]:
 
 def _setters(shape: Shape) -> Iterator[str]:
     """Yield names for the slots of the records of the hot path, which frozen dataclasses let nothing else set."""
+    yield f"_MOST_SHARED_BYTES = {MOST_SHARED_BYTES}"
     yield "_blank = object.__new__"
-    for record in (shape.records[name] for name in HOT):
+    for record in (shape.records[name] for name in READ_HOT):
         for field in record.fields:
             yield f'_set_{snake(record.name)}_{field.name} = slot({record.name}, "{field.name}")'
 
@@ -99,6 +105,7 @@ def _records(shape: Shape) -> Iterator[str]:
             header = single_object_header(texts[name]).hex()
             yield f'\n\n{_constant(record.name)}_HEADER = bytes.fromhex("{header}")'
         yield from _hot_writer(record) if record.name in HOT else _writer(record)
+        yield from _shared_reader(record)
         yield from _reader(record)
 
 
@@ -201,10 +208,48 @@ def _reader(record: Record) -> Iterator[str]:
     yield f"\n\ndef {name}(data: bytes, at: int{start}) -> tuple[{record.name}, int]:"
     if record.root:
         yield f'    """Return the {record.name} at a position, and the position behind it."""'
-    for field in record.fields:
-        yield from _read_hot(field) if record.name in HOT else _read_cold(field)
-    yield from _made_hot(record) if record.name in HOT else _made_cold(record)
+    own, shared = _split(record)
+    for field in own:
+        yield from _read_hot(field) if record.name in READ_HOT else _read_cold(field)
+    if shared:
+        name = f"_{snake(record.name)}_shared"
+        yield "    rest = data[at:]"
+        yield "    ("
+        yield from (f"        {field.name}," for field in shared)
+        yield "        n,"
+        yield f"    ) = {name}_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else {name}(rest)"
+        yield "    at += n"
+    yield from _made_hot(record) if record.name in READ_HOT else _made_cold(record)
     yield "    return record, at"
+
+
+def _shared_reader(record: Record) -> Iterator[str]:
+    """Yield what reads the fields that many records have in common, with how many bytes they take."""
+    _, shared = _split(record)
+    if not shared:
+        return
+    name = f"_{snake(record.name)}_shared"
+    yield f"\n\ndef {name}("
+    yield "    data: bytes,"
+    yield ") -> tuple["
+    yield from (f"    {python_type(field.type)}," for field in shared)
+    yield "    int,"
+    yield "]:"
+    yield "    at = 0"
+    for field in shared:
+        yield from _read_hot(field)
+    yield "    return ("
+    yield from (f"        {field.name}," for field in shared)
+    yield "        at,"
+    yield "    )"
+    yield f"\n\n{name}_seen = lru_cache(maxsize=1024)({name})"
+
+
+def _split(record: Record) -> tuple[Sequence[Field], Sequence[Field]]:
+    """The fields of a record that are its own, and those that many have in common."""
+    names = [field.name for field in record.fields]
+    at = names.index(SHARED_FROM[record.name]) if record.name in SHARED_FROM else len(names)
+    return record.fields[:at], record.fields[at:]
 
 
 def _made_cold(record: Record) -> Iterator[str]:

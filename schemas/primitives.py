@@ -124,6 +124,19 @@ def long_at(data: bytes, at: int) -> tuple[int, int]:
     """Read a 64-bit number."""
     if (byte := data[at]) < 0x80:
         return (byte >> 1) ^ -(byte & 1), at + 1
+    number = byte & 0x7F
+    # Durations in milliseconds have three or four bytes: written out they take half of what the loop does.
+    if (byte := data[at + 1]) < 0x80:
+        number |= byte << 7
+        return (number >> 1) ^ -(number & 1), at + 2
+    number |= (byte & 0x7F) << 7
+    if (byte := data[at + 2]) < 0x80:
+        number |= byte << 14
+        return (number >> 1) ^ -(number & 1), at + 3
+    number |= (byte & 0x7F) << 14
+    if (byte := data[at + 3]) < 0x80:
+        number |= byte << 21
+        return (number >> 1) ^ -(number & 1), at + 4
     number = shift = 0
     for position in range(at, at + _MOST_VARINT_BYTES):
         byte = data[position]

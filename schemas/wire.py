@@ -9,6 +9,7 @@ caller compares.
 # ruff: noqa: PLR0912, PLR0915, PLR0917 - one statement, or one argument, for each field
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 
 from tidewheel.schemas.primitives import (
     INT32S,
@@ -86,6 +87,7 @@ _REQUEST_TYPE_AT = {2 * index: symbol for index, symbol in enumerate(RequestType
 _REQUEST_TYPE_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(RequestType)}
 _REPLY_STATUS_AT = {2 * index: symbol for index, symbol in enumerate(ReplyStatus)}
 _REPLY_STATUS_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(ReplyStatus)}
+_MOST_SHARED_BYTES = 1024
 _blank = object.__new__
 _set_run_request_run_id = slot(RunRequest, "run_id")
 _set_run_request_job_id = slot(RunRequest, "job_id")
@@ -128,6 +130,40 @@ _set_run_completed_root_run_id = slot(RunCompleted, "root_run_id")
 _set_run_completed_sequence = slot(RunCompleted, "sequence")
 _set_run_completed_late_ms = slot(RunCompleted, "late_ms")
 _set_run_completed_reason = slot(RunCompleted, "reason")
+_set_job_definition_tenant = slot(JobDefinition, "tenant")
+_set_job_definition_job_id = slot(JobDefinition, "job_id")
+_set_job_definition_job_key = slot(JobDefinition, "job_key")
+_set_job_definition_job_version = slot(JobDefinition, "job_version")
+_set_job_definition_queue = slot(JobDefinition, "queue")
+_set_job_definition_lane = slot(JobDefinition, "lane")
+_set_job_definition_overlap = slot(JobDefinition, "overlap")
+_set_job_definition_target = slot(JobDefinition, "target")
+_set_job_definition_payload = slot(JobDefinition, "payload")
+_set_job_definition_payload_content_type = slot(JobDefinition, "payload_content_type")
+_set_job_definition_retry = slot(JobDefinition, "retry")
+_set_job_definition_start_to_close_ms = slot(JobDefinition, "start_to_close_ms")
+_set_job_definition_fixed_delay = slot(JobDefinition, "fixed_delay")
+_set_job_definition_pause_on_failure = slot(JobDefinition, "pause_on_failure")
+_set_job_definition_schedule_to_start_ms = slot(JobDefinition, "schedule_to_start_ms")
+_set_job_definition_schedule_to_close_ms = slot(JobDefinition, "schedule_to_close_ms")
+_set_job_definition_heartbeat_ms = slot(JobDefinition, "heartbeat_ms")
+_set_job_definition_at_most_once = slot(JobDefinition, "at_most_once")
+_set_job_definition_on_failure = slot(JobDefinition, "on_failure")
+_set_job_definition_labels = slot(JobDefinition, "labels")
+_set_retry_max_attempts = slot(Retry, "max_attempts")
+_set_retry_backoff = slot(Retry, "backoff")
+_set_retry_initial_ms = slot(Retry, "initial_ms")
+_set_retry_factor = slot(Retry, "factor")
+_set_retry_max_ms = slot(Retry, "max_ms")
+_set_retry_jitter = slot(Retry, "jitter")
+_set_retry_intervals_ms = slot(Retry, "intervals_ms")
+_set_retry_non_retryable = slot(Retry, "non_retryable")
+_set_target_kind = slot(Target, "kind")
+_set_target_handler = slot(Target, "handler")
+_set_target_http = slot(Target, "http")
+_set_target_kafka = slot(Target, "kafka")
+_set_target_shell = slot(Target, "shell")
+_set_target_aws_lambda = slot(Target, "aws_lambda")
 
 
 def _run_error(record: RunError) -> bytes:
@@ -401,19 +437,41 @@ def _target(record: Target) -> bytes:
 
 def _read_target(data: bytes, at: int) -> tuple[Target, int]:
     kind, at = _TARGET_KIND_AT[data[at]], at + 1
-    handler, at = optional_at(data, at, text_at)
-    http, at = optional_at(data, at, _read_http_target)
-    kafka, at = optional_at(data, at, _read_kafka_target)
-    shell, at = optional_at(data, at, _read_shell_target)
-    aws_lambda, at = optional_at(data, at, _read_lambda_target)
-    record = Target(
-        kind=kind,
-        handler=handler,
-        http=http,
-        kafka=kafka,
-        shell=shell,
-        aws_lambda=aws_lambda,
-    )
+    handler: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        handler = data[at : (at := at + (n >> 1))].decode()
+    http: HttpTarget | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        http, at = _read_http_target(data, at)
+    kafka: KafkaTarget | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        kafka, at = _read_kafka_target(data, at)
+    shell: ShellTarget | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        shell, at = _read_shell_target(data, at)
+    aws_lambda: LambdaTarget | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        aws_lambda, at = _read_lambda_target(data, at)
+    record = _blank(Target)
+    _set_target_kind(record, kind)
+    _set_target_handler(record, handler)
+    _set_target_http(record, http)
+    _set_target_kafka(record, kafka)
+    _set_target_shell(record, shell)
+    _set_target_aws_lambda(record, aws_lambda)
     return record, at
 
 
@@ -433,24 +491,35 @@ def _retry(record: Retry) -> bytes:
 
 
 def _read_retry(data: bytes, at: int) -> tuple[Retry, int]:
-    max_attempts, at = int_at(data, at)
+    n, at = data[at], at + 1
+    if n & 0x81:
+        max_attempts, at = int_at(data, at - 1)
+    else:
+        max_attempts = n >> 1
     backoff, at = _BACKOFF_AT[data[at]], at + 1
-    initial_ms, at = long_at(data, at)
+    n, at = data[at], at + 1
+    if n & 0x81:
+        initial_ms, at = long_at(data, at - 1)
+    else:
+        initial_ms = n >> 1
     factor, at = double_at(data, at)
-    max_ms, at = long_at(data, at)
+    n, at = data[at], at + 1
+    if n & 0x81:
+        max_ms, at = long_at(data, at - 1)
+    else:
+        max_ms = n >> 1
     jitter, at = double_at(data, at)
     intervals_ms, at = array_at(data, at, long_at)
     non_retryable, at = array_at(data, at, text_at)
-    record = Retry(
-        max_attempts=max_attempts,
-        backoff=backoff,
-        initial_ms=initial_ms,
-        factor=factor,
-        max_ms=max_ms,
-        jitter=jitter,
-        intervals_ms=intervals_ms,
-        non_retryable=non_retryable,
-    )
+    record = _blank(Retry)
+    _set_retry_max_attempts(record, max_attempts)
+    _set_retry_backoff(record, backoff)
+    _set_retry_initial_ms(record, initial_ms)
+    _set_retry_factor(record, factor)
+    _set_retry_max_ms(record, max_ms)
+    _set_retry_jitter(record, jitter)
+    _set_retry_intervals_ms(record, intervals_ms)
+    _set_retry_non_retryable(record, non_retryable)
     return record, at
 
 
@@ -486,50 +555,174 @@ def encode_job_definition(record: JobDefinition) -> bytes:
     )
 
 
+def _job_definition_shared(
+    data: bytes,
+) -> tuple[
+    str,
+    Retry,
+    int,
+    bool | None,
+    int | None,
+    int | None,
+    int | None,
+    int | None,
+    bool | None,
+    str | None,
+    Mapping[str, str],
+    int,
+]:
+    at = 0
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    payload_content_type = data[at : (at := at + (n >> 1))].decode()
+    retry, at = _read_retry(data, at)
+    n, at = data[at], at + 1
+    if n & 0x81:
+        start_to_close_ms, at = long_at(data, at - 1)
+    else:
+        start_to_close_ms = n >> 1
+    fixed_delay: bool | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        fixed_delay, at = boolean_at(data, at)
+    pause_on_failure: int | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            pause_on_failure, at = int_at(data, at - 1)
+        else:
+            pause_on_failure = n >> 1
+    schedule_to_start_ms: int | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            schedule_to_start_ms, at = long_at(data, at - 1)
+        else:
+            schedule_to_start_ms = n >> 1
+    schedule_to_close_ms: int | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            schedule_to_close_ms, at = long_at(data, at - 1)
+        else:
+            schedule_to_close_ms = n >> 1
+    heartbeat_ms: int | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            heartbeat_ms, at = long_at(data, at - 1)
+        else:
+            heartbeat_ms = n >> 1
+    at_most_once: bool | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        at_most_once, at = boolean_at(data, at)
+    on_failure: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        on_failure = data[at : (at := at + (n >> 1))].decode()
+    labels, at = strings_at(data, at)
+    return (
+        payload_content_type,
+        retry,
+        start_to_close_ms,
+        fixed_delay,
+        pause_on_failure,
+        schedule_to_start_ms,
+        schedule_to_close_ms,
+        heartbeat_ms,
+        at_most_once,
+        on_failure,
+        labels,
+        at,
+    )
+
+
+_job_definition_shared_seen = lru_cache(maxsize=1024)(_job_definition_shared)
+
+
 def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
     """Return the JobDefinition at a position, and the position behind it."""
-    tenant, at = text_at(data, at)
-    job_id, at = text_at(data, at)
-    job_key, at = text_at(data, at)
-    job_version, at = int_at(data, at)
-    queue, at = text_at(data, at)
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    tenant = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    job_id = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    job_key = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        job_version, at = int_at(data, at - 1)
+    else:
+        job_version = n >> 1
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    queue = data[at : (at := at + (n >> 1))].decode()
     lane, at = _LANE_AT[data[at]], at + 1
     overlap, at = _OVERLAP_AT[data[at]], at + 1
     target, at = _read_target(data, at)
-    payload, at = blob_at(data, at)
-    payload_content_type, at = text_at(data, at)
-    retry, at = _read_retry(data, at)
-    start_to_close_ms, at = long_at(data, at)
-    fixed_delay, at = optional_at(data, at, boolean_at)
-    pause_on_failure, at = optional_at(data, at, int_at)
-    schedule_to_start_ms, at = optional_at(data, at, long_at)
-    schedule_to_close_ms, at = optional_at(data, at, long_at)
-    heartbeat_ms, at = optional_at(data, at, long_at)
-    at_most_once, at = optional_at(data, at, boolean_at)
-    on_failure, at = optional_at(data, at, text_at)
-    labels, at = strings_at(data, at)
-    record = JobDefinition(
-        tenant=tenant,
-        job_id=job_id,
-        job_key=job_key,
-        job_version=job_version,
-        queue=queue,
-        lane=lane,
-        overlap=overlap,
-        target=target,
-        payload=payload,
-        payload_content_type=payload_content_type,
-        retry=retry,
-        start_to_close_ms=start_to_close_ms,
-        fixed_delay=fixed_delay,
-        pause_on_failure=pause_on_failure,
-        schedule_to_start_ms=schedule_to_start_ms,
-        schedule_to_close_ms=schedule_to_close_ms,
-        heartbeat_ms=heartbeat_ms,
-        at_most_once=at_most_once,
-        on_failure=on_failure,
-        labels=labels,
-    )
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    payload = data[at : (at := at + (n >> 1))]
+    rest = data[at:]
+    (
+        payload_content_type,
+        retry,
+        start_to_close_ms,
+        fixed_delay,
+        pause_on_failure,
+        schedule_to_start_ms,
+        schedule_to_close_ms,
+        heartbeat_ms,
+        at_most_once,
+        on_failure,
+        labels,
+        n,
+    ) = _job_definition_shared_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else _job_definition_shared(rest)
+    at += n
+    record = _blank(JobDefinition)
+    _set_job_definition_tenant(record, tenant)
+    _set_job_definition_job_id(record, job_id)
+    _set_job_definition_job_key(record, job_key)
+    _set_job_definition_job_version(record, job_version)
+    _set_job_definition_queue(record, queue)
+    _set_job_definition_lane(record, lane)
+    _set_job_definition_overlap(record, overlap)
+    _set_job_definition_target(record, target)
+    _set_job_definition_payload(record, payload)
+    _set_job_definition_payload_content_type(record, payload_content_type)
+    _set_job_definition_retry(record, retry)
+    _set_job_definition_start_to_close_ms(record, start_to_close_ms)
+    _set_job_definition_fixed_delay(record, fixed_delay)
+    _set_job_definition_pause_on_failure(record, pause_on_failure)
+    _set_job_definition_schedule_to_start_ms(record, schedule_to_start_ms)
+    _set_job_definition_schedule_to_close_ms(record, schedule_to_close_ms)
+    _set_job_definition_heartbeat_ms(record, heartbeat_ms)
+    _set_job_definition_at_most_once(record, at_most_once)
+    _set_job_definition_on_failure(record, on_failure)
+    _set_job_definition_labels(record, labels)
     return record, at
 
 

@@ -15,7 +15,7 @@ from uuid import UUID, SafeUUID, uuid5
 from tidewheel.runs import Cause
 
 if TYPE_CHECKING:
-    from hashlib import _Hash as Hashing
+    from hashlib import _Hash as Hashing  # pyright: ignore[reportPrivateUsage] - what sha1 returns has no other name
 
 JobId = NewType("JobId", UUID)
 RunId = NewType("RunId", UUID)
@@ -46,7 +46,7 @@ def job_id(tenant: str, key: str) -> JobId:
 
 @lru_cache(maxsize=1024)
 def _named(tenant: str) -> "Hashing":
-    """The hash of a tenant's name space, to which a key is added: what `uuid5` makes of both, in a quarter of its time."""
+    """The hash of a tenant's name space, to which keys are added: `uuid5` of both, in a quarter of its time."""
     return sha1(uuid5(NAMESPACE, tenant).bytes, usedforsecurity=False)
 
 

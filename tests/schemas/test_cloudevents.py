@@ -1,17 +1,23 @@
 """CloudEvents in binary mode: exactly the headers that are promised, in order."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from tidewheel.schemas.cloudevents import completion_headers, lifecycle_headers
+from tidewheel.schemas.cloudevents import Headers, completion_headers, lifecycle_headers
 from tidewheel.schemas.records import LifecycleEvent, RunCompleted
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
+def headers_of(event: RunCompleted, source: str, **named: object) -> Headers:
+    told: dict[str, Any] = {"status": event.status, "finished_at": event.finished_at, **named}
+    return completion_headers(source, event_id=event.event_id.encode(), run_id=event.run_id.encode(), **told)
+
+
 def test_a_completion_carries_exactly_these(a_completion: RunCompleted) -> None:
-    assert completion_headers(a_completion, "/tidewheel/test", traceparent=TRACE) == [
+    assert headers_of(a_completion, "/tidewheel/test", traceparent=TRACE) == [
         ("ce_id", b"01234567-89ab-5cde-8f01-23456789abcd"),
         ("ce_type", b"io.tidewheel.run.succeeded.v1"),
         ("ce_source", b"/tidewheel/test"),
@@ -24,7 +30,7 @@ def test_a_completion_carries_exactly_these(a_completion: RunCompleted) -> None:
 
 
 def test_without_a_trace_there_is_no_header_for_it(a_completion: RunCompleted) -> None:
-    names = [name for name, _ in completion_headers(a_completion, "/t", content_type="application/json")]
+    names = [name for name, _ in headers_of(a_completion, "/t", content_type="application/json")]
     assert "traceparent" not in names
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
 from tidewheel.ids import BUCKETS
-from tidewheel.outbox import SLICES, OutboxClass, OutboxRow, append, slice_of
+from tidewheel.outbox import SLICES, OutboxClass, OutboxRow, append, pack, slice_of
 from tidewheel.runs import Lane
 
 AT = datetime(2027, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -48,6 +48,12 @@ def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
         (0, "events", AT, "t", None, None, None),
         (0, "batch", AT, "t", b"", b"", None),
     ]
+
+
+def test_headers_may_be_given_as_their_column_has_them(database: Database) -> None:
+    with database.transaction() as connection:
+        append(connection, [row(headers=pack(HEADERS)), row(headers=pack([]))], shards=64)
+    assert database.rows("SELECT headers FROM outbox ORDER BY id") == [([b"ce_id", b"1", "ü".encode(), b""],), (None,)]
 
 
 def test_rows_keep_the_order_in_which_they_were_appended(database: Database) -> None:

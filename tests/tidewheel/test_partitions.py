@@ -16,7 +16,7 @@ from tests.transitions.acts import submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.db import Conn
 from tidewheel.ids import first_run_id, job_id, run_id
-from tidewheel.partitions import TABLES, day_of, ensure_days
+from tidewheel.partitions import TABLES, day_of, ensure_days, of_unknown_days
 from tidewheel.runs import Cause
 
 DAY = timedelta(days=1)
@@ -174,6 +174,15 @@ def test_a_partition_has_everything_its_parent_has(cut: Database, day: date) -> 
      WHERE i.indrelid = %s::text::regclass AND NOT c.relispartition
     """
     assert all(cut.value(detached, [f"{table}{day:_%Y%m%d}"]) == 0 for table in TABLES)
+
+
+def test_runs_of_days_that_were_not_seen_are_told_apart(cut: Database, day: date) -> None:
+    connection = cut.connection()
+    ensure_days(connection, [day])
+    seen = [first_run_id(midnight(day)), UUID(int=first_run_id(midnight(day + DAY)).int - 1)]
+    unseen = [UUID(int=seen[0].int - 1), first_run_id(midnight(day + DAY)), UUID(int=(1 << 128) - 1), UUID(int=0)]
+    assert of_unknown_days(connection, seen) == []
+    assert of_unknown_days(connection, [*unseen, *seen]) == unseen
 
 
 def test_the_day_of_an_instant_is_that_of_utc() -> None:

@@ -1,7 +1,7 @@
 """What tests do to a database and what they look at, in the words of the product."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 from uuid import UUID, uuid4
@@ -115,7 +115,7 @@ def end(database: Database, *ends: RunEnd) -> Ended:
 
 def ending(started: Started, state: RunState, *, executor_id: UUID = EXECUTOR, **fields: object) -> RunEnd:
     """The end of an attempt's run, as its executor reports it."""
-    return replace(RunEnd(started.run_id, started.attempt, state, executor_id), **fields)
+    return RunEnd(started.run_id, started.attempt, state, executor_id)._replace(**fields)
 
 
 def succeed(database: Database, started: Started) -> Ended:

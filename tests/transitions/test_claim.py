@@ -1,6 +1,5 @@
 """A claim is a compare-and-set: one winner, and nothing that is stale, early or of another version."""
 
-from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -70,7 +69,7 @@ def test_a_claim_writes_down_who_came_by_what(database: Database) -> None:
 def test_what_does_not_fit_claims_nothing(database: Database, wrong: dict[str, int]) -> None:
     submit(database)
     run_id = trigger(database)
-    refused = claimed(database, replace(wish(database, run_id), **wrong))
+    refused = claimed(database, wish(database, run_id)._replace(**wrong))
     assert (refused.started, refused.contested.skipped) == ([], set())
     assert open_run(database, run_id).state == "queued"
     assert len(claim(database, run_id).started) == 1
@@ -83,7 +82,7 @@ def test_a_stale_message_after_an_edit_claims_by_the_version_it_names(database: 
     assert submit(database, labels={"team": "billing"}).job_version == 2
     stale = wish(database, run_id)
     assert stale.job_version == 1
-    assert claimed(database, replace(stale, job_version=2)).started == []
+    assert claimed(database, stale._replace(job_version=2)).started == []
     assert len(claimed(database, stale).started) == 1
 
 
@@ -103,7 +102,7 @@ def test_a_repeated_message_claims_nothing_while_the_run_runs_and_after_it_has_e
     wanted = wish(database, trigger(database))
     [started] = claimed(database, wanted).started
     assert claimed(database, wanted).started == []
-    assert claimed(database, replace(wanted, attempt=2)).started == []
+    assert claimed(database, wanted._replace(attempt=2)).started == []
     succeed(database, started)
     assert claimed(database, wanted).started == []
 

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
+from psycopg import sql
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
@@ -27,7 +28,8 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
-from tidewheel.ids import event_id
+from tidewheel import partitions
+from tidewheel.ids import event_id, run_instant
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import RunCompleted
@@ -292,6 +294,30 @@ def test_labels_of_a_run_come_over_those_of_its_job(database: Database) -> None:
     submit(database, labels={"team": "billing", "tier": "1"})
     succeed(database, begun(database, labels={"tier": "2"}))
     assert completions(database)[0].labels == {"team": "billing", "tier": "2"}
+
+
+def test_an_attempt_whose_partition_somebody_dropped_is_kept_all_the_same(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(database)
+    started = begun(database)
+    day = f"{run_instant(started.run_id):%Y%m%d}"
+    for table in ("attempts", "attempt_outputs"):
+        database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day}")))
+    monkeypatch.setattr(partitions, "_known", set[object]())
+    end(database, ending(started, RunState.SUCCEEDED, result=b"1"))
+    assert attempts(database, started.run_id) == [(1, "succeeded")]
+    assert database.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
+
+
+@pytest.mark.parametrize("stamp", [0, 0x7FFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF])
+def test_a_report_of_a_run_that_never_was_makes_no_partition(database: Database, stamp: int) -> None:
+    submit(database)
+    good, unknown = begun(database), UUID(int=stamp << 80 | 1)
+    before = database.count("pg_class")
+    done = end(database, ending(good, RunState.SUCCEEDED), RunEnd(unknown, 1, RunState.SUCCEEDED, EXECUTOR))
+    assert (set(done.states), done.superseded) == ({good.run_id}, {unknown})
+    assert database.count("pg_class") == before
 
 
 def test_an_end_of_nothing_is_nothing(database: Database) -> None:

@@ -71,9 +71,13 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
             )  # fmt: skip
     for outcome, count in Counter(e.outcome for e in ends).items():
         metrics.count("attempts", count, outcome)
-    with_output = [e for e in ends if e.result is not None or e.trace or e.output]
-    _copy_outputs(connection, [e for e in with_output if e.unflushed])
-    _add_outputs(connection, [e for e in with_output if not e.unflushed])
+    write_outputs(connection, [e for e in ends if e.result is not None or e.trace or e.output])
+
+
+def write_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
+    """Write what attempts leave beside their outcome, in the same transaction."""
+    _copy_outputs(connection, [e for e in ends if e.unflushed])
+    _add_outputs(connection, [e for e in ends if not e.unflushed])
 
 
 def _copy_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:

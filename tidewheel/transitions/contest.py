@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -30,9 +31,8 @@ _REASON = "overlap"
 _LOOKS_AT_THE_LINE = REPLACING | {Overlap.BUFFER_ONE}
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A run that a claim has locked."""
+class Candidate(NamedTuple):
+    """A run that a claim has locked; lock_claims returns its columns in this order."""
 
     run_id: UUID
     job_id: UUID

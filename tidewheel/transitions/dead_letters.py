@@ -129,7 +129,7 @@ def bury(
         finished_at=row.ended_at,
         attempt=row.attempt,
         max_attempts=definition.retry.max_attempts,
-        executor_id=str(row.executor_id) if row.executor_id else None,
+        executor_id=str(end.executor_id) if end.executor_id else None,
         error=records.RunError(type=end.error_type, message=end.error_message or "") if end.error_type else None,
         labels={**definition.labels, **(request.labels or {})},
         parent_run_id=request.parent_run_id,

@@ -6,24 +6,25 @@ again; what it finds gone or moved on is superseded: a zombie's report, which ch
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
+from typing import NamedTuple
 from uuid import UUID
 
-from psycopg.rows import class_row
-
-from tidewheel.arrays import instants, integers, uuids, words
-from tidewheel.db import Conn
-from tidewheel.ids import event_id
+from tidewheel.arrays import integers, uuids, words
+from tidewheel.db import Conn, rows_of
+from tidewheel.ids import run_instants, uuid_of
 from tidewheel.metrics import metrics
-from tidewheel.outbox import OutboxClass, OutboxRow, append
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Overlap, RunState, end_of, sequence_of
+from tidewheel.outbox import OutboxRow, append
+from tidewheel.partitions import day_of, ensure_days, of_unknown_days
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Overlap, RunState, end_of
 from tidewheel.schemas import records
-from tidewheel.schemas.cloudevents import completion_headers
 from tidewheel.sql import Statements
-from tidewheel.transitions.attempts import AttemptEnd, write_attempts
+from tidewheel.transitions.attempts import AttemptEnd, write_outputs
 from tidewheel.transitions.chains import advance_chains
+from tidewheel.transitions.completions import completions
 from tidewheel.transitions.dead_letters import bury
 from tidewheel.transitions.dispatch import Definitions, build_requests
 from tidewheel.transitions.failures import Ending, GivenUp, count_failures, failure_triggers
@@ -34,18 +35,16 @@ from tidewheel.transitions.turns import give_up_turns
 _SQL = Statements("tidewheel.transitions")
 _CLOSE_RUNS = _SQL["close_runs"]
 _FIND_UNCLOSED = _SQL["find_unclosed"]
-_FINISH_JOB_RUNS = _SQL["finish_job_runs"]
 _DROP_SIGNALS = _SQL["drop_signals"]
 
 # The state machine as SQL wants it: which end is allowed from which state.
-_ALLOWED = sorted((end, state) for end in FINAL for state in OPEN if end_of(state, end) is not None)
-_ENDS, _SOURCES = words(end for end, _ in _ALLOWED), words(state for _, state in _ALLOWED)
+_ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(OPEN) if end_of(state, end) is not None)
+_STATES = {state.value: state for state in RunState}
 
 _DEFINITIONS = Definitions()
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
+class RunEnd(NamedTuple):
     """A run to be ended.
 
     Args:
@@ -84,12 +83,21 @@ class RunEnd:
     outcome: AttemptOutcome | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedRun:
-    """An open run's row as it was when it ended."""
+class ClosedRun(NamedTuple):
+    """An open run's row as it was when it ended.
 
-    run_id: UUID
-    job_id: UUID
+    Args:
+        place: Of its end among those asked for, from 1.
+        ended_as: The terminal state.
+        run: The run's id, as text.
+        job: Its job's.
+        ended_at: When, by the database's clock; the same for all of a batch.
+    """
+
+    place: int
+    ended_as: str
+    run: str
+    job: str
     tenant: str
     shard: int
     queue: str
@@ -99,13 +107,20 @@ class ClosedRun:
     state: str
     job_version: int
     attempt: int
-    charged: int
     scheduled_at: datetime
     publish_at: datetime
     started_at: datetime | None
-    executor_id: UUID | None
-    came_by: str | None
     ended_at: datetime
+
+    @property
+    def run_id(self) -> UUID:
+        """The run."""
+        return UUID(self.run)
+
+    @property
+    def job_id(self) -> UUID:
+        """Its job."""
+        return UUID(self.job)
 
 
 @dataclass(slots=True)
@@ -123,8 +138,7 @@ class Ended:
     superseded: set[UUID] = field(default_factory=set[UUID])
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome(NamedTuple):
     """One run that ends now, with everything that is written about it."""
 
     row: ClosedRun
@@ -150,107 +164,127 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
     result = Ended()
     if not ends:
         return result
-    wanted = {end.run_id: end for end in ends}
-    rows = _close(connection, wanted)
-    _sort_the_rest(connection, wanted, rows, result)
-    outcomes = _outcomes(connection, wanted, rows)
-    if not outcomes:
+    rows = _close(connection, ends)
+    if len(rows) < len(ends):
+        _sort_the_rest(connection, ends, rows, result)
+    if not rows:
         return result
-    _finish(connection, outcomes)
-    write_attempts(connection, [_attempt(outcome) for outcome in outcomes if _ran(outcome.row)])
+    outcomes = _outcomes(connection, ends, rows)
+    write_outputs(connection, [_attempt(outcome) for outcome in outcomes if _left(outcome)])
     # Whatever may wait for timers or jobs has its place here: with a turn in hand nobody waits for them (ADR 0008).
     pauses = [] if lasting else _set_off(connection, installation, outcomes)
     dead = [outcome for outcome in outcomes if outcome.state in DEAD_LETTERED]
-    events = [_completion(outcome, installation) for outcome in outcomes]
-    events += [_bury(connection, installation, outcome) for outcome in dead]
+    letters = [_bury(connection, installation, outcome) for outcome in dead]
     triggers = failure_triggers(installation, [_given_up(o, on) for o in dead if (on := o.definition.on_failure)])
-    append(connection, events + pauses + triggers, shards=installation.shards)
+    events = completions(outcomes, installation, rows[0].ended_at)
+    append(connection, chain(events, letters, pauses, triggers), shards=installation.shards)
     if lasting:
         note_loose_ends(connection, [_loose_end(outcome) for outcome in outcomes])
     else:
-        holders = [outcome.row for outcome in outcomes if _holds_turn(outcome)]
-        give_up_turns(connection, installation, [(row.job_id, row.run_id) for row in holders])
-    cancelled = [outcome.row.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
+        holders = [outcome for outcome in outcomes if outcome.row.overlap != Overlap.ALLOW_ALL]
+        give_up_turns(connection, installation, [(holder.row.job_id, holder.end.run_id) for holder in holders])
+    cancelled = [outcome.end.run_id for outcome in outcomes if outcome.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
-    result.states = {outcome.row.run_id: outcome.state for outcome in outcomes}
-    for state, count in Counter(result.states.values()).items():
-        metrics.count("runs_ended", count, state)
+    result.states = {outcome.end.run_id: outcome.state for outcome in outcomes}
+    _count(outcomes)
     return result
 
 
-def _close(connection: Conn, wanted: Mapping[UUID, RunEnd]) -> list[ClosedRun]:
-    with connection.cursor(row_factory=class_row(ClosedRun), binary=True) as cursor:
-        return cursor.execute(_CLOSE_RUNS, _columns(wanted.values())).fetchall()
+def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
+    ids = [end.run_id for end in ends]
+    numbers = [run_id.int for run_id in ids]
+    if strange := set(of_unknown_days(connection, ids)):
+        # Made with the run already, unless somebody dropped it while the run was open for weeks.
+        found = _find_unclosed(connection, [end for end in ends if end.run_id in strange])
+        ensure_days(connection, {day_of(at) for at in run_instants(found)})
+    columns = {
+        **_fences(ends),
+        "outcomes": _few([end.outcome for end in ends]),
+        "reasons": _few([end.reason for end in ends]),
+        "error_types": _few([end.error_type for end in ends]),
+        "error_messages": _few([end.error_message for end in ends]),
+        "cancelling": RunState.CANCELLING,
+        "cancelled": RunState.CANCELLED,
+        "first_run_id": uuid_of(min(numbers)),
+        "last_run_id": uuid_of(max(numbers)),
+    }
+    with connection.cursor(row_factory=rows_of(ClosedRun._make), binary=True) as cursor:
+        return cursor.execute(_CLOSE_RUNS, columns).fetchall()
 
 
-def _sort_the_rest(connection: Conn, wanted: Mapping[UUID, RunEnd], rows: Sequence[ClosedRun], result: Ended) -> None:
-    closed = {row.run_id for row in rows}
-    rest = [end for run_id, end in wanted.items() if run_id not in closed]
-    if rest:
-        found = connection.execute(_FIND_UNCLOSED, _columns(rest), binary=True).fetchall()
-        result.busy = {run_id for (run_id,) in found if isinstance(run_id, UUID)}
-        result.superseded = {end.run_id for end in rest} - result.busy
+def _sort_the_rest(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun], result: Ended) -> None:
+    closed = {row.place for row in rows}
+    rest = [end for place, end in enumerate(ends, 1) if place not in closed]
+    result.busy = _find_unclosed(connection, rest)
+    result.superseded = {end.run_id for end in rest} - result.busy
 
 
-def _columns(ends: Iterable[RunEnd]) -> dict[str, object]:
-    listed = list(ends)
+def _find_unclosed(connection: Conn, ends: Sequence[RunEnd]) -> set[UUID]:
+    found = connection.execute(_FIND_UNCLOSED, _fences(ends), binary=True).fetchall()
+    return {run_id for (run_id,) in found if isinstance(run_id, UUID)}
+
+
+def _fences(ends: Sequence[RunEnd]) -> dict[str, object]:
     return {
-        "run_ids": uuids(end.run_id for end in listed),
-        "attempts": integers(end.attempt for end in listed),
-        "executor_ids": uuids(end.executor_id for end in listed),
-        "states": words(end.state for end in listed),
-        "ends": _ENDS,
-        "sources": _SOURCES,
+        "run_ids": uuids(end.run_id for end in ends),
+        "attempts": integers(end.attempt for end in ends),
+        "executor_ids": uuids(end.executor_id for end in ends),
+        "states": words(end.state for end in ends),
+        "allowed": _ALLOWED,
     }
 
 
-def _outcomes(connection: Conn, wanted: Mapping[UUID, RunEnd], rows: Sequence[ClosedRun]) -> list[_Outcome]:
-    missing = [row for row in rows if wanted[row.run_id].request is None]
-    built = build_requests(connection, missing)
-    outcomes: list[_Outcome] = []
+def _few(values: Sequence[str | None]) -> object:
+    """A text[] of what most ends have none of: unnest fills up with nulls."""
+    return values if any(values) else "{}"
+
+
+def _outcomes(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -> list[Outcome]:
+    built = build_requests(connection, [row for row in rows if ends[row.place - 1].request is None])
+    outcomes: list[Outcome] = []
     for row in rows:
-        end = wanted[row.run_id]
-        state = end_of(RunState(row.state), end.state)
-        assert state is not None  # noqa: S101 - close_runs goes by the same table
-        request = end.request or built[row.run_id]
+        end = ends[row.place - 1]
+        request = end.request or built[end.run_id]
         definition = end.definition or _DEFINITIONS.of(request.definition)
-        outcomes.append(_Outcome(row, end, state, request, definition))
+        outcomes.append(Outcome(row, end, _STATES[row.ended_as], request, definition))
     return outcomes
 
 
-def _finish(connection: Conn, outcomes: Sequence[_Outcome]) -> None:
-    columns: dict[str, object] = {
-        "run_ids": uuids(o.row.run_id for o in outcomes),
-        "states": words(o.state for o in outcomes),
-        "attempts": integers(o.row.attempt for o in outcomes),
-        "started_at": instants(o.row.started_at for o in outcomes),
-        "finished_at": instants(o.row.ended_at for o in outcomes),
-        "reasons": [o.end.reason for o in outcomes],
-        "error_types": [o.end.error_type for o in outcomes],
-    }
-    connection.execute(_FINISH_JOB_RUNS, columns)
+def _count(outcomes: Sequence[Outcome]) -> None:
+    for state, count in Counter([outcome.state for outcome in outcomes]).items():
+        metrics.count("runs_ended", count, state)
+    for said, count in Counter([_said(outcome) for outcome in outcomes if outcome.row.started_at is not None]).items():
+        metrics.count("attempts", count, said)
 
 
-def _set_off(connection: Conn, installation: Installation, outcomes: Sequence[_Outcome]) -> list[OutboxRow]:
+def _set_off(connection: Conn, installation: Installation, outcomes: Sequence[Outcome]) -> list[OutboxRow]:
     advance_chains(connection, [_link(outcome.row) for outcome in outcomes if _chains(outcome)])
-    return count_failures(connection, installation, [_ending(outcome) for outcome in outcomes if _counts(outcome)])
+    counted = [outcome for outcome in outcomes if outcome.definition.pause_on_failure is not None]
+    return count_failures(connection, installation, [_ending(outcome) for outcome in counted])
 
 
-def _attempt(outcome: _Outcome) -> AttemptEnd:
+def _left(outcome: Outcome) -> bool:
+    """Whether an attempt leaves more than its outcome."""
+    end = outcome.end
+    return bool(end.result is not None or end.trace or end.output) and outcome.row.started_at is not None
+
+
+def _said(outcome: Outcome) -> str:
+    """How the attempt ended; a run that was cancelled meanwhile ended as that."""
+    return (outcome.end.outcome or outcome.state) if outcome.state is outcome.end.state else outcome.state
+
+
+def _attempt(outcome: Outcome) -> AttemptEnd:
     row, end = outcome.row, outcome.end
-    said = end.outcome if outcome.state is end.state else None  # a run that was cancelled meanwhile ended as that
     return AttemptEnd(
-        run_id=row.run_id,
+        run_id=end.run_id,
         attempt=row.attempt,
         tenant=row.tenant,
-        executor_id=row.executor_id,
+        executor_id=end.executor_id,
         started_at=row.started_at,
         finished_at=row.ended_at,
-        outcome=said or AttemptOutcome(outcome.state),
-        error_type=end.error_type,
-        error_message=end.error_message,
-        came_by=row.came_by,
+        outcome=AttemptOutcome(_said(outcome)),
         result=end.result,
         trace=end.trace,
         output=end.output,
@@ -259,55 +293,7 @@ def _attempt(outcome: _Outcome) -> AttemptEnd:
     )
 
 
-def _completion(outcome: _Outcome, installation: Installation) -> OutboxRow:
-    row, end, definition = outcome.row, outcome.end, outcome.definition
-    sequence = sequence_of(row.attempt, ended_running=_ran(row))
-    error = None
-    if end.error_type and outcome.state in DEAD_LETTERED:
-        error = records.RunError(type=end.error_type, message=end.error_message or "")
-    event = records.RunCompleted(
-        event_id=str(event_id(row.run_id, outcome.state, sequence)),
-        run_id=str(row.run_id),
-        job_id=str(row.job_id),
-        job_key=definition.job_key,
-        job_version=row.job_version,
-        tenant=row.tenant,
-        lane=records.Lane(row.lane),
-        cause=records.Cause(row.cause),
-        status=records.RunStatus(outcome.state),
-        scheduled_at=row.scheduled_at,
-        published_at=row.publish_at,
-        started_at=row.started_at,
-        finished_at=row.ended_at,
-        attempt=row.attempt,
-        max_attempts=definition.retry.max_attempts,
-        executor_id=str(row.executor_id) if row.executor_id else None,
-        result=end.result if outcome.state is RunState.SUCCEEDED else None,
-        error=error,
-        labels={**definition.labels, **(outcome.request.labels or {})},
-        parent_run_id=outcome.request.parent_run_id,
-        root_run_id=outcome.request.root_run_id,
-        sequence=sequence,
-        late_ms=outcome.request.late_ms,
-        reason=end.reason,
-    )
-    return OutboxRow(
-        shard=row.shard,
-        outbox_class=OutboxClass.EVENTS,
-        topic=installation.topics.completions,
-        key=event.job_id.encode(),
-        value=installation.encode_event(event),
-        publish_at=row.ended_at,
-        headers=completion_headers(
-            event,
-            source=installation.source,
-            content_type=installation.content_type,
-            traceparent=outcome.request.traceparent,
-        ),
-    )
-
-
-def _bury(connection: Conn, installation: Installation, outcome: _Outcome) -> OutboxRow:
+def _bury(connection: Conn, installation: Installation, outcome: Outcome) -> OutboxRow:
     return bury(
         connection,
         installation,
@@ -319,7 +305,7 @@ def _bury(connection: Conn, installation: Installation, outcome: _Outcome) -> Ou
     )
 
 
-def _chains(outcome: _Outcome) -> bool:
+def _chains(outcome: Outcome) -> bool:
     return bool(outcome.definition.fixed_delay) and outcome.row.cause == Cause.TIMER
 
 
@@ -327,14 +313,10 @@ def _link(row: ClosedRun) -> tuple[UUID, datetime, datetime]:
     return row.job_id, row.scheduled_at, row.ended_at
 
 
-def _counts(outcome: _Outcome) -> bool:
-    return outcome.definition.pause_on_failure is not None
-
-
-def _ending(outcome: _Outcome) -> Ending:
+def _ending(outcome: Outcome) -> Ending:
     row, definition = outcome.row, outcome.definition
     return Ending(
-        run_id=row.run_id,
+        run_id=outcome.end.run_id,
         job_id=row.job_id,
         job_key=definition.job_key,
         tenant=row.tenant,
@@ -345,27 +327,23 @@ def _ending(outcome: _Outcome) -> Ending:
     )
 
 
-def _holds_turn(outcome: _Outcome) -> bool:
-    return outcome.row.overlap != Overlap.ALLOW_ALL
-
-
-def _loose_end(outcome: _Outcome) -> LooseEnd:
+def _loose_end(outcome: Outcome) -> LooseEnd:
     row = outcome.row
     return LooseEnd(
-        run_id=row.run_id,
+        run_id=outcome.end.run_id,
         job_id=row.job_id,
         tenant=row.tenant,
         ended_at=row.ended_at,
         chained_at=row.scheduled_at if _chains(outcome) else None,
-        counted=_counts(outcome) and outcome.state is RunState.SUCCEEDED,
-        turn=_holds_turn(outcome),
+        counted=outcome.definition.pause_on_failure is not None and outcome.state is RunState.SUCCEEDED,
+        turn=row.overlap != Overlap.ALLOW_ALL,
     )
 
 
-def _given_up(outcome: _Outcome, on_failure: str) -> GivenUp:
+def _given_up(outcome: Outcome, on_failure: str) -> GivenUp:
     row, end = outcome.row, outcome.end
     return GivenUp(
-        run_id=row.run_id,
+        run_id=end.run_id,
         job_key=outcome.definition.job_key,
         tenant=row.tenant,
         shard=row.shard,
@@ -380,7 +358,3 @@ def _given_up(outcome: _Outcome, on_failure: str) -> GivenUp:
         traceparent=outcome.request.traceparent,
         on_failure=on_failure,
     )
-
-
-def _ran(row: ClosedRun) -> bool:
-    return row.started_at is not None

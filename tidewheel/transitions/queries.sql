@@ -126,27 +126,59 @@ SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.clo
  WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: close_runs
--- Ends runs whose attempt is still the current one and in the same hands, and whose state allows the end; the row goes.
--- The executor belongs to the fence: a run that went back keeps its attempt, but is nobody's.
--- Index: open_runs_pkey. Lock: each row in run_id order, rows locked by others are passed over and tried again.
-DELETE FROM open_runs AS gone
- USING (
-    SELECT o.run_id
-      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
-           AS wanted (run_id, attempt, executor_id, state)
-      JOIN open_runs AS o USING (run_id, attempt)
-      JOIN unnest(%(ends)s::text[], %(sources)s::text[]) AS allowed (target, source)
-        ON allowed.target = wanted.state AND allowed.source = o.state
-     WHERE o.executor_id IS NOT DISTINCT FROM wanted.executor_id
-     ORDER BY o.run_id
-       FOR UPDATE OF o SKIP LOCKED
- ) AS chosen
- WHERE gone.run_id = chosen.run_id
-RETURNING gone.run_id, gone.job_id, gone.tenant, gone.shard, gone.queue, gone.lane, gone.cause, gone.overlap, gone.state,
-          gone.job_version, gone.attempt, gone.charged, gone.scheduled_at,
-          CASE WHEN isfinite(gone.publish_at) THEN gone.publish_at ELSE greatest(gone.scheduled_at, gone.made_at) END
-              AS publish_at,
-          gone.started_at, gone.executor_id, gone.came_by, (SELECT tidewheel_now()) AS ended_at
+-- Ends runs whose attempt is still the current one and in the same hands, and whose state allows the end: the row goes, its
+-- outcome and that of its attempt are written down. One that is being cancelled ends as cancelled whatever is wanted. The
+-- executor belongs to the fence: a run that went back keeps its attempt, but is nobody's.
+-- The bounds on run_id hold all that are asked for: the plan has the partitions between them alone. A row that was changed
+-- while this began stays, and counts as locked: at its new place this statement does not see it.
+-- Index: open_runs_pkey, the partition's primary key. Lock: each row in run_id order, rows locked by others are passed over
+-- and tried again; their rows of job_runs, which nobody else writes.
+WITH gone AS (
+    DELETE FROM open_runs AS o
+     USING (
+        SELECT p.ctid AS at, wanted.*
+          FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
+                      %(outcomes)s::text[], %(reasons)s::text[], %(error_types)s::text[], %(error_messages)s::text[])
+               WITH ORDINALITY
+               AS wanted (wanted_id, wanted_attempt, wanted_hands, wanted_state, outcome, reason, error_type,
+                          error_message, place)
+          JOIN open_runs AS p ON p.run_id = wanted.wanted_id AND p.attempt = wanted.wanted_attempt
+         WHERE p.executor_id IS NOT DISTINCT FROM wanted.wanted_hands
+           AND wanted.wanted_state || ':' || p.state = ANY (%(allowed)s::text[])
+         ORDER BY p.run_id
+           FOR UPDATE OF p SKIP LOCKED
+     ) AS chosen
+     WHERE o.ctid = chosen.at
+    RETURNING chosen.place, chosen.outcome, chosen.reason, chosen.error_type, chosen.error_message, chosen.wanted_state,
+              o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.overlap, o.state, o.job_version,
+              o.attempt, o.scheduled_at,
+              CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.made_at) END
+                  AS publish_at,
+              o.started_at, o.executor_id, o.came_by, (SELECT tidewheel_now()) AS ended_at,
+              CASE WHEN o.state = %(cancelling)s THEN %(cancelled)s ELSE chosen.wanted_state END AS ended_as
+), finished AS (
+    UPDATE job_runs AS r
+       SET state = g.ended_as,
+           attempt = g.attempt,
+           started_at = g.started_at,
+           finished_at = g.ended_at,
+           reason = g.reason,
+           error_type = g.error_type
+      FROM gone AS g
+     WHERE r.run_id = g.run_id
+       AND r.run_id BETWEEN %(first_run_id)s::uuid AND %(last_run_id)s::uuid
+), tried AS (
+    INSERT INTO attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type,
+                          error_message, came_by)
+    SELECT g.run_id, g.attempt, g.tenant, g.executor_id, g.started_at, g.ended_at,
+           CASE WHEN g.ended_as = g.wanted_state THEN coalesce(g.outcome, g.ended_as) ELSE g.ended_as END, g.error_type,
+           g.error_message, g.came_by
+      FROM gone AS g
+     WHERE g.started_at IS NOT NULL
+)
+SELECT place, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, overlap, state, job_version, attempt,
+       scheduled_at, publish_at, started_at, ended_at
+  FROM gone
 
 -- name: find_unclosed
 -- Of the ends that close_runs did not take: those that were only locked by somebody and must be tried again.
@@ -155,26 +187,8 @@ SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
        AS wanted (run_id, attempt, executor_id, state)
   JOIN open_runs AS o USING (run_id, attempt)
-  JOIN unnest(%(ends)s::text[], %(sources)s::text[]) AS allowed (target, source)
-    ON allowed.target = wanted.state AND allowed.source = o.state
  WHERE o.executor_id IS NOT DISTINCT FROM wanted.executor_id
-
--- name: finish_job_runs
--- Writes the outcome of ended runs. The ids are named twice, so that the plan holds the partitions of these runs alone.
--- Index: the partition's primary key. Lock: the rows, which only the closer of the open run writes.
-UPDATE job_runs AS r
-   SET state = ended.state,
-       attempt = ended.attempt,
-       started_at = ended.started_at,
-       finished_at = ended.finished_at,
-       reason = ended.reason,
-       error_type = ended.error_type
-  FROM unnest(
-        %(run_ids)s::uuid[], %(states)s::text[], %(attempts)s::integer[], %(started_at)s::timestamptz[],
-        %(finished_at)s::timestamptz[], %(reasons)s::text[], %(error_types)s::text[]
-       ) AS ended (run_id, state, attempt, started_at, finished_at, reason, error_type)
- WHERE r.run_id = ended.run_id
-   AND r.run_id = ANY (%(run_ids)s::uuid[])
+   AND wanted.state || ':' || o.state = ANY (%(allowed)s::text[])
 
 -- name: give_up_turns
 -- Frees the turns that ended runs held, and tells which of them are waited for. Until commit nobody else can have them.

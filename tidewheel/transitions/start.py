@@ -9,12 +9,11 @@ that has it, its policy says, all in the same transaction.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
-from psycopg.rows import class_row
-
-from tidewheel.arrays import integers, uuids, words
-from tidewheel.db import Conn
+from tidewheel.arrays import integers, texts, uuids, words
+from tidewheel.db import Conn, rows_of
 from tidewheel.runs import Move, Overlap, RunState, sources, target
 from tidewheel.sql import Statements
 from tidewheel.transitions.contest import Candidate, Contested, contest
@@ -30,8 +29,7 @@ _CLAIM_SOURCES = words(sources(Move.CLAIM))
 _CLAIM_TARGET = target(Move.CLAIM)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A wish to run one attempt.
 
     Args:
@@ -47,9 +45,8 @@ class Claim:
     came_by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """An attempt that is now this executor's.
+class Started(NamedTuple):
+    """An attempt that is now this executor's; start_attempts and read_claims return its columns in this order.
 
     Args:
         run_id: The run.
@@ -123,7 +120,7 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
         "states": [RunState.RUNNING, RunState.CANCELLING],
     }
     connection.execute(_WAIT_FOR_CLAIMS, columns)
-    with connection.cursor(row_factory=class_row(Started), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_READ_CLAIMS, columns).fetchall()
 
 
@@ -134,7 +131,7 @@ def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[Candidate]:
         "versions": integers(claim.job_version for claim in wanted.values()),
         "sources": _CLAIM_SOURCES,
     }
-    with connection.cursor(row_factory=class_row(Candidate), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_of(Candidate._make), binary=True) as cursor:
         return cursor.execute(_LOCK_CLAIMS, columns).fetchall()
 
 
@@ -143,9 +140,9 @@ def _start(connection: Conn, wanted: Mapping[UUID, Claim], winners: Sequence[UUI
         return []
     columns = {
         "run_ids": uuids(winners),
-        "came_by": [wanted[run_id].came_by for run_id in winners],
+        "came_by": texts([wanted[run_id].came_by for run_id in winners]),
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
     }
-    with connection.cursor(row_factory=class_row(Started), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()

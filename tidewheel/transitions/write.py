@@ -12,6 +12,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from tidewheel.arrays import instants, integers, texts, uuids, words
 from tidewheel.binary_rows import NULL, columns, copy_rows, instant, int2, int4, text, uuid
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, RunId, run_instants
@@ -159,19 +160,19 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
 
 
 def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> set[UUID]:
-    columns: dict[str, list[object]] = {
-        "run_ids": [run.run_id for run in runs],
-        "job_ids": [run.job_id for run in runs],
-        "tenants": [run.tenant for run in runs],
-        "versions": [run.job_version for run in runs],
-        "shards": [run.shard for run in runs],
-        "causes": [run.cause for run in runs],
-        "queues": [run.queue for run in runs],
-        "lanes": [run.lane for run in runs],
-        "scheduled_at": [run.scheduled_at for run in runs],
-        "made_at": [now] * len(runs),
-        "parents": [run.parent_run_id for run in runs],
-        "roots": [run.root_run_id for run in runs],
+    columns: dict[str, object] = {
+        "run_ids": uuids(run.run_id for run in runs),
+        "job_ids": uuids(run.job_id for run in runs),
+        "tenants": texts([run.tenant for run in runs]),
+        "versions": integers(run.job_version for run in runs),
+        "shards": integers(run.shard for run in runs),
+        "causes": words(run.cause for run in runs),
+        "queues": texts([run.queue for run in runs]),
+        "lanes": words(run.lane for run in runs),
+        "scheduled_at": instants(run.scheduled_at for run in runs),
+        "made_at": instants([now] * len(runs)),
+        "parents": uuids(run.parent_run_id for run in runs),
+        "roots": uuids(run.root_run_id for run in runs),
     }
     return {row[0] for row in connection.execute(_ADD_JOB_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
 

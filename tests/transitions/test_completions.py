@@ -1,0 +1,76 @@
+"""What tells of a batch's ends: each event with its own headers, whatever others of the batch share."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR, begin, begun, completions, end, ending, submit, trigger
+from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.runs import RunState
+from tidewheel.schemas.codec import decode, encode_json
+from tidewheel.schemas.records import RunCompleted
+from tidewheel.transitions.end import RunEnd, end_runs
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def headers(database: Database) -> dict[str, dict[bytes, bytes]]:
+    """The headers of each completion, by its run."""
+    topic = database.installation.topics.completions
+    rows = database.rows("SELECT headers, value FROM outbox WHERE topic = %s", [topic])
+    return {decode(value, RunCompleted).run_id: dict(zip(h[::2], h[1::2], strict=True)) for h, value in rows}
+
+
+def test_each_of_a_batch_has_headers_of_its_own(database: Database) -> None:
+    submit(database, retry={"max_attempts": 1})
+    plain, second, failed = begun(database), begun(database), begun(database)
+    traced = begin(database, trigger(database, traceparent=TRACE))
+    end(
+        database,
+        *(ending(one, RunState.SUCCEEDED) for one in (plain, second, traced)),
+        ending(failed, RunState.FAILED, error_type="E"),
+    )
+    events = {event.run_id: event for event in completions(database)}
+    for run_id, told in headers(database).items():
+        event = events[run_id]
+        expected = {
+            b"ce_id": event.event_id.encode(),
+            b"ce_type": f"io.tidewheel.run.{event.status}.v1".encode(),
+            b"ce_source": database.installation.source.encode(),
+            b"ce_time": format_timestamp(event.finished_at).encode(),
+            b"ce_subject": run_id.encode(),
+            b"ce_specversion": b"1.0",
+            b"content-type": b"application/avro",
+        }
+        assert told == expected | ({b"traceparent": TRACE.encode()} if run_id == str(traced.run_id) else {})
+    assert {event.status for event in events.values()} == {"succeeded", "failed"}
+    assert len({event.event_id for event in events.values()}) == 4
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
+def test_an_installation_that_writes_json_tells_the_same_in_json(database: Database, state: RunState) -> None:
+    submit(database, labels={"team": "billing"}, retry={"max_attempts": 1})
+    started = begun(database)
+    in_json = replace(database.installation, content_type="application/json", encode_event=encode_json)
+    with database.transaction() as connection:
+        end_runs(connection, in_json, [ending(started, state, result=b"1", error_type="E", reason="so")])
+    topic = database.installation.topics.completions
+    [(value, parts)] = database.rows("SELECT value, headers FROM outbox WHERE topic = %s", [topic])
+    assert value[:1] == b"{"
+    assert parts[parts.index(b"content-type") + 1] == b"application/json"
+    event = decode(value, RunCompleted)
+    assert (event.run_id, event.status, event.executor_id) == (str(started.run_id), state, str(EXECUTOR))
+    assert (event.labels, event.reason, event.started_at) == ({"team": "billing"}, "so", started.started_at)
+    assert (event.result, event.error is None) == ((b"1", True) if state is RunState.SUCCEEDED else (None, False))
+
+
+def test_ends_in_different_hands_name_each_their_own(database: Database) -> None:
+    submit(database)
+    held, waiting = begun(database), trigger(database)
+    end(database, ending(held, RunState.SUCCEEDED), RunEnd(waiting, 0, RunState.CANCELLED, reason="asked"))
+    told = {event.run_id: (event.executor_id, event.started_at, event.reason) for event in completions(database)}
+    assert told == {
+        str(held.run_id): (str(EXECUTOR), held.started_at, None),
+        str(waiting): (None, None, "asked"),
+    }

@@ -1,0 +1,116 @@
+"""The events that tell how runs ended: one outbox row each, for a batch of ends of one transaction.
+
+Every run that ends pays for what stands here, so nothing is made for one that others of its batch have too.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from tidewheel.ids import event_text
+from tidewheel.outbox import OutboxClass, OutboxRow, pack
+from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
+from tidewheel.schemas.cloudevents import completion_headers
+from tidewheel.schemas.records import RunError
+from tidewheel.schemas.wire import read_run_completed, run_completed
+from tidewheel.transitions.installation import Installation
+
+if TYPE_CHECKING:
+    from tidewheel.transitions.end import Outcome, RunEnd
+
+_KINDS = {state: state.encode() for state in RunState}
+_BLANK = bytes(36)  # stands for an id in headers made for many; no text in them has a NUL
+
+
+def completions(outcomes: "Iterable[Outcome]", installation: Installation, ended_at: datetime) -> Iterator[OutboxRow]:
+    """The completions of runs that end in one transaction, all at one instant."""
+    topic, as_json = installation.topics.completions, installation.content_type == "application/json"
+    headers = _Headers(installation, ended_at)
+    executor_id: UUID | None = None
+    executor: str | None = None
+    started_at: datetime | None = None
+    for row, end, state, request, definition in outcomes:
+        if end.executor_id is not executor_id:
+            executor_id = end.executor_id
+            executor = None if executor_id is None else str(executor_id)
+        # Equal instants are encoded once where they are one object; those of the message are those of other messages.
+        if row.started_at != started_at:
+            started_at = row.started_at
+        scheduled_at = request.scheduled_at if request.scheduled_at == row.scheduled_at else row.scheduled_at
+        published_at = request.publish_at if request.publish_at == row.publish_at else row.publish_at
+        sequence = sequence_of(row.attempt, ended_running=started_at is not None)
+        event_id = event_text(end.run_id.bytes, _KINDS[state], sequence)
+        value = run_completed(
+            event_id,
+            row.run,
+            row.job,
+            definition.job_key,
+            row.job_version,
+            row.tenant,
+            row.lane,
+            row.cause,
+            state,
+            scheduled_at,
+            published_at,
+            started_at,
+            ended_at,
+            row.attempt,
+            definition.retry.max_attempts,
+            executor,
+            end.result if state is RunState.SUCCEEDED else None,
+            _error(end, state) if end.error_type else None,
+            {**definition.labels, **request.labels} if request.labels else definition.labels,
+            request.parent_run_id,
+            request.root_run_id,
+            sequence,
+            request.late_ms,
+            end.reason,
+        )
+        if as_json:
+            value = installation.encode_event(read_run_completed(value)[0])
+        yield OutboxRow(
+            row.shard,
+            OutboxClass.EVENTS,
+            topic,
+            row.job.encode(),
+            value,
+            ended_at,
+            headers.of(event_id.encode(), row.run.encode(), state, request.traceparent),
+        )
+
+
+class _Headers:
+    """The headers of a batch's completions as their column has them: most differ in two ids alone."""
+
+    def __init__(self, installation: Installation, ended_at: datetime) -> None:
+        self._installation, self._ended_at = installation, ended_at
+        self._made: dict[RunState, list[bytes]] = {}
+
+    def of(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
+        """The headers of one of them."""
+        if traceparent is not None:
+            return self._packed(event_id, run_id, state, traceparent)
+        pieces = self._made.get(state)
+        if pieces is None:
+            pieces = self._made[state] = self._packed(_BLANK, _BLANK, state, None).split(_BLANK)
+        head, middle, tail = pieces
+        return b"".join((head, event_id, middle, run_id, tail))
+
+    def _packed(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
+        told = completion_headers(
+            self._installation.source,
+            event_id=event_id,
+            run_id=run_id,
+            status=state,
+            finished_at=self._ended_at,
+            traceparent=traceparent,
+            content_type=self._installation.content_type,
+        )
+        return pack(told)
+
+
+def _error(end: "RunEnd", state: RunState) -> RunError | None:
+    if end.error_type is None or state not in DEAD_LETTERED:
+        return None
+    return RunError(type=end.error_type, message=end.error_message or "")
