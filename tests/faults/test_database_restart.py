@@ -4,7 +4,8 @@ No attempt is repeated or lost, no request is refused, nothing is set aside, and
 have a server of their own, for everything else would feel the restart too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -44,6 +45,18 @@ def fleet(server: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
     """Services on that server."""
     with fleet_on(server, tmp_path) as made:
         yield made
+
+
+@contextmanager
+def answers_lost(fleet: Fleet) -> Generator[None]:
+    """With a standby that never answers, a COMMIT is carried out and durable, and its answer does not come."""
+    fleet.database.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    fleet.database.execute("SELECT pg_reload_conf()")
+    try:
+        yield
+    finally:  # or the next test's CREATE DATABASE waits for ever
+        fleet.database.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        fleet.database.execute("SELECT pg_reload_conf()")
 
 
 def waiting(fleet: Fleet) -> set[str]:
@@ -95,7 +108,7 @@ class Step:
 STEPS = {
     "intake": Step("requests", frozenset({"tidewheel-intake"})),
     "firing": Step("timers", frozenset({"tidewheel-scheduler"})),
-    "relay": Step("outbox", frozenset({"tidewheel-relay"})),
+    "relay": Step("outbox", frozenset({"tidewheel-relay-delete"})),
     "claim": Step("open_runs", frozenset(CLAIMERS)),
     "completion": Step("attempts", frozenset({"tidewheel-executor-finish"})),
 }
@@ -136,16 +149,12 @@ def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "8s"})
     fleet.flush()
     oracle.wait_answered()
-    # With a standby that never answers, a COMMIT is carried out and durable, and its answer does not come.
-    fleet.database.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-    fleet.database.execute("SELECT pg_reload_conf()")
-    work.trigger("errand", 3)
-    held.let_go()
-    others = {"tidewheel-intake", "tidewheel-scheduler", "tidewheel-relay", "tidewheel-executor-finish"}
-    fleet.until(lambda: waiting(fleet) >= others and waiting(fleet) & CLAIMERS, "every COMMIT hangs")
-    restart(server)
-    fleet.database.execute("ALTER SYSTEM RESET synchronous_standby_names")
-    fleet.database.execute("SELECT pg_reload_conf()")
+    with answers_lost(fleet):
+        work.trigger("errand", 3)
+        held.let_go()
+        others = {"tidewheel-intake", "tidewheel-scheduler", "tidewheel-relay-delete", "tidewheel-executor-finish"}
+        fleet.until(lambda: waiting(fleet) >= others and waiting(fleet) & CLAIMERS, "every COMMIT hangs")
+        restart(server)
     work.wait_recovered(now())
     work.finish()
     fleet.stop()
@@ -164,12 +173,9 @@ def test_a_claim_whose_answer_was_lost_for_longer_than_the_lease_is_begun_and_no
     fleet.flush()
     oracle.wait_answered()
     fleet.until(lambda: fleet.database.count("outbox") == 1, "it waits for its time")
-    fleet.database.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-    fleet.database.execute("SELECT pg_reload_conf()")
-    fleet.until(lambda: waiting(fleet) & CLAIMERS, "the claim's COMMIT hangs")
-    restart(server, away=lease)
-    fleet.database.execute("ALTER SYSTEM RESET synchronous_standby_names")
-    fleet.database.execute("SELECT pg_reload_conf()")
+    with answers_lost(fleet):
+        fleet.until(lambda: waiting(fleet) & CLAIMERS, "the claim's COMMIT hangs")
+        restart(server, away=lease)
     work.wait_recovered(now())
     work.finish()
     fleet.stop()
