@@ -1,58 +1,44 @@
 """The relay: reads due rows, produces them, waits for proof, deletes them.
 
 No transaction is open while it waits for Kafka. A crash between proof and delete repeats messages, never loses them.
+While there is a backlog three batches are under way: one is read, one is with the broker, one is being deleted.
 """
 
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from typing import cast
 
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Session
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.membership import Membership
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxClass
-from tidewheel.relay.publish import DueRow, Published, Publisher
+from tidewheel.relay.batch import Batch, DueRow, Published, counts_of
+from tidewheel.relay.delete import Deleter
+from tidewheel.relay.publish import Publisher
+from tidewheel.relay.read import Reader
 from tidewheel.relay.slices import Slices
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import RelaySettings
 from tidewheel.skew import Skew
-from tidewheel.sql import Statements
 from tidewheel.wakeup import Channel, Listener
 
-_SQL = Statements("tidewheel.relay")
-_READ_OUTBOX = _SQL["read_outbox"]
-_PROBE_OUTBOX = _SQL["probe_outbox"]
-_DELETE_OUTBOX = _SQL["delete_outbox"]
-_SET_ROW_ASIDE = _SQL["set_row_aside"]
-
-# Shares of a batch, in the order they are produced: a class that has less leaves nothing to the others, so the sum may
-# exceed 1; what matters is that a flood of one class cannot take another's share.
-_WEIGHTS = {OutboxClass.CRITICAL: 1.0, OutboxClass.STANDARD: 0.6, OutboxClass.EVENTS: 0.6, OutboxClass.BATCH: 0.2}
-
-_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-# Rows of transactions that commit within a second of their clock reading lie behind this; later ones are found by the
-# walk from the very start.
-_LATE_COMMIT = timedelta(seconds=1)
-_MOST_BYTES = 32 * 1024 * 1024  # of messages in one batch; two are in memory at a time
-_WALK_SECONDS = 1.0
-_WALK_SHARE = 20  # the walk takes at most a twentieth of the time, however many dead rows it meets
+# A batch costs as much as hundreds of its rows, above all the broker. So when nothing waits behind it, the next one is
+# left to gather: longer the more came, so that single rows leave at once, and thousands a second in tens of batches.
+_GATHER_SECONDS_A_ROW = 0.000_2
+_LONGEST_GATHER_SECONDS = 0.020
+_LOOK_SECONDS = 1.0  # how old the metrics may be while there is always something to do
 
 
 class Relay:
     """One relay process."""
 
     def __init__(self, settings: RelaySettings, url: str, kafka: dict[str, str], stop: Stop) -> None:
-        self._settings, self._stop = settings, stop
-        # Rows are deleted by their addresses: cheap, but the planner takes a small table as a reason to read all of it.
-        self._session = Session(url, "tidewheel-relay", options="-c enable_seqscan=off")
+        self._stop = stop
+        self._poll = settings.relay_poll.total_seconds()
         self._membership = Membership(
             url,
             role="relay",
@@ -63,18 +49,19 @@ class Relay:
         self._slices = Slices(url, self._membership)
         self._wake = threading.Event()
         self._listener = Listener(url, "tidewheel-relay-listen", (Channel.OUTBOX,), self._wake)
-        timeout_ms = int(settings.delivery_timeout.total_seconds() * 1000)
         self._publisher = Publisher(
             kafka,
-            timeout_ms=timeout_ms,
+            timeout_ms=int(settings.delivery_timeout.total_seconds() * 1000),
             batch=settings.producer_batch,
             runs_prefix=f"{settings.topic_prefix}.runs.",
             stop=stop,
             meanwhile=self._slices.keep,
         )
-        self._marks: dict[tuple[int, str], datetime] = {}
-        self._under_way: list[DueRow] = []
-        self._next_walk = 0.0
+        self._reader = Reader(url, settings.relay_batch)
+        self._deleter = Deleter(url)
+        self._sent: Batch | None = None
+        self._sleeps_until = 0.0
+        self._next_look = 0.0
 
     def run(self) -> None:
         """Publish until asked to stop."""
@@ -90,111 +77,106 @@ class Relay:
 
     def leave(self) -> None:
         """Let the others have the slices."""
-        if self._under_way:
-            with suppress(Unavailable, psycopg.Error):
-                self._finish(self._under_way, self._publisher.prove())
+        with suppress(Unavailable, psycopg.Error):
+            self._prove()
+        self._deleter.close()
         self._publisher.close()
         self._slices.release()
         self._membership.leave()
         self._listener.close()
-        self._session.close()
+        self._reader.close()
 
     def step(self) -> float:
-        """One batch read, and the one before it proven and deleted; returns how long nothing is due, in seconds.
+        """One batch read, the one before it proven, and the one before that deleted.
+
+        Returns:
+            How long nothing is due, in seconds.
 
         Raises:
             Unavailable: PostgreSQL or Kafka does not answer; nothing was deleted that was not proven.
         """
-        poll = self._settings.relay_poll.total_seconds()
+        try:
+            return self._step()
+        except BaseException:
+            self._reader.forget()
+            raise
+
+    def _step(self) -> float:
         held = self._slices.held()
-        rows = self._read(held, self._under_way) if held else []
-        if rows:
+        if held and self._slept_through():
+            return self._pause(held)
+        batch = self._reader.read(held, self._publisher.parked(), self._under_way()) if held else None
+        if batch:
             failpoint("relay.read")
-        under_way, self._under_way = self._under_way, []
-        published = self._publisher.prove() if under_way else Published()
-        # The next batch is on its way to the broker while this one is deleted.
-        if rows:
-            self._publisher.send(rows)
-            self._under_way = rows
-        if under_way:
-            self._finish(under_way, published)
-            return 0.0
-        return 0.0 if rows else self._pause(held, poll)
+        self._prove()
+        if batch:
+            # It is on its way to the broker while the one before is deleted and the next one is read.
+            self._publisher.send(batch.rows)
+            self._sent = batch
+            if batch.full or self._gather(batch):
+                self._tell_ages(held)
+                return 0.0
+        return self._pause(held)
 
-    def _finish(self, rows: Sequence[DueRow], published: Published) -> None:
-        failpoint("relay.acknowledged")
-        self._delete(published)
-        failpoint("relay.deleted")
-        self._move_marks(rows, published)
-        for name, count in _counts(published.proven).items():
-            metrics.count("outbox_published", count, name)
-
-    def _read(self, held: Sequence[int], under_way: Sequence[DueRow]) -> list[DueRow]:
-        started = monotonic_seconds()
-        walk = started >= self._next_walk
-        pairs = [(number, name) for name in _WEIGHTS for number in held]
-        columns = {
-            "slices": [number for number, _ in pairs],
-            "classes": [name for _, name in pairs],
-            "marks": [_BEGINNING if walk else self._marks.get(pair, _BEGINNING) for pair in pairs],
-            "limits": [max(1, int(self._settings.relay_batch * _WEIGHTS[name] / len(held))) for _, name in pairs],
-            "parked": self._publisher.parked(),
-            "under_way": [row.id for row in under_way],
-            "most_bytes": _MOST_BYTES,
-        }
-        with self._session.transaction() as connection:
-            # Tuples straight into the row: this is the relay's hottest loop.
-            rows = [DueRow(*row) for row in connection.execute(_READ_OUTBOX, columns, binary=True)]  # type: ignore[arg-type]
-        if walk:
-            self._next_walk = started + max(_WALK_SECONDS, _WALK_SHARE * (monotonic_seconds() - started))
-        return rows
-
-    def _pause(self, held: Sequence[int], poll: float) -> float:
-        if not held:
-            return poll
-        pairs = [(number, name) for name in _WEIGHTS for number in held]
-        columns = {
-            "slices": [number for number, _ in pairs],
-            "classes": [name for _, name in pairs],
-            "marks": [self._marks.get(pair, _BEGINNING) for pair in pairs],
-            "parked": self._publisher.parked(),
-        }
-        with self._session.transaction() as connection:
-            rows = connection.execute(_PROBE_OUTBOX, columns, binary=True).fetchall()
-        now = cast("datetime", rows[0][2])
-        earliest: dict[str, datetime] = {}
-        for name, at, _ in rows:
-            if isinstance(at, datetime):
-                earliest[str(name)] = min(at, earliest.get(str(name), at))
-        for name in _WEIGHTS:
-            age = now - earliest[name] if name in earliest else timedelta(0)
-            metrics.set("outbox_oldest_seconds", max(age.total_seconds(), 0.0), name)
-        if not earliest:
-            return poll
-        return min(max((min(earliest.values()) - now).total_seconds(), 0.0), poll)
-
-    def _delete(self, published: Published) -> None:
-        gone = [*published.proven, *(row for row, _ in published.refused)]
-        if not gone:
+    def _prove(self) -> None:
+        """Wait for the proof of what was sent, and let it be deleted."""
+        self._settle()
+        batch, self._sent = self._sent, None
+        if batch is None:
             return
-        with self._session.transaction() as connection:
-            for row, error in published.refused:
-                aside = {"topic": row.topic, "key": row.key, "value": row.value, "headers": row.headers, "error": error}
-                connection.execute(_SET_ROW_ASIDE, aside)
-                metrics.count("outbox_set_aside")
-            connection.execute(_DELETE_OUTBOX, {"places": [row.place for row in gone], "ids": [row.id for row in gone]})
+        published = self._publisher.prove()
+        self._reader.forget_what_stays(batch, published)
+        self._deleter.take(batch, published)
 
-    def _move_marks(self, rows: Sequence[DueRow], published: Published) -> None:
-        done = {row.id for row in published.proven} | {row.id for row, _ in published.refused}
-        left = {(row.slice, row.outbox_class) for row in rows if row.id not in done}
-        for row in rows:
-            pair = (row.slice, row.outbox_class)
-            if pair not in left:
-                self._marks[pair] = max(self._marks.get(pair, _BEGINNING), row.publish_at - _LATE_COMMIT)
+    def _settle(self) -> None:
+        """Wait for the deletion that is under way."""
+        settled = self._deleter.settle()
+        if settled is not None:
+            _count(*settled)
+
+    def _gather(self, batch: Batch) -> bool:
+        """Prove at once what nothing waits behind; returns whether more is to be expected by now."""
+        self._prove()
+        seconds = len(batch.rows) * _GATHER_SECONDS_A_ROW
+        self._stop.wait(min(seconds, _LONGEST_GATHER_SECONDS))
+        return seconds >= _LONGEST_GATHER_SECONDS
+
+    def _under_way(self) -> list[DueRow]:
+        return [*(self._sent.rows if self._sent else ()), *self._deleter.under_way()]
+
+    def _slept_through(self) -> bool:
+        """Whether the whole pause has passed since nothing was due: nobody woke us, so that a look is enough."""
+        return 0.0 < self._sleeps_until <= monotonic_seconds() and not self._reader.walks()
+
+    def _pause(self, held: list[int]) -> float:
+        """How long nothing is due, by a look at the earliest rows."""
+        self._settle()
+        self._sleeps_until = 0.0
+        if not held:
+            return self._poll
+        left = self._look(held)
+        if left == self._poll:
+            self._sleeps_until = monotonic_seconds() + self._poll
+        return left
+
+    def _tell_ages(self, held: list[int]) -> None:
+        """For the metrics, while there is no pause."""
+        if monotonic_seconds() >= self._next_look:
+            self._look(held)
+
+    def _look(self, held: list[int]) -> float:
+        now, earliest = self._reader.earliest(held, self._publisher.parked())
+        for name in OutboxClass:
+            age = now - earliest.get(name, now)
+            metrics.set("outbox_oldest_seconds", max(age.total_seconds(), 0.0), name)
+        self._next_look = monotonic_seconds() + _LOOK_SECONDS
+        left = (min(earliest.values()) - now).total_seconds() if earliest else self._poll
+        return min(max(left, 0.0), self._poll)
 
 
-def _counts(rows: Sequence[DueRow]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.outbox_class] = counts.get(row.outbox_class, 0) + 1
-    return counts
+def _count(batch: Batch, published: Published) -> None:
+    all_of_them = len(published.proven) == len(batch.rows)
+    for (_, name), count in (batch.counts if all_of_them else counts_of(published.proven, batch.pairs)).items():
+        metrics.count("outbox_published", count, name)
+    if published.refused:
+        metrics.count("outbox_set_aside", len(published.refused))

@@ -8,8 +8,8 @@ a repeat is always possible and receivers drop it by id.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from contextlib import suppress
+from functools import lru_cache
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -17,6 +17,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.kafka import producer
+from tidewheel.relay.batch import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
 from tidewheel.service import Stop
 
 _LOG = logging.getLogger("tidewheel.relay")
@@ -46,29 +47,6 @@ _TOPIC_TROUBLE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DueRow:
-    """An outbox row as read."""
-
-    place: str
-    id: int
-    slice: int
-    outbox_class: str
-    publish_at: datetime
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: list[bytes] | None
-
-
-@dataclass(slots=True)
-class Published:
-    """What became of a batch; a row in neither list stays and is tried again."""
-
-    proven: list[DueRow] = field(default_factory=list[DueRow])
-    refused: list[tuple[DueRow, str]] = field(default_factory=list[tuple[DueRow, str]])
-
-
 class Publisher:
     """One idempotent producer, created once and again only after a fatal error."""
 
@@ -86,7 +64,7 @@ class Publisher:
         self._runs_prefix, self._meanwhile = runs_prefix, meanwhile
         self._dropped: list[DueRow] = []
         self._failed: list[tuple[KafkaError, str, bytes | None]] = []
-        self._sent: list[DueRow] = []
+        self._sent: Sequence[DueRow] = ()
         self._refused: list[tuple[DueRow, str]] = []
         self._gave_up = ""
         self._producer = self._new_producer()
@@ -114,7 +92,7 @@ class Publisher:
         Raises:
             Unavailable: The broker does not take them now; none is proven.
         """
-        rows, self._sent = self._sent, []
+        rows, self._sent = self._sent, ()
         result = Published()
         result.proven, self._dropped = self._dropped, []
         self._prove(rows, result)
@@ -135,10 +113,10 @@ class Publisher:
             return
         self._sort_failures(failed)
         touched = {(topic, key) for _, topic, key in failed}
-        doubtful = [row for row in rows if (row.topic, row.key) in touched]
-        result.proven.extend(row for row in rows if (row.topic, row.key) not in touched)
+        doubtful = [row for row in rows if (row[TOPIC], row[KEY]) in touched]
+        result.proven.extend(row for row in rows if (row[TOPIC], row[KEY]) not in touched)
         bad = {topic for error, topic, _ in failed if error.code() in _REFUSED_FOR_GOOD}
-        self._bisect([row for row in doubtful if row.topic in bad], failed, result)
+        self._bisect([row for row in doubtful if row[TOPIC] in bad], failed, result)
 
     def _bisect(
         self, rows: Sequence[DueRow], failed: Sequence[tuple[KafkaError, str, bytes | None]], result: Published
@@ -165,43 +143,58 @@ class Publisher:
             _LOG.error("topic %s is parked: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
         self._parked[topic] = until
 
-    def _produce(self, rows: Sequence[DueRow]) -> tuple[list[DueRow], list[tuple[DueRow, str]]]:
+    def _produce(self, rows: Sequence[DueRow]) -> tuple[Sequence[DueRow], list[tuple[DueRow, str]]]:
         """Hand rows to the producer; returns those it took, and those it refuses for good. The others stay."""
-        sent: list[DueRow] = []
+        not_taken: set[bytes] = set()
         refused: list[tuple[DueRow, str]] = []
+        produce = self._producer.produce
         for row in rows:
+            _, _, topic, key, value, headers, _, row_id = row
             try:
-                self._produce_one(row)
-                sent.append(row)
+                try:
+                    if headers is None:
+                        produce(topic, value, key)
+                    else:
+                        produce(topic, value, key, headers=_headers(headers))
+                except BufferError:
+                    self._produce_when_there_is_room(row)
             except KafkaException as failure:
-                error = failure.args[0]
-                if error.fatal():
-                    self._gave_up = error.str()
-                    self._replace_if_fatal()
-                if error.code() in _TOPIC_TROUBLE:
-                    self._topics -= {row.topic}
-                    self._park(row.topic, monotonic_seconds() + _PARKED_SECONDS, error.str())
-                elif error.code() in _REFUSED_FOR_GOOD:
-                    refused.append((row, error.str()))
-                else:
-                    message = f"the producer did not take a message for {row.topic}: {error.str()}"
-                    raise Unavailable(message) from failure
-        return sent, refused
+                not_taken.add(row_id)
+                error = self._why_not_taken(topic, failure)
+                if error is not None:
+                    refused.append((row, error))
+        return [row for row in rows if row[ID] not in not_taken] if not_taken else rows, refused
 
-    def _produce_one(self, row: DueRow) -> None:
-        headers = _headers(row.headers)
+    def _produce_when_there_is_room(self, row: DueRow) -> None:
+        """For when the queue is full: the broker is slow or away."""
         while True:
-            try:
-                self._producer.produce(row.topic, value=row.value, key=row.key, headers=headers)
-            except BufferError:
-                # Full: the broker is slow or away.
-                self._meanwhile()
-                self._producer.poll(0.1)
-                if self._stop.asked():
-                    message = "stopped before the broker had answered"
-                    raise Unavailable(message) from None
-                continue
-            return
+            self._meanwhile()
+            self._producer.poll(0.1)
+            if self._stop.asked():
+                message = "stopped before the broker had answered"
+                raise Unavailable(message)
+            with suppress(BufferError):
+                self._producer.produce(row[TOPIC], row[VALUE], row[KEY], headers=_headers(row[HEADERS] or []))
+                return
+
+    def _why_not_taken(self, topic: str, failure: KafkaException) -> str | None:
+        """Why the producer refuses a message for good; nothing when its topic is parked for it.
+
+        Raises:
+            Unavailable: It may take it later.
+        """
+        error = failure.args[0]
+        if error.fatal():
+            self._gave_up = error.str()
+            self._replace_if_fatal()
+        if error.code() in _TOPIC_TROUBLE:
+            self._topics -= {topic}
+            self._park(topic, monotonic_seconds() + _PARKED_SECONDS, error.str())
+            return None
+        if error.code() in _REFUSED_FOR_GOOD:
+            return str(error.str())
+        message = f"the producer did not take a message for {topic}: {error.str()}"
+        raise Unavailable(message) from failure
 
     def _await_delivery(self) -> None:
         # Never produced again while they are still in the producer's queue: an outage would multiply them.
@@ -211,9 +204,10 @@ class Publisher:
                 message = "stopped before the broker had answered"
                 raise Unavailable(message)
 
-    def _reachable(self, rows: Sequence[DueRow]) -> list[DueRow]:
+    def _reachable(self, rows: Sequence[DueRow]) -> Sequence[DueRow]:
         """The rows whose topics exist; an unknown topic would make the producer wait for it, and all others with it."""
-        wanted = {row.topic for row in rows}
+        wanted = {row[TOPIC] for row in rows}
+        self._dropped = []
         if wanted - self._topics:
             try:
                 self._topics = frozenset(self._producer.list_topics(timeout=_METADATA_SECONDS).topics)
@@ -223,12 +217,13 @@ class Publisher:
             until = monotonic_seconds() + _PARKED_SECONDS
             for topic in wanted - self._topics:
                 self._park(topic, until, "there is no such topic")
-        reachable = [row for row in rows if row.topic in self._topics]
+        if wanted <= self._topics:
+            return rows
         # A queue without topics is served by the sweep, which reads open_runs: its messages would lie here for ever.
         self._dropped = [
-            row for row in rows if row.topic not in self._topics and row.topic.startswith(self._runs_prefix)
+            row for row in rows if row[TOPIC] not in self._topics and row[TOPIC].startswith(self._runs_prefix)
         ]
-        return reachable
+        return [row for row in rows if row[TOPIC] in self._topics]
 
     def _replace_if_fatal(self) -> None:
         why, self._gave_up = self._gave_up, ""
@@ -251,7 +246,9 @@ class Publisher:
                 self._gave_up = error.str()
 
 
-def _headers(parts: list[bytes] | None) -> list[tuple[str, str | bytes | None]]:
-    if not parts:
-        return []
-    return [(parts[at].decode(), parts[at + 1]) for at in range(0, len(parts), 2)]
+# The names are few and ours: to decode each of eight a message would cost as much as to produce it.
+_name = lru_cache(maxsize=1000)(bytes.decode)
+
+
+def _headers(parts: list[bytes]) -> list[tuple[str, str | bytes | None]]:
+    return [(_name(parts[at]), parts[at + 1]) for at in range(0, len(parts), 2)]

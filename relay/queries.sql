@@ -1,29 +1,28 @@
 -- name: read_outbox
--- Due rows of the held slices, class by class, oldest first, up to so many bytes; parked topics and what is under way
--- are passed over.
+-- Due rows of the held slices, class by class, oldest first; parked topics and what is under way are passed over. The
+-- order is that of the loop: a subquery with a LIMIT that looks back is run once for each row of `s`, in their order.
 -- Index: outbox_due, from the low-water mark. No lock: the slice is this relay's by an advisory lock.
-SELECT place, id, slice, class, publish_at, topic, key, value, headers
-  FROM (
-SELECT o.ctid::text AS place, o.id, s.slice, s.class, o.publish_at, o.topic, o.key, o.value, o.headers, s.position,
-       sum(coalesce(octet_length(o.value), 0)) OVER running - coalesce(octet_length(o.value), 0) AS bytes_before
-  FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(limits)s::integer[])
-       WITH ORDINALITY AS s (slice, class, mark, most, position)
+SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
+  FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[],
+              %(limits)s::integer[]) WITH ORDINALITY AS s (slice, class, mark, mark_id, most, position)
  CROSS JOIN LATERAL (
     SELECT r.ctid, r.id, r.publish_at, r.topic, r.key, r.value, r.headers
       FROM outbox AS r
      WHERE r.slice = s.slice
        AND r.class = s.class
-       AND r.publish_at >= s.mark
+       AND (r.publish_at, r.id) > (s.mark, s.mark_id)
        AND r.publish_at <= (SELECT tidewheel_now())
        AND r.topic <> ALL (%(parked)s)
        AND r.id <> ALL (%(under_way)s::bigint[])
      ORDER BY r.publish_at, r.id
      LIMIT s.most
   ) AS o
-WINDOW running AS (ORDER BY s.position, o.publish_at, o.id ROWS UNBOUNDED PRECEDING)
-) AS batch
- WHERE bytes_before < %(most_bytes)s
- ORDER BY position, publish_at, id
+ ORDER BY s.position
+
+-- name: read_clock
+-- The database's clock.
+-- No index, no lock.
+SELECT tidewheel_now()
 
 -- name: probe_outbox
 -- The database's clock, and the earliest row of each held slice and class.
@@ -46,10 +45,14 @@ SELECT s.class, earliest.publish_at, (SELECT tidewheel_now()) AS now
 DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
 
 -- name: set_row_aside
--- A row that Kafka refuses for good, kept with its error for a person to look at.
--- No index, no lock.
+-- A row that Kafka refuses for good, moved to where a person looks at it; nothing when it is gone already.
+-- Index: none, by tid. Lock: the row, which nobody else touches.
+WITH refused AS (
+    DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
+    RETURNING topic, key, value, headers
+)
 INSERT INTO set_aside (kind, topic, key, value, headers, error, made_at)
-VALUES ('outbox', %(topic)s, %(key)s, %(value)s, %(headers)s, %(error)s, tidewheel_now())
+SELECT 'outbox', topic, key, value, headers, %(error)s, tidewheel_now() FROM refused
 
 -- name: try_slice
 -- Whether a slice could be made this relay's own.

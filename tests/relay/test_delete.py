@@ -1,0 +1,40 @@
+"""Deleting in the background: what was proven is deleted however often that fails, and published once."""
+
+import logging
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.relay.relaying import Relaying
+from tidewheel.local.stack import StackInfo
+
+pytestmark = pytest.mark.kafka
+
+REFUSE_DELETING = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION refuse();
+"""
+
+
+@pytest.fixture
+def relaying(database: Database, info: StackInfo) -> Relaying:
+    return Relaying(database, info.bootstrap)
+
+
+def test_a_deletion_that_fails_is_tried_again_and_nothing_is_published_twice(
+    relaying: Relaying, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = relaying.topic("a", max_bytes=2000)
+    relaying.database.execute(REFUSE_DELETING)
+    relaying.write(relaying.row(topic, b"1"), relaying.row(topic, bytes(range(256)) * 20), relaying.row(topic, b"2"))
+    with caplog.at_level(logging.WARNING), relaying.running():
+        until(lambda: "not now" in caplog.text, "it could not be deleted")
+        relaying.write(relaying.row(topic, b"3"))
+        assert relaying.left() == 4
+        relaying.database.execute("DROP TRIGGER refuse ON outbox")
+        relaying.until_empty()
+    arrived = relaying.values(topic)
+    assert arrived[-1] == b"3"
+    assert (arrived.count(b"1") < 3, arrived.count(b"2") < 3, arrived.count(b"3")) == (True, True, 1)
+    assert relaying.database.count("set_aside") == 1

@@ -1,0 +1,73 @@
+"""Reading from low-water marks: a backlog leaves once and in order, in bounded pieces, and stragglers are not lost."""
+
+import os
+from datetime import timedelta
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.relay.relaying import Relaying
+from tidewheel.local.stack import StackInfo
+from tidewheel.outbox import SLICES
+from tidewheel.relay.batch import ids
+from tidewheel.relay.read import Reader
+
+pytestmark = pytest.mark.kafka
+
+HELD = list(range(SLICES))
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def relaying(database: Database, info: StackInfo) -> Relaying:
+    return Relaying(database, info.bootstrap)
+
+
+def test_a_backlog_of_one_instant_leaves_once_and_in_order(relaying: Relaying) -> None:
+    """Its rows differ by their ids alone, and three batches of them are under way at a time."""
+    topic = relaying.topic("a")
+    past = relaying.due_at(timedelta(minutes=-1))
+    values = [str(number).encode() for number in range(3000)]
+    relaying.write(*(relaying.row(topic, value, publish_at=past) for value in values))
+    with relaying.running(relay_batch=800):
+        relaying.until_empty()
+    assert relaying.values(topic) == values
+
+
+def test_many_rows_that_come_behind_the_mark_do_not_wait_for_a_walk_each_time(relaying: Relaying) -> None:
+    """A walk finds one share of a batch, here six rows, and is made once a second; the mark goes back with it."""
+    topic = relaying.topic("a")
+    with relaying.running(relay_batch=80):
+        relaying.write(relaying.row(topic, b"new"))
+        relaying.until_empty()
+        past = relaying.due_at(timedelta(minutes=-1))
+        values = [str(number).encode() for number in range(600)]
+        relaying.write(*(relaying.row(topic, value, publish_at=past) for value in values))
+        relaying.until_empty()
+    assert relaying.values(topic) == [b"new", *values]
+
+
+def test_a_batch_of_large_messages_is_cut_by_its_bytes(relaying: Relaying) -> None:
+    value = os.urandom(MEBIBYTE)
+    relaying.write(*(relaying.row("large", value, str(number).encode(), shard=number % 64) for number in range(40)))
+    reader = Reader(relaying.database.url, 1000)
+    first = reader.read(HELD, [], [])
+    second = reader.read(HELD, [], first.rows)
+    reader.close()
+    assert (len(first.rows), first.full) == (32, True)
+    assert (len(second.rows), second.full) == (8, False)
+    assert len({key for _, _, _, key, *_ in (*first.rows, *second.rows)}) == 40
+
+
+def test_what_is_forgotten_is_read_again(relaying: Relaying) -> None:
+    """Rows that were read and not published, long behind the mark by then."""
+    past = relaying.due_at(timedelta(minutes=-1))
+    relaying.write(*(relaying.row("a", str(number).encode(), publish_at=past) for number in range(20)))
+    reader = Reader(relaying.database.url, 100)
+    first, second, third = (reader.read(HELD, [], []) for _ in range(3))
+    assert first.full
+    assert ids(first.rows) != ids(second.rows)
+    assert second.rows[-1] != third.rows[-1]
+    reader.forget()
+    assert ids(reader.read(HELD, [], []).rows) == ids(first.rows)
+    reader.close()
