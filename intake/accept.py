@@ -5,10 +5,15 @@ different jobs are applied together, set-wise. Every request gets an answer; one
 gets the first answer, and one that reuses it for something else is rejected.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import cast
 
+import psycopg
+
+from tidewheel.arrays import texts
+from tidewheel.binary_rows import bytea, columns, copy_rows, instant, text
 from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavailable
 from tidewheel.intake.backfill import apply_backfills
@@ -20,6 +25,7 @@ from tidewheel.intake.complete import apply_completes
 from tidewheel.intake.delete import apply_deletes
 from tidewheel.intake.heartbeat import apply_heartbeats
 from tidewheel.intake.incoming import Incoming, rejected
+from tidewheel.intake.locks import read_now
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.pause import apply_pauses, apply_resumes
 from tidewheel.intake.retry import apply_retries
@@ -57,7 +63,9 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.intake")
 _KNOWN_TENANTS = _SQL["known_tenants"]
 _FIND_ANSWERS = _SQL["find_answers"]
-_STORE_ANSWERS = _SQL["store_answers"]
+
+_COPY_ANSWERS = "COPY requests (tenant, request_id, body_hash, reply, made_at) FROM STDIN (FORMAT BINARY)"
+_ANSWER = columns(5)
 
 # What names no job, or may name one several times: always applied together.
 _TOGETHER = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel})
@@ -109,7 +117,7 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
         # First of all: with a turn in hand nothing is waited for but turns, and claims wait for turns (ADR 0008).
         hold_claims(connection)
     answers: list[Reply | None] = [None] * len(batch)
-    unknown = _unknown_tenants(connection, batch)
+    unknown = unknown_tenants(connection, batch)
     seen = _seen_before(connection, batch)
     fresh: list[int] = []
     repeats: list[tuple[int, int]] = []
@@ -117,7 +125,7 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
     for position, incoming in enumerate(batch):
         name = _name(incoming)
         if incoming.tenant in unknown:
-            answers[position] = rejected(incoming, _unknown_tenant(incoming.tenant))
+            answers[position] = rejected(incoming, unknown_tenant(incoming.tenant))
         elif name in seen:
             answers[position] = _again(incoming, *seen[name])
         elif name is not None and name in first:
@@ -160,13 +168,15 @@ def _name(incoming: Incoming) -> tuple[str, str] | None:
     return None if request_id is None else (incoming.tenant, request_id)
 
 
-def _unknown_tenants(connection: Conn, batch: Sequence[Incoming]) -> set[str]:
+def unknown_tenants(connection: Conn, batch: Sequence[Incoming]) -> set[str]:
+    """The tenants among these requests' that there are not."""
     asked = {incoming.tenant for incoming in batch}
     known = {str(tenant) for (tenant,) in connection.execute(_KNOWN_TENANTS, {"tenants": list(asked)})}
     return asked - known
 
 
-def _unknown_tenant(tenant: str) -> InvalidInput:
+def unknown_tenant(tenant: str) -> InvalidInput:
+    """Why a request of a tenant that there is not is refused."""
     return InvalidInput([FieldError("tenant", f"there is no tenant {tenant!r}", "leave it out, or have it created")])
 
 
@@ -174,15 +184,18 @@ def _seen_before(connection: Conn, batch: Sequence[Incoming]) -> dict[tuple[str,
     names = [name for incoming in batch if (name := _name(incoming)) is not None]
     if not names:
         return {}
-    columns = {"tenants": [tenant for tenant, _ in names], "request_ids": [request_id for _, request_id in names]}
+    asked = {
+        "tenants": texts([tenant for tenant, _ in names]),
+        "request_ids": texts([request_id for _, request_id in names]),
+    }
     rows = cast(
-        "list[tuple[str, str, bytes, bytes]]", connection.execute(_FIND_ANSWERS, columns, binary=True).fetchall()
+        "list[tuple[str, str, bytes, bytes]]", connection.execute(_FIND_ANSWERS, asked, binary=True).fetchall()
     )
     return {(tenant, name): (body_hash, decode(reply, Reply)) for tenant, name, body_hash, reply in rows}
 
 
 def _again(incoming: Incoming, body_hash: bytes, first: Reply) -> Reply:
-    if body_hash != incoming.body_hash():
+    if body_hash not in (incoming.body_hash(), incoming.former_body_hash()):
         return rejected(incoming, RequestConflict(incoming.request.request_id or ""))
     return first
 
@@ -191,20 +204,25 @@ def _store(connection: Conn, answered: Sequence[tuple[Incoming, Reply | None]]) 
     named = [(incoming, reply) for incoming, reply in answered if incoming.request.request_id and reply]
     if not named:
         return
-    columns = {
-        "tenants": [incoming.tenant for incoming, _ in named],
-        "request_ids": [incoming.request.request_id for incoming, _ in named],
-        "body_hashes": [incoming.body_hash() for incoming, _ in named],
-        "replies": [encode(reply) for _, reply in named],
-    }
-    if len(connection.execute(_STORE_ANSWERS, columns).fetchall()) < len(named):
+    # In one order, as whoever else stores some of them waits for ours.
+    named.sort(key=lambda pair: (pair[0].tenant, pair[0].request.request_id))
+    made_at = instant(read_now(connection))
+    rows = (_answer(incoming, reply) + made_at for incoming, reply in named)
+    try:
+        copy_rows(connection, _COPY_ANSWERS, rows)
+    except psycopg.errors.UniqueViolation as error:
         message = "a request of this batch was answered by somebody else at the same moment"
-        raise Unavailable(message)
+        raise Unavailable(message) from error
+
+
+def _answer(incoming: Incoming, reply: Reply) -> bytes:
+    named = text(incoming.tenant) + text(incoming.request.request_id)
+    return b"".join((_ANSWER, named, bytea(incoming.body_hash()), bytea(encode(reply))))
 
 
 def _counted(answers: Sequence[Reply | None]) -> list[Reply]:
     replies = [reply for reply in answers if reply is not None]
     assert len(replies) == len(answers)  # noqa: S101 - every request has its answer
-    for reply in replies:
-        metrics.count("requests", 1, reply.type, reply.status)
+    for (kind, status), number in Counter((reply.type, reply.status) for reply in replies).items():
+        metrics.count("requests", number, kind, status)
     return replies

@@ -22,7 +22,7 @@ class HeldBack:
 
     def __contains__(self, message: Message) -> bool:
         """Whether a message has to wait, for itself or for one before it."""
-        held = self._held.get(partition_of(message))
+        held = self._held.get(partition_of(message)) if self._held else None
         return held is not None and _offset(message) >= _offset(held[0])
 
     @property

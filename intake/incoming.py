@@ -1,52 +1,92 @@
 """A request on its way through intake, whichever door it came by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
 from tidewheel.errors import FieldError, Refused
-from tidewheel.jobs.requests import JobSubmit, Request, RequestIdentity, RunCancel, RunRetry
+from tidewheel.ids import JobId, job_id
+from tidewheel.jobs.requests import JobSubmit, JobTrigger, Request, RequestIdentity, RunCancel, RunRetry
+from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.schemas import records
 
 Encoding = Literal["json", "avro"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Incoming:
     """One request to be applied.
 
-    Args:
+    Attributes:
         request: What is asked.
         origin: Where it was read, if on Kafka.
         encoding: How it was written; the reply is written likewise.
         reply_key: The key of its message.
+        tenant: Whose request it is.
+        key: The key of the job concerned; for a job submitted without one, what names it.
     """
 
     request: Request
     origin: records.RequestOrigin | None = None
     encoding: Encoding = "json"
     reply_key: bytes | None = None
+    tenant: str = field(init=False)
+    key: str | None = field(init=False)
+    _job_id: JobId | None = field(init=False, default=None)
+    _spec_hash: bytes | None = field(init=False, default=None)
 
-    @property
-    def tenant(self) -> str:
-        """Whose request it is."""
-        return self.request.tenant
-
-    @property
-    def key(self) -> str | None:
-        """The key of the job concerned; for a job submitted without one, what names it."""
-        if isinstance(self.request, JobSubmit):
-            return self.request.job.key or self.request.request_id or self._coordinates()
-        return getattr(self.request, "key", None)
+    def __post_init__(self) -> None:
+        """Look once at what is asked for again and again."""
+        request = self.request
+        self.tenant = request.tenant
+        if isinstance(request, JobSubmit):
+            self.key = request.job.key or request.request_id or self._coordinates()
+        else:
+            self.key = getattr(request, "key", None)
 
     @property
     def kind(self) -> records.RequestType:
         """The request's type as replies say it."""
-        return records.RequestType(self.request.type.replace(".", "_"))
+        return _KINDS[self.request.type]
+
+    @property
+    def job_id(self) -> JobId:
+        """The id of the job concerned."""
+        if self._job_id is None:
+            self._job_id = job_id(self.tenant, self.key or "")
+        return self._job_id
+
+    @property
+    def spec_hash(self) -> bytes:
+        """What tells a submitted spec from another, before defaults."""
+        if self._spec_hash is None:
+            request = self.request
+            assert isinstance(request, JobSubmit)  # noqa: S101 - nothing else has a spec
+            spec, known = request.job, request.known
+            if known is None:
+                self._spec_hash = sha256(canonical_spec(spec)).digest()
+            else:
+                self._spec_hash = known.pattern.spec_hash(known.timing, spec.key, spec.payload)
+        return self._spec_hash
 
     def body_hash(self) -> bytes:
         """What tells a repeat from another request under the same request_id."""
+        request = self.request
+        asked = (request.type, request.tenant, request.traceparent)
+        if isinstance(request, JobSubmit):
+            body = canonical([*asked, request.if_version, request.job.paused])
+            return sha256(body + self.spec_hash).digest()
+        if isinstance(request, JobTrigger):
+            times = (_text(request.delay), _text(request.run_at))
+            carried = request.carried
+            kind, content = (carried.content_type, carried.content) if carried else (None, b"")
+            body = canonical([*asked, request.key, *times, request.labels, request.overlap, kind])
+            return sha256(body + content).digest()
+        return self.former_body_hash()
+
+    def former_body_hash(self) -> bytes:
+        """The same as releases before this one remember it."""
         document = self.request.model_dump(mode="python", exclude_unset=True, exclude={"request_id"})
         return sha256(canonical(_plain(document))).digest()
 
@@ -95,18 +135,26 @@ def reply_error(error: FieldError) -> records.ReplyError:
 
 
 def _reply(incoming: Incoming, status: records.ReplyStatus, **facts: object) -> records.Reply:
+    request = incoming.request
     known: dict[str, object] = {
-        "request_id": incoming.request.request_id,
+        "request_id": request.request_id,
         "type": incoming.kind,
         "tenant": incoming.tenant,
         "key": incoming.key,
-        "run_id": incoming.request.run_id if isinstance(incoming.request, RunCancel | RunRetry) else None,
+        "run_id": request.run_id if isinstance(request, RunCancel | RunRetry) else None,
         "status": status,
         "unchanged": False,
         "errors": (),
         "origin": incoming.origin,
     }
-    return records.Reply(**{**known, **facts})  # type: ignore[arg-type]  # names and types are the callers' literals
+    return records.Reply(**(known | facts))  # type: ignore[arg-type]  # names and types are the callers' literals
+
+
+_KINDS = {kind.replace("_", "."): kind for kind in records.RequestType}
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _plain(value: object) -> object:

@@ -108,7 +108,7 @@ def _take_requests(
             rows.append(reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now))
     replies = apply_requests(connection, installation, batch)
     rows += [
-        reply_row(installation, reply, incoming.reply_key, incoming.encoding, now)
+        reply_row(installation, reply, incoming.reply_key, incoming.encoding, now, about=incoming.job_id)
         for incoming, reply in zip(batch, replies, strict=True)
     ]
     return rows

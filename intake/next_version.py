@@ -4,6 +4,7 @@ Pure but for the locks that its facts were read under.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -196,18 +197,20 @@ def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: dateti
     Raises:
         ScheduleRefused: It cannot be read, or its occurrences not be counted.
     """
-    document: dict[str, object] = dict(schedule_document(spec))
-    if document["kind"] == "interval":
-        document["anchor_fires"] = document["anchor"] is not None
-        document["anchor"] = document["anchor"] or anchor.isoformat()
+    document = anchored(schedule_document(spec), anchor)
     text = canonical(document).decode()
     if spec.max_runs is None:
         return text
     last = nth_occurrence(schedule_from_text(text, job.job_id), first, spec.max_runs)
-    if last is not None:
-        document["end_at"] = format_timestamp(last)
-        text = canonical(document).decode()
-    return text
+    return text if last is None else canonical({**document, "end_at": format_timestamp(last)}).decode()
+
+
+def anchored(document: Mapping[str, object], anchor: datetime | None) -> Mapping[str, object]:
+    """The document of a schedule, with an anchor for an interval that has none of its own."""
+    if document["kind"] != "interval" or anchor is None:
+        return document
+    own = document["anchor"]
+    return {**document, "anchor_fires": own is not None, "anchor": own or anchor.isoformat()}
 
 
 def once_at(spec: JobSpec, job_id: UUID) -> datetime | None:

@@ -76,7 +76,7 @@ class Places:
 
     def ahead(self, message: Message) -> bool:
         """Whether a message is still to be applied: it is this owner's, and not before the place it stands at."""
-        place = self._at.get(partition_of(message))
+        place = self._at.get((message.topic(), message.partition()))  # type: ignore[arg-type]  # None is found nowhere
         return place is not None and (message.offset() or 0) >= place.next_offset
 
     def move(self, connection: Conn, messages: Sequence[Message]) -> None:
@@ -113,6 +113,7 @@ def ends_of(messages: Sequence[Message]) -> dict[Partition, int]:
     """The offsets after these messages."""
     ends: dict[Partition, int] = {}
     for message in messages:
-        partition = partition_of(message)
-        ends[partition] = max(ends.get(partition, 0), (message.offset() or 0) + 1)
+        partition, end = partition_of(message), (message.offset() or 0) + 1
+        if end > ends.get(partition, 0):
+            ends[partition] = end
     return ends

@@ -15,17 +15,6 @@ SELECT r.tenant, r.request_id, r.body_hash, r.reply
   FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]) AS asked (tenant, request_id)
   JOIN requests AS r USING (tenant, request_id)
 
--- name: store_answers
--- First answers of new requests; one that is not returned was answered by somebody else meanwhile.
--- Index: requests_pkey. Lock: waits for an uncommitted twin.
-INSERT INTO requests (tenant, request_id, body_hash, reply, made_at)
-SELECT tenant, request_id, body_hash, reply, tidewheel_now()
-  FROM unnest(%(tenants)s::text[], %(request_ids)s::text[], %(body_hashes)s::bytea[], %(replies)s::bytea[])
-       AS new (tenant, request_id, body_hash, reply)
- ORDER BY tenant, request_id
-    ON CONFLICT DO NOTHING
-RETURNING request_id
-
 -- name: forget_answers
 -- Answers that are older than they are kept, some at a time.
 -- Index: requests_by_age. Lock: the rows.
@@ -33,6 +22,11 @@ DELETE FROM requests
  WHERE (tenant, request_id) IN (
     SELECT tenant, request_id FROM requests WHERE made_at < tidewheel_now() - %(kept)s::interval LIMIT 5000
  )
+
+-- name: find_jobs
+-- Which of these jobs there are, deleted ones among them.
+-- Index: jobs_pkey. No lock: who makes one meanwhile is met on its key.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s)
 
 -- name: enter_jobs
 -- A place for jobs that may be new, so that two intakes meet on the row and not on nothing.

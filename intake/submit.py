@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import sha256
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -18,8 +17,9 @@ from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, Refused, VersionConflict
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_job_calendars
+from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job, write_new_jobs
 from tidewheel.intake.incoming import Incoming, accepted, rejected
-from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
+from tidewheel.intake.locks import JobRow, Locked, lock_jobs, read_now, settle
 from tidewheel.intake.moves import fit_moves
 from tidewheel.intake.next_version import (
     NextVersion,
@@ -82,6 +82,7 @@ def apply_submits(
     batch: Sequence[Incoming],
     *,
     reasons: Mapping[UUID, str] | None = None,
+    told: bool = True,
 ) -> list[Reply]:
     """Apply submits of different jobs, in the caller's transaction; an answer for each, in their order.
 
@@ -90,7 +91,38 @@ def apply_submits(
         installation: Shards and topics.
         batch: The submits.
         reasons: What the events say why, by job.
+        told: Whether there are events.
     """
+    made = _make_new(connection, installation, batch, told=told) if reasons is None else {}
+    others = [incoming for incoming in batch if incoming.job_id not in made]
+    answers = iter(_apply_each(connection, installation, others, reasons or {}, told=told) if others else ())
+    return [
+        accepted(incoming, job_id=str(new.job_id), job_version=1, next_run_at=new.next_run_at)
+        if (new := made.get(incoming.job_id)) is not None
+        else next(answers)
+        for incoming in batch
+    ]
+
+
+def _make_new(
+    connection: Conn, installation: Installation, batch: Sequence[Incoming], *, told: bool
+) -> dict[UUID, NewJob]:
+    """Make those jobs of a batch that there are not yet and that nothing is to be looked up for."""
+    asked = [one for one in batch if isinstance(one.request, JobSubmit) and one.request.known is not None]
+    if not asked:
+        return {}
+    found = find_jobs(connection, [incoming.job_id for incoming in asked])
+    beginnings = Beginnings(read_now(connection))
+    new = [new_job(incoming, beginnings) for incoming in asked if incoming.job_id not in found]
+    made = {job.job_id: job for job in new if job is not None}
+    written = write_new_jobs(connection, installation, list(made.values()), beginnings.now, told=told)
+    return made if written else {}
+
+
+def _apply_each(
+    connection: Conn, installation: Installation, batch: Sequence[Incoming], reasons: Mapping[UUID, str], *, told: bool
+) -> list[Reply]:
+    """Apply submits to jobs that there may be, each by what stands."""
     chosen = [_submission(incoming) for incoming in batch]
     # Before any timer, so that no change of a calendar passes the versions by that name it.
     day_sets = hold_calendars(connection, {pair for submission in chosen for pair in _calendars(submission)})
@@ -109,7 +141,10 @@ def apply_submits(
     taken = [s for s in chosen if s.job_id not in refused]
     changed = [s for s in taken if not _unchanged(s, locked.jobs[s.job_id])]
     versions = _versions(connection, installation, changed, locked, day_sets)
-    _write(connection, installation, [(s, versions[s.job_id]) for s in changed], locked.now, reasons or {})
+    pairs = [(s, versions[s.job_id]) for s in changed]
+    _write(connection, installation, pairs, locked.now)
+    if told:
+        _tell(connection, installation, [version for _, version in pairs], locked.now, reasons)
     following = next_instants(connection, [s.job_id for s in taken])
     return [
         rejected(s.incoming, refused[s.job_id])
@@ -128,8 +163,7 @@ def apply_submits(
 def _submission(incoming: Incoming) -> _Submission:
     request = incoming.request
     assert isinstance(request, JobSubmit)  # noqa: S101 - by accept's table
-    spec_hash = sha256(canonical_spec(request.job)).digest()
-    return _Submission(incoming, request, job_id_of(incoming), incoming.key or "", spec_hash)
+    return _Submission(incoming, request, incoming.job_id, incoming.key or "", incoming.spec_hash)
 
 
 def _calendars(submission: _Submission) -> set[tuple[str, str]]:
@@ -217,7 +251,6 @@ def _write(
     installation: Installation,
     versions: Sequence[tuple[_Submission, NextVersion]],
     now: datetime,
-    reasons: Mapping[UUID, str],
 ) -> None:
     if not versions:
         return
@@ -231,6 +264,17 @@ def _write(
     without = [version.job.job_id for version in made if version.next_at is None]
     if without:
         drop_timers(connection, without)
+
+
+def _tell(
+    connection: Conn,
+    installation: Installation,
+    made: Sequence[NextVersion],
+    now: datetime,
+    reasons: Mapping[UUID, str],
+) -> None:
+    if not made:
+        return
     events = [
         lifecycle_row(
             installation,

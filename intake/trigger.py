@@ -6,17 +6,16 @@ request that is read twice makes one run.
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
-from psycopg.rows import class_row
-
-from tidewheel.db import Conn
+from tidewheel.arrays import uuids
+from tidewheel.db import Conn, rows_of
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import JobId, run_id
 from tidewheel.intake.incoming import Incoming, accepted, rejected
-from tidewheel.intake.locks import job_id_of, read_now
+from tidewheel.intake.locks import read_now
 from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
 from tidewheel.runs import Cause
 from tidewheel.schemas.records import Reply
@@ -29,8 +28,7 @@ _SHARE_JOBS = _SQL["share_jobs"]
 _READ_SHARED_JOBS = _SQL["read_shared_jobs"]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedJob:
+class SharedJob(NamedTuple):
     """What runs need of a job that is held against deletion."""
 
     job_id: UUID
@@ -46,12 +44,12 @@ class SharedJob:
 
 def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
     """Trigger jobs, in the caller's transaction; an answer for each request, in their order."""
-    jobs = share_jobs(connection, {job_id_of(incoming) for incoming in batch})
+    jobs = share_jobs(connection, {incoming.job_id for incoming in batch})
     now = read_now(connection)
     runs: list[NewRun] = []
     replies: list[Reply] = []
     for incoming in batch:
-        job = jobs.get(job_id_of(incoming))
+        job = jobs.get(incoming.job_id)
         if job is None:
             replies.append(rejected(incoming, UnknownJob(incoming.tenant, incoming.key or "")))
             continue
@@ -76,9 +74,9 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
 
 def share_jobs(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:
     """Hold jobs against deletion until their runs are written; returns those that there are."""
-    columns: dict[str, object] = {"job_ids": sorted(job_ids)}
+    columns = {"job_ids": uuids(job_ids)}
     connection.execute(_SHARE_JOBS, columns)
-    with connection.cursor(row_factory=class_row(SharedJob), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
         found = cursor.execute(_READ_SHARED_JOBS, columns)
         return {job.job_id: job for job in found if job.deleted_at is None}
 
@@ -88,13 +86,9 @@ def _run(incoming: Incoming, job: SharedJob, now: datetime) -> NewRun:
     assert isinstance(request, JobTrigger)  # noqa: S101 - by accept's table
     at = _instant(request, now)
     payload = request.carried
+    content, content_type = (payload.content, payload.content_type) if payload else (None, None)
     inputs = RunInputs(
-        payload=payload.content if payload else None,
-        payload_content_type=payload.content_type if payload else None,
-        labels=request.labels,
-        overlap=request.overlap,
-        traceparent=request.traceparent,
-        request_id=request.request_id,
+        content, content_type, request.labels, request.overlap, request.traceparent, request.request_id
     )
     return NewRun(
         run_id=run_id(job.job_id, at, Cause.TRIGGER, incoming.seed() or os.urandom(16)),
@@ -110,8 +104,11 @@ def _run(incoming: Incoming, job: SharedJob, now: datetime) -> NewRun:
         scheduled_at=at,
         publish_at=at,
         definition=job.definition,
-        inputs=None if inputs == RunInputs() else inputs,
+        inputs=None if inputs == _NOTHING else inputs,
     )
+
+
+_NOTHING = RunInputs()
 
 
 def _instant(request: JobTrigger, now: datetime) -> datetime:

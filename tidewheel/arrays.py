@@ -4,9 +4,12 @@ psycopg adapts a list element by element in Python, which for the arrays of a cl
 statement; these few kinds need no escaping. Source: PostgreSQL manual, section 8.15.2 (array value input).
 """
 
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./@-]+(?:,[A-Za-z0-9_./@-]+)*")
 
 
 def uuids(values: Iterable[UUID | None]) -> str:
@@ -39,3 +42,14 @@ def words(values: Iterable[str]) -> str:
     '{queued,retrying}'
     """
     return "{" + ",".join(values) + "}"
+
+
+def texts(values: list[str]) -> str | list[str]:
+    """A text[] of words that somebody else may have written: as psycopg does it where one might need escaping.
+
+    >>> texts(["runs/3/17@1700000000000", "sweep"]), texts(["a,b"]), texts(["null"])
+    ('{runs/3/17@1700000000000,sweep}', ['a,b'], ['null'])
+    """
+    joined = ",".join(values)
+    plain = _PLAIN.fullmatch(joined) and joined.count(",") == len(values) - 1 and "null" not in joined.lower()
+    return "{" + joined + "}" if plain else values

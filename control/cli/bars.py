@@ -8,8 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def bar(what: str, total: int) -> Generator[Callable[[int], None]]:
-    """Show how much is done; what is yielded takes how many of `total` are."""
+def bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
+    """Show how much is done; what is yielded takes how many of `total` are; None: nobody knows."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _unseen
@@ -17,7 +17,7 @@ def bar(what: str, total: int) -> Generator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=total)
-        yield lambda done: progress.update(task, completed=min(done, total))
+        yield lambda done: progress.update(task, completed=done if total is None else min(done, total))
 
 
 def _unseen(done: int) -> None:

@@ -27,7 +27,7 @@ def reading() -> Generator[Conn]:
         Unavailable: The database does not answer; the message says by which setting it was looked for.
         MigrationError: It lacks migrations.
     """
-    session = Session(_checked(), "tidewheel-cli")
+    session = Session(checked(), "tidewheel-cli")
     try:
         session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
         with session.transaction() as connection:
@@ -39,12 +39,13 @@ def reading() -> Generator[Conn]:
 @contextmanager
 def asking(tenant: str) -> Generator[Client]:
     """A client to send requests by; raises as `reading` does."""
-    _checked()
+    checked()
     with Client(tenant=tenant) as client:
         yield client
 
 
-def _checked() -> str:
+def checked() -> str:
+    """The URL of the database, once it has answered; raises as `reading` does."""
     url = Connections.load().database()
     try:
         with connect(url, "tidewheel-cli", autocommit=True) as connection:

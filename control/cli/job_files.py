@@ -54,7 +54,7 @@ def read_bytes(source: str, path: str) -> bytes:
 
 def _mapping(data: bytes) -> dict[str, object]:
     try:
-        loader = _Loader(data.decode())
+        loader = JobLoader(data.decode())
         found = as_object(cast("object", loader.get_single_data()))
     except UnicodeDecodeError as error:
         message = f"this is no UTF-8: byte {data[error.start]:#04x} at position {error.start}"
@@ -68,7 +68,7 @@ def _mapping(data: bytes) -> dict[str, object]:
     return found
 
 
-class _Loader(yaml.SafeLoader):
+class JobLoader(yaml.SafeLoader):
     """YAML with JSON's scalars, and with every name once."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - filled below, of this class alone
@@ -94,6 +94,6 @@ _SCALARS = (
     ("float", r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?", list("-0123456789")),
 )
 for name, pattern, first in _SCALARS:
-    _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
+    JobLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
         f"tag:yaml.org,2002:{name}", re.compile(rf"(?:{pattern})\Z"), first
     )

@@ -123,3 +123,18 @@ def test_the_same_id_for_a_submit_leaves_the_job_as_the_first_made_it(database: 
     [again] = ask(database, first)
     assert (again.job_version, again.unchanged) == (1, False)
     assert database.value("SELECT version FROM jobs") == 2
+
+
+@pytest.mark.parametrize(
+    "asked", [TRIGGER | {"payload": {"a": 1}}, submission("other", payload=1) | {"request_id": "r-1"}]
+)
+def test_a_repeat_of_what_an_earlier_release_answered_gets_that_answer(
+    with_job: Database, asked: dict[str, Any]
+) -> None:
+    """It remembered bodies in another way."""
+    [first] = ask(with_job, asked)
+    former = Incoming(parse_request(asked)).former_body_hash()
+    with_job.execute("UPDATE requests SET body_hash = %s", [former])
+    assert ask(with_job, asked) == [first]
+    [other] = ask(with_job, asked | {"tenant": "default", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
+    assert other.code == "request_conflict"

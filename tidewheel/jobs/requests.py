@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.misfit import Misfit, Misread
+from tidewheel.jobs.pattern import Known, made, read_job
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.refusals import shown, validated
 from tidewheel.jobs.spec import JobSpec
@@ -36,6 +38,9 @@ from tidewheel.jobs.values import (
     Weekday,
     bounded_json,
     few,
+    is_plain_key,
+    is_tenant,
+    is_traceparent,
     many_days,
     span,
 )
@@ -85,6 +90,11 @@ class JobSubmit(_Asked):
     type: Literal["job.submit"]
     job: JobSpec
     if_version: IfVersion | None = None
+
+    @cached_property
+    def known(self) -> Known | None:
+        """What is known of its job, where that was read by its pattern; no field."""
+        return None
 
 
 class JobTrigger(_Asked, WithPayload):
@@ -417,9 +427,49 @@ def parse_request(document: Mapping[str, object]) -> Request:
         RequestRefused: It describes none that this release can carry out; an InvalidInput that knows whom to answer.
     """
     try:
+        if (quick := _submit_at_once(document)) is not None:
+            return quick
+    except Misfit as misfit:
+        document = _without_payload(document, misfit)
+    try:
         return validated(_model(document), dict(document))
     except Misfit as misfit:
         raise RequestRefused(misfit.errors, request_identity(document)) from misfit
+
+
+_SUBMIT_NAMES = frozenset({"type", "request_id", "tenant", "traceparent", "job"})
+
+
+def _submit_at_once(document: Mapping[str, object]) -> JobSubmit | None:
+    """The submit that a document is beyond doubt, exactly as its model reads it; of any other the model decides."""
+    job = as_object(document.get("job"))
+    if not job or document.get("type") != "job.submit" or not document.keys() <= _SUBMIT_NAMES:
+        return None
+    request_id, tenant = document.get("request_id"), document.get("tenant", "default")
+    traceparent = document.get("traceparent")
+    named = is_plain_key(request_id) or "request_id" not in document
+    if not (named and is_tenant(tenant) and (is_traceparent(traceparent) or "traceparent" not in document)):
+        return None
+    if (read := read_job(job)) is None:
+        return None
+    spec, known = read
+    fields = {
+        "request_id": request_id,
+        "tenant": tenant,
+        "traceparent": traceparent,
+        "type": "job.submit",
+        "job": spec,
+        "if_version": None,
+        "known": known,
+    }
+    return made(JobSubmit, fields, set(document))
+
+
+def _without_payload(document: Mapping[str, object], misfit: Misfit) -> dict[str, object]:
+    """A submit's document with what is wrong with its payload, found once, in the payload's place."""
+    [error] = misfit.errors
+    job = as_object(document["job"]) or {}
+    return {**document, "job": {**job, "payload": Misread(error.problem, error.remedy)}}
 
 
 def request_identity(document: Mapping[str, object]) -> RequestIdentity:

@@ -98,7 +98,9 @@ class Manual(Submitted):
     manual: Literal[True] = True
 
 
-_KINDS: dict[str, type[Once | Interval | FixedDelay | Cron | Manual]] = {
+AnySchedule: TypeAlias = Once | Interval | FixedDelay | Cron | Manual
+
+_KINDS: dict[str, type[AnySchedule]] = {
     "once": Once,
     "interval": Interval,
     "fixed_delay": FixedDelay,
@@ -110,13 +112,13 @@ _LATER_KINDS = {
 }
 
 
-def read_schedule(value: object) -> Once | Interval | FixedDelay | Cron | Manual:
+def read_schedule(value: object) -> AnySchedule:
     """Return the schedule that an object or a bare string describes.
 
     Raises:
         Misfit: It describes none.
     """
-    if isinstance(value, Once | Interval | FixedDelay | Cron | Manual):
+    if isinstance(value, AnySchedule):
         return value
     if isinstance(value, str):
         return read_schedule(_from_text(value))
@@ -136,7 +138,7 @@ def read_schedule(value: object) -> Once | Interval | FixedDelay | Cron | Manual
     return validated(_KINDS[kinds[0]], given)
 
 
-Schedule: TypeAlias = Annotated[Once | Interval | FixedDelay | Cron | Manual, BeforeValidator(read_schedule)]
+Schedule: TypeAlias = Annotated[AnySchedule, BeforeValidator(read_schedule)]
 
 _EVERY = re.compile(r"@every\s+(\S.*)")
 _ISO_DURATION = re.compile(r"P[\dT].*")
@@ -160,7 +162,7 @@ def _from_text(text: str) -> dict[str, object]:
 
 
 def schedule_document(
-    schedule: Once | Interval | FixedDelay | Cron | Manual, start_at: datetime | None, end_at: datetime | None
+    schedule: AnySchedule, start_at: datetime | None, end_at: datetime | None
 ) -> dict[str, Json]:
     """Return a schedule with its bounds and every default in sight: what the recurrence library reads.
 

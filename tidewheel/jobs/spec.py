@@ -15,7 +15,7 @@ from tidewheel.jobs.misfit import Misfit
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.refusals import shown
 from tidewheel.jobs.retry import RetryPolicy
-from tidewheel.jobs.schedule import Cron, FixedDelay, Interval, Schedule
+from tidewheel.jobs.schedule import AnySchedule, Cron, FixedDelay, Interval, Schedule
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import HandlerTarget, HttpTarget, KafkaTarget, Target
@@ -207,10 +207,24 @@ def canonical_spec(spec: JobSpec) -> bytes:
     Two ways to write one value (`60s` and `1m`, a bare string and the object it stands for) are equal; a default that
     is written out is not equal to one left out, since a later release may change it. `paused` is no part of the spec.
     """
+    return canonical(_given(spec))
+
+
+def canonical_parts(spec: JobSpec) -> dict[str, bytes]:
+    """Return the parts of `canonical_spec` by their names, in its order."""
+    return {name: canonical(value) for name, value in sorted(_given(spec).items())}
+
+
+def canonical_schedule(schedule: AnySchedule) -> bytes:
+    """Return a schedule as `canonical_spec` has it."""
+    return canonical(_plain(schedule.model_dump(exclude_unset=True, exclude_none=True, by_alias=True)))
+
+
+def _given(spec: JobSpec) -> dict[str, Json]:
     given = spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"paused"}, by_alias=True)
     if "jitter" in given:
         given["jitter"] = spec.jitter  # the dump makes a list of it
-    return canonical(_plain(given))
+    return {name: _plain(value) for name, value in given.items()}
 
 
 def _percentage(percent: float) -> str:

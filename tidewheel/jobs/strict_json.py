@@ -7,7 +7,8 @@ refused likewise. Writing is compact UTF-8: the form payloads are kept and hande
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # CPython has it
 from typing import TypeAlias, cast
 
 from tidewheel.errors import UndecodableMessage
@@ -59,7 +60,7 @@ def compact(value: object) -> bytes:
         Misfit: The value is none that JSON can hold, or one that others cannot read.
     """
     try:
-        text = _COMPACT.encode(value)
+        text = _written(value)
         encoded = text.encode()
     except UnicodeEncodeError as error:
         problem = f"it holds half of a surrogate pair ({error.object[error.start]!r}), which is no character"
@@ -77,6 +78,13 @@ def compact(value: object) -> bytes:
     if not depth_within(encoded, MAX_DEPTH):
         raise Misfit(problem=_TOO_DEEP, remedy="flatten it")
     return encoded
+
+
+def _written(value: object) -> str:
+    try:
+        return "".join(_WRITE(value, 0))
+    except (RecursionError, TypeError, ValueError):
+        return _COMPACT.encode(value)  # which tells a value that holds itself from one that is too deep
 
 
 def canonical(value: object) -> bytes:
@@ -139,7 +147,8 @@ def _parsed(text: str) -> object:
 
 def _loads(text: str) -> object:
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        # One decoder for all: what `json.loads` builds for each text takes as long as reading a short one.
+        return json.loads(text) if text.startswith(_BYTE_ORDER_MARK) else _DECODER.decode(text)
     except json.JSONDecodeError:
         raise
     except ValueError:  # Python refuses to read integers of more than 4,300 digits; read again, minding them
@@ -165,5 +174,12 @@ def _unwritable(value: object) -> object:
     raise TypeError(value.problem if isinstance(value, Misread) else f"{type(value).__name__} is no JSON value")
 
 
+_BYTE_ORDER_MARK = "\ufeff"  # of which json.loads says what it is
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_unwritable)
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+# `_COMPACT` at work, made once and not for each value, and without its memory of what it is within.
+_WRITE = cast(
+    "Callable[[object, int], tuple[str, ...]]",
+    c_make_encoder(None, _unwritable, encode_basestring, None, ":", ",", False, False, False),  # noqa: FBT003
+)

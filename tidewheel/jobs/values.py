@@ -98,6 +98,21 @@ def _wrong(value: object, remedy: str) -> Misfit:
     return Misfit(problem=f"{shown(value)} was read", remedy=remedy)
 
 
+def is_plain_key(value: object) -> bool:
+    """Whether a value is a key beyond doubt; of any other the model of its document decides."""
+    return type(value) is str and 0 < len(value) <= MAX_TEXT and value.isprintable()
+
+
+def is_tenant(value: object) -> bool:
+    """Whether a value is a tenant's name."""
+    return type(value) is str and (value == "default" or _TENANT.fullmatch(value) is not None)
+
+
+def is_traceparent(value: object) -> bool:
+    """Whether a value is a traceparent."""
+    return type(value) is str and _TRACEPARENT.fullmatch(value) is not None
+
+
 def _tenant(name: str) -> str:
     if not _TENANT.fullmatch(name):
         raise Misfit(
@@ -169,7 +184,12 @@ def _traceparent(text: str) -> str:
     return text
 
 
-def _payload(value: object) -> bytes:
+def json_payload(value: object) -> bytes:
+    """Return any JSON value as the text that is kept and handed on.
+
+    Raises:
+        Misfit: It is none, or too long.
+    """
     if isinstance(value, Misread):
         raise Misfit(problem=value.problem, remedy=value.remedy)
     return _bounded(compact(value))
@@ -256,7 +276,7 @@ TaskToken = Annotated[str, AfterValidator(_task_token)]
 Traceparent = Annotated[str, AfterValidator(_traceparent)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 # The outermost type, so that null is read too: a payload that is null is one, and not the lack of one.
-JsonPayload = Annotated[bytes | None, BeforeValidator(_payload)]
+JsonPayload = Annotated[bytes | None, BeforeValidator(json_payload)]
 BytesPayload = Annotated[bytes, BeforeValidator(_payload_base64)]
 LabelName = Annotated[str, AfterValidator(one_line(MAX_LABEL_NAME))]
 Labels = Annotated[

@@ -1,0 +1,108 @@
+"""`tidewheel apply`: jobs from files, some or millions."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.answers import Answer, Output, say
+from tidewheel.control.cli.bars import bar
+from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, checked
+from tidewheel.control.cli.job_files import STANDARD_INPUT
+from tidewheel.control.cli.job_lists import Written, read_jobs
+from tidewheel.control.loading import APPLIED_AT_ONCE, MOST_PROBLEMS, Done, Given, Loading, load_in_processes
+from tidewheel.errors import refuse
+
+
+def apply(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="JSON lines, a JSON array or YAML; - is standard input."),
+    ] = None,
+    *,
+    more: Annotated[list[str] | None, typer.Option("-f", "--file", metavar="FILE", help="The same.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and say what would be done; change nothing.")
+    ] = False,
+    bulk: Annotated[
+        bool, typer.Option("--bulk", help="Only make what there is not yet, millions of jobs if need be.")
+    ] = False,
+    events: Annotated[bool, typer.Option("--events", help="With --bulk: an event for each job made.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=32, help="With --bulk: how many work at it; one for each core."),
+    ] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: Answer = Output.TEXT,
+) -> None:
+    """Submit every job of some files; what is refused is told with its place, and the others are applied."""
+    if bulk and dry_run:
+        refuse("--dry-run", "a bulk load has none", "leave out --bulk, which checks the same")
+    if not bulk and (events or processes):
+        refuse("--events" if events else "--processes", "it belongs to --bulk", "leave it out, or write --bulk")
+    sources = [*(files or ()), *(more or ())]
+    if not sources:
+        refuse("FILE", "it is missing", "name a file of jobs, or - for standard input")
+    url = checked()
+    done = Done()
+    with bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
+        given = _all(sources, seen)
+        if bulk:
+            workers = processes or os.cpu_count() or 1
+            parts: Iterable[Done] = load_in_processes(
+                given, processes=workers, database_url=url, tenant=tenant, told=events
+            )
+        else:
+            parts = _applied(given, url, tenant, dry_run=dry_run)
+        for part in parts:
+            known = len(done.problems)
+            done.add(part)
+            for place, error in done.problems[known:]:
+                typer.echo(f"{place}: {error}", err=True)
+    _say(done, output, bulk=bulk, dry_run=dry_run)
+    if done.refused:
+        raise typer.Exit(1)
+
+
+def _applied(given: Iterator[Given], url: str, tenant: str, *, dry_run: bool) -> Iterator[Done]:
+    with Loading(url, tenant=tenant) as door:
+        while batch := list(islice(given, APPLIED_AT_ONCE)):
+            yield door.apply(batch, dry_run=dry_run)
+
+
+def _all(files: Sequence[str], seen: Callable[[int], None]) -> Iterator[Given]:
+    before = 0
+    for source in files:
+        written: Written | None = None
+        for number, written in enumerate(read_jobs(source)):
+            if number % 1000 == 0:
+                seen(before + written.bytes_read)
+            yield Given(written.place, written.content)
+        before += written.bytes_read if written else 0
+        seen(before)
+
+
+def _total_bytes(files: Sequence[str]) -> int | None:
+    """How long the files are together; None where one says so only at its end."""
+    if STANDARD_INPUT in files:
+        return None
+    sizes = [Path(source).stat().st_size for source in files if Path(source).is_file()]
+    return sum(sizes)
+
+
+def _say(done: Done, output: Output, *, bulk: bool, dry_run: bool) -> None:
+    counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "refused": done.refused}
+    words = {"updated": "", "unchanged": "there already"} if bulk else {}
+    told = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
+    line = ", ".join(told)
+    if len(done.problems) == MOST_PROBLEMS:
+        typer.echo(f"no more than {MOST_PROBLEMS} problems are told: mend these first", err=True)
+    problems = [
+        {"place": place, "path": error.path, "problem": error.problem, "remedy": error.remedy}
+        for place, error in done.problems
+    ]
+    document = {**counts, "dry_run": dry_run, "problems": problems}
+    say([f"dry run, nothing is kept: {line}" if dry_run else line], document, output)

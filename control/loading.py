@@ -1,0 +1,195 @@
+"""Submitting jobs from files: by the code of every other door, or by the millions through one of its own.
+
+A batch is a transaction of its own. What is refused is told with its place and stops nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import psycopg
+
+from tidewheel.control.door import Door
+from tidewheel.db import Conn, is_data_fault
+from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
+from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.bulk import Loaded, load_jobs
+from tidewheel.intake.incoming import Incoming
+from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.strict_json import read_object
+from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.wakeup import Channel
+
+APPLIED_AT_ONCE = 200  # submits in one transaction: a deploy's edits wait for firings, and firings for them
+LOADED_AT_ONCE = 2000  # jobs in one transaction: more save nothing any more
+MOST_PROBLEMS = 100  # told in full; what is wrong with a million jobs is wrong with all of them alike
+
+_AHEAD = 2  # batches per process that are read before they are asked for: what bounds the memory
+
+
+class Given(NamedTuple):
+    """One job to be submitted: where it stands, and what is written there."""
+
+    place: str
+    content: bytes | dict[str, object] | UndecodableMessage
+
+
+@dataclass(slots=True)
+class Done:
+    """What became of jobs.
+
+    Args:
+        created: How many were made.
+        updated: How many have a new version.
+        unchanged: How many were as they are already; of a bulk load, how many there were.
+        refused: How many were refused.
+        problems: Why, with the place of the job: of the first ones.
+    """
+
+    created: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    refused: int = 0
+    problems: list[tuple[str, FieldError]] = field(default_factory=list[tuple[str, FieldError]])
+
+    def refuse(self, place: str, errors: Iterable[FieldError]) -> None:
+        """Count a job that was refused."""
+        self.refused += 1
+        self.problems += [(place, _beneath(error)) for error in errors]
+
+    def add(self, other: "Done") -> None:
+        """Count what became of others too."""
+        self.created += other.created
+        self.updated += other.updated
+        self.unchanged += other.unchanged
+        self.refused += other.refused
+        self.problems += other.problems[: max(MOST_PROBLEMS - len(self.problems), 0)]
+
+
+class Loading(Door):
+    """A connection to submit jobs from files by; a context manager."""
+
+    def apply(self, given: Sequence[Given], *, dry_run: bool = False) -> Done:
+        """Submit jobs; with `dry_run` all is done but kept."""
+        done, placed = _read(given, self._tenant)
+        batch = [incoming for _, incoming in placed]
+        try:
+            replies = self._submit(batch, dry_run=dry_run)
+        except psycopg.Error as error:
+            if not is_data_fault(error):
+                raise
+            replies = [self._submit_alone(incoming, dry_run=dry_run) for incoming in batch]
+        for (place, _), reply in zip(placed, replies, strict=True):
+            if isinstance(reply, FieldError):
+                done.refuse(place, [reply])
+            elif reply.status is not ReplyStatus.ACCEPTED:
+                done.refuse(place, _errors(reply))
+            else:
+                done.unchanged += reply.unchanged
+                done.created += not reply.unchanged and reply.job_version == 1
+                done.updated += not reply.unchanged and reply.job_version != 1
+        return done
+
+    def load(self, given: Sequence[Given], *, told: bool = False) -> Done:
+        """Make those jobs that there are not yet; with `told`, with an event each."""
+        done, placed = _read(given, self._tenant)
+        batch = [incoming for _, incoming in placed]
+        loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, told=told))
+        self._notifier.poke(Channel.TIMERS)
+        self._count(done, placed, loaded)
+        return done
+
+    def _submit(self, batch: Sequence[Incoming], *, dry_run: bool) -> Sequence[Reply | FieldError]:
+        def work(connection: Conn) -> list[Reply]:
+            replies = apply_requests(connection, self._installation, batch)
+            if dry_run:
+                connection.rollback()
+            return replies
+
+        replies = self._write(work)
+        for channel in (Channel.TIMERS, Channel.OUTBOX):
+            self._notifier.poke(channel)
+        return replies
+
+    def _submit_alone(self, incoming: Incoming, *, dry_run: bool) -> Reply | FieldError:
+        try:
+            return self._submit([incoming], dry_run=dry_run)[0]
+        except psycopg.Error as error:
+            if not is_data_fault(error):
+                raise
+            problem = f"it could not be applied: {error.diag.message_primary or type(error).__name__}"
+            return FieldError("", problem, "correct the job, or report this")
+
+    @staticmethod
+    def _count(done: Done, placed: Sequence[tuple[str, Incoming]], loaded: Loaded) -> None:
+        done.created += loaded.made
+        done.unchanged += loaded.there
+        for position, reply in loaded.refused.items():
+            done.refuse(placed[position][0], _errors(reply))
+
+
+def load_in_processes(
+    given: Iterable[Given], *, processes: int, database_url: str, tenant: str, told: bool = False
+) -> Iterator[Done]:
+    """Load jobs, each batch in one of several processes; yields what became of each batch, in their order."""
+    jobs = iter(given)
+    context = get_context("spawn")  # a fork would share connections and threads
+    with ProcessPoolExecutor(processes, context, _open_door, (database_url, tenant)) as pool:
+        waiting: deque[Future[Done]] = deque()
+        try:
+            while batch := list(islice(jobs, LOADED_AT_ONCE)):
+                waiting.append(pool.submit(_load, batch, told))
+                if len(waiting) >= processes * _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_DOORS: list[Loading] = []  # of this process, once it is one of several that load
+
+
+def _open_door(database_url: str, tenant: str) -> None:
+    _DOORS.append(Loading(database_url, tenant=tenant))
+
+
+def _load(batch: list[Given], told: bool) -> Done:  # noqa: FBT001 - as the pool calls it
+    return _DOORS[0].load(batch, told=told)
+
+
+def _read(given: Sequence[Given], tenant: str) -> tuple[Done, list[tuple[str, Incoming]]]:
+    """The jobs that can be read, and what is wrong with the others."""
+    done, placed = Done(), list[tuple[str, Incoming]]()
+    for place, content in given:
+        try:
+            placed.append((place, _incoming(content, tenant)))
+        except InvalidInput as refused:
+            done.refuse(place, refused.errors)
+        except UndecodableMessage as error:
+            why = str(error).replace("at line 1, column", "at column")  # the line is the place's
+            done.refuse(place, [FieldError("", why, "write a job as an object: key, schedule, target")])
+    return done, placed
+
+
+def _incoming(content: bytes | Mapping[str, object] | UndecodableMessage, tenant: str) -> Incoming:
+    if isinstance(content, UndecodableMessage):
+        raise content
+    job = read_object(content) if isinstance(content, bytes) else content
+    incoming = Incoming(parse_request({"type": "job.submit", "tenant": tenant, "job": job}))
+    if incoming.key is None:
+        raise InvalidInput([FieldError("key", "is missing", "name each job, so that it is the same one the next time")])
+    return incoming
+
+
+def _errors(reply: Reply) -> Iterable[FieldError]:
+    return (FieldError(error.path, error.problem, error.remedy) for error in reply.errors)
+
+
+def _beneath(error: FieldError) -> FieldError:
+    """An error with its path from the job, which is all that a file holds."""
+    return FieldError(error.path.removeprefix("job").removeprefix("."), error.problem, error.remedy)

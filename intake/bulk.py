@@ -1,0 +1,80 @@
+"""Loading jobs by the million: those that there are not yet are made, those that there are stay as they are.
+
+A door of its own beside requests: no request_id, no reply and, unless they are wanted, no events; each job is checked
+as any submit. A batch is one transaction. Loading the same jobs again makes what is missing and changes nothing else,
+since a job's id is derived from its key. Rows written: those of `fresh` and `submit`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidewheel.db import Conn
+from tidewheel.errors import Unavailable
+from tidewheel.intake.accept import unknown_tenant, unknown_tenants
+from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job, write_new_jobs
+from tidewheel.intake.incoming import Incoming, rejected
+from tidewheel.intake.locks import read_now
+from tidewheel.intake.submit import apply_submits
+from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.transitions.installation import Installation
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of a batch.
+
+    Args:
+        made: How many jobs were made.
+        there: How many there were already, deleted ones among them.
+        refused: The others, by their position in the batch.
+    """
+
+    made: int
+    there: int
+    refused: dict[int, Reply]
+
+
+def load_jobs(connection: Conn, installation: Installation, batch: Sequence[Incoming], *, told: bool = False) -> Loaded:
+    """Make the jobs of a batch that there are not yet, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        batch: Submits; of several of one job the first counts.
+        told: Whether each job that is made has its event.
+
+    Raises:
+        Unavailable: Somebody else made one of them at the same moment: roll back and try again.
+    """
+    unknown = unknown_tenants(connection, batch)
+    refused = {
+        position: rejected(incoming, unknown_tenant(incoming.tenant))
+        for position, incoming in enumerate(batch)
+        if incoming.tenant in unknown
+    }
+    first: dict[UUID, int] = {}
+    for position, incoming in enumerate(batch):
+        if position not in refused:
+            first.setdefault(incoming.job_id, position)
+    found = find_jobs(connection, first)
+    beginnings = Beginnings(read_now(connection), spread=True)
+    plain: list[NewJob] = []
+    others: list[int] = []
+    for position in _without(first, found):
+        job = new_job(batch[position], beginnings)
+        if job is None:
+            others.append(position)
+        else:
+            plain.append(job)
+    if not write_new_jobs(connection, installation, plain, beginnings.now, told=told):
+        message = "somebody else made one of these jobs at the same moment"
+        raise Unavailable(message)
+    answers = apply_submits(connection, installation, [batch[at] for at in others], told=told) if others else []
+    failed = {at: answer for at, answer in zip(others, answers, strict=True) if answer.status != ReplyStatus.ACCEPTED}
+    made = len(plain) + len(others) - len(failed)
+    return Loaded(made, len(batch) - len(refused) - len(failed) - made, refused | failed)
+
+
+def _without(first: dict[UUID, int], found: set[UUID]) -> Iterable[int]:
+    return (position for job, position in first.items() if job not in found)

@@ -1,0 +1,153 @@
+"""`tidewheel apply`: jobs from files of every form; what is wrong is told with file, line, field and remedy."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.control.cli.command import process, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit
+
+Write = Callable[[str, str], str]
+
+GOOD = '{"key":"a","schedule":"@every 10s","target":"send-email"}'
+OTHER = '{"key":"b","schedule":"manual","target":"send-email","payload":{"to":"ann"}}'
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, content: str) -> str:
+        path = tmp_path / name
+        path.write_text(content)
+        return str(path)
+
+    return write_file
+
+
+def keys(database: Database) -> list[str]:
+    return [key for (key,) in database.rows("SELECT key FROM jobs WHERE version > 0 ORDER BY key")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("jobs.jsonl", f"{GOOD}\n\n{OTHER}\n"),
+        ("jobs.json", f"[\n{GOOD},\n{OTHER}]"),
+        ("jobs.json", f"[{GOOD},{OTHER}]\n"),
+        (
+            "jobs.yaml",
+            "- {key: a, schedule: '@every 10s', target: send-email}\n- {key: b, schedule: manual, target: x}\n",
+        ),
+        ("jobs.yml", "key: a\nschedule: '@every 10s'\ntarget: send-email\n---\nkey: b\nschedule: manual\ntarget: x\n"),
+        ("jobs", "---\nkey: a\nschedule: manual\ntarget: x\n---\n- {key: b, schedule: manual, target: x}\n"),
+    ],
+)
+@pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
+def test_every_form_of_file_is_read(
+    database: Database, write: Write, name: str, content: str, bulk: Sequence[str]
+) -> None:
+    path = write(name, content)
+    found = tidewheel(database, "apply", path, *bulk, "--output", "json").json
+    assert (found["created"], found["refused"], found["problems"]) == (2, 0, [])
+    assert keys(database) == ["a", "b"]
+
+
+def test_a_single_object_over_several_lines_is_one_job(database: Database, write: Write) -> None:
+    path = write("job.json", json.dumps(json.loads(GOOD), indent=2))
+    assert tidewheel(database, "apply", path).lines == ["1 created, 0 updated, 0 unchanged, 0 refused"]
+
+
+def test_standard_input_is_read_and_applying_again_changes_nothing(database: Database) -> None:
+    first = tidewheel(database, "apply", "-", stdin=f"{GOOD}\n{OTHER}\n")
+    assert first.lines == ["2 created, 0 updated, 0 unchanged, 0 refused"]
+    edited = OTHER.replace("ann", "bob")
+    again = tidewheel(database, "apply", "-", stdin=f"{GOOD}\n{edited}\n")
+    assert again.lines == ["0 created, 1 updated, 1 unchanged, 0 refused"]
+
+
+BAD = f"""{GOOD}
+{{"key":"x","schedule":"@every 10s","targte":"send-email"}}
+{{"key":"y","schedule":
+{{"schedule":"manual","target":"send-email"}}
+{{"key":"z","schedule":"0 0 30 2 *","target":"send-email"}}
+{OTHER}
+"""
+
+
+@pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
+def test_what_is_refused_is_told_with_its_place_and_the_rest_is_applied(
+    database: Database, write: Write, bulk: Sequence[str]
+) -> None:
+    path = write("jobs.jsonl", BAD)
+    done = tidewheel(database, "apply", path, *bulk)
+    assert done.code == 1
+    assert done.out.startswith("2 created")
+    assert done.out.endswith("4 refused\n")
+    told = [line.removeprefix(f"{path}:") for line in done.err.splitlines()]
+    assert sorted(told) == sorted(
+        [
+            "2: targte: there is no field 'targte'; did you mean 'target'?",
+            "2: target: is missing; say what runs, a handler's name or such as"
+            ' {"type": "http", "url": "https://example.org/report"}',
+            "3: this is no JSON: Expecting value at column 23; write a job as an object: key, schedule, target",
+            "4: key: is missing; name each job, so that it is the same one the next time",
+            "5: schedule.cron: no date fits `0 0 30 2 *`: it can never fire; correct its day and month fields: a 30"
+            " February, say, never comes",
+        ]
+    )
+    assert keys(database) == ["a", "b"]
+
+
+def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(database: Database, write: Write) -> None:
+    submit(database, "b", target="another")
+    done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
+    assert done.lines == ["dry run, nothing is kept: 1 created, 1 updated, 0 unchanged, 0 refused"]
+    assert keys(database) == ["b"]
+    assert database.rows("SELECT version FROM jobs") == [(1,)]
+
+
+def test_a_list_in_json_or_yaml_tells_the_line_of_each_job(database: Database, write: Write) -> None:
+    array = write("jobs.json", f'[{GOOD},\n\n {{"key": "x"}},\n 5]')
+    yaml = write("jobs.yaml", "# jobs\n- {key: a, schedule: manual, target: x}\n-\n  key: x\n- 5\n")
+    done = tidewheel(database, "apply", array, yaml, "--output", "json")
+    assert done.code == 1
+    places = {problem["place"] for problem in json.loads(done.out)["problems"]}
+    assert places == {f"{array}:3", f"{array}:4", f"{yaml}:4", f"{yaml}:5"}
+
+
+def test_bulk_counts_what_there_is_already_and_leaves_it(database: Database, write: Write) -> None:
+    submit(database, "b", target="another")
+    path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n{OTHER}\n")
+    assert tidewheel(database, "apply", "--bulk", path).lines == ["1 created, 2 there already, 0 refused"]
+    assert database.rows("SELECT version FROM jobs") == [(1,), (1,)]
+    assert tidewheel(database, "apply", "--bulk", path).lines == ["0 created, 3 there already, 0 refused"]
+
+
+def test_flags_that_do_not_go_together_are_refused(database: Database, write: Write) -> None:
+    path = write("jobs.jsonl", GOOD)
+    assert tidewheel(database, "apply", path, "--bulk", "--dry-run").refusals[0].startswith("--dry-run: ")
+    assert tidewheel(database, "apply", path, "--events").refusals[0].startswith("--events: ")
+    assert tidewheel(database, "apply", "nowhere.jsonl").refusals[0].startswith("FILE: nowhere.jsonl cannot be read")
+
+
+def test_a_tenant_that_there_is_not_is_told_for_each_job(database: Database, write: Write) -> None:
+    done = tidewheel(database, "apply", write("jobs.jsonl", GOOD), "--tenant", "nobody")
+    assert (done.code, "there is no tenant 'nobody'" in done.err) == (1, True)
+
+
+def test_the_command_is_a_process_with_processes_of_its_own(
+    database: Database, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", database.url)
+    jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(4500))
+    done = process("apply", "--bulk", "--processes", "2", write("jobs.jsonl", jobs))
+    assert (done.code, done.out, done.err) == (0, "4500 created, 0 there already, 0 refused\n", "")
+    assert database.count("timers") == 4500
+
+
+def test_files_are_named_either_way(database: Database, write: Write) -> None:
+    found = tidewheel(database, "apply", write("a.json", GOOD), "-f", write("b.json", OTHER), "--output", "json").json
+    assert found["created"] == 2
+    assert tidewheel(database, "apply").refusals[0].startswith("FILE: it is missing")

@@ -1,0 +1,95 @@
+"""A bulk load makes what there is not yet, spread, and changes nothing else; checked as any submit."""
+
+from datetime import timedelta
+from typing import Any
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, lifecycle, open_runs, submission, submit
+from tidewheel.intake.bulk import Loaded, load_jobs
+from tidewheel.intake.incoming import Incoming
+from tidewheel.jobs.requests import parse_request
+
+
+def load(database: Database, *documents: dict[str, Any], told: bool = False) -> Loaded:
+    batch = [Incoming(parse_request(document)) for document in documents]
+    with database.transaction() as connection:
+        return load_jobs(connection, database.installation, batch, told=told)
+
+
+def test_what_there_is_stays_as_it_is_and_what_is_missing_is_made(database: Database) -> None:
+    submit(database, "there", schedule="@daily", payload=1)
+    submit(database, "gone")
+    ask(database, about("job.delete", "gone"))
+    before = database.rows("SELECT to_jsonb(j) FROM jobs AS j ORDER BY key")
+    loaded = load(database, submission("there"), submission("new"), submission("gone"), submission("new", payload=2))
+    assert (loaded.made, loaded.there, loaded.refused) == (1, 3, {})
+    rows = database.rows("SELECT to_jsonb(j) FROM jobs AS j WHERE key <> 'new' ORDER BY key")
+    assert rows == before
+    [(version, payload)] = database.rows(
+        "SELECT j.version, v.spec FROM jobs AS j JOIN job_versions AS v USING (job_id) WHERE j.key = 'new'"
+    )
+    assert (version, payload["key"]) == (1, "new")
+
+
+def test_loading_again_after_an_end_half_way_makes_the_rest_and_changes_nothing(database: Database) -> None:
+    jobs = [submission(f"job-{number}", schedule="@every 1h", payload=number) for number in range(20)]
+    load(database, *jobs[:7])
+    before = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
+    loaded = load(database, *jobs)
+    assert (loaded.made, loaded.there) == (13, 7)
+    after = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
+    assert len(after) == 20
+    assert {key: after[key] for key in before} == before
+    assert database.count("timers") == database.count("job_versions") == 20
+
+
+def test_what_is_refused_is_refused_as_a_submit_is_and_stops_nothing(database: Database) -> None:
+    bad = [
+        submission("never", schedule="0 0 30 2 *"),
+        submission("zone", schedule={"cron": "@daily", "timezone": "Mars/Olympus"}),
+        submission("calendar", schedule="@daily", exclude_calendars=["none"]),
+        submission("tenant") | {"tenant": "nobody"},
+    ]
+    loaded = load(database, submission("good"), *bad, submission("better", schedule="H H * * *"))
+    assert (loaded.made, loaded.there, sorted(loaded.refused)) == (2, 0, [1, 2, 3, 4])
+    for position, document in enumerate(bad, start=1):
+        [asked] = ask(database, document)
+        assert loaded.refused[position].errors == asked.errors
+    assert database.rows("SELECT key FROM jobs ORDER BY key") == [("better",), ("good",)]
+
+
+def test_there_are_events_only_where_they_are_wanted(database: Database) -> None:
+    load(database, submission("a"), submission("b", schedule="@every 5m", max_runs=3))
+    assert database.count("outbox") == 0
+    load(database, submission("c"), submission("d", schedule="@every 5m", max_runs=3), told=True)
+    assert sorted(event.job_key for event in lifecycle(database)) == ["c", "d"]
+
+
+def test_intervals_without_an_anchor_are_spread_and_go_on_from_where_they_were_put(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    hour = timedelta(hours=1)
+    jobs = [submission(f"job-{number}", schedule="@every 1h") for number in range(200)]
+    load(clocked, *jobs)
+    due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
+    assert all(now < at <= now + hour for at in due)
+    assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
+    [edited] = ask(clocked, submission("job-0", schedule="@every 1h", payload="edited"))
+    [(anchor, at)] = clocked.rows(
+        "SELECT j.anchor, t.due_at FROM jobs AS j JOIN timers AS t USING (job_id) WHERE j.key = 'job-0'"
+    )
+    assert (edited.job_version, edited.next_run_at) == (2, at)
+    assert (at - anchor) % hour == timedelta(0)
+
+
+def test_a_job_that_was_loaded_fires_as_any_other(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    load(
+        clocked,
+        submission("a", schedule="@every 10s"),
+        submission("b", schedule="2020-01-01T00:00:00Z", catch_up="fire_all"),
+    )
+    clocked.advance(timedelta(seconds=10))
+    fire_due(clocked)
+    assert sorted(clocked.rows("SELECT j.key FROM job_runs AS r JOIN jobs AS j USING (job_id)"))[0] == ("a",)
+    assert {run.job_version for run in open_runs(clocked)} == {1}
