@@ -45,8 +45,8 @@ up: $(STAMP) ## Start the local PostgreSQL and Kafka
 down: $(STAMP) ## Stop them; their data stays
 	$(BIN)/tidewheel down
 
-bench: $(STAMP) ## Measure this machine
-	$(BIN)/python -m bench
+bench: $(STAMP) ## Measure this machine for two minutes, and compare ratios with the stored ones
+	$(BIN)/tidewheel bench --quick
 
 docs: $(STAMP) ## Run the examples of README and docs, and compare what is generated
 	$(BIN)/python -m pytest tests/docs

@@ -1,1 +1,1 @@
-"""Measurements: figures of this machine, each beside its floor in the same run."""
+"""Measures this machine: each figure beside its floor in the same run, since machines differ and ratios carry over."""

@@ -4,8 +4,8 @@ from threading import Event
 from typing import LiteralString, cast
 from uuid import UUID
 
-from bench.load import database_now
-from bench.stage import Stage
+from tidewheel.bench.load import database_now
+from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client import Client
 from tidewheel.db import Conn
@@ -34,7 +34,7 @@ def measure(stage: Stage) -> dict[str, float]:
     with Client(stage.url) as client, stage.connect() as connection:
         client.submit({"key": "backlog", "schedule": "manual", "target": "sleep", "payload": 5.0})
         runs = _trigger(stage, connection)
-        with stage.services(["relay"], ["scheduler"], ["executor", "--handlers", "bench.handlers"]):
+        with stage.services(["relay"], ["scheduler"], ["executor", "--handlers", "tidewheel.bench.handlers"]):
             _until(connection, "SELECT NOT EXISTS (SELECT FROM outbox WHERE topic LIKE '%.runs.%')")
             _until(connection, "SELECT EXISTS (SELECT FROM open_runs WHERE attempt > 0)")
             by_id = _cancel_one(client, runs[-1])

@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.occupancy import Piece, wasted
-from bench.stage import Stage
+from tidewheel.bench.occupancy import Piece, wasted
+from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn
 from tidewheel.runs import Lane
@@ -63,7 +63,7 @@ def arrivals(long_seconds: float, feed_seconds: float, seed: int = 7) -> list[Ar
 def _tidewheel(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
     topics = stage.installation.topics
     _make_topics(stage, [topics.runs(_QUEUE, lane) for lane in Lane])
-    executor = ["executor", "--handlers", "bench.handlers", "--queues", _QUEUE, "--slots", str(SLOTS)]
+    executor = ["executor", "--handlers", "tidewheel.bench.handlers", "--queues", _QUEUE, "--slots", str(SLOTS)]
     producer = Producer({"bootstrap.servers": stage.bootstrap, "linger.ms": 0})
     job = {"key": "mixed", "schedule": "manual", "target": "sleep", "queue": _QUEUE}
     producer.produce(topics.requests, key=b"mixed", value=json.dumps({"type": "job.submit", "job": job}).encode())
@@ -89,7 +89,7 @@ def _tidewheel(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
 
 
 def _plain_group(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
-    topic = f"plain-{uuid4().hex[:8]}"
+    topic = f"{stage.prefix}.plain-{uuid4().hex[:8]}"
     _make_topics(stage, [topic])
     done: list[Piece] = []
     consumers = [_PlainConsumer(stage.bootstrap, topic, done) for _ in range(EXECUTORS)]

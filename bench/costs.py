@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import LiteralString
 from uuid import UUID, uuid4
 
-from bench.stage import Stage
+from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id

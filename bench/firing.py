@@ -1,82 +1,106 @@
-"""Fires/s of the firing transaction, beside a plain binary COPY of the same rows with the same commit sizes."""
+"""`fire`: occurrences/s of the firing transaction, beside a plain binary COPY of the same rows in the same commits."""
 
-from datetime import timedelta
+import os
+from datetime import datetime
+from typing import cast
 
-from bench.load import database_now, load_jobs
-from bench.stage import Stage
+import psutil
+
+from tidewheel.bench.floors import copy_rows, take_rows
+from tidewheel.bench.load import back_to, checkpoint, database_now, load_jobs
+from tidewheel.bench.measured import Incomplete, Round, rate
+from tidewheel.bench.options import Options
+from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
-from tidewheel.scheduler.firing import Round, fire
-from tidewheel.sql import trusted
+from tidewheel.db import Conn
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.service import Stop
+from tidewheel.settings import SchedulerSettings
 
-JOBS = 200_000
-BATCH = 2000
-
-_ROWS = {
-    "job_runs": "run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at",
-    "open_runs": "run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
-    "scheduled_at, publish_at, made_at",
-    "outbox": "slice, class, publish_at, topic, key, value, headers",
-}
+JOBS = 1_000_000
+_WARM_SHARE = 20  # the first of so many parts is not timed
+_FLOOR_ROWS = 200_000
+WRITTEN = ("job_runs", "open_runs", "run_inputs", "outbox")
 
 
-def measure(stage: Stage) -> dict[str, float]:
-    """Fire everything that is due once, then COPY what came out of it again."""
-    session = Session(stage.url, "tidewheel-bench")
-    with stage.connect() as connection:
-        now = database_now(connection)
-        load_jobs(connection, stage.installation, JOBS, due_at=now)
-    look = Round(
-        shards=range(stage.installation.shards),
-        now=now + timedelta(seconds=1),
-        horizon=now + timedelta(seconds=5),
-        misfire_after=timedelta(seconds=60),
-        batch=BATCH,
-    )
-    started, fired = monotonic_seconds(), 0
-    while moved := fire(session, stage.installation, look):
-        fired += moved
-    fire_seconds = monotonic_seconds() - started
-    assert fired == JOBS, fired
-    with stage.connect() as connection:
-        floor_seconds = _copy_again(connection)
-    return {
-        "fires_per_second": JOBS / fire_seconds,
-        "copy_rows_per_second": JOBS / floor_seconds,
-        "ratio": floor_seconds / fire_seconds,
-    }
-
-
-def _copy_again(connection: Conn) -> float:
-    """COPY the very rows that firing wrote, in batches of the same size, into the emptied tables."""
-    taken = {table: _take(connection, table, columns) for table, columns in _ROWS.items()}
-    connection.execute("TRUNCATE job_runs, open_runs, outbox, run_inputs")
-    connection.commit()
-    started = monotonic_seconds()
-    for batch in range(0, JOBS, BATCH):
-        for table, columns in _ROWS.items():
-            statement = trusted(f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)")
-            with connection.cursor() as cursor, cursor.copy(statement) as copy:
-                header, rows, trailer = taken[table]
-                copy.write(header + b"".join(rows[batch : batch + BATCH]) + trailer)
+def measure(server: Server, options: Options) -> Round:
+    """Fire what is due through the scheduler's own rounds, then COPY what came out of it again."""
+    jobs = options.jobs or JOBS
+    template = f"fire-{jobs}"
+    if not server.has_template(template):
+        _make_template(server, template, jobs, options)
+    with server.stage(template) as stage, stage.connect() as connection:
+        settings = settings_of(stage)
+        back_to(connection, _due_at(connection))
+        checkpoint(connection)
+        options.tell("firing")
+        with stage.meter({"scheduler": psutil.Process(os.getpid())}) as meter:
+            scheduler = Scheduler(settings, stage.url, stage.installation, Stop())
+            warm = _fire(scheduler, connection, jobs // _WARM_SHARE)
+            before, started = meter.mark(), monotonic_seconds()
+            while scheduler.step() == 0.0:
+                pass
+            seconds = monotonic_seconds() - started
+            spent = meter.since(before, jobs - warm)
+            scheduler.close()
+        _check(connection, jobs)
+        options.tell("the floor")
+        taken = take_rows(connection, WRITTEN, min(jobs, _FLOOR_ROWS))
+        connection.execute("TRUNCATE job_runs, open_runs, outbox, run_inputs")
         connection.commit()
-    return monotonic_seconds() - started
+        floor = len(taken[0].rows) / copy_rows(connection, taken, commit=settings.fire_batch)
+    return Round({"occurrences_per_second": rate((jobs - warm) / seconds, "occurrences/s", floor=floor, spent=spent)})
 
 
-def _take(connection: Conn, table: str, columns: str) -> tuple[bytes, list[bytes], bytes]:
-    """The rows of a table as binary COPY has them: header, rows, trailer."""
-    statement = trusted(f"COPY {table} ({columns}) TO STDOUT (FORMAT BINARY)")
-    if table == "job_runs":  # partitioned: only a query can be copied out
-        statement = trusted(f"COPY (SELECT {columns} FROM {table}) TO STDOUT (FORMAT BINARY)")  # noqa: S608
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        text = b"".join(bytes(data) for data in copy)
-    header, position = text[:19], 19
-    parts: list[bytes] = []
-    while (fields := int.from_bytes(text[position : position + 2], signed=True)) >= 0:
-        start = position
-        position += 2
-        for _ in range(fields):
-            length = int.from_bytes(text[position : position + 4], signed=True)
-            position += 4 + max(length, 0)
-        parts.append(text[start:position])
-    return header, parts, text[position:]
+def settings_of(stage: Stage) -> SchedulerSettings:
+    """The scheduler's settings on a stage; what the environment says counts."""
+    return SchedulerSettings.load(database_url=stage.url, kafka_bootstrap=stage.bootstrap, topic_prefix=stage.prefix)
+
+
+def fire_all(stage: Stage) -> None:
+    """Fire whatever is due, in this process."""
+    scheduler = Scheduler(settings_of(stage), stage.url, stage.installation, Stop())
+    while scheduler.step() == 0.0:
+        pass
+    scheduler.close()
+
+
+def _make_template(server: Server, name: str, jobs: int, options: Options) -> None:
+    with server.stage() as stage:
+        options.tell(f"loading {jobs:,} jobs, once")
+        with stage.connect() as connection:
+            load_jobs(connection, stage.installation, jobs, due_at=database_now(connection))
+        server.keep_template(name, stage)
+
+
+def _due_at(connection: Conn) -> datetime:
+    row = connection.execute("SELECT max(due_at) FROM timers").fetchone()
+    assert row is not None
+    return cast("datetime", row[0])
+
+
+def _fire(scheduler: Scheduler, connection: Conn, at_least: int) -> int:
+    """Fire so many, untimed; returns how many it were."""
+    fired = 0
+    while fired < at_least:
+        scheduler.step()
+        fired = _count(connection)
+    return fired
+
+
+def _check(connection: Conn, jobs: int) -> None:
+    row = connection.execute(
+        "SELECT (SELECT count(*) FROM job_runs), (SELECT count(*) FROM open_runs), (SELECT count(*) FROM outbox),"
+        " (SELECT count(DISTINCT job_id) FROM job_runs), (SELECT count(*) FROM skips)"
+    ).fetchone()
+    connection.rollback()
+    if row != (jobs, jobs, jobs, jobs, 0):
+        message = f"{jobs} jobs were due; runs, open runs, messages, jobs that fired, spans passed over: {row}"
+        raise Incomplete(message)
+
+
+def _count(connection: Conn) -> int:
+    row = connection.execute("SELECT count(*) FROM job_runs").fetchone()
+    connection.rollback()
+    assert row is not None
+    return int(str(row[0]))

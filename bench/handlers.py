@@ -1,13 +1,29 @@
-"""Handlers that take no time, or a time of their own."""
+"""Handlers that take no time, or a time of their own; those that are measured note when they began."""
 
 import asyncio
 
 from tidewheel import Context, handler
+from tidewheel.bench.starts import Notes
+
+_notes = Notes()
 
 
 @handler("noop")
 async def noop(context: Context, payload: object) -> None:
     """Nothing."""
+    _notes.count()
+
+
+@handler("noted")
+async def noted(context: Context, payload: object) -> None:
+    """Nothing, but a note of which run began, and when it was due."""
+    _notes.note(context.scheduled_at.timestamp(), context.run_id)
+
+
+@handler("asked")
+async def asked(context: Context, payload: float) -> None:
+    """Nothing, but a note of when the run was asked for: the payload."""
+    _notes.note(payload, context.run_id)
 
 
 @handler("sleep")

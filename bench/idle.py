@@ -1,54 +1,63 @@
-"""CPU of all services over a minute in which nothing is due."""
+"""`idle`: CPU of the services and of PostgreSQL while nothing is due, with few jobs and with very many."""
 
 import threading
 from datetime import timedelta
 
-import psutil
-
-from bench.load import database_now, load_jobs
-from bench.stage import Stage
+from tidewheel.bench.load import checkpoint, database_now, load_jobs
+from tidewheel.bench.measured import Figure, Round, least
+from tidewheel.bench.options import Options
+from tidewheel.bench.pipeline import all_services
+from tidewheel.bench.stage import Server
 from tidewheel.clock import monotonic_seconds
 
-JOBS = 100_000
-_SETTLE_SECONDS = 20.0
-_MEASURE_SECONDS = 60.0
+SIZES = (10_000, 10_000_000)
+MINUTES = 10.0
+_COUNTED = ("scheduler", "relay", "executor")
+_SETTLE_SECONDS = 30.0
 
 
-def measure(stage: Stage) -> dict[str, float]:
-    """Percent of one core, for the services and for PostgreSQL."""
-    with stage.connect() as connection:
-        tomorrow = database_now(connection) + timedelta(days=1)
-        load_jobs(connection, stage.installation, JOBS, due_at=tomorrow, prefix="idle")
-    commands = (["relay"], ["executor", "--handlers", "bench.handlers"], ["scheduler"], ["intake"])
-    with stage.services(*commands) as processes:
-        threading.Event().wait(_SETTLE_SECONDS)
-        postgres = _postgres(stage)
-        before, before_postgres, started = _spent(processes), _spent(postgres), monotonic_seconds()
-        threading.Event().wait(_MEASURE_SECONDS)
-        seconds = monotonic_seconds() - started
-        figures = {
-            f"{command[0]}_percent": (after - was) / seconds * 100
-            for command, after, was in zip(commands, _spent(processes), before, strict=True)
-        }
-        spent = sum(after - was for after, was in zip(_spent(postgres), before_postgres, strict=True))
-    return {**figures, "services_percent": sum(figures.values()), "postgres_percent": spent / seconds * 100}
+def measure(server: Server, options: Options) -> Round:
+    """Percent of one core, by process, and the scheduler's memory; for each number of jobs."""
+    seconds = (options.minutes or MINUTES) * 60
+    figures: dict[str, Figure] = {}
+    for size in (options.jobs,) if options.jobs else SIZES:
+        found = _idle(server, size, seconds, options)
+        figures |= {f"{_named(size)}_{name}": figure for name, figure in found.items()}
+    few, many = (f"{_named(size)}_postgres_percent" for size in (SIZES[0], SIZES[-1]))
+    if few in figures and many in figures:
+        figures["postgres_percent_more"] = least(figures[many].value - figures[few].value, "points")
+    return Round(figures)
 
 
-def _postgres(stage: Stage) -> list[psutil.Process]:
-    with stage.connect() as connection:
-        row = connection.execute("SELECT pg_backend_pid()").fetchone()
-        assert row is not None
-        postmaster = psutil.Process(int(str(row[0]))).parent()
-    assert postmaster is not None
-    return [child for child in postmaster.children() if child.is_running()]
+def _idle(server: Server, size: int, seconds: float, options: Options) -> dict[str, Figure]:
+    with server.stage() as stage:
+        options.tell(f"loading {size:,} jobs")
+        with stage.connect() as connection:
+            tomorrow = database_now(connection) + timedelta(days=1)
+            load_jobs(connection, stage.installation, size, due_at=tomorrow, prefix="idle")
+            checkpoint(connection)
+        with all_services(stage) as processes, stage.meter(processes) as meter:
+            options.tell(f"{size:,} jobs, settling")
+            threading.Event().wait(min(_SETTLE_SECONDS, seconds))
+            options.tell(f"{size:,} jobs, idle for {seconds / 60:.1f} minutes")
+            before, started = meter.mark(), monotonic_seconds()
+            threading.Event().wait(seconds)
+            spent, took = meter.since(before, 1), monotonic_seconds() - started
+            memory = processes["scheduler"].memory_info().rss
+        with stage.connect() as connection:
+            row = connection.execute("SELECT count(*) FROM job_runs").fetchone()
+            assert row == (0,), "nothing was due, and yet there are runs"
+    percent = {name: cpu / took * 100 for name, cpu in spent.cpu_seconds.items()}
+    return {
+        "services_percent": least(sum(percent[name] for name in _COUNTED), "% of a core"),
+        **{f"{name}_percent": least(value, "% of a core") for name, value in percent.items()},
+        "wal_bytes_per_second": least(spent.wal_bytes / took, "bytes/s"),
+        "scheduler_memory": least(memory / 2**20, "MiB"),
+    }
 
 
-def _spent(processes: list[psutil.Process]) -> list[float]:
-    spent: list[float] = []
-    for process in processes:
-        try:
-            times = process.cpu_times()
-            spent.append(times.user + times.system)
-        except psutil.NoSuchProcess:
-            spent.append(0.0)
-    return spent
+def _named(size: int) -> str:
+    for unit, letter in ((1_000_000, "m"), (1000, "k")):
+        if size >= unit:
+            return f"{size // unit}{letter}"
+    return str(size)

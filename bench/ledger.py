@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import cast
 from uuid import UUID, uuid4
 
-from bench.load import database_now, load_jobs
-from bench.stage import Stage
+from tidewheel.bench.load import database_now, load_jobs
+from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
 from tidewheel.scheduler.firing import Round, fire

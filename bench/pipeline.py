@@ -1,55 +1,177 @@
-"""No-op runs/s from due to the completion event on Kafka, with every service running."""
+"""`pipeline`: no-op runs/s from due to the completion event on Kafka, with every service running."""
 
-from datetime import timedelta
-from uuid import uuid4
+import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
 
-from confluent_kafka import Consumer
+import psutil
 
-from bench.load import database_now, load_jobs
-from bench.stage import Stage
-from tidewheel.clock import monotonic_seconds
-from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import RunCompleted
+from tidewheel.bench import floors
+from tidewheel.bench.complete import check_events, check_runs, check_starts, until_empty, wait_for
+from tidewheel.bench.events import Ends
+from tidewheel.bench.firing import fire_all
+from tidewheel.bench.load import database_now, load_jobs
+from tidewheel.bench.measured import Points, Round, least, percentile, rate
+from tidewheel.bench.options import Options
+from tidewheel.bench.stage import EXECUTOR, Server, Stage
+from tidewheel.bench.starts import Start
+from tidewheel.db import Conn
 
-JOBS = 60_000
-_GIVE_UP_SECONDS = 180.0
+SECONDS = 60.0
+STEADY_SECONDS = 300.0
+STEADY_RATE = 10_000.0
+WARM_RUNS = 10_000
+SERVICES = (("intake",), ("relay",), EXECUTOR, ("scheduler",))
+
+_OVERLOAD = 1.5  # of what the warm-up has shown: what is asked for must be more than can be done
+_PERIOD = timedelta(seconds=20)  # of the steady load's jobs: later than this, a run would be skipped
+_FLOOR_RUNS = 50_000
+_LOADING_SECONDS = 5.0
+_LOADING_SECONDS_A_JOB = 60e-6
 
 
-def measure(stage: Stage) -> dict[str, float]:
-    """Jobs that all fall due at one moment: the time until each has its completion event."""
-    consumer = Consumer(
-        {"bootstrap.servers": stage.bootstrap, "group.id": f"bench-{uuid4()}", "auto.offset.reset": "earliest"}
-    )
-    consumer.subscribe([stage.installation.topics.completions])
-    with stage.services(["relay"], ["executor", "--handlers", "bench.handlers"], ["scheduler"]):
-        with stage.connect() as connection:
-            due_at = database_now(connection) + timedelta(seconds=25)
-            load_jobs(connection, stage.installation, JOBS, due_at=due_at, prefix="pipeline")
-        arrivals, lateness = _consume(consumer)
-    consumer.close()
-    tenth, ninetieth = arrivals[JOBS // 10], arrivals[JOBS * 9 // 10]
-    lateness.sort()
-    return {
-        "runs_per_second": JOBS * 0.8 / (ninetieth - tenth),
-        "runs_per_second_whole": JOBS / (arrivals[-1] - arrivals[0]),
-        "start_p50_seconds": lateness[len(lateness) // 2],
-        "start_p99_seconds": lateness[len(lateness) * 99 // 100],
+@contextmanager
+def all_services(stage: Stage) -> Generator[dict[str, psutil.Process]]:
+    """Every service, one process each, by name."""
+    with stage.services(*SERVICES) as processes:
+        yield dict(zip((command[0] for command in SERVICES), processes, strict=True))
+
+
+def measure(server: Server, options: Options) -> Round:
+    """Feed more than can be done for a while; all of it done, divided by the time from first due to last event."""
+    seconds = options.seconds or SECONDS
+    warm = min(WARM_RUNS, options.jobs or WARM_RUNS)
+    with server.stage() as stage, stage.connect() as connection:
+        ends = Ends(stage, stage.installation.topics.completions)
+        with all_services(stage) as processes, stage.meter(processes) as meter:
+            warm_rate = warm_up(stage, connection, ends, options, warm)
+            runs = options.jobs or int(warm_rate * _OVERLOAD * seconds)
+            options.tell(f"loading {runs:,} jobs")
+            due_at = due_after_loading(connection, runs)
+            load_jobs(
+                connection,
+                stage.installation,
+                runs,
+                due_at=due_at,
+                every=timedelta(hours=2),
+                spread=timedelta(seconds=seconds),
+                prefix="flow",
+            )
+            options.tell(f"{runs:,} runs, due within {seconds:.0f} s")
+            wait_for(stage.starts().count, warm + 1, "runs begun")
+            before = meter.mark()
+            seen = ends.watch(warm + runs)
+            spent = meter.since(before, runs)
+            until_empty(connection, "open_runs", "outbox")
+        check_runs(connection, warm + runs, stage.starts())
+        check_events(stage, warm + runs)
+        options.tell("the floor")
+        floor = _floor(connection, stage, min(runs, _FLOOR_RUNS))
+    done = runs / (seen[-1][0] - due_at.timestamp())
+    series = {"events/s": _rates(seen)}
+    return Round({"runs_per_second": rate(done, "runs/s", floor=floor, spent=spent)}, series=series)
+
+
+def steady(server: Server, options: Options) -> Round:
+    """The same number of runs each second for minutes, and how late each was begun."""
+    per_second, seconds = options.rate or STEADY_RATE, options.seconds or STEADY_SECONDS
+    jobs = int(per_second * _PERIOD.total_seconds())
+    rounds = max(1, round(seconds / _PERIOD.total_seconds()))
+    runs = jobs * rounds
+    with server.stage() as stage, stage.connect() as connection:
+        ends = Ends(stage, stage.installation.topics.completions)
+        with all_services(stage) as processes, stage.meter(processes) as meter:
+            warm_up(stage, connection, ends, options)
+            options.tell(f"loading {jobs:,} jobs")
+            due_at = due_after_loading(connection, jobs)
+            load_jobs(
+                connection,
+                stage.installation,
+                jobs,
+                due_at=due_at,
+                every=_PERIOD,
+                spread=_PERIOD,
+                end_at=due_at + _PERIOD * rounds - timedelta(microseconds=1),
+                handler="noted",
+                prefix="steady",
+            )
+            options.tell(f"{per_second:,.0f} runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
+            wait_for(stage.starts().count, WARM_RUNS + 1, "runs begun")
+            before = meter.mark()
+            seen = ends.watch(WARM_RUNS + runs)
+            spent = meter.since(before, runs)
+            until_empty(connection, "open_runs", "outbox")
+        check_runs(connection, WARM_RUNS + runs, stage.starts())
+        starts = [start for start in stage.starts().read() if start.due]
+        check_starts(starts, runs)
+    late = lateness_ms(starts)
+    figures = {
+        "steady_start_p50_ms": least(percentile(late, 50), "ms"),
+        "steady_start_p99_ms": least(percentile(late, 99), "ms", spent=spent),
+        "steady_start_max_ms": least(max(late), "ms"),
+        "steady_runs_per_second": rate(runs / (seen[-1][0] - due_at.timestamp()), "runs/s"),
     }
+    series = {"steady: events/s": _rates(seen), "steady: due to start, p99 of a second, ms": p99_by_second(starts)}
+    return Round(figures, distributions={"due to handler start, steady": late}, series=series)
 
 
-def _consume(consumer: Consumer) -> tuple[list[float], list[float]]:
-    """When each distinct completion arrived (monotonic), and how late its run had started."""
-    seen: set[str] = set()
-    arrivals: list[float] = []
-    lateness: list[float] = []
-    deadline = monotonic_seconds() + _GIVE_UP_SECONDS
-    while len(seen) < JOBS:
-        assert monotonic_seconds() < deadline, f"{len(seen)} of {JOBS} after {_GIVE_UP_SECONDS} s"
-        for message in consumer.consume(1000, 0.2):
-            event = decode(message.value() or b"", RunCompleted)
-            assert event.status == "succeeded", event
-            if event.run_id not in seen and event.started_at:
-                seen.add(event.run_id)
-                arrivals.append(monotonic_seconds())
-                lateness.append((event.started_at - event.scheduled_at).total_seconds())
-    return arrivals, lateness
+def warm_up(stage: Stage, connection: Conn, ends: Ends, options: Options, runs: int = WARM_RUNS) -> float:
+    """Let all services do some work; returns runs/s of it."""
+    options.tell("warming up")
+    for process in ("scheduler", "relay"):
+        wait_for(partial(_members, connection, process), 1, f"{process}s entered")
+    due_at = database_now(connection)
+    load_jobs(connection, stage.installation, runs, due_at=due_at, every=timedelta(hours=2), prefix="warm")
+    ends.watch(runs)
+    until_empty(connection, "open_runs", "outbox")
+    times = stage.starts().times()
+    return runs * 0.8 / (times[runs * 9 // 10] - times[runs // 10])
+
+
+def due_after_loading(connection: Conn, jobs: int) -> datetime:
+    """A whole second by which so many jobs will have been loaded, and have been seen by the scheduler."""
+    now = database_now(connection).replace(microsecond=0)
+    connection.rollback()
+    return now + timedelta(seconds=math.ceil(_LOADING_SECONDS + jobs * _LOADING_SECONDS_A_JOB))
+
+
+def lateness_ms(starts: Sequence[Start]) -> list[float]:
+    """How late each run was begun, in milliseconds."""
+    return [(start.at - start.due) * 1000 for start in starts]
+
+
+def p99_by_second(starts: Sequence[Start]) -> Points:
+    """How late the runs of each second were begun: p99, in milliseconds."""
+    first = min(start.due for start in starts)
+    seconds: dict[int, list[float]] = {}
+    for start in starts:
+        seconds.setdefault(int(start.due - first), []).append((start.at - start.due) * 1000)
+    return [(float(second), percentile(late, 99)) for second, late in sorted(seconds.items())]
+
+
+def _rates(seen: Sequence[tuple[float, int]]) -> Points:
+    """Events a second, from how many there were when; by whole seconds or more."""
+    points: list[tuple[float, float]] = []
+    at, count = seen[0]
+    for now, there in seen[1:]:
+        if now - at >= 1.0:
+            points.append((now - seen[0][0], (there - count) / (now - at)))
+            at, count = now, there
+    return points
+
+
+def _floor(connection: Conn, stage: Stage, runs: int) -> float:
+    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, turns, outbox, timers")
+    connection.commit()
+    load_jobs(connection, stage.installation, runs, due_at=database_now(connection), prefix="floor")
+    fire_all(stage)
+    return floors.whole(connection, stage, runs)
+
+
+def _members(connection: Conn, role: str) -> int:
+    row = connection.execute("SELECT count(*) FROM members WHERE role = %s", [role]).fetchone()
+    connection.rollback()
+    assert row is not None
+    return int(str(row[0]))

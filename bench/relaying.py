@@ -1,62 +1,95 @@
-"""Relayed messages/s, beside a plain produce of the same messages."""
+"""`relay`: messages/s from the outbox to Kafka, beside a plain produce of the same messages."""
 
+import os
 import random
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from bench.stage import Stage
+import psutil
+
+from tidewheel.bench.floors import Made, ends, produce, warm_producer
+from tidewheel.bench.load import vacuum
+from tidewheel.bench.measured import Incomplete, Round, rate
+from tidewheel.bench.options import Options
+from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn
-from tidewheel.kafka import producer
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.relay.loop import Relay
 from tidewheel.service import Stop
 from tidewheel.settings import RelaySettings
 
-MESSAGES = 200_000
+MESSAGES = 300_000
+_WARM_BATCHES = 4
 # 300 bytes that do not compress to nothing, unlike a run of one letter: the floor would be a fiction.
 _VALUES = [random.Random(number).randbytes(150).hex().encode() for number in range(1000)]  # noqa: S311
 _PAST = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def measure(stage: Stage) -> dict[str, float]:
+def measure(server: Server, options: Options) -> Round:
     """Relay a full outbox; then produce the same messages with the same client settings and nothing else."""
-    topic = stage.installation.topics.runs("default", "standard")
-    with stage.connect() as connection:
-        _fill(connection, stage, topic)
-    relay = Relay(
-        RelaySettings.load(database_url=stage.url, kafka_bootstrap=stage.bootstrap),
-        stage.url,
-        {"bootstrap.servers": stage.bootstrap},
-        Stop(),
-    )
-    relay.enter()
-    relay.step()
-    relay.step()  # proves the first batch: the producer has its id now, for which its first delivery waits
-    with stage.connect() as connection:
+    messages = options.jobs or MESSAGES
+    with server.stage() as stage, stage.connect() as connection:
+        topic = stage.installation.topics.runs("default", "standard")
+        options.tell(f"{messages:,} messages")
+        _fill(connection, stage, topic, messages)
+        options.tell("relaying")
+        relay = relay_of(stage)
+        relay.enter()
+        for _ in range(_WARM_BATCHES):
+            relay.step()  # the first one waits for the producer's id
         left = _count(connection)
-        started = monotonic_seconds()
-        while relay.step() == 0.0:
-            pass
-        relay_seconds = monotonic_seconds() - started
-        assert _count(connection) == 0
+        if left < messages // 2:
+            message = f"{messages:,} messages are too few: {left:,} were left when the clock was started"
+            raise Incomplete(message)
+        with stage.meter({"relay": psutil.Process(os.getpid())}) as meter:
+            before, started = meter.mark(), monotonic_seconds()
+            while relay.step() == 0.0:
+                pass
+            seconds = monotonic_seconds() - started
+            spent = meter.since(before, left)
+        relay.leave()
+        _check(connection, stage, topic, messages)
+        options.tell("the floor")
+        with stage.server.stage() as other:  # a topic that is as empty as the first one was
+            apart = other.installation.topics.runs("default", "standard")
+            floor = left / produce(other, apart, _messages(left), client=warm_producer(other, apart))
+    return Round({"messages_per_second": rate(left / seconds, "messages/s", floor=floor, spent=spent)})
+
+
+def relay_of(stage: Stage) -> Relay:
+    """A relay in this process."""
+    settings = RelaySettings.load(database_url=stage.url, kafka_bootstrap=stage.bootstrap, topic_prefix=stage.prefix)
+    return Relay(settings, stage.url, stage.kafka, Stop())
+
+
+def relay_all(stage: Stage) -> None:
+    """Publish whatever is due, in this process."""
+    relay = relay_of(stage)
+    relay.enter()
+    while relay.step() == 0.0:
+        pass
     relay.leave()
-    floor_seconds = _produce(stage, topic, left)
-    return {
-        "relayed_per_second": left / relay_seconds,
-        "produced_per_second": left / floor_seconds,
-        "ratio": floor_seconds / relay_seconds,
-    }
 
 
-def _fill(connection: Conn, stage: Stage, topic: str) -> None:
+def _fill(connection: Conn, stage: Stage, topic: str, messages: int) -> None:
     rows = (
-        OutboxRow(number % 64, "standard", topic, b"%036d" % number, _VALUES[number % 1000], _PAST)
-        for number in range(MESSAGES)
+        OutboxRow(number % 64, "standard", topic, key or b"", value or b"", _PAST)
+        for number, (key, value, _) in enumerate(_messages(messages))
     )
     append(connection, rows, shards=stage.installation.shards)
-    connection.commit()
-    connection.autocommit = True
-    connection.execute("VACUUM ANALYZE outbox")
+    vacuum(connection, ["outbox"])
+
+
+def _messages(count: int) -> Iterator[Made]:
+    return ((b"%036d" % number, _VALUES[number % 1000], []) for number in range(count))
+
+
+def _check(connection: Conn, stage: Stage, topic: str, messages: int) -> None:
+    left, there = _count(connection), ends(stage, [topic])
+    if left or there != messages:
+        message = f"{messages} messages were due; {left} are left, {there} are on Kafka"
+        raise Incomplete(message)
 
 
 def _count(connection: Conn) -> int:
@@ -64,19 +97,3 @@ def _count(connection: Conn) -> int:
     connection.rollback()
     assert row is not None
     return int(str(row[0]))
-
-
-def _produce(stage: Stage, topic: str, count: int) -> float:
-    client = producer({"bootstrap.servers": stage.bootstrap}, role="bench")
-    client.produce(topic, b"warm")
-    client.flush()
-    started = monotonic_seconds()
-    for number in range(count):
-        while True:
-            try:
-                client.produce(topic, key=b"%036d" % number, value=_VALUES[number % 1000])
-                break
-            except BufferError:
-                client.poll(0.01)
-    assert client.flush(60) == 0
-    return monotonic_seconds() - started

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import cast
 
-from bench.load import database_now, load_jobs
-from bench.stage import Stage
+from tidewheel.bench.load import database_now, load_jobs
+from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn
 
@@ -14,7 +14,7 @@ EXECUTORS = 3
 RUNS_PER_SECOND = 300  # of a tenth of a second each: 30 slots busy, of 300
 LONG_RUNS = 30  # in hand all the while, and longer than the drain
 WINDOW_SECONDS = 0.5
-_EXECUTOR = ("executor", "--handlers", "bench.handlers")
+_EXECUTOR = ("executor", "--handlers", "tidewheel.bench.handlers")
 _DRAIN_SECONDS = 2
 _LIVE = "SELECT count(*) FROM executors WHERE NOT stopping"
 _GIVE_UP_SECONDS = 60.0

@@ -1,83 +1,296 @@
-"""A stack of its own for a measurement, and the services as processes."""
+"""Where measurements take place: a server of the bench's own, or a given one, and on it a fresh place for each round.
+
+Invariant: what a round makes is its own (a database, topics under a prefix, processes) and goes with it, so that no
+round meets what another has left; a given server is left as it was found.
+"""
 
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import psutil
-from psycopg import Connection
+import psycopg
+from confluent_kafka.admin import AdminClient
+from psycopg import Connection, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tidewheel.db import connect
-from tidewheel.local.stack import LocalStack
+from tidewheel.bench.starts import VARIABLE as STARTS_VARIABLE
+from tidewheel.bench.starts import Starts
+from tidewheel.bench.usage import Meter, process_name
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn, connect
+from tidewheel.errors import Unavailable
+from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.settings import Connections
-from tidewheel.topics import Topics, apply_topics
-from tidewheel.transitions.installation import Installation, read_installation
+from tidewheel.topics import Futures, Topics, apply_topics
+from tidewheel.transitions.installation import Installation, name_topics, read_installation
 
 BUFFERS_MEGABYTES = 1024  # as the peers were measured, so that figures stand side by side
 WAL_MEGABYTES = 8192
+HANDLERS = "tidewheel.bench.handlers"
+EXECUTOR = ("executor", "--handlers", HANDLERS)
+
+_STOP_SECONDS = 40.0  # an executor drains for up to 30
+_TOPICS_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Server:
+    """A running PostgreSQL and Kafka."""
+
+    info: StackInfo
+    home: Path
+    stack: LocalStack
+    _templates: dict[str, str] = field(default_factory=dict[str, str])
+
+    @contextmanager
+    def stage(self, template: str | None = None) -> Generator["Stage"]:
+        """A fresh database, migrated or copied, with topics of its own; removed at the end.
+
+        Args:
+            template: What `keep_template` has given a name.
+        """
+        prefix = f"bench-{uuid4().hex[:8]}"
+        url = self._make(f"tidewheel_{prefix[6:]}", template)
+        settings = Connections.load(
+            database_url=url,
+            kafka_bootstrap=self.info.bootstrap,
+            topic_prefix=prefix,
+            replication=self.info.replication,
+        )
+        apply_topics(settings.kafka_config(), Topics(prefix), replication=settings.replication)
+        _wait_for_leaders(settings.kafka_config(), Topics(prefix))
+        with connect(url, "tidewheel-bench") as connection:
+            connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")  # a template's
+            name_topics(connection, settings)
+            installation = read_installation(connection, settings)
+        home = self.home / prefix
+        home.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        environment = {
+            **kept,
+            "TIDEWHEEL_DATABASE_URL": url,
+            "TIDEWHEEL_KAFKA_BOOTSTRAP": self.info.bootstrap,
+            "TIDEWHEEL_TOPIC_PREFIX": prefix,
+            STARTS_VARIABLE: str(home),
+        }
+        made = Stage(url, self.info.bootstrap, installation, environment, home, settings.kafka_config(), self)
+        try:
+            yield made
+        finally:
+            self._drop(cast("str", conninfo_to_dict(url)["dbname"]))
+            self._drop_topics(settings.kafka_config(), prefix)
+
+    @contextmanager
+    def database(self, name: str) -> Generator[str]:
+        """The URL of an empty database, dropped at the end."""
+        with self._admin() as admin:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        try:
+            yield make_conninfo(self.info.database_url, dbname=name)
+        finally:
+            self._drop(name)
+
+    def keep_template(self, name: str, stage: "Stage") -> None:
+        """Copy a stage's database, so that later stages can begin with what is in it; nobody may be connected."""
+        database = f"tidewheel_template_{uuid4().hex[:8]}"
+        with self._admin() as admin:
+            source = cast("str", conninfo_to_dict(stage.url)["dbname"])
+            statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY")
+            admin.execute(statement.format(sql.Identifier(database), sql.Identifier(source)))
+        self._templates[name] = database
+
+    def has_template(self, name: str) -> bool:
+        """Whether there is such a template."""
+        return name in self._templates
+
+    def forget_templates(self) -> None:
+        """Drop all templates."""
+        while self._templates:
+            self._drop(self._templates.popitem()[1])
+
+    def stage_connection(self) -> Conn:
+        """A connection to the server, to ask what it is."""
+        return self._admin()
+
+    def kafka_version(self) -> str:
+        """The embedded broker's; a given one does not tell."""
+        jars = sorted(path.name for path in (Path(__file__).parents[1] / "local").glob("kafka-*.sha256"))
+        return jars[-1].removeprefix("kafka-").removesuffix(".sha256") if self.brokers() and jars else "given"
+
+    def postgres(self) -> psutil.Process | None:
+        """The postmaster, whose tree is all of PostgreSQL; None where it is not of this machine."""
+        with self._admin() as admin:
+            row = admin.execute("SELECT pg_backend_pid()").fetchone()
+            assert row is not None
+            try:
+                backend = psutil.Process(int(str(row[0])))
+                return backend.parent() if "postgres" in process_name(backend) else None
+            except psutil.Error:
+                return None
+
+    def brokers(self) -> list[psutil.Process]:
+        """The processes that listen where the brokers are; none where they cannot be seen."""
+        own = [part.pid for part in self.stack.status().parts if part.name.startswith("Kafka") and part.pid]
+        return [psutil.Process(pid) for pid in own]
+
+    def broker_logs(self) -> list[Path]:
+        """The folders of the brokers' data; none of a broker that was given."""
+        return list(self.stack.home.glob("kafka/node-*/data"))
+
+    def _make(self, name: str, template: str | None) -> str:
+        source = self._templates[template] if template else None
+        copied = sql.SQL(" TEMPLATE {} STRATEGY FILE_COPY").format(sql.Identifier(source)) if source else sql.SQL("")
+        with self._admin() as admin:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)) + copied)
+        url = make_conninfo(self.info.database_url, dbname=name)
+        if not source:
+            migrate(url)
+        return url
+
+    def _drop(self, name: str) -> None:
+        with self._admin() as admin:
+            admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _drop_topics(self, kafka: Mapping[str, str], prefix: str) -> None:
+        admin = AdminClient({**kafka, "client.id": "tidewheel-bench", "log_level": 2})
+        names = [name for name in admin.list_topics(timeout=_TOPICS_SECONDS).topics if name.startswith(f"{prefix}.")]
+        if names:
+            gone = cast("Futures", admin.delete_topics(names, operation_timeout=_TOPICS_SECONDS))  # pyright: ignore[reportUnknownMemberType]
+            for future in gone.values():
+                future.exception(_TOPICS_SECONDS)
+
+    def _admin(self) -> Conn:
+        return psycopg.connect(self.info.database_url, autocommit=True)
+
+
+@dataclass(slots=True)
 class Stage:
-    """A running stack, migrated, with its topics."""
+    """One round's place: an empty, migrated database and its topics."""
 
     url: str
     bootstrap: str
     installation: Installation
     environment: dict[str, str]
     home: Path
+    kafka: dict[str, str]
+    server: Server
 
-    def connect(self) -> Connection[tuple[object, ...]]:
-        """One connection."""
-        return connect(self.url, "tidewheel-bench")
+    @property
+    def prefix(self) -> str:
+        """What the topics begin with."""
+        return self.installation.topics.prefix
+
+    def connect(self, *, autocommit: bool = False) -> Connection[tuple[object, ...]]:
+        """One connection; its statements may take their time."""
+        return connect(self.url, "tidewheel-bench", autocommit=autocommit, options="-c statement_timeout=0")
 
     @contextmanager
-    def services(self, *commands: Sequence[str]) -> Generator[list[psutil.Process]]:
-        """Service processes, stopped at the end."""
-        running = [self._start(command) for command in commands]
+    def services(
+        self, *commands: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> Generator[list[psutil.Process]]:
+        """Service processes, stopped at the end.
+
+        Raises:
+            RuntimeError: One has ended by itself; with the end of its log.
+        """
+        running = [(command[0], self._start(command, environment or {})) for command in commands]
         try:
-            yield [psutil.Process(process.pid) for process in running]
+            yield [psutil.Process(process.pid) for _, process in running]
+            for name, process in running:
+                if process.poll() not in (None, 0):
+                    message = f"{name} ended with {process.returncode}: {self.log_tail(name)}"
+                    raise RuntimeError(message)
         finally:
-            for process in running:
+            for _, process in running:
                 process.terminate()
-            for process in running:
+            for _, process in running:
                 try:
-                    process.wait(20)
+                    process.wait(_STOP_SECONDS)
                 except subprocess.TimeoutExpired:
                     process.kill()
 
-    def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        log = (self.home / f"{command[0]}.log").open("ab")
+    @contextmanager
+    def meter(self, processes: Mapping[str, psutil.Process]) -> Generator[Meter]:
+        """What these processes, PostgreSQL and the brokers use, as far as they can be seen."""
+        seen = {name: [process] for name, process in processes.items()}
+        postgres, brokers = self.server.postgres(), self.server.brokers()
+        seen |= {"postgres": [postgres]} if postgres else {}
+        seen |= {"broker": brokers} if brokers else {}
+        logs = self.server.broker_logs()
+        with self.connect(autocommit=True) as connection:
+            yield Meter(connection, seen, (logs, self.prefix) if logs else None)
+
+    def starts(self) -> Starts:
+        """What the handlers of all executors of this stage have noted."""
+        return Starts(self.home)
+
+    def log_tail(self, name: str) -> str:
+        """The last lines that a service has logged."""
+        log = self.home / f"{name}.log"
+        return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         program = [sys.executable, "-m", "tidewheel.control.cli", *command, "--log-level", "warning"]
-        return subprocess.Popen(program, env=self.environment, stdout=log, stderr=log)
+        with (self.home / f"{command[0]}.log").open("ab") as log:
+            return subprocess.Popen(program, env={**self.environment, **environment}, stdout=log, stderr=log)
 
 
 @contextmanager
-def stage() -> Generator[Stage]:
-    """A fresh stack in a temporary folder, removed at the end."""
+def open_server() -> Generator[Server]:
+    """A stack in a temporary folder, removed at the end; what `TIDEWHEEL_…` names takes the place of its parts."""
+    asked = Connections.load()
+    given = asked.database_url.get_secret_value() if asked.database_url else None
     with tempfile.TemporaryDirectory(prefix="tidewheel-bench-") as folder:
         stack = LocalStack(
             Path(folder) / "stack",
+            brokers=1,
+            database_url=given,
+            bootstrap=asked.kafka_bootstrap,
             shared_buffers_megabytes=BUFFERS_MEGABYTES,
             max_wal_size_megabytes=WAL_MEGABYTES,
         )
+        server: Server | None = None
         try:
-            info = stack.up()
-            migrate(info.database_url)
-            apply_topics({"bootstrap.servers": info.bootstrap}, Topics())
-            settings = Connections.load(database_url=info.database_url, kafka_bootstrap=info.bootstrap)
-            with connect(info.database_url, "tidewheel-bench") as connection:
-                installation = read_installation(connection, settings)
-            environment = os.environ | {
-                "TIDEWHEEL_DATABASE_URL": info.database_url,
-                "TIDEWHEEL_KAFKA_BOOTSTRAP": info.bootstrap,
-            }
-            yield Stage(info.database_url, info.bootstrap, installation, dict(environment), Path(folder))
+            server = Server(stack.up(), Path(folder), stack)
+            yield server
         finally:
+            if server is not None and given:
+                server.forget_templates()
             stack.down(erase=True)
+
+
+def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics) -> None:
+    """Topics that were made just now are known to a busy broker seconds later: what is produced until then is refused.
+
+    Raises:
+        Unavailable: They are not known within half a minute.
+    """
+    admin = AdminClient({**kafka, "client.id": "tidewheel-bench", "log_level": 2})
+    wanted = {topic.name: topic.partitions for topic in topics.plan()}
+    give_up = monotonic_seconds() + _TOPICS_SECONDS
+    while monotonic_seconds() < give_up:
+        known = admin.list_topics(timeout=_TOPICS_SECONDS).topics
+        led = {name: sum(each.leader >= 0 for each in topic.partitions.values()) for name, topic in known.items()}
+        if all(led.get(name) == count for name, count in wanted.items()):
+            return
+        threading.Event().wait(_LOOK_SECONDS)
+    message = f"the topics of {topics.prefix} have no leaders after {_TOPICS_SECONDS:.0f} s"
+    raise Unavailable(message)
+
+
+def where(url: str) -> str:
+    """Host and port of a libpq URL: never the password."""
+    found = urlsplit(url)
+    return f"{found.hostname or 'local socket'}:{found.port or 5432}"

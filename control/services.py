@@ -20,7 +20,7 @@ from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.schemas.codec import install_lookup
-from tidewheel.service import Stop, end_process_with_threads
+from tidewheel.service import Stop, collect_rarely, end_process_with_threads
 from tidewheel.settings import (
     ApiSettings,
     Connections,
@@ -42,7 +42,7 @@ def run_intake(settings: IntakeSettings) -> None:
 
 def run_scheduler(settings: SchedulerSettings) -> None:
     """Fire what is due until asked to stop; needs no Kafka."""
-    stop = _stop()
+    stop = _prepare_process()
     url, installation = _prepare_database(settings)
     _announce("scheduler", settings)
     Scheduler(settings, url, installation, stop).run()
@@ -76,7 +76,7 @@ def run_executor(settings: ExecutorSettings) -> None:
 
 def run_api(settings: ApiSettings) -> None:
     """Answer HTTP until asked to stop; needs no Kafka."""
-    stop = _stop()
+    stop = _prepare_process()
     url, installation = _prepare_database(settings)
     api = Api(settings, url, installation, stop)
     _announce("api", settings)
@@ -84,7 +84,7 @@ def run_api(settings: ApiSettings) -> None:
 
 
 def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Installation, Stop]:
-    stop = _stop()
+    stop = _prepare_process()
     kafka = settings.kafka_config()
     url, installation = _prepare_database(settings)
     check_bootstrap(kafka)
@@ -112,7 +112,8 @@ def _why_away(url: str) -> str | None:
     return None
 
 
-def _stop() -> Stop:
+def _prepare_process() -> Stop:
+    collect_rarely()
     stop = Stop()
     health.requires("service", lambda: "asked to stop" if stop.asked() else None)
     stop.on_signals()

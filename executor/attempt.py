@@ -106,13 +106,6 @@ class Attempt:
         return None if self.definition.heartbeat_ms is None else self.definition.heartbeat_ms / 1000
 
     @property
-    def schedule_to_close_seconds(self) -> float | None:
-        """What is left of the run's whole time at the claim; None where that has no bound."""
-        if self.started.close_at is None:
-            return None
-        return (self.started.close_at - self.started.started_at).total_seconds()
-
-    @property
     def reported(self) -> bool:
         """Whether somebody has said how it ended: what its code still does is no longer waited for."""
         return self._reported
@@ -132,6 +125,11 @@ class Attempt:
         if self.closes_at is None:
             return self.start_to_close_seconds
         return max(min(self.start_to_close_seconds, self.closes_at - monotonic_seconds()), 0.0)
+
+    def note_start(self, at: float) -> None:
+        """Its time runs from this moment on, in monotonic seconds."""
+        if self.started.close_at is not None and self.closes_at is None:
+            self.closes_at = at + (self.started.close_at - self.started.started_at).total_seconds()
 
     def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         """Take a sign of life from its handler; what is told after its end counts for nothing."""

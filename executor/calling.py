@@ -7,7 +7,8 @@ import json
 import logging
 from collections.abc import Awaitable
 from typing import cast
-from uuid import UUID
+
+from pydantic_core import from_json
 
 from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import Handler
@@ -49,7 +50,10 @@ def read_payload(payload: bytes, content_type: str, handler: Handler) -> object:
     text = payload or b"null"  # empty JSON is how a job without a payload says so
     if handler.payload is not None:
         return handler.payload.validate_json(text)
-    return json.loads(text)
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)  # reads a few texts that the quick one refuses: lone surrogates, what lies very deep
 
 
 def unfit(error: ValueError) -> Outcome:
@@ -57,9 +61,9 @@ def unfit(error: ValueError) -> Outcome:
     return failed("InvalidPayload", str(error), permanent=True)
 
 
-def logger_of(run_id: UUID, attempt: int, job_key: str) -> "logging.LoggerAdapter[logging.Logger]":
+def logger_of(run_id: str, attempt: int, job_key: str) -> "logging.LoggerAdapter[logging.Logger]":
     """A logger that says whose lines they are."""
-    return logging.LoggerAdapter(_LOG, {"run_id": str(run_id), "attempt": attempt, "job_key": job_key})
+    return logging.LoggerAdapter(_LOG, {"run_id": run_id, "attempt": attempt, "job_key": job_key})
 
 
 def _would_not_end(error: BaseException) -> Outcome:

@@ -50,7 +50,7 @@ class LaneConsumer:
         self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
         self._held: list[Message] = []
         self._held_since = 0.0  # when the oldest of them was fetched
-        self._owned: set[int] = set()
+        self._owned: dict[int, int] = {}  # partitions, and how far they were committed
         self._paused = False
         self._nothing_came = True
         self._thread = threading.Thread(target=self._run, name=f"consume-{lane}", daemon=True)
@@ -98,13 +98,14 @@ class LaneConsumer:
         if not self._held or not self._wait_for_slots():
             return
         # First fetched, then taken: slots held for messages that may not come are kept from the other lanes.
-        more = self._more(min(self._slots.free(self._lane), _MOST) - len(self._held))
+        more = self._more(min(self._slots.free(self._lane, ahead=True), _MOST) - len(self._held))
         self._held = self._held + more
-        taken = self._slots.take(self._lane, min(len(self._held), _MOST))
+        once = self._slots.free(self._lane)
+        taken = self._slots.take(self._lane, min(len(self._held), _MOST), ahead=True)
         batch, self._held = self._held[:taken], self._held[taken:]
         started = 0
         try:
-            started = self._claim(batch) if batch else 0
+            started = self._claim(batch, once) if batch else 0
         except BaseException:
             self._held = batch + self._held
             raise
@@ -116,9 +117,9 @@ class LaneConsumer:
         since = monotonic_seconds()
         while not self._stop.asked():
             crowded = self._crowded()
-            if not crowded and self._slots.wait_free(self._lane, min(_FULL_SECONDS, self._hold_seconds)):
+            if not crowded and self._slots.wait_free(self._lane, min(_FULL_SECONDS, self._hold_seconds), ahead=True):
                 self._resume()
-                if self._slots.free(self._lane) < self._slots.total // 4:
+                if self._slots.is_scarce(self._lane):
                     # Nearly full: more will come free in a moment, and a claim costs as much for one as for a dozen.
                     self._stop.wait(_GATHER_SECONDS)
                 return bool(self._held)
@@ -149,20 +150,25 @@ class LaneConsumer:
     def _more(self, most: int) -> list[Message]:
         return good(self._consumer.consume(most, 0), self._topic) if most > 0 else []
 
-    def _claim(self, messages: Sequence[Message]) -> int:
-        started = self._taking.take(messages)
+    def _claim(self, messages: Sequence[Message], once: int) -> int:
+        started, left = self._taking.take(messages, once=once)
         self._commit(messages)
         failpoint("claim.offsets_committed")
+        # Should this process die, what is left of the committed ones is the sweep's.
+        self._held = [*left, *self._held]
+        if left:
+            self._stop.wait(_GATHER_SECONDS)
         return started
 
     def _commit(self, messages: Sequence[Message]) -> None:
-        # Of the partitions that are still ours: their next owner must not be set back or forward.
-        ends: dict[tuple[str, int], int] = {}
-        for message in messages:
-            topic, partition, offset = message.topic(), message.partition(), message.offset()
-            if topic is not None and partition in self._owned and offset is not None:
-                ends[topic, partition] = max(ends.get((topic, partition), 0), offset + 1)
-        offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()]
+        # Of the partitions that are still ours: their next owner must not be set back or forward. Nor are we set back
+        # by a message that was left before; and the last of each partition tells, for they come in order.
+        offsets: list[TopicPartition] = []
+        for partition, message in {message.partition(): message for message in messages}.items():
+            offset = message.offset()
+            if partition is not None and offset is not None and offset >= self._owned.get(partition, offset + 1):
+                self._owned[partition] = offset + 1
+                offsets.append(TopicPartition(self._topic, partition, offset + 1))
         if not offsets:
             return
         try:
@@ -185,7 +191,7 @@ class LaneConsumer:
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)
-        self._owned |= {partition.partition for partition in partitions}
+        self._owned |= {partition.partition: 0 for partition in partitions}
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._drop(partitions)
@@ -195,5 +201,5 @@ class LaneConsumer:
 
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}
-        self._owned -= gone
+        self._owned = {partition: end for partition, end in self._owned.items() if partition not in gone}
         self._held = [message for message in self._held if message.partition() not in gone]

@@ -159,7 +159,7 @@ def context_of(frame: Frame, cancelled: Flag, channel: Channel) -> Context:
         labels=cast("dict[str, str]", head["labels"]),
         idempotency_key=str(run_id),
         traceparent=cast("str | None", head["traceparent"]),
-        logger=logger_of(run_id, attempt, job_key),
+        logger=logger_of(str(run_id), attempt, job_key),
         _cancelled=cancelled,
         _channel=channel,
         _checkpoint=frame.parts[1],

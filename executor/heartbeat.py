@@ -60,6 +60,7 @@ class Heartbeat:
     ) -> None:
         self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
         self._skew, self._on_reentry = skew, on_reentry
+        self._lease_seconds = lease.total_seconds()
         self._columns: dict[str, object] = {
             "executor_id": executor_id,
             "name": name,
@@ -99,6 +100,10 @@ class Heartbeat:
     def silent_seconds(self) -> float:
         """For how long nothing of this executor has been heard, as far as it can know itself."""
         return monotonic_seconds() - self._beaten
+
+    def is_silent(self) -> bool:
+        """Whether that is longer than the lease: others may have taken it for lost."""
+        return monotonic_seconds() - self._beaten > self._lease_seconds
 
     def stopping(self) -> None:
         """Say from now on that this executor is on its way out."""

@@ -5,11 +5,13 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from uuid import UUID, uuid4
 
-from tidewheel.db import Session
+from tidewheel.db import BY_KEY, Session
 from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.complete_in import Completer
@@ -18,7 +20,8 @@ from tidewheel.executor.flush import Flusher, Stream
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.executor.lanes import Lanes, choose_lanes
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, from_exception
+from tidewheel.executor.line import Line
+from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome
 from tidewheel.executor.previous import Past
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.runners.aws import LambdaRunner, has_boto
@@ -29,12 +32,11 @@ from tidewheel.executor.runners.python import python_runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
-from tidewheel.executor.timeouts import Timeouts
 from tidewheel.executor.wanted import Taking
 from tidewheel.executor.watchdog import Watchdog
-from tidewheel.failpoint import failpoint
+from tidewheel.executor.work import Work, hand_back
 from tidewheel.metrics import metrics
-from tidewheel.runs import AttemptOutcome, Lane
+from tidewheel.runs import Lane
 from tidewheel.schemas.definitions import LAMBDA, SHELL
 from tidewheel.schemas.records import JobDefinition, RunRequest, TargetKind
 from tidewheel.service import Stop
@@ -77,7 +79,7 @@ class Executor:
         self._running: dict[tuple[UUID, int], Attempt] = {}
         self._notifier = Notifier(url, "tidewheel-executor-notify")
         self._finisher = Finisher(
-            Session(url, "tidewheel-executor-finish"),
+            Session(url, "tidewheel-executor-finish", options=BY_KEY),
             installation,
             self.executor_id,
             lambda: self._notifier.poke(Channel.OUTBOX),
@@ -101,12 +103,17 @@ class Executor:
         flushing = Session(url, "tidewheel-executor-output")
         self._flusher = Flusher(flushing, self.executor_id, lambda: list(self._running.values()), self._stream)
         self._runners = self._make_runners(kafka, handlers)
+        work = Work(
+            self._runners, grace_seconds=settings.cancel_grace.total_seconds(), is_silent=self._heartbeat.is_silent
+        )
+        brief = [name for name, handler in handlers.items() if handler.is_async and not handler.own_process]
+        self._line = Line(self._slots, brief, run=work.run, watch=work.watch, on_end=self._on_end)
         self._loop: asyncio.AbstractEventLoop
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Work until asked to stop, then drain and hand back."""
         self._loop = asyncio.get_running_loop()
+        self._line.start()
         await asyncio.to_thread(self._heartbeat.start, self._stop)
         listener = Listener(self._url, "tidewheel-executor-listen", (Channel.SIGNALS,), self._heartbeat.wake)
         told = (self.executor_id, self._queues, self._slots.total, self._protocol)
@@ -146,20 +153,17 @@ class Executor:
         await asyncio.gather(*(asyncio.to_thread(each.join) for each in self._consumers))
         await asyncio.to_thread(self._sweep.join)
         await asyncio.to_thread(self._reaper.join)
-        timeout = self._settings.drain_timeout.total_seconds()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout)
+        await self._line.wait_until_empty(self._settings.drain_timeout.total_seconds())
         for attempt in list(self._running.values()):
             not_begun = not attempt.begun or (attempt.withdraw is not None and attempt.withdraw())
             if not_begun or attempt.on_thread:
-                self._hand_back(attempt, NOT_BEGUN if not_begun else HANDED_BACK)
+                hand_back(attempt, NOT_BEGUN if not_begun else HANDED_BACK)
             elif attempt.struck is None:
                 attempt.struck = HANDED_BACK  # told when it has stopped: it may begin elsewhere at once
             self._stop_cooperatively(attempt)
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=LET_GO_SECONDS)
+        await self._line.wait_until_empty(LET_GO_SECONDS)
         for attempt in list(self._running.values()):
-            self._hand_back(attempt, attempt.struck or HANDED_BACK)
+            hand_back(attempt, attempt.struck or HANDED_BACK)
         self._watchdog.stop()
         await asyncio.to_thread(self._flusher.close)
         clean = await asyncio.to_thread(self._finisher.drain, _FLUSH_SECONDS)
@@ -170,17 +174,13 @@ class Executor:
         for runner in self._runners.values():
             await runner.close()
 
-    def _hand_back(self, attempt: Attempt, outcome: Outcome) -> None:
-        if attempt.report(outcome) and outcome.kind is AttemptOutcome.HANDED_BACK:
-            _LOG.info("handed back", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
-
     def _begin(self, items: Sequence[tuple[Started, RunRequest, JobDefinition]]) -> None:
         """Start attempts whose slots are taken; called from the claiming threads."""
         attempts = [
             Attempt(
                 *item,
                 on_report=self._on_report,
-                on_release=self._on_release,
+                on_release=self._line.release,
                 beats=self._finisher.beats,
                 past=self._past,
                 completer=self._completer,
@@ -188,54 +188,15 @@ class Executor:
             )
             for item in items
         ]
+        waited: Counter[tuple[str, datetime, datetime]] = Counter()
         for attempt in attempts:
-            self._running[attempt.key] = attempt
-            lateness = (attempt.started.started_at - attempt.started.publish_at).total_seconds()
-            metrics.observe("start_lateness_seconds", lateness, attempt.definition.lane)
+            started = attempt.started
+            self._running[started.run_id, started.attempt] = attempt
+            waited[attempt.definition.lane, started.publish_at, started.started_at] += 1
+        for (lane, due, began), times in waited.items():
+            metrics.observe("start_lateness_seconds", [((began - due).total_seconds(), times)], lane)
         if attempts:
-            self._loop.call_soon_threadsafe(self._start_tasks, attempts)
-
-    def _start_tasks(self, attempts: Sequence[Attempt]) -> None:
-        for attempt in attempts:
-            self._spawn(self._work(attempt))
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _work(self, attempt: Attempt) -> None:
-        """Run one attempt within its time and report how it ended."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine of a task
-        attempt.cancel_cooperatively = task.cancel
-        runner = self._runners.get(attempt.definition.target.kind)
-        if attempt.cancelled.is_set() or self._is_silent():
-            # Asked to stop already; or this process stood still since its claim, and others may have taken it for lost.
-            attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_BEGUN)
-            attempt.release()
-            return
-        failpoint("attempt.before_effect")
-        if not attempt.begin():  # it has waited for this loop so long that it was handed on
-            attempt.release()
-            return
-        timeouts = Timeouts(attempt, self._loop, grace_seconds=self._settings.cancel_grace.total_seconds())
-        try:
-            outcome = await runner.run(attempt) if runner else _unsupported(attempt)
-        except asyncio.CancelledError as error:
-            # Asked for by us, or raised by the handler's own code, which is a failure like any other.
-            outcome = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
-        except BaseException as error:  # noqa: BLE001 - a runner's fault is its attempt's outcome, never the executor's end
-            outcome = from_exception(error)
-        timeouts.end()
-        if attempt.struck is not None and outcome.kind is not AttemptOutcome.SUCCEEDED:
-            outcome = attempt.struck
-        failpoint("attempt.after_effect")
-        if attempt.struck is HANDED_BACK and outcome.kind is not AttemptOutcome.SUCCEEDED:
-            self._hand_back(attempt, HANDED_BACK)
-        attempt.report(outcome)
-        if not attempt.on_thread:
-            attempt.release()
+            self._line.add(attempts)
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
         if outcome.error_type:
@@ -252,9 +213,8 @@ class Executor:
             if attempt.report_unbegun(NOT_BEGUN):
                 _LOG.info("handed on", extra=attempt.about)
 
-    def _on_release(self, attempt: Attempt) -> None:
+    def _on_end(self, attempt: Attempt) -> None:
         self._running.pop(attempt.key, None)
-        self._slots.give_back(1)
 
     def _on_signal(self, run_id: UUID, number: int, kind: Signal) -> bool:
         """An attempt is to stop: tell it, and fence it off if it does not listen; returns whether it is here.
@@ -330,7 +290,7 @@ class Executor:
         )
 
     def _claimer(self, name: str) -> Claimer:
-        session = Session(self._url, name)
+        session = Session(self._url, name, options=BY_KEY)
         return Claimer(
             session,
             self._installation,
@@ -338,11 +298,8 @@ class Executor:
             self._stop,
             lease_lost=lambda: self._heartbeat.beat_now(),
             poke=self._notifier.poke,
-            silent=self._is_silent,
+            silent=self._heartbeat.is_silent,
         )
-
-    def _is_silent(self) -> bool:
-        return self._heartbeat.silent_seconds() > self._settings.lease.total_seconds()
 
     def _crowded(self) -> bool:
         return self._finisher.backlog() > _CROWD or self._watchdog.stalled()
@@ -351,8 +308,3 @@ class Executor:
 def _own_names(settings: ExecutorSettings) -> frozenset[str]:
     """What this executor has beside handlers, for targets that not every executor can run."""
     return frozenset(name for name, here in ((SHELL, settings.shell), (LAMBDA, has_boto())) if here)
-
-
-def _unsupported(attempt: Attempt) -> Outcome:
-    kind = attempt.definition.target.kind
-    return failed("UnsupportedTarget", f"this executor's release has no target {kind}; upgrade it", permanent=True)

@@ -9,7 +9,7 @@ A lost attempt is followed by another, but for a run that may be attempted once:
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 from uuid import UUID
@@ -206,10 +206,10 @@ class Reaper:
         failed = RunEnd(row.run_id, row.attempt, RunState.FAILED, executor_id, outcome=AttemptOutcome.LOST)
         if once:
             message = "the executor was lost while it ran this; it may have had its effect"
-            return replace(failed, reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
+            return failed._replace(reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
         if row.lost + 1 >= self._max_lost:
             message = f"the executor was lost {row.lost + 1} times while it ran this"
-            return replace(failed, reason="max_lost", error_type="Lost", error_message=message)
+            return failed._replace(reason="max_lost", error_type="Lost", error_message=message)
         return None
 
     def _attempted_once(self, connection: Conn, rows: Sequence[Leased]) -> set[UUID]:

@@ -14,38 +14,50 @@ from tidewheel.transitions.timeouts import Timeout
 
 
 class Timeouts:
-    """Lets the timeouts of an attempt strike, from its start to `end`."""
+    """Lets the timeouts of an attempt strike until `end`.
+
+    Args:
+        attempt: Whose.
+        loop: Where it runs.
+        began: Its start, in monotonic seconds; a moment ago.
+        grace_seconds: How long it may refuse to be cancelled.
+    """
 
     __slots__ = ("_attempt", "_beats", "_closes", "_fence", "_grace_seconds", "_loop", "_takes")
 
-    def __init__(self, attempt: Attempt, loop: asyncio.AbstractEventLoop, *, grace_seconds: float) -> None:
+    def __init__(
+        self, attempt: Attempt, loop: asyncio.AbstractEventLoop, *, began: float, grace_seconds: float
+    ) -> None:
         self._attempt, self._loop, self._grace_seconds = attempt, loop, grace_seconds
         self._fence: asyncio.TimerHandle | None = None
         self._takes: asyncio.TimerHandle | None = None
         self._closes: asyncio.TimerHandle | None = None
         self._beats: asyncio.TimerHandle | None = None
-        self._start_clock()
+        begun_for = monotonic_seconds() - began
+        self._start_clock(begun_for)
         attempt.stop_clock, attempt.restart_clock = self._stop_clock, self._restart_clock
-        if (closes := attempt.schedule_to_close_seconds) is not None:
-            attempt.closes_at = monotonic_seconds() + closes
+        attempt.note_start(began)
+        if attempt.closes_at is not None:
             whole = (attempt.definition.schedule_to_close_ms or 0) / 1000
-            self._closes = loop.call_later(closes, self._strike, Timeout.SCHEDULE_TO_CLOSE, whole)
+            left = attempt.closes_at - monotonic_seconds()
+            self._closes = loop.call_later(left, self._strike, Timeout.SCHEDULE_TO_CLOSE, whole)
         # Other targets beat from outside, by the attempt's token, and only while they wait: PostgreSQL keeps that.
         beats = attempt.heartbeat_seconds
         if beats is not None and attempt.definition.target.kind is TargetKind.HANDLER:
-            attempt.last_beat = monotonic_seconds()
-            self._beats = loop.call_later(beats, self._miss_beats, beats)
+            attempt.last_beat = attempt.last_beat or began
+            self._beats = loop.call_later(beats - begun_for, self._miss_beats, beats)
 
     def end(self) -> None:
         """The attempt has ended: nothing strikes any more."""
+        self._attempt.stop_clock = self._attempt.restart_clock = None  # or the two would keep each other in memory
         self._stop_clock()
         for handle in (self._closes, self._beats, self._fence):
             if handle is not None:
                 handle.cancel()
 
-    def _start_clock(self) -> None:
+    def _start_clock(self, begun_for: float) -> None:
         seconds = self._attempt.start_to_close_seconds
-        self._takes = self._loop.call_later(seconds, self._strike, Timeout.START_TO_CLOSE, seconds)
+        self._takes = self._loop.call_later(seconds - begun_for, self._strike, Timeout.START_TO_CLOSE, seconds)
 
     def _stop_clock(self) -> None:
         """Queueing for a thread or a process is not the attempt's time, nor is it silence."""
@@ -57,7 +69,7 @@ class Timeouts:
     def _restart_clock(self) -> None:
         if self._takes is None and not self._attempt.reported:
             self._attempt.last_beat = monotonic_seconds()
-            self._start_clock()
+            self._start_clock(0.0)
 
     def _miss_beats(self, beats: float) -> None:
         last = self._attempt.last_beat

@@ -6,7 +6,7 @@ and the sweep of an executor that can run it brings it.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from confluent_kafka import KafkaError, Message
@@ -15,6 +15,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
 from tidewheel.failpoint import failpoint
+from tidewheel.ids import uuid_of
 from tidewheel.metrics import metrics
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs
@@ -26,21 +27,29 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _TELL_SECONDS = 60.0
 
-Begin = Callable[[Sequence[tuple[Started, RunRequest, JobDefinition]]], None]
+Begun = tuple[Started, RunRequest, JobDefinition]
+Begin = Callable[[Sequence[Begun]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A message that asks for a run this executor can do."""
 
     claim: Claim
     request: RunRequest
     definition: JobDefinition
+    message: Message
 
     @property
     def age(self) -> tuple[int, int]:
         """What is greater in the later of two messages for one run: neither number ever falls."""
         return self.claim.attempt, self.claim.job_version
+
+
+class Taken(NamedTuple):
+    """What became of messages: how many attempts were started, and which messages were not looked at."""
+
+    started: int
+    left: Sequence[Message]
 
 
 class Taking:
@@ -51,22 +60,32 @@ class Taking:
         self._definitions = Definitions()
         self._told: dict[str, float] = {}
 
-    def take(self, messages: Sequence[Message]) -> int:
+    def take(self, messages: Sequence[Message], *, once: int) -> Taken:
         """Claim what messages ask for, and have it begun.
 
-        Returns:
-            How many attempts were started; each has a slot that was taken before.
+        Args:
+            messages: Each has a slot that was taken before.
+            once: How many of the slots are no more than there are: runs that may begin only once are not claimed ahead,
+                since nobody knows of one that was claimed in a process that died whether it had begun.
 
         Raises:
             Unavailable: Nothing was claimed.
         """
         failpoint("claim.received")
         wanted = newest(item for message in messages if (item := self._wanted(message)) is not None)
+        left: list[Message] = []
+        if len(messages) > once:
+            risky = [run_id for run_id, item in wanted.items() if item.definition.at_most_once]
+            left = [wanted.pop(run_id).message for run_id in risky[max(once, 0) :]]
         if not wanted:
-            return 0
+            return Taken(0, left)
         started = self._claimer.claim([item.claim for item in wanted.values()], way="message").started
-        self._begin([(one, wanted[one.run_id].request, wanted[one.run_id].definition) for one in started])
-        return len(started)
+        begin: list[Begun] = []
+        for one in started:
+            _, request, definition, _ = wanted[one.run_id]
+            begin.append((one, request, definition))
+        self._begin(begin)
+        return Taken(len(started), left)
 
     def check(self) -> None:
         """See that claims are taken.
@@ -85,7 +104,7 @@ class Taking:
         try:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
             definition = self._definitions.of(request.definition)
-            claim = Claim(UUID(request.run_id), request.attempt, request.job_version, _came_by(message))
+            claim = Claim(_uuid(request.run_id), request.attempt, request.job_version, _came_by(message))
         except (UndecodableMessage, ValueError) as error:
             # Nobody but the relay writes here; whatever it is, its run is in the table and the sweep brings it.
             _LOG.error("a message on %s cannot be read and is left to the sweep: %s", self._topic, error)
@@ -95,7 +114,7 @@ class Taking:
             metrics.count("unknown_handlers")
             self._tell_unknown(name, request.run_id)
             return None
-        return Wanted(claim, request, definition)
+        return Wanted(claim, request, definition, message)
 
     def _tell_unknown(self, name: str, run_id: str) -> None:
         """Say it now and then: in a rolling deploy there is one such message a run."""
@@ -137,3 +156,11 @@ def good(messages: Iterable[Message], topic: str) -> list[Message]:
 
 def _came_by(message: Message) -> str:
     return f"{message.topic()}/{message.partition()}/{message.offset()}@{message.timestamp()[1]}"
+
+
+def _uuid(text: str) -> UUID:
+    number = int(text.replace("-", ""), 16)
+    if not 0 <= number < 1 << 128:
+        message = f"{text!r} is no run_id"
+        raise ValueError(message)
+    return uuid_of(number)

@@ -6,4 +6,4 @@ ALTER TABLE jobs DROP CONSTRAINT jobs_tenant_fkey;
 ALTER TABLE job_versions DROP CONSTRAINT job_versions_job_id_fkey;
 
 -- A claim grows the row: with room for one more of each, it stays on its page and touches no index.
-ALTER TABLE open_runs SET (fillfactor = 45);
+ALTER TABLE open_runs SET (fillfactor = 40);

@@ -12,8 +12,9 @@ import typer
 from pydantic import BaseModel, Field
 
 ROOT = Path(__file__).parents[1]
-LINKED = ("scheduler", "relay", "executor", "schemas", "migrations", "intake", "control")  # in tidewheel/, by links
-FOLDERS = ("tidewheel", *LINKED, "tests", "bench")
+# In tidewheel/, by links.
+LINKED = ("scheduler", "relay", "executor", "schemas", "migrations", "intake", "control", "bench")
+FOLDERS = ("tidewheel", *LINKED, "tests")
 
 
 class _Position(BaseModel):

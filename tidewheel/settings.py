@@ -178,7 +178,7 @@ class Connections(BaseSettings):
 class IntakeSettings(Connections):
     """How requests are read."""
 
-    intake_batch: int = Field(500, ge=1, le=5000, description="requests applied in one transaction, at most")
+    intake_batch: int = Field(2000, ge=1, le=5000, description="requests applied in one transaction, at most")
     requests_kept: Duration = Field(timedelta(days=8), description="how long a first answer is remembered")
 
 
@@ -203,7 +203,7 @@ class SchedulerSettings(Connections):
 class RelaySettings(Connections):
     """How outbox rows reach Kafka."""
 
-    relay_batch: int = Field(5000, ge=1, le=20000, description="rows published and awaited together, at most")
+    relay_batch: int = Field(10_000, ge=1, le=20000, description="rows published and awaited together, at most")
     relay_poll: Duration = Field(
         timedelta(milliseconds=200), gt=timedelta(0), description="longest sleep between two looks at the outbox"
     )

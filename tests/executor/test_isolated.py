@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -341,7 +341,7 @@ def test_a_run_whose_executor_was_lost_twice_gets_a_process_of_its_own(losses: i
     async def work() -> bool:
         async with runner() as made:
             again = attempt("lost")
-            again.started = replace(again.started, lost=losses)
+            again.started = again.started._replace(lost=losses)
             return (await made.run(again)).result == str(os.getpid()).encode()
 
     assert asyncio.run(work()) is here

@@ -70,3 +70,28 @@ def test_whatever_is_taken_there_is_room_for_it(total: int, wishes: list[tuple[L
         assert lane is Lane.CRITICAL or got == 0 or taken <= total - total // 10
     slots.give_back(taken)
     assert slots.free(Lane.CRITICAL) == total
+
+
+@pytest.mark.parametrize("lane", ORDINARY)
+def test_what_is_claimed_ahead_takes_no_slot_from_who_does_not_ask_for_it(lane: Lane) -> None:
+    slots = Slots(20)
+    slots.allow_ahead(30)
+    assert slots.free(lane) == 18
+    assert slots.free(lane, ahead=True) == 48
+    assert slots.take(lane, 100, ahead=True) == 48
+    assert slots.take(lane, 1) == slots.free(lane) == 0
+    assert slots.take(Lane.CRITICAL, 100, ahead=True) == 2
+    slots.give_back(30)
+    slots.allow_ahead(0)
+    assert slots.free(lane, ahead=True) == slots.free(lane) == 0
+    slots.give_back(10)
+    assert slots.free(lane) == 8
+
+
+def test_who_waits_is_told_that_more_may_be_claimed_ahead() -> None:
+    slots = Slots(1)
+    slots.take(Lane.STANDARD, 1)
+    waiting = in_background(lambda: slots.wait_free(Lane.STANDARD, 30, ahead=True))
+    slots.allow_ahead(5)
+    assert waiting.result(10)
+    assert not slots.wait_free(Lane.STANDARD, 0)

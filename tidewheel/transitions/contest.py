@@ -122,11 +122,14 @@ def contest(connection: Conn, installation: Installation, candidates: Sequence[C
         candidates: Runs whose policy is not `allow_all`.
     """
     by_job: defaultdict[UUID, list[Candidate]] = defaultdict(list)
-    for candidate in sorted(candidates, key=lambda each: each.contender.age):
+    for candidate in candidates:
         by_job[candidate.job_id].append(candidate)
+    for runs in by_job.values():
+        if len(runs) > 1:
+            runs.sort(key=lambda each: each.contender.age)
     turns = take_turns(connection, installation, [runs[0].seeker for runs in by_job.values()])
     contested = [
-        (turns[job], runs) for job, runs in by_job.items() if [run.run_id for run in runs] != [turns[job].run_id]
+        (turns[job], runs) for job, runs in by_job.items() if len(runs) > 1 or runs[0].run_id != turns[job].run_id
     ]
     if not contested:
         return Contested()

@@ -9,12 +9,13 @@ turns. The order of locks is in ADR 0008: open runs first, then turns; with a tu
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.arrays import uuids
-from tidewheel.db import Conn
+from tidewheel.arrays import texts, uuids
+from tidewheel.db import Conn, rows_of
 from tidewheel.metrics import metrics
 from tidewheel.outbox import append
 from tidewheel.runs import Move, RunState, sources, target
@@ -35,8 +36,7 @@ _WAIT_FOR_TURNS = _SQL["wait_for_turns"]
 NOBODY = UUID(int=0)  # holds the turn of a job that had none, until it is handed on
 
 
-@dataclass(frozen=True, slots=True)
-class Seeker:
+class Seeker(NamedTuple):
     """A run that wants its job's turn."""
 
     job_id: UUID
@@ -44,9 +44,8 @@ class Seeker:
     run_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A job's turn: who has it, and whether somebody may be waiting behind."""
+class Turn(NamedTuple):
+    """A job's turn: who has it, and whether somebody may be waiting behind; take_turns returns it in this order."""
 
     job_id: UUID
     run_id: UUID
@@ -166,10 +165,10 @@ def wait_for_turns(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
 def _take(connection: Conn, seekers: Sequence[Seeker]) -> dict[UUID, Turn]:
     columns = {
         "job_ids": uuids(seeker.job_id for seeker in seekers),
-        "tenants": [seeker.tenant for seeker in seekers],
+        "tenants": texts([seeker.tenant for seeker in seekers]),
         "run_ids": uuids(seeker.run_id for seeker in seekers),
     }
-    with connection.cursor(row_factory=class_row(Turn), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_of(Turn._make), binary=True) as cursor:
         return {turn.job_id: turn for turn in cursor.execute(_TAKE_TURNS, columns)}
 
 

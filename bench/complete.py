@@ -1,0 +1,127 @@
+"""Whether all that was asked for happened, once, and not early: else there is no figure. And waiting until it has."""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import LiteralString
+
+from psycopg import sql
+
+from tidewheel.bench.floors import ends, reader
+from tidewheel.bench.measured import Incomplete
+from tidewheel.bench.stage import Stage
+from tidewheel.bench.starts import Start, Starts
+from tidewheel.clock import monotonic_seconds
+from tidewheel.db import Conn
+from tidewheel.runs import RunState
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.records import RunCompleted, RunStatus
+
+STALL_SECONDS = 60.0  # without progress
+_EARLY_SECONDS = 0.001  # what two readings of one clock may differ by
+_LOOK_SECONDS = 0.05
+_STANDING: LiteralString = """
+SELECT (SELECT count(*) FROM job_runs),
+       (SELECT count(*) FROM job_runs WHERE state = %(succeeded)s AND attempt = 1),
+       (SELECT count(*) FROM job_runs WHERE started_at < scheduled_at),
+       (SELECT count(*) FROM open_runs),
+       (SELECT coalesce(sum(occurrences), 0) FROM skips)
+"""
+_WORDS = ("runs", "succeeded at the first attempt", "began early", "open runs", "occurrences passed over")
+_LAST_END: LiteralString = "SELECT max(finished_at), tidewheel_now() FROM job_runs"
+
+
+def wait_for(number: Callable[[], int], wanted: int, what: str) -> None:
+    """Wait until a number that grows is there.
+
+    Raises:
+        Incomplete: It has not grown for a minute.
+    """
+    seen, since = -1, monotonic_seconds()
+    while (found := number()) < wanted:
+        if found > seen:
+            seen, since = found, monotonic_seconds()
+        if monotonic_seconds() - since > STALL_SECONDS:
+            message = f"{found:,} of {wanted:,} {what}, and none for {STALL_SECONDS:.0f} s"
+            raise Incomplete(message)
+        threading.Event().wait(_LOOK_SECONDS)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    wait_for(lambda: int(condition()), 1, what)
+
+
+def until_empty(connection: Conn, *tables: str) -> None:
+    """Wait until tables have no rows; each look is a transaction of its own."""
+    for table in tables:
+        until(partial(_is_empty, connection, table), f"{table} is empty")
+
+
+def check_runs(connection: Conn, asked: int, starts: Starts) -> None:
+    """See that so many runs were made, each succeeded at its first attempt, and a handler was called for each.
+
+    Raises:
+        Incomplete: Something else stands in the database, or was noted.
+    """
+    row = connection.execute(_STANDING, {"succeeded": RunState.SUCCEEDED}).fetchone()
+    connection.rollback()
+    assert row is not None
+    found = tuple(int(str(number)) for number in row)
+    handled = starts.count()
+    if (*found, handled) != (asked, asked, 0, 0, 0, asked):
+        told = ", ".join(f"{count:,} {words}" for count, words in zip(found, _WORDS, strict=True))
+        message = f"{asked:,} runs were asked for; {told}, {handled:,} calls of handlers"
+        raise Incomplete(message)
+
+
+def check_starts(starts: Sequence[Start], asked: int) -> None:
+    """See that each run was begun once, and none early.
+
+    Raises:
+        Incomplete: One was not.
+    """
+    distinct = len({start.run for start in starts})
+    early = sum(start.at < start.due - _EARLY_SECONDS for start in starts)
+    if (len(starts), distinct, early) != (asked, asked, 0):
+        message = f"{asked:,} runs were asked for; {len(starts):,} calls, of {distinct:,} runs, {early:,} of them early"
+        raise Incomplete(message)
+
+
+def check_events(stage: Stage, asked: int) -> None:
+    """Read all completion events; each run must have one. A repeat is allowed, as everywhere on Kafka.
+
+    Raises:
+        Incomplete: A run has none, or did not succeed.
+    """
+    topics = [stage.installation.topics.completions]
+    there = ends(stage, topics)
+    client, seen, read = reader(stage, topics), set[str](), 0
+    while read < there:
+        for message in client.consume(1000, 1.0):
+            event = decode(message.value() or b"", RunCompleted)
+            read += 1
+            if event.status is RunStatus.SUCCEEDED:
+                seen.add(event.run_id)
+    client.close()
+    if len(seen) != asked:
+        told = f"{asked:,} runs were asked for; {len(seen):,} have an event that says they succeeded"
+        raise Incomplete(told)
+
+
+def last_end(connection: Conn) -> tuple[datetime, datetime]:
+    """When the last run ended, and the database's clock."""
+    row = connection.execute(_LAST_END).fetchone()
+    connection.rollback()
+    assert row is not None
+    assert isinstance(row[0], datetime)
+    assert isinstance(row[1], datetime)
+    return row[0], row[1]
+
+
+def _is_empty(connection: Conn, table: str) -> bool:
+    statement = sql.SQL("SELECT NOT EXISTS (SELECT FROM {})").format(sql.Identifier(table))
+    row = connection.execute(statement).fetchone()
+    connection.rollback()
+    return row == (True,)

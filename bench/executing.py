@@ -1,0 +1,76 @@
+"""`execute`: runs/s of one executor, from messages that lie on Kafka to the completion and its event row."""
+
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from tidewheel.bench import floors
+from tidewheel.bench.complete import check_runs, last_end, until_empty, wait_for
+from tidewheel.bench.firing import fire_all
+from tidewheel.bench.load import checkpoint, database_now, load_jobs
+from tidewheel.bench.measured import Incomplete, Round, rate
+from tidewheel.bench.options import Options
+from tidewheel.bench.relaying import relay_all
+from tidewheel.bench.stage import EXECUTOR, Server, Stage
+from tidewheel.db import Conn
+
+RUNS = 200_000
+_WARM_SHARE = 10  # the first of so many parts is not timed
+_FLOOR_RUNS = 100_000
+# All is to come by Kafka: what is due already would be swept while the group forms.
+_NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
+_WRITTEN = ("job_runs", "open_runs")
+
+
+def measure(server: Server, options: Options) -> Round:
+    """Let an executor loose on published runs; then do the same by plain statements."""
+    runs = options.jobs or RUNS
+    with server.stage() as stage, stage.connect() as connection:
+        options.tell(f"publishing {runs:,} runs")
+        load_jobs(connection, stage.installation, runs, due_at=database_now(connection))
+        fire_all(stage)
+        relay_all(stage)
+        taken = floors.take_rows(connection, _WRITTEN, min(runs, _FLOOR_RUNS))
+        ids = _ids(connection, len(taken[0].rows))
+        checkpoint(connection)
+        options.tell("executing")
+        starts = stage.starts()
+        with (
+            stage.services(EXECUTOR, environment=_NO_SWEEP) as [executor],
+            stage.meter({"executor": executor}) as meter,
+        ):
+            wait_for(starts.count, runs // _WARM_SHARE, "runs begun")
+            before, warm, begun_at = meter.mark(), starts.count(), _now(connection)
+            if warm > runs // 2:
+                message = f"{runs:,} runs are too few: {warm:,} had begun before the clock was started"
+                raise Incomplete(message)
+            wait_for(starts.count, runs, "runs begun")
+            until_empty(connection, "open_runs")
+            spent = meter.since(before, runs - warm)
+            seconds = (last_end(connection)[0] - begun_at) / timedelta(seconds=1)
+        check_runs(connection, runs, starts)
+        options.tell("the floor")
+        floor = _floor(connection, stage, taken, ids)
+    return Round({"runs_per_second": rate((runs - warm) / seconds, "runs/s", floor=floor, spent=spent)})
+
+
+def _floor(connection: Conn, stage: Stage, taken: list[floors.Rows], ids: list[UUID]) -> float:
+    connection.execute("TRUNCATE job_runs, open_runs, attempts, turns, outbox")
+    connection.commit()
+    floors.copy_rows(connection, taken)
+    connection.execute("ANALYZE open_runs, job_runs")
+    connection.commit()
+    topic = stage.installation.topics.runs("default", "standard")
+    return len(ids) / floors.execute(connection, stage, ids, topic)
+
+
+def _ids(connection: Conn, most: int) -> list[UUID]:
+    rows = connection.execute("SELECT run_id FROM open_runs LIMIT %s", [most]).fetchall()
+    connection.rollback()
+    return [cast("UUID", row[0]) for row in rows]
+
+
+def _now(connection: Conn) -> datetime:
+    now = database_now(connection)
+    connection.rollback()
+    return now

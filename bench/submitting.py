@@ -1,0 +1,95 @@
+"""`submit`: job requests/s that intake accepts from the topic, beside a COPY of the same rows."""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import cast
+
+from tidewheel.bench import floors
+from tidewheel.bench.complete import wait_for
+from tidewheel.bench.load import PAYLOAD
+from tidewheel.bench.measured import Incomplete, Round, rate
+from tidewheel.bench.options import Options
+from tidewheel.bench.stage import Server, Stage
+from tidewheel.db import Conn
+from tidewheel.kafka import producer
+
+REQUESTS = 100_000
+_WARM_SHARE = 10  # the first of so many parts is not timed
+_FLOOR_ROWS = 50_000
+_WRITTEN = ("jobs", "job_versions", "timers", "dedupe", "audit_log", "outbox")
+_WHEN = """
+SELECT created_at FROM jobs ORDER BY created_at OFFSET %s LIMIT 1
+"""
+
+
+def measure(server: Server, options: Options) -> Round:
+    """Let intake loose on requests that lie on Kafka."""
+    requests = options.jobs or REQUESTS
+    with server.stage() as stage, stage.connect() as connection:
+        options.tell(f"producing {requests:,} requests")
+        sender = producer(stage.kafka, role="bench-requests")  # not warmed up: that would be no request
+        floors.produce(stage, stage.installation.topics.requests, _requests(requests), client=sender)
+        options.tell("accepting")
+        with stage.services(("intake",)) as [intake], stage.meter({"intake": intake}) as meter:
+            wait_for(lambda: _jobs(connection), requests // _WARM_SHARE, "jobs")
+            before, warm = meter.mark(), _jobs(connection)
+            wait_for(lambda: _jobs(connection), requests, "jobs")
+            spent = meter.since(before, requests - warm)
+            wait_for(lambda: _replies(connection, stage), requests, "replies")
+        first, last = _when(connection, requests // _WARM_SHARE), _when(connection, requests - 1)
+        _check(connection, requests)
+        options.tell("the floor")
+        floor = _floor(connection, requests)
+    done = requests * (1 - 1 / _WARM_SHARE) / ((last - first) / timedelta(seconds=1))
+    return Round({"requests_per_second": rate(done, "requests/s", floor=floor, spent=spent)})
+
+
+def _requests(count: int) -> Iterator[floors.Made]:
+    """Distinct jobs with a payload of about 200 bytes, as users send them."""
+    for number in range(count):
+        key = f"submitted-{number:08d}"
+        job = {"key": key, "schedule": {"cron": f"{number % 60} 8 * * MON-FRI", "timezone": "Europe/Berlin"}}
+        text = json.dumps(
+            {"type": "job.submit", "request_id": f"r-{number}", "job": {**job, "target": "noop", "payload": PAYLOAD}}
+        )
+        yield key.encode(), text.encode(), []
+
+
+def _floor(connection: Conn, requests: int) -> float:
+    tables = [table for table in _WRITTEN if _one(connection, "SELECT to_regclass(%s) IS NOT NULL", table) is True]
+    taken = floors.take_rows(connection, tables, min(requests, _FLOOR_ROWS))
+    connection.execute("TRUNCATE jobs, job_versions, timers, outbox, audit_log CASCADE")
+    for each in taken:
+        connection.execute(f"TRUNCATE {each.table} CASCADE".encode())
+    connection.execute("SET session_replication_role = replica")  # rows of one job may lie in different parts
+    connection.commit()
+    return len(taken[0].rows) / floors.copy_rows(connection, taken)
+
+
+def _jobs(connection: Conn) -> int:
+    return cast("int", _one(connection, "SELECT count(*) FROM jobs"))
+
+
+def _replies(connection: Conn, stage: Stage) -> int:
+    topic = stage.installation.topics.replies
+    return cast("int", _one(connection, "SELECT count(*) FROM outbox WHERE topic = %s", topic))
+
+
+def _when(connection: Conn, number: int) -> datetime:
+    return cast("datetime", _one(connection, _WHEN, number))
+
+
+def _check(connection: Conn, requests: int) -> None:
+    timers = _one(connection, "SELECT count(*) FROM timers AS t JOIN job_versions AS v USING (job_id, version)")
+    letters = _one(connection, "SELECT count(*) FROM dead_letters")
+    if (timers, letters) != (requests, 0):
+        message = f"{requests:,} jobs were submitted; {timers} have a timer and a version, {letters} dead letters"
+        raise Incomplete(message)
+
+
+def _one(connection: Conn, statement: str, value: object = None) -> object:
+    row = connection.execute(statement.encode(), None if value is None else [value]).fetchone()
+    connection.rollback()
+    assert row is not None
+    return row[0]

@@ -1,0 +1,55 @@
+"""`tidewheel bench`: measures this machine.
+
+What measures lies above this layer and is imported when it is asked for, by its name.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.answers import Answer, Output
+
+Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help="What to measure; all of them: all.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Repetitions; 5, and 1 of what takes minutes, unless told.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Jobs, messages or requests of a round.")]
+Seconds = Annotated[float | None, typer.Option(min=1, help="How long the load of pipeline and latency lasts.")]
+Rate = Annotated[float | None, typer.Option(min=1, help="Runs a second where the load is steady.")]
+Minutes = Annotated[float | None, typer.Option(min=0.01, help="How long idle and soak last.")]
+Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw each scenario there, as PNG and SVG.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Compare with the stored ratios: about two minutes.")]
+Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the ratios found.")]
+
+
+def bench(
+    scenarios: Scenarios = None,
+    *,
+    rounds: Rounds = None,
+    jobs: Jobs = None,
+    seconds: Seconds = None,
+    rate: Rate = None,
+    minutes: Minutes = None,
+    plots: Plots = None,
+    quick: Quick = False,
+    update_baseline: Update = False,
+    output: Answer = Output.TEXT,
+) -> None:
+    """Measure this machine, each figure beside its floor.
+
+    Brings a PostgreSQL and a Kafka of its own, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
+    name, in a database made for it.
+    """
+    command = import_module("tidewheel.bench.command")
+    options = import_module("tidewheel.bench.options").Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
+    reached = command.run(
+        scenarios or [],
+        rounds=rounds,
+        options=options,
+        as_json=output is Output.JSON,
+        plots=plots,
+        quick=quick,
+        update_baseline=update_baseline,
+    )
+    if not reached:
+        raise typer.Exit(1)

@@ -1,0 +1,229 @@
+"""The line of attempts that are claimed and have not begun, and how they begin; nearly all of it on the event loop.
+
+Most coroutines of a busy executor end without having waited for anything. Such attempts need no task each: one task
+works them off, one after another, each in a context of its own. The first time that one waits, the task is its own from
+there on, for what it has asked asyncio for by then (a timeout, a task group) names that task; another task goes on with
+the line, and the handler gets a task each time from then on.
+
+Nor do they need a slot each: while nothing waits, as much may be claimed beyond the slots as is worked off in a moment.
+What begins is bounded all the same: nothing does while as many wait as there are slots. What finds none within a moment
+goes back, uncharged, to executors that have one.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from types import coroutine
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.outcome import NOT_BEGUN
+from tidewheel.executor.runners.python import LOSSES
+from tidewheel.executor.slots import Slots
+from tidewheel.executor.timeouts import Timeouts
+from tidewheel.runs import Lane
+from tidewheel.schemas import records
+
+_TURN_SECONDS = 0.005  # then the loop sees to everything else
+_AHEAD_SECONDS = 0.05  # what is claimed ahead is worked off within this
+_MOST_AHEAD = 1000  # two claims: one is worked off while the next is under way
+_CALM_SECONDS = 1.0  # for so long after an attempt has waited, nothing is claimed ahead
+_PATIENCE_SECONDS = 0.25  # for a slot, of what was claimed ahead
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+Run = Coroutine[object, object, None]
+
+
+class Line:
+    """Begins attempts in their order, those of the critical lane first.
+
+    Args:
+        slots: Of the executor.
+        brief: Names of handlers that are coroutines of this process, of which each may end without waiting.
+        run: Runs an attempt and reports its end; lets nothing pass.
+        watch: Lets the timeouts of an attempt strike, which has this task of its own and has begun at that moment.
+        on_end: Told of each attempt whose code has ended; called from every thread.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        brief: Iterable[str],
+        *,
+        run: Callable[[Attempt], Run],
+        watch: Callable[[Attempt, "asyncio.Task[None]", float], Timeouts],
+        on_end: Callable[[Attempt], None],
+    ) -> None:
+        self._slots, self._brief = slots, set(brief)
+        self._run, self._watch, self._on_end = run, watch, on_end
+        self._queues = tuple(_Queue(slots.most_begun(lane)) for lane in (Lane.CRITICAL, Lane.STANDARD))
+        self._begun: set[Attempt] = set()  # and not ended; not those that have ended without waiting
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._worker: asyncio.Task[None] | None = None
+        self._will_look = False
+        self._ahead, self._calm_from = 0, 0.0
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        """Take note of the running loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, attempts: Iterable[Attempt]) -> None:
+        """Begin these, whose slots are taken; called from the claiming threads."""
+        self._loop.call_soon_threadsafe(self._add, attempts)
+
+    def release(self, attempt: Attempt) -> None:
+        """The code of an attempt has ended; called from every thread."""
+        self._begun.discard(attempt)
+        self._on_end(attempt)
+        self._slots.give_back(1)
+        if any(queue.attempts for queue in self._queues):
+            self._loop.call_soon_threadsafe(self._go_on)
+
+    async def wait_until_empty(self, seconds: float) -> None:
+        """Let everything end, within its time."""
+        until = monotonic_seconds() + seconds
+        while self._tasks and (left := until - monotonic_seconds()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left)
+
+    def _add(self, attempts: Iterable[Attempt]) -> None:
+        now = monotonic_seconds()
+        critical, others = self._queues
+        for attempt in attempts:
+            queue = critical if attempt.definition.lane is records.Lane.CRITICAL else others
+            queue.attempts.append((attempt, now))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._worker is not None:
+            return
+        if self._first() is not None:
+            self._worker = self._spawn(self._work_off())
+        elif not self._will_look and any(queue.attempts for queue in self._queues):
+            self._will_look = True
+            self._loop.call_later(_PATIENCE_SECONDS, self._look)
+
+    def _first(self) -> "_Queue | None":
+        """Whose first attempt may begin now."""
+        for queue in self._queues:
+            if queue.attempts and len(self._begun) < queue.most_begun:
+                return queue
+        return None
+
+    async def _work_off(self) -> None:
+        """Work off the line, as long as nothing waits and it is this task's turn."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine of a task
+        ended, began = 0, monotonic_seconds()
+        now = began
+        try:
+            # Cancelled is a task whose handler has cancelled it and waited for nothing: that was not for the next one.
+            while now - began < _TURN_SECONDS and not task.cancelling() and (queue := self._first()) is not None:
+                attempt, _ = queue.attempts.popleft()
+                if attempt.definition.target.handler not in self._brief or attempt.started.lost >= LOSSES:
+                    self._note_begun(attempt)
+                    self._spawn(self._run_apart(attempt))
+                    continue
+                context, run = copy_context(), self._run(attempt)
+                try:
+                    waits_for = context.run(run.send, None)
+                except StopIteration:
+                    self._on_end(attempt)
+                    ended, now = ended + 1, monotonic_seconds()
+                    continue
+                self._brief.discard(attempt.definition.target.handler)
+                self._note_begun(attempt)
+                self._end_turn(ended, now - began)
+                await self._run_to_its_end(attempt, task, now, _rest(run, context, waits_for))
+                return
+        finally:
+            if self._worker is task:
+                self._end_turn(ended, now - began)
+
+    async def _run_apart(self, attempt: Attempt) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine of a task
+        await self._run_to_its_end(attempt, task, monotonic_seconds(), self._run(attempt))
+
+    async def _run_to_its_end(
+        self, attempt: Attempt, task: "asyncio.Task[None]", began: float, run: Awaitable[None]
+    ) -> None:
+        timeouts = self._watch(attempt, task, began)
+        try:
+            await run
+        finally:
+            timeouts.end()
+        if not attempt.on_thread:
+            attempt.release()
+
+    def _note_begun(self, attempt: Attempt) -> None:
+        self._begun.add(attempt)
+        self._calm_from = monotonic_seconds() + _CALM_SECONDS
+        self._allow_ahead(0)
+
+    def _end_turn(self, ended: int, seconds: float) -> None:
+        """So many have ended without waiting: their slots are free, and it is another task's turn."""
+        self._worker = None
+        self._slots.give_back(ended)
+        if ended and monotonic_seconds() >= self._calm_from:
+            self._allow_ahead(min(int(_AHEAD_SECONDS * ended / max(seconds, 1e-6)), _MOST_AHEAD))
+        self._go_on()
+
+    def _allow_ahead(self, count: int) -> None:
+        if count == 0 or not self._ahead / 2 <= count <= self._ahead * 2:
+            if count != self._ahead:
+                self._slots.allow_ahead(count)
+            self._ahead = count
+
+    def _look(self) -> None:
+        """Hand back what has found no slot for a while."""
+        self._will_look = False
+        before, handed_back = monotonic_seconds() - _PATIENCE_SECONDS, 0
+        for queue in self._queues:
+            while queue.attempts and queue.attempts[0][1] <= before and len(self._begun) >= queue.most_begun:
+                attempt, _ = queue.attempts.popleft()
+                attempt.report_unbegun(NOT_BEGUN)
+                self._on_end(attempt)
+                handed_back += 1
+        if handed_back:
+            _LOG.info("handed on %d runs that were claimed ahead and found no slot", handed_back)
+        self._slots.give_back(handed_back)
+        self._go_on()
+
+    def _spawn(self, run: Run) -> "asyncio.Task[None]":
+        task = self._loop.create_task(run)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Attempts of the critical lane, or of the others, since when they are in the line, and how many may have begun."""
+
+    most_begun: int
+    attempts: deque[tuple[Attempt, float]] = field(default_factory=deque[tuple[Attempt, float]])
+
+
+@coroutine
+def _rest(run: Run, context: Context, waits_for: object) -> Generator[object, object, None]:
+    """The rest of a run that was begun in a context and waits; awaited by the task that has begun it."""
+    while True:
+        try:
+            sent = yield waits_for
+        except GeneratorExit:
+            run.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - a task is cancelled by an exception thrown in here
+            step = partial(run.throw, error)
+        else:
+            step = partial(run.send, sent)
+        try:
+            waits_for = context.run(step)
+        except StopIteration:
+            return

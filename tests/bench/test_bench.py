@@ -1,0 +1,116 @@
+"""`tidewheel bench` on the stack of the tests: small rounds of real scenarios, their document and their plots."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tidewheel.local.stack import StackInfo
+
+KEYS = {
+    "scenario",
+    "figure",
+    "unit",
+    "median",
+    "min",
+    "max",
+    "floor",
+    "ratio",
+    "cpu_us_per_run",
+    "wal_bytes_per_run",
+}
+MAIN = "from tidewheel.control.cli.main import main; main()"
+
+
+def bench(*arguments: str, stack: StackInfo | None = None, before: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run the command as a process, on a given server or on none."""
+    named = {name: value for name, value in os.environ.items() if not name.startswith("TIDEWHEEL_")}
+    if stack is not None:
+        named |= {"TIDEWHEEL_DATABASE_URL": stack.database_url, "TIDEWHEEL_KAFKA_BOOTSTRAP": stack.bootstrap}
+    program = [sys.executable, "-c", before + MAIN, "bench", *arguments]
+    return subprocess.run(program, env=named, capture_output=True, text=True, check=False)
+
+
+def document(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert all(set(line) == KEYS for line in found["results"])
+    return found
+
+
+def figures(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {line["figure"]: line for line in found["results"]}
+
+
+def databases(info: StackInfo) -> Sequence[object]:
+    with psycopg.connect(info.database_url) as connection:
+        return connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'tidewheel_%%'").fetchall()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_rounds_are_measured_beside_their_floors_and_drawn(info: StackInfo, tmp_path: Path) -> None:
+    before = databases(info)
+    told = bench(
+        *("fire", "relay", "--jobs", "40000", "--rounds", "2", "--output", "json", "--plots", str(tmp_path)), stack=info
+    )
+    found = document(told)
+    assert {line["scenario"] for line in found["results"]} == {"fire", "relay"}
+    for line in found["results"]:
+        assert line["min"] <= line["median"] <= line["max"]
+        assert line["ratio"] > 0
+        assert line["wal_bytes_per_run"] > 0
+        assert line["cpu_us_per_run"]["total"] > 0
+    assert len(found["raw"]) == 4
+    assert found["settings"]["postgresql.synchronous_commit"] == "on"
+    assert found["machine"]["cores"]
+    assert found["versions"]["postgresql"]
+    for name in ("fire", "relay"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert b"<svg" in (tmp_path / f"{name}.svg").read_bytes()
+    assert databases(info) == before, "a given server is left as it was found"
+    assert "[0/4] fire round 1/2" in told.stderr
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_an_executor_is_measured(info: StackInfo) -> None:
+    line = figures(document(bench("execute", "--jobs", "5000", "--rounds", "1", "--output", "json", stack=info)))
+    assert line["runs_per_second"]["median"] > 0
+    assert line["runs_per_second"]["ratio"] > 0
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_the_whole_pipeline_is_measured(info: StackInfo) -> None:
+    arguments = ("latency", "--rate", "20", "--seconds", "5", "--rounds", "1", "--output", "json")
+    found = figures(document(bench(*arguments, stack=info)))
+    for name in ("due_to_start", "request_to_start"):
+        assert 0 <= found[f"{name}_p50_ms"]["median"] <= found[f"{name}_p99_ms"]["median"]
+    assert {"scheduler", "relay", "executor", "total"} <= set(found["due_to_start_p50_ms"]["cpu_us_per_run"])
+
+
+def test_a_scenario_that_there_is_not_is_refused_with_the_nearest() -> None:
+    done = bench("fier")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "tidewheel: scenario: there is no 'fier'; write fire\n"
+
+
+def test_none_is_refused_with_those_that_there_are() -> None:
+    done = bench()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "name some of fire, relay, execute" in done.stderr
+
+
+def test_without_matplotlib_plots_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    done = bench("fire", "--plots", str(tmp_path), before="import sys; sys.modules['matplotlib'] = None; ")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        done.stderr == "tidewheel: plots: matplotlib is not installed; install tidewheel[bench], or leave out --plots\n"
+    )

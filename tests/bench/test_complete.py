@@ -1,0 +1,54 @@
+"""A figure is one only when all that was asked for has happened, once, and not early."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tidewheel.bench.complete import check_runs, check_starts
+from tidewheel.bench.measured import Incomplete
+from tidewheel.bench.starts import VARIABLE, Start, Starts
+
+ONE, OTHER = UUID(int=1).bytes, UUID(int=2).bytes
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [Start(5.0, 5.0, ONE)],
+        [Start(5.0, 5.0, ONE), Start(5.1, 5.0, ONE)],
+        [Start(5.0, 5.0, ONE), Start(4.9, 5.0, OTHER)],
+        [Start(5.0, 5.0, ONE), Start(5.0, 5.0, OTHER), Start(5.0, 5.0, OTHER)],
+    ],
+    ids=["one is missing", "one twice, one not at all", "one early", "one twice"],
+)
+def test_what_is_missing_double_or_early_is_told(starts: list[Start]) -> None:
+    with pytest.raises(Incomplete):
+        check_starts(starts, 2)
+
+
+def test_each_once_and_in_time_is_complete() -> None:
+    check_starts([Start(5.0, 5.0, ONE), Start(5.2, 5.0, OTHER)], 2)
+
+
+@pytest.mark.postgres
+def test_runs_that_were_not_made_are_told(database: Database, tmp_path: Path) -> None:
+    connection = database.connection()
+    check_runs(connection, 0, Starts(tmp_path))
+    with pytest.raises(Incomplete, match="3 runs were asked for; 0 runs"):
+        check_runs(connection, 3, Starts(tmp_path))
+
+
+def test_notes_of_two_processes_are_read_while_they_are_written(tmp_path: Path) -> None:
+    notes = "from uuid import UUID; from tidewheel.bench.starts import Notes; n = Notes(); n.note(5.0, UUID(int=1))"
+    for more in ("", "; n.count(); n.count()"):
+        program = [sys.executable, "-c", notes + more]
+        subprocess.run(program, env=os.environ | {VARIABLE: str(tmp_path)}, check=True)
+        starts = Starts(tmp_path)
+        assert starts.count() == len(starts.times())
+    assert starts.count() == 4
+    assert sorted(start.run for start in starts.read()) == [bytes(16), bytes(16), ONE, ONE]

@@ -1,0 +1,41 @@
+"""`--quick`: a ratio that has fallen is told, one that is as it was is not."""
+
+from pathlib import Path
+
+import pytest
+
+from tidewheel.bench.measured import Round, rate, summarise
+from tidewheel.bench.quick import compare, read_baseline, table
+from tidewheel.errors import InvalidInput
+
+LINES = summarise("relay", [Round({"messages_per_second": rate(30, "messages/s", floor=100)})])
+
+
+@pytest.mark.parametrize(("stored", "holds"), [(0.3, True), (0.4, True), (0.45, False)])
+def test_what_falls_below_seven_tenths_fails(stored: float, holds: bool) -> None:  # noqa: FBT001 - a parameter
+    [compared] = compare(LINES, {"relay.messages_per_second": stored})
+    assert compared.holds is holds
+    assert ("below 70%" in table([compared])[-1]) is not holds
+
+
+def test_what_is_not_stored_cannot_have_fallen() -> None:
+    [compared] = compare(LINES, {"relay.another": 0.9})
+    assert compared.holds
+
+
+def test_without_stored_ratios_it_says_how_to_store_them(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--update-baseline"):
+        read_baseline(tmp_path / "none.json")
+
+
+def test_the_stored_ratios_are_those_that_are_measured() -> None:
+    assert set(read_baseline()) == {
+        "fire.occurrences_per_second",
+        "relay.messages_per_second",
+        "execute.runs_per_second",
+        "pipeline.runs_per_second",
+        "latency.due_to_start_p50_ms",
+        "latency.due_to_start_p99_ms",
+        "latency.request_to_start_p50_ms",
+        "latency.request_to_start_p99_ms",
+    }

@@ -1,0 +1,302 @@
+"""How claimed attempts begin: many in one task, those that wait each in its own, never more than there are slots."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from tests.executor.attempting import attempt_of
+from tests.fixtures.services import until
+from tidewheel.clock import monotonic_seconds
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.line import Line
+from tidewheel.executor.outcome import NOT_BEGUN, Outcome, succeeded
+from tidewheel.executor.slots import Slots
+from tidewheel.executor.work import Work
+from tidewheel.runs import Lane
+from tidewheel.schemas.records import TargetKind
+
+BRIEF: dict[str, Any] = {"target": "brief"}
+SEEN: ContextVar[int | None] = ContextVar("seen", default=None)
+
+Does = Callable[[Attempt], Coroutine[object, object, Outcome]]
+
+
+async def until_async(condition: Callable[[], object], what: str) -> None:
+    await asyncio.to_thread(until, condition, what)
+
+
+class Runner:
+    """Runs attempts as a test wants it."""
+
+    def __init__(self, does: Does) -> None:
+        self._does = does
+
+    async def run(self, attempt: Attempt) -> Outcome:
+        return await self._does(attempt)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Running:
+    """A line whose attempts do what a test wants, and what became of them."""
+
+    def __init__(self, does: Does, slots: int = 10) -> None:
+        self.slots = Slots(slots)
+        self.ended: list[Attempt] = []
+        self.outcomes: dict[int, Outcome] = {}
+        work = Work({TargetKind.HANDLER: Runner(does)}, grace_seconds=1, is_silent=lambda: False)
+        self.line = Line(self.slots, ["brief"], run=work.run, watch=work.watch, on_end=self.ended.append)
+        self.line.start()
+
+    def attempts(self, count: int, **job: object) -> list[Attempt]:
+        """Attempts, numbered from 1, whose slots are taken."""
+        made: list[Attempt] = []
+        for number in range(len(self.outcomes) + 1, len(self.outcomes) + count + 1):
+            plain = attempt_of(BRIEF | job, number=number)
+            made.append(
+                Attempt(plain.started, plain.request, plain.definition, self._on_report, on_release=self.line.release)
+            )
+        lane = Lane(str(job.get("lane", "standard")))
+        assert self.slots.take(lane, count, ahead=True) == count
+        return made
+
+    async def all_ended(self, count: int) -> None:
+        await until_async(lambda: len(self.ended) == count, "all have ended")
+
+    def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
+        self.outcomes[attempt.started.attempt] = outcome
+
+
+def test_what_waits_for_nothing_shares_a_task_and_no_context() -> None:
+    tasks: list[object] = []
+    seen: list[int | None] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        tasks.append(asyncio.current_task())
+        seen.append(SEEN.get())
+        SEEN.set(attempt.started.attempt)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does)
+        attempts = running.attempts(5)
+        running.line.add(attempts)
+        await running.all_ended(5)
+        assert running.ended == attempts
+        await until_async(lambda: running.slots.free(Lane.CRITICAL) == 10, "the slots are free")
+        assert SEEN.get() is None
+
+    asyncio.run(work())
+    assert seen == [None] * 5
+    assert len(set(tasks)) == 1
+
+
+def test_who_waits_keeps_the_task_in_which_it_began_and_the_others_go_on() -> None:
+    gate: asyncio.Event
+    tasks: dict[int, list[object]] = {}
+
+    async def does(attempt: Attempt) -> Outcome:
+        number = attempt.started.attempt
+        tasks[number] = [asyncio.current_task()]
+        SEEN.set(number)
+        if number == 2:
+            async with asyncio.timeout(30):
+                await gate.wait()
+        tasks[number].append(asyncio.current_task())
+        assert SEEN.get() == number
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does)
+        running.line.add(running.attempts(4))
+        await running.all_ended(3)
+        assert [attempt.started.attempt for attempt in running.ended] == [1, 3, 4]
+        assert running.slots.free(Lane.CRITICAL) == 9
+        gate.set()
+        await running.all_ended(4)
+        assert running.slots.free(Lane.CRITICAL) == 10
+        assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+    assert all(before is after for before, after in tasks.values())
+    assert tasks[2][0] is tasks[1][0]
+    assert tasks[2][0] is not tasks[3][0]
+
+
+def test_a_timeout_of_asyncios_own_strikes_who_has_set_it() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.started.attempt == 2:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        return succeeded(None)
+
+    async def work() -> dict[int, Outcome]:
+        running = Running(does)
+        running.line.add(running.attempts(3))
+        await running.all_ended(3)
+        return running.outcomes
+
+    outcomes = asyncio.run(work())
+    assert [outcomes[number].error_type for number in (1, 2, 3)] == [None, "TimeoutError", None]
+
+
+def test_who_cancels_its_own_task_and_waits_for_nothing_cancels_nobody_else() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        if attempt.started.attempt == 1:
+            task.cancel()
+        else:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    async def work() -> dict[int, Outcome]:
+        running = Running(does)
+        running.line.add(running.attempts(3))
+        await running.all_ended(3)
+        return running.outcomes
+
+    assert set(asyncio.run(work()).values()) == {succeeded(None)}
+
+
+def test_start_to_close_strikes_who_waits_and_counts_from_its_start() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        del attempt
+        await asyncio.Event().wait()
+        return succeeded(None)
+
+    async def work() -> dict[int, Outcome]:
+        running = Running(does)
+        running.line.add(running.attempts(2, start_to_close="50ms"))
+        await running.all_ended(2)
+        return running.outcomes
+
+    assert {outcome.timeout for outcome in asyncio.run(work()).values()} == {"start_to_close"}
+
+
+def test_a_handler_that_has_waited_once_has_a_task_each_time() -> None:
+    tasks: list[object] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        tasks.append(asyncio.current_task())
+        if attempt.started.attempt == 1:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does)
+        running.line.add(running.attempts(1))
+        await running.all_ended(1)
+        running.line.add(running.attempts(3))
+        await running.all_ended(4)
+
+    asyncio.run(work())
+    assert len(set(tasks)) == 4
+
+
+def test_no_more_begin_than_there_are_slots_and_what_finds_none_goes_back_unbegun() -> None:
+    begun: list[int] = []
+    gate: asyncio.Event
+
+    async def does(attempt: Attempt) -> Outcome:
+        begun.append(attempt.started.attempt)
+        await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does, slots=3)
+        running.slots.allow_ahead(7)
+        running.line.add(running.attempts(10))
+        await running.all_ended(7)
+        assert begun == [1, 2, 3]
+        assert {running.outcomes[number] for number in range(4, 11)} == {NOT_BEGUN}
+        gate.set()
+        await running.all_ended(10)
+        assert running.slots.free(Lane.CRITICAL) == 3
+
+    asyncio.run(work())
+
+
+def test_a_slot_that_comes_free_is_taken_by_the_next_in_the_line() -> None:
+    gates: dict[int, asyncio.Event] = {}
+
+    async def does(attempt: Attempt) -> Outcome:
+        gate = gates[attempt.started.attempt] = asyncio.Event()
+        await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=1)
+        running.slots.allow_ahead(1)
+        running.line.add(running.attempts(2))
+        await until_async(lambda: 1 in gates, "the first has begun")
+        gates[1].set()
+        await until_async(lambda: 2 in gates or 2 in running.outcomes, "the second is next")
+        if 2 in gates:  # or this machine was so slow that it has gone back
+            gates[2].set()
+            await running.all_ended(2)
+            assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+
+
+def test_the_critical_lane_goes_first() -> None:
+    order: list[str] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        order.append(attempt.definition.lane)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=20)
+        running.line.add([*running.attempts(3), *running.attempts(2, lane="critical")])
+        await running.all_ended(5)
+
+    asyncio.run(work())
+    assert order == ["critical"] * 2 + ["standard"] * 3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits: bool) -> None:  # noqa: FBT001
+    async def does(attempt: Attempt) -> Outcome:
+        if waits and attempt.started.attempt == 2:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    async def work() -> int:
+        running = Running(does, slots=5)
+        assert running.slots.free(Lane.STANDARD, ahead=True) == 5
+        running.line.add(running.attempts(5))
+        await running.all_ended(5)
+        await until_async(lambda: running.slots.free(Lane.STANDARD) == 5, "the slots are free")
+        return running.slots.free(Lane.STANDARD, ahead=True)
+
+    assert (asyncio.run(work()) > 5) is not waits
+
+
+def test_what_never_waits_leaves_the_loop_to_others_now_and_then() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        del attempt
+        until = monotonic_seconds() + 0.002
+        while monotonic_seconds() < until:
+            pass
+        return succeeded(None)
+
+    async def work() -> int:
+        running = Running(does, slots=60)
+        running.line.add(running.attempts(50))
+        turns = 0
+        while len(running.ended) < 50:
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(work()) >= 10
