@@ -5,6 +5,7 @@ round meets what another has left; a given server is left as it was found.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -262,6 +263,8 @@ def open_server() -> Generator[Server]:
             max_wal_size_megabytes=WAL_MEGABYTES,
         )
         server: Server | None = None
+        # As Ctrl-C: what was started is stopped, and removed.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server = Server(stack.up(), Path(folder), stack)
             yield server
@@ -269,6 +272,7 @@ def open_server() -> Generator[Server]:
             if server is not None and given:
                 server.forget_templates()
             stack.down(erase=True)
+            signal.signal(signal.SIGTERM, before)
 
 
 def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics) -> None:

@@ -21,6 +21,8 @@ Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw each scena
 Quick = Annotated[bool, typer.Option("--quick", help="Compare with the stored ratios: about two minutes.")]
 Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the ratios found.")]
 
+_INTERRUPTED = 130  # as shells say it: 128 and SIGINT
+
 
 def bench(
     scenarios: Scenarios = None,
@@ -42,14 +44,18 @@ def bench(
     """
     command = import_module("tidewheel.bench.command")
     options = import_module("tidewheel.bench.options").Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
-    reached = command.run(
-        scenarios or [],
-        rounds=rounds,
-        options=options,
-        as_json=output is Output.JSON,
-        plots=plots,
-        quick=quick,
-        update_baseline=update_baseline,
-    )
+    try:
+        reached = command.run(
+            scenarios or [],
+            rounds=rounds,
+            options=options,
+            as_json=output is Output.JSON,
+            plots=plots,
+            quick=quick,
+            update_baseline=update_baseline,
+        )
+    except KeyboardInterrupt:
+        typer.echo("interrupted: everything the benchmark had started is stopped and removed", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
     if not reached:
         raise typer.Exit(1)

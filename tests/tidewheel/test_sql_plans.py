@@ -304,8 +304,8 @@ _HOT = {
         flush_outputs add_outputs read_lineage mark_redriven
     """,
     "tidewheel.intake": """
-        find_answers find_jobs lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs lock_unbegun
-        lock_run read_run read_open wait_for_runs lock_attempts read_ended put_off_deadlines read_timers
+        find_answers find_jobs lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs
+        lock_unbegun lock_run read_run read_open wait_for_runs lock_attempts read_ended put_off_deadlines read_timers
         read_timer_runs resume_jobs
         share_calendars find_calendar_jobs drop_job_calendars
         lock_unbegun_of_backfill read_coming_overrides forget_overrides give_up_moves read_wanted_versions
