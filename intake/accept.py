@@ -188,9 +188,7 @@ def _seen_before(connection: Conn, batch: Sequence[Incoming]) -> dict[tuple[str,
         "tenants": texts([tenant for tenant, _ in names]),
         "request_ids": texts([request_id for _, request_id in names]),
     }
-    rows = cast(
-        "list[tuple[str, str, bytes, bytes]]", connection.execute(_FIND_ANSWERS, asked, binary=True).fetchall()
-    )
+    rows = cast("list[tuple[str, str, bytes, bytes]]", connection.execute(_FIND_ANSWERS, asked, binary=True).fetchall())
     return {(tenant, name): (body_hash, decode(reply, Reply)) for tenant, name, body_hash, reply in rows}
 
 

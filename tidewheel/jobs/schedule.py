@@ -161,9 +161,7 @@ def _from_text(text: str) -> dict[str, object]:
     return {"cron": [bare]}
 
 
-def schedule_document(
-    schedule: AnySchedule, start_at: datetime | None, end_at: datetime | None
-) -> dict[str, Json]:
+def schedule_document(schedule: AnySchedule, start_at: datetime | None, end_at: datetime | None) -> dict[str, Json]:
     """Return a schedule with its bounds and every default in sight: what the recurrence library reads.
 
     It is the form that `job_versions` stores, so its names and shapes outlast releases.
