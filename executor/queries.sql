@@ -66,10 +66,11 @@ SELECT DISTINCT o.executor_id
 -- Open runs that are due and that this executor could run, the longest due first, with how long: what Kafka has not
 -- brought yet, or will not. Those that a cancellation names are left out, or a backlog of them would keep what is behind
 -- it from being found; a subquery for each row, so that the walk still ends at the last one that is wanted.
--- Index: open_runs_due; past 20,000 rows of a lane it looks no further. No lock; the claim that follows decides.
+-- Index: open_runs_due, from the mark; past 20,000 rows of a lane it looks no further. No lock; the claim decides.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
        (SELECT tidewheel_now()) - o.publish_at AS due_for
-  FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[]) AS s (queue, lane, most)
+  FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[], %(marks)s::timestamptz[])
+       AS s (queue, lane, most, mark)
  CROSS JOIN LATERAL (
     SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at
       FROM (
@@ -77,6 +78,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
           FROM open_runs AS r
          WHERE r.queue = s.queue
            AND r.lane = s.lane
+           AND r.publish_at > s.mark
            AND r.publish_at <= (SELECT tidewheel_now())
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)

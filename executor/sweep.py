@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 import psycopg
@@ -23,6 +24,7 @@ from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.wanted import Begin
+from tidewheel.marks import Marks
 from tidewheel.runs import Lane, Move, sources
 from tidewheel.schemas.records import JobDefinition, RunRequest
 from tidewheel.service import Stop, repeat
@@ -32,6 +34,7 @@ from tidewheel.transitions.start import Claim
 
 _LOG = logging.getLogger("tidewheel.executor")
 
+_READ_CLOCK = Statements("tidewheel")["read_clock"]
 _FIND_DUE_RUNS = Statements("tidewheel.executor")["find_due_runs"]
 
 _GLANCE_SECONDS = 0.05  # while messages come: a slot that stays free for so long is not about to be filled by one
@@ -83,6 +86,7 @@ class Sweep:
         self._queues, self._handlers, self._begin = queues, sorted(handlers), begin
         self._idle, self._crowded, self._every, self._stop = idle, crowded, every, stop
         self._definitions = Definitions()
+        self._marks = Marks[tuple[str, Lane]]()
         self._misses, self._chain_until = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
@@ -146,16 +150,23 @@ class Sweep:
 
     def _find(self, wanted: Sequence[tuple[str, Lane, int]]) -> tuple[list[DueRun], Readable]:
         """What is due, and the messages of what has been due for long enough: what is claimed must be begun."""
+        lanes = [(queue, lane) for queue, lane, _ in wanted]
         columns = {
             "queues": [queue for queue, _, _ in wanted],
             "lanes": [lane for _, lane, _ in wanted],
             "limits": [limit for _, _, limit in wanted],
+            "marks": self._marks.begin(lanes),
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
         }
         with self._session.transaction() as connection:
+            clock = connection.execute(_READ_CLOCK, binary=True).fetchone()
             with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
                 found = cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
+            earliest: dict[tuple[str, Lane], datetime | None] = dict.fromkeys(lanes)
+            for run in reversed(found):  # the longest due first, lane by lane
+                earliest[run.queue, Lane(run.lane)] = run.publish_at
+            self._marks.saw(earliest, cast("datetime", clock[0] if clock else None))
             requests = build_requests(connection, [run for run in found if run.due_for >= self._every])
         return found, self._readable(requests)
 

@@ -19,11 +19,6 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
   ) AS o
  ORDER BY s.position
 
--- name: read_clock
--- The database's clock.
--- No index, no lock.
-SELECT tidewheel_now()
-
 -- name: probe_outbox
 -- The database's clock, and the earliest row of each held slice and class.
 -- Index: outbox_due, one descent each, from the low-water mark. No lock.

@@ -22,7 +22,7 @@ from tidewheel.sql import Statements
 
 _SQL = Statements("tidewheel.relay")
 _READ_OUTBOX = _SQL["read_outbox"]
-_READ_CLOCK = _SQL["read_clock"]
+_READ_CLOCK = Statements("tidewheel")["read_clock"]
 _PROBE_OUTBOX = _SQL["probe_outbox"]
 
 # Shares of a batch, in the order they are produced: a class that has less leaves nothing to the others, so the sum may

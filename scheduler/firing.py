@@ -19,10 +19,10 @@ from psycopg.rows import class_row
 from tidewheel.db import Conn, Session, rows_of
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
+from tidewheel.marks import EVER
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import append
-from tidewheel.scheduler.marks import EVER
 from tidewheel.scheduler.recurrence.due import decide, resume, waits_for_run, with_jitter
 from tidewheel.scheduler.recurrence.standing import Standing, standing
 from tidewheel.sql import Statements

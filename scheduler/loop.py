@@ -13,6 +13,7 @@ from typing import cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session
+from tidewheel.marks import EVER, Marks
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.metrics import metrics
 from tidewheel.partitions import ensure_coming_days
@@ -20,7 +21,6 @@ from tidewheel.scheduler.backfilling import Backfilling
 from tidewheel.scheduler.cancelling import Cancelled, Cancelling
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.firing import Round, fire
-from tidewheel.scheduler.marks import EVER, Marks
 from tidewheel.scheduler.mend import mend_shard, release_chains
 from tidewheel.scheduler.turns import TurnSweep
 from tidewheel.scheduler.unhandled import UnhandledWatch
@@ -62,7 +62,7 @@ class Scheduler:
         self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
         self._notifier = Notifier(url, "tidewheel-scheduler-notify")
         self._shards: list[int] = []
-        self._marks, self._others_marks = Marks(), Marks()
+        self._marks, self._others_marks = Marks[int](), Marks[int]()
         self._members: tuple[object, ...] = ()
         self._next_overdue = self._next_mend = self._next_partitions = 0.0
         self._mending = 0
@@ -139,7 +139,7 @@ class Scheduler:
             self._notifier.poke(Channel.SIGNALS)
         return int(cancelled.more)
 
-    def _fire(self, shards: list[int], ahead: timedelta, marks: Marks) -> tuple[int, float]:
+    def _fire(self, shards: list[int], ahead: timedelta, marks: Marks[int]) -> tuple[int, float]:
         """Fire what is due up to `ahead` from now in these shards; also tells when to look again."""
         poll = self._settings.scheduler_poll.total_seconds()
         if not shards:
@@ -196,7 +196,7 @@ class Scheduler:
             return poll.total_seconds()
         return min(max((min(earliest.values()) - ahead - now).total_seconds(), 0.001), poll.total_seconds())
 
-    def _probe(self, shards: list[int], marks: Marks) -> tuple[datetime, dict[int, datetime]]:
+    def _probe(self, shards: list[int], marks: Marks[int]) -> tuple[datetime, dict[int, datetime]]:
         columns = {"shards": shards, "marks": marks.begin(shards)}
         with self._session.transaction() as connection:
             rows = connection.execute(_PROBE_TIMERS, columns, binary=True).fetchall()

@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
 from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.marks import WALK_SHARE
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.runs import Move, sources
@@ -82,8 +83,12 @@ class UnhandledWatch:
         """
         if monotonic_seconds() < self._next_look:
             return False
-        self._next_look = monotonic_seconds() + _EVERY_SECONDS
-        return bool(self.look())
+        begun = monotonic_seconds()
+        told = bool(self.look())
+        # It walks over everything that has gone and that vacuum cannot take away: then it is done more rarely.
+        ended = monotonic_seconds()
+        self._next_look = ended + max(_EVERY_SECONDS, (ended - begun) * WALK_SHARE)
+        return told
 
     def look(self) -> list[Unhandled]:
         """Look now; returns what was announced.

@@ -229,6 +229,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "queues": ["default"] * 3,
         "lanes": ["critical", "standard", "batch"],
         "limits": [100] * 3,
+        "marks": [_LONG_AGO] * 3,
         "handlers": ["send-email"],
     },
     "find_due_handled": {

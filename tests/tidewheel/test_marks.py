@@ -9,23 +9,23 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_loop import members, running
 from tests.transitions.acts import open_runs, submit
-from tidewheel.scheduler.marks import EVER, Marks
+from tidewheel.marks import EVER, Marks
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 LEFT: LiteralString = "SELECT t.due_at FROM timers AS t JOIN jobs AS j USING (job_id) WHERE j.key = 'late'"
 
 
-def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> Marks:
+def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> Marks[int]:
     """Marks after one walk that has found this."""
-    marks = Marks()
+    marks = Marks[int]()
     marks.begin(sorted(earliest))
     marks.saw(earliest, now)
     return marks
 
 
 def test_the_first_look_is_from_the_very_start() -> None:
-    assert Marks().begin([0, 1]) == [EVER, EVER]
+    assert Marks[int]().begin([0, 1]) == [EVER, EVER]
 
 
 def test_the_next_is_from_a_second_below_the_clock_or_what_is_left() -> None:
