@@ -98,10 +98,9 @@ class LaneConsumer:
         if not self._held or not self._wait_for_slots():
             return
         # First fetched, then taken: slots held for messages that may not come are kept from the other lanes.
-        more = self._more(min(self._slots.free(self._lane, ahead=True), _MOST) - len(self._held))
+        more = self._more(min(self._slots.free_ahead(self._lane), _MOST) - len(self._held))
         self._held = self._held + more
-        once = self._slots.free(self._lane)
-        taken = self._slots.take(self._lane, min(len(self._held), _MOST), ahead=True)
+        taken, once = self._slots.take_ahead(self._lane, min(len(self._held), _MOST))
         batch, self._held = self._held[:taken], self._held[taken:]
         started = 0
         try:
@@ -110,14 +109,14 @@ class LaneConsumer:
             self._held = batch + self._held
             raise
         finally:
-            self._slots.give_back(taken - started)
+            self._slots.give_back(self._lane, taken - started)
 
     def _wait_for_slots(self) -> bool:
         """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
         since = monotonic_seconds()
         while not self._stop.asked():
             crowded = self._crowded()
-            if not crowded and self._slots.wait_free(self._lane, min(_FULL_SECONDS, self._hold_seconds), ahead=True):
+            if not crowded and self._slots.wait_free_ahead(self._lane, min(_FULL_SECONDS, self._hold_seconds)):
                 self._resume()
                 if self._slots.is_scarce(self._lane):
                     # Nearly full: more will come free in a moment, and a claim costs as much for one as for a dozen.
@@ -157,6 +156,7 @@ class LaneConsumer:
         # Should this process die, what is left of the committed ones is the sweep's.
         self._held = [*left, *self._held]
         if left:
+            self._slots.hold_ahead()  # what may begin only once is not claimed ahead, and must not wait for ever
             self._stop.wait(_GATHER_SECONDS)
         return started
 

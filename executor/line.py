@@ -12,8 +12,9 @@ goes back, uncharged, to executors that have one.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,17 +62,17 @@ class Line:
     ) -> None:
         self._slots, self._brief = slots, set(brief)
         self._run, self._watch, self._on_end = run, watch, on_end
-        self._queues = tuple(_Queue(slots.most_begun(lane)) for lane in (Lane.CRITICAL, Lane.STANDARD))
-        self._begun: set[Attempt] = set()  # and not ended; not those that have ended without waiting
+        self._queues = (_Queue(Lane.CRITICAL), _Queue(Lane.STANDARD))  # STANDARD stands for all the others
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
         self._will_look = False
         self._ahead, self._calm_from = 0, 0.0
         self._loop: asyncio.AbstractEventLoop
+        self._context: Context  # nobody's: what is begun from an attempt's own must not go on in it
 
     def start(self) -> None:
         """Take note of the running loop."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._context = asyncio.get_running_loop(), copy_context()
 
     def add(self, attempts: Iterable[Attempt]) -> None:
         """Begin these, whose slots are taken; called from the claiming threads."""
@@ -79,11 +80,13 @@ class Line:
 
     def release(self, attempt: Attempt) -> None:
         """The code of an attempt has ended; called from every thread."""
-        self._begun.discard(attempt)
+        queue = self._queue_of(attempt)
+        queue.begun.discard(attempt)
         self._on_end(attempt)
-        self._slots.give_back(1)
+        self._slots.give_back(queue.lane, 1)
         if any(queue.attempts for queue in self._queues):
-            self._loop.call_soon_threadsafe(self._go_on)
+            with suppress(RuntimeError):  # the loop is closed: nothing begins any more
+                self._loop.call_soon_threadsafe(self._go_on)
 
     async def wait_until_empty(self, seconds: float) -> None:
         """Let everything end, within its time."""
@@ -93,11 +96,13 @@ class Line:
 
     def _add(self, attempts: Iterable[Attempt]) -> None:
         now = monotonic_seconds()
-        critical, others = self._queues
         for attempt in attempts:
-            queue = critical if attempt.definition.lane is records.Lane.CRITICAL else others
-            queue.attempts.append((attempt, now))
+            self._queue_of(attempt).attempts.append((attempt, now))
         self._go_on()
+
+    def _queue_of(self, attempt: Attempt) -> "_Queue":
+        critical, others = self._queues
+        return critical if attempt.definition.lane is records.Lane.CRITICAL else others
 
     def _go_on(self) -> None:
         if self._worker is not None:
@@ -111,19 +116,22 @@ class Line:
     def _first(self) -> "_Queue | None":
         """Whose first attempt may begin now."""
         for queue in self._queues:
-            if queue.attempts and len(self._begun) < queue.most_begun:
+            if queue.attempts and self._may_begin(queue.lane):
                 return queue
         return None
+
+    def _may_begin(self, lane: Lane) -> bool:
+        critical, others = self._queues
+        return self._slots.may_begin(lane, len(critical.begun), len(others.begun))
 
     async def _work_off(self) -> None:
         """Work off the line, as long as nothing waits and it is this task's turn."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine of a task
-        ended, began = 0, monotonic_seconds()
-        now = began
+        ended: Counter[Lane] = Counter()
+        now = began = monotonic_seconds()
         try:
-            # Cancelled is a task whose handler has cancelled it and waited for nothing: that was not for the next one.
-            while now - began < _TURN_SECONDS and not task.cancelling() and (queue := self._first()) is not None:
+            while now - began < _TURN_SECONDS and not _is_cancelled(task) and (queue := self._first()) is not None:
                 attempt, _ = queue.attempts.popleft()
                 if attempt.definition.target.handler not in self._brief or attempt.started.lost >= LOSSES:
                     self._note_begun(attempt)
@@ -134,8 +142,14 @@ class Line:
                     waits_for = context.run(run.send, None)
                 except StopIteration:
                     self._on_end(attempt)
-                    ended, now = ended + 1, monotonic_seconds()
+                    ended[queue.lane] += 1
+                    now = monotonic_seconds()
                     continue
+                except BaseException:
+                    # Nothing of an attempt's comes here; were it so, its slot must not be lost with it.
+                    ended[queue.lane] += 1
+                    self._on_end(attempt)
+                    raise
                 self._brief.discard(attempt.definition.target.handler)
                 self._note_begun(attempt)
                 self._end_turn(ended, now - began)
@@ -162,41 +176,63 @@ class Line:
             attempt.release()
 
     def _note_begun(self, attempt: Attempt) -> None:
-        self._begun.add(attempt)
+        self._queue_of(attempt).begun.add(attempt)
+        self._calm_down()
+
+    def _calm_down(self) -> None:
+        """Claim nothing ahead, and not for a while."""
         self._calm_from = monotonic_seconds() + _CALM_SECONDS
         self._allow_ahead(0)
 
-    def _end_turn(self, ended: int, seconds: float) -> None:
+    def _end_turn(self, ended: Mapping[Lane, int], seconds: float) -> None:
         """So many have ended without waiting: their slots are free, and it is another task's turn."""
         self._worker = None
-        self._slots.give_back(ended)
-        if ended and monotonic_seconds() >= self._calm_from:
-            self._allow_ahead(min(int(_AHEAD_SECONDS * ended / max(seconds, 1e-6)), _MOST_AHEAD))
+        for lane, count in ended.items():
+            self._slots.give_back(lane, count)
+        self._hand_back_late()
+        count = sum(ended.values())
+        if count and monotonic_seconds() >= self._calm_from and self._may_begin(Lane.STANDARD):
+            # By steps: a few quick ones tell little of what comes.
+            most = min(2 * max(self._ahead, self._slots.total), _MOST_AHEAD)
+            self._allow_ahead(min(int(_AHEAD_SECONDS * count / max(seconds, 1e-6)), most))
         self._go_on()
 
     def _allow_ahead(self, count: int) -> None:
-        if count == 0 or not self._ahead / 2 <= count <= self._ahead * 2:
-            if count != self._ahead:
-                self._slots.allow_ahead(count)
+        # Each change wakes the claiming threads: small ones are not worth it.
+        is_close = count > 0 and self._ahead / 2 <= count <= self._ahead * 2
+        if count != self._ahead and not is_close:
             self._ahead = count
+            self._slots.allow_ahead(count)
 
     def _look(self) -> None:
-        """Hand back what has found no slot for a while."""
+        """Nothing could begin for a while."""
         self._will_look = False
-        before, handed_back = monotonic_seconds() - _PATIENCE_SECONDS, 0
-        for queue in self._queues:
-            while queue.attempts and queue.attempts[0][1] <= before and len(self._begun) >= queue.most_begun:
-                attempt, _ = queue.attempts.popleft()
-                attempt.report_unbegun(NOT_BEGUN)
-                self._on_end(attempt)
-                handed_back += 1
-        if handed_back:
-            _LOG.info("handed on %d runs that were claimed ahead and found no slot", handed_back)
-        self._slots.give_back(handed_back)
+        self._hand_back_late()
         self._go_on()
 
+    def _hand_back_late(self) -> None:
+        """Hand back what was claimed ahead, where the line has not moved as it was expected to."""
+        before = monotonic_seconds() - _PATIENCE_SECONDS
+        if not any(queue.attempts and queue.attempts[0][1] <= before for queue in self._queues):
+            return
+        handed_back = 0
+        for queue in reversed(self._queues):
+            blocked = not self._may_begin(queue.lane)
+            # What could begin soon stays, as much as there are slots; of what is blocked only what came just now.
+            while queue.attempts and (
+                queue.attempts[0][1] <= before if blocked else len(queue.attempts) > self._slots.total
+            ):
+                attempt, _ = queue.attempts.popleft() if blocked else queue.attempts.pop()
+                attempt.report_unbegun(NOT_BEGUN)
+                self._on_end(attempt)
+                self._slots.give_back(queue.lane, 1)
+                handed_back += 1
+        if handed_back:
+            self._calm_down()
+            _LOG.info("handed on %d runs that were claimed ahead and found no slot", handed_back)
+
     def _spawn(self, run: Run) -> "asyncio.Task[None]":
-        task = self._loop.create_task(run)
+        task = self._loop.create_task(run, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -204,10 +240,17 @@ class Line:
 
 @dataclass(slots=True)
 class _Queue:
-    """Attempts of the critical lane, or of the others, since when they are in the line, and how many may have begun."""
+    """Attempts of the critical lane, or of the others: which have begun, and which are in the line, since when."""
 
-    most_begun: int
+    lane: Lane
+    begun: set[Attempt] = field(default_factory=set[Attempt])  # and not ended; not those that ended without waiting
     attempts: deque[tuple[Attempt, float]] = field(default_factory=deque[tuple[Attempt, float]])
+
+
+def _is_cancelled(task: "asyncio.Task[None]") -> bool:
+    """Whether a handler has cancelled its task and waited for nothing: that was not for the next one."""
+    # What `uncancel` takes back is still thrown in at the next suspension in Python 3.11.
+    return bool(task.cancelling() or getattr(task, "_must_cancel", False))
 
 
 @coroutine
@@ -217,7 +260,7 @@ def _rest(run: Run, context: Context, waits_for: object) -> Generator[object, ob
         try:
             sent = yield waits_for
         except GeneratorExit:
-            run.close()
+            context.run(run.close)
             raise
         except BaseException as error:  # noqa: BLE001 - a task is cancelled by an exception thrown in here
             step = partial(run.throw, error)

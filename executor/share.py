@@ -134,7 +134,7 @@ class ShareLaneConsumer:
                 started = self._taking.take(batch, once=taken).started
                 self._doubtful = False
         finally:
-            self._slots.give_back(taken - started)
+            self._slots.give_back(self._lane, taken - started)
         self._acknowledge(client, batch, AcknowledgeType.ACCEPT)
         failpoint("claim.offsets_committed")
         return left

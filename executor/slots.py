@@ -8,11 +8,21 @@ than there are slots (`ahead`). What begins is bounded by `line.py`, whatever wa
 """
 
 import threading
+from typing import NamedTuple
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.metrics import metrics
 from tidewheel.runs import Lane
 
 _KEPT_FOR_CRITICAL = 10  # one of so many
+_HOLD_SECONDS = 0.1  # twice what is claimed ahead at most
+
+
+class Taken(NamedTuple):
+    """Slots that were taken: how many, and how many of those there are, and are not merely allowed ahead."""
+
+    taken: int
+    real: int
 
 
 class Slots:
@@ -21,32 +31,32 @@ class Slots:
     def __init__(self, total: int) -> None:
         self.total = total
         self._kept = total // _KEPT_FOR_CRITICAL
-        self._busy = self._most_busy = self._ahead = 0
+        self._critical = self._others = self._most_busy = self._ahead = 0
+        self._held_until = 0.0
         self._changed = threading.Condition()
 
-    def take(self, lane: Lane, most: int, *, ahead: bool = False) -> int:
+    def take(self, lane: Lane, most: int) -> int:
         """Take up to `most` slots for a lane, at once.
-
-        Args:
-            lane: Whose.
-            most: How many, at most.
-            ahead: Whether those count that are allowed beyond the slots there are.
 
         Returns:
             How many were taken; 0 where none is free.
         """
         with self._changed:
-            taken = max(min(self._free(lane, ahead=ahead), most), 0)
-            self._set_busy(self._busy + taken)
-            self._most_busy = max(self._most_busy, self._busy)
-            return taken
+            return self._take(lane, min(self._free(lane), most))
 
-    def give_back(self, count: int) -> None:
+    def take_ahead(self, lane: Lane, most: int) -> Taken:
+        """The same, counting those that are allowed beyond the slots there are."""
+        with self._changed:
+            real = max(self._free(lane), 0)
+            taken = self._take(lane, min(self._free_ahead(lane), most))
+            return Taken(taken, min(real, taken))
+
+    def give_back(self, lane: Lane, count: int) -> None:
         """Free slots that were taken."""
         if count <= 0:
             return
         with self._changed:
-            self._set_busy(self._busy - count)
+            self._add(lane, -count)
             self._changed.notify_all()
 
     def allow_ahead(self, count: int) -> None:
@@ -55,41 +65,72 @@ class Slots:
             self._ahead = count
             self._changed.notify_all()
 
-    def free(self, lane: Lane, *, ahead: bool = False) -> int:
+    def hold_ahead(self) -> None:
+        """Claim nothing ahead for a moment: somebody needs slots that there are."""
+        with self._changed:
+            self._held_until = monotonic_seconds() + _HOLD_SECONDS
+
+    def free(self, lane: Lane) -> int:
         """How many a lane could take now."""
         with self._changed:
-            return max(self._free(lane, ahead=ahead), 0)
+            return max(self._free(lane), 0)
+
+    def free_ahead(self, lane: Lane) -> int:
+        """The same, with what is allowed ahead."""
+        with self._changed:
+            return max(self._free_ahead(lane), 0)
 
     def is_scarce(self, lane: Lane) -> bool:
         """Whether hardly any is free of all that may be claimed: more will come free in a moment."""
         with self._changed:
-            return self._free(lane, ahead=True) < (self.total + self._ahead) // 4
+            return self._free_ahead(lane) < (self.total + self._ahead) // 4
 
-    def most_begun(self, lane: Lane) -> int:
-        """How many runs there may be at once that have begun, for one of this lane to begin."""
-        return self.total - self._reserved(lane)
+    def may_begin(self, lane: Lane, critical: int, others: int) -> bool:
+        """Whether one more of a lane may begin where so many have begun of the critical lane, and of the others."""
+        return critical + others < self.total and (lane is Lane.CRITICAL or others < self.total - self._kept)
 
     def watch(self) -> None:
         """Begin to take note of how many are busy at most, for `spare`; for one watcher."""
         with self._changed:
-            self._most_busy = self._busy
+            self._most_busy = self._critical + self._others
 
     def spare(self, lane: Lane) -> int:
         """How many a lane could have taken at any moment since `watch`: what nobody needed all the while."""
         with self._changed:
-            return max(self.total - self._most_busy - self._reserved(lane), 0)
+            reserved = 0 if lane is Lane.CRITICAL else self._kept
+            return max(self.total - self._most_busy - reserved, 0)
 
-    def wait_free(self, lane: Lane, seconds: float, *, ahead: bool = False) -> bool:
+    def wait_free(self, lane: Lane, seconds: float) -> bool:
         """Wait until a lane could take one; returns whether that came about in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._free(lane, ahead=ahead) > 0, timeout=seconds)
+            return self._changed.wait_for(lambda: self._free(lane) > 0, timeout=seconds)
 
-    def _free(self, lane: Lane, *, ahead: bool) -> int:
-        return self.total + (self._ahead if ahead else 0) - self._busy - self._reserved(lane)
+    def wait_free_ahead(self, lane: Lane, seconds: float) -> bool:
+        """The same, with what is allowed ahead."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._free_ahead(lane) > 0, timeout=seconds)
 
-    def _reserved(self, lane: Lane) -> int:
-        return 0 if lane is Lane.CRITICAL else self._kept
+    def _free(self, lane: Lane) -> int:
+        if lane is Lane.CRITICAL:
+            # What others have claimed ahead is in the line behind it, and takes no slot from it.
+            return self.total - self._critical - min(self._others, self.total - self._kept)
+        return self.total - self._kept - self._critical - self._others
 
-    def _set_busy(self, busy: int) -> None:
-        self._busy = busy
-        metrics.set("slots_busy", min(busy, self.total))
+    def _free_ahead(self, lane: Lane) -> int:
+        ahead = self._ahead if monotonic_seconds() >= self._held_until else 0
+        if lane is Lane.CRITICAL:
+            ahead -= max(self._others - (self.total - self._kept), 0)  # what others have of it
+        return self._free(lane) + max(ahead, 0)
+
+    def _take(self, lane: Lane, count: int) -> int:
+        taken = max(count, 0)
+        self._add(lane, taken)
+        self._most_busy = max(self._most_busy, self._critical + self._others)
+        return taken
+
+    def _add(self, lane: Lane, count: int) -> None:
+        if lane is Lane.CRITICAL:
+            self._critical += count
+        else:
+            self._others += count
+        metrics.set("slots_busy", min(self._critical + self._others, self.total))

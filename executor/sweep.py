@@ -184,7 +184,7 @@ class Sweep:
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
         finally:
-            self._slots.give_back(taken - started)
+            self._slots.give_back(lane, taken - started)
         return started
 
     def _readable(self, requests: Mapping[UUID, RunRequest]) -> Readable:

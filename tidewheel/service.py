@@ -15,6 +15,7 @@ from tidewheel.health import health
 _LOG = logging.getLogger("tidewheel.service")
 
 _FIRST_PAUSE_SECONDS = 0.1
+_COLLECT_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 5.0  # a database that comes back is noticed within this time
 
 
@@ -63,14 +64,22 @@ class Stop:
 
 
 def collect_rarely() -> None:
-    """Let Python's cyclic collector look at new objects seldom, and at what is loaded by now never again.
+    """Let Python's cyclic collector look at new objects once a second, and at what is loaded by now never again.
 
     What a batch makes dies with it, by its reference counts. Looked through each 700 objects, as is Python's default,
-    the batches under way cost a busy executor half of its time; each 50,000, hardly any.
+    the batches under way cost a busy executor half of its time. Objects are counted all the same, but by time as well:
+    a few of them in a cycle can hold megabytes.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(50_000, 5, 5)
+    threading.Thread(target=_collect, name="collector", daemon=True).start()
+
+
+def _collect() -> None:
+    never = threading.Event()
+    while not never.wait(_COLLECT_SECONDS):
+        gc.collect(1)
 
 
 def end_process_with_threads() -> None:

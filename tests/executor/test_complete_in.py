@@ -81,7 +81,7 @@ def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
     made.close()
     made.execute(
         "TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, turns, loose_ends,"
-        " signals, timers, jobs, skips CASCADE"
+        " signals, timers, jobs, job_versions, skips CASCADE"
     )
     made.execute("UPDATE test_clock SET stands_at = NULL, ahead = '0'")
 

@@ -16,6 +16,7 @@ from tidewheel.executor.outcome import NOT_BEGUN, Outcome, succeeded
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.work import Work
 from tidewheel.runs import Lane
+from tidewheel.schemas import records
 from tidewheel.schemas.records import TargetKind
 
 BRIEF: dict[str, Any] = {"target": "brief"}
@@ -55,20 +56,28 @@ class Running:
     def attempts(self, count: int, **job: object) -> list[Attempt]:
         """Attempts, numbered from 1, whose slots are taken."""
         made: list[Attempt] = []
-        for number in range(len(self.outcomes) + 1, len(self.outcomes) + count + 1):
+        first = max(self.outcomes, default=0) + 1
+        for number in range(first, first + count):
             plain = attempt_of(BRIEF | job, number=number)
             made.append(
-                Attempt(plain.started, plain.request, plain.definition, self._on_report, on_release=self.line.release)
+                Attempt(plain.started, plain.request, plain.definition, self.note, on_release=self.line.release)
             )
         lane = Lane(str(job.get("lane", "standard")))
-        assert self.slots.take(lane, count, ahead=True) == count
+        assert self.slots.take_ahead(lane, count).taken == count
         return made
 
     async def all_ended(self, count: int) -> None:
         await until_async(lambda: len(self.ended) == count, "all have ended")
 
-    def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
+    def note(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Take down how it ended."""
         self.outcomes[attempt.started.attempt] = outcome
+
+
+def attempt_in(running: Running, number: int, **job: object) -> Attempt:
+    """An attempt whose slot the test has taken, or leaves to others."""
+    plain = attempt_of(BRIEF | job, number=number)
+    return Attempt(plain.started, plain.request, plain.definition, running.note, on_release=running.line.release)
 
 
 def test_what_waits_for_nothing_shares_a_task_and_no_context() -> None:
@@ -273,11 +282,11 @@ def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits
 
     async def work() -> int:
         running = Running(does, slots=5)
-        assert running.slots.free(Lane.STANDARD, ahead=True) == 5
+        assert running.slots.free_ahead(Lane.STANDARD) == 5
         running.line.add(running.attempts(5))
         await running.all_ended(5)
         await until_async(lambda: running.slots.free(Lane.STANDARD) == 5, "the slots are free")
-        return running.slots.free(Lane.STANDARD, ahead=True)
+        return running.slots.free_ahead(Lane.STANDARD)
 
     assert (asyncio.run(work()) > 5) is not waits
 
@@ -300,3 +309,116 @@ def test_what_never_waits_leaves_the_loop_to_others_now_and_then() -> None:
         return turns
 
     assert asyncio.run(work()) >= 10
+
+
+def test_what_follows_one_that_has_waited_sees_nothing_of_its_context() -> None:
+    seen: list[int | None] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        seen.append(SEEN.get())
+        SEEN.set(attempt.started.attempt)
+        if attempt.started.attempt == 1:
+            await asyncio.sleep(0.01)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=1)
+        running.line.add(running.attempts(1, target="apart"))  # in a task of its own from the start
+        running.line.add([attempt_in(running, number) for number in range(2, 6)])
+        await running.all_ended(5)
+
+    asyncio.run(work())
+    assert seen == [None] * 5
+
+
+def test_who_takes_its_cancelling_back_cancels_nobody_else() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.started.attempt == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            task.uncancel()
+        else:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    async def work() -> dict[int, Outcome]:
+        running = Running(does)
+        running.line.add(running.attempts(2))
+        await running.all_ended(2)
+        return running.outcomes
+
+    assert [outcome.error_type for outcome in asyncio.run(work()).values()] == [None, None]
+
+
+def test_nothing_is_claimed_ahead_for_a_lane_that_is_full() -> None:
+    gate: asyncio.Event
+
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.definition.lane is records.Lane.STANDARD:
+            await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does, slots=20)
+        waiting = running.attempts(18, target="apart")
+        running.line.add(waiting)
+        until_calm = monotonic_seconds() + 1.1  # longer than nothing is claimed ahead after one has waited
+        await until_async(lambda: monotonic_seconds() > until_calm, "a while has passed")
+        running.outcomes[100] = succeeded(None)
+        running.line.add(running.attempts(1, lane="critical"))
+        await running.all_ended(1)
+        assert running.slots.free_ahead(Lane.STANDARD) == 0
+        gate.set()
+        await running.all_ended(19)
+
+    asyncio.run(work())
+
+
+def test_slots_that_there_are_stay_with_who_has_taken_them_whatever_comes_before_it() -> None:
+    gate: asyncio.Event
+
+    async def does(attempt: Attempt) -> Outcome:
+        del attempt
+        await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does, slots=20)
+        running.line.add(running.attempts(16))
+        assert running.slots.take(Lane.STANDARD, 10) == 2
+        assert running.slots.take(Lane.CRITICAL, 2) == 2
+        running.line.add([attempt_in(running, 100 + number, lane="critical") for number in range(2)])
+        running.line.add([attempt_in(running, 200 + number) for number in range(2)])
+        until_late = monotonic_seconds() + 0.5  # than what finds no slot goes back
+        await until_async(lambda: monotonic_seconds() > until_late, "a while has passed")
+        assert running.outcomes == {}
+        gate.set()
+        await running.all_ended(20)
+        assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+
+
+def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.started.attempt > 1:
+            until = monotonic_seconds() + 0.01
+            while monotonic_seconds() < until:
+                pass
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=20)
+        running.line.add(running.attempts(1))
+        await until_async(lambda: running.slots.free_ahead(Lane.STANDARD) > 50, "more may be claimed")
+        running.line.add(running.attempts(50))
+        await running.all_ended(51)
+        assert sum(outcome is NOT_BEGUN for outcome in running.outcomes.values()) > 0
+        assert running.slots.free(Lane.CRITICAL) == 20
+
+    asyncio.run(work())

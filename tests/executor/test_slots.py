@@ -1,11 +1,13 @@
 """Of every ten slots one is kept for critical work; nobody ever holds more than there are."""
 
 import threading
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.services import until
 from tests.transitions.stepping import in_background
 from tidewheel.executor.slots import Slots
 from tidewheel.runs import Lane
@@ -34,7 +36,7 @@ def test_who_waits_is_told_of_a_slot_that_comes_free() -> None:
     slots.take(Lane.STANDARD, 1)
     assert not slots.wait_free(Lane.STANDARD, 0)
     waiting = in_background(lambda: slots.wait_free(Lane.STANDARD, 30))
-    slots.give_back(1)
+    slots.give_back(Lane.STANDARD, 1)
     assert waiting.result(10)
 
 
@@ -51,7 +53,7 @@ def test_many_threads_never_hold_more_than_there_are() -> None:
                 most = max(most, busy)
             with lock:
                 busy -= taken
-            slots.give_back(taken)
+            slots.give_back(Lane.STANDARD, taken)
 
     for done in [in_background(work) for _ in range(6)]:
         done.result(30)
@@ -61,14 +63,16 @@ def test_many_threads_never_hold_more_than_there_are() -> None:
 
 @given(st.integers(1, 200), st.lists(st.tuples(st.sampled_from(list(Lane)), st.integers(1, 50)), max_size=20))
 def test_whatever_is_taken_there_is_room_for_it(total: int, wishes: list[tuple[Lane, int]]) -> None:
-    slots, taken = Slots(total), 0
+    slots, taken, held = Slots(total), 0, Counter[Lane]()
     for lane, most in wishes:
         got = slots.take(lane, most)
         taken += got
+        held[lane] += got
         assert 0 <= got <= most
         assert taken <= total
         assert lane is Lane.CRITICAL or got == 0 or taken <= total - total // 10
-    slots.give_back(taken)
+    for lane, count in held.items():
+        slots.give_back(lane, count)
     assert slots.free(Lane.CRITICAL) == total
 
 
@@ -77,21 +81,30 @@ def test_what_is_claimed_ahead_takes_no_slot_from_who_does_not_ask_for_it(lane: 
     slots = Slots(20)
     slots.allow_ahead(30)
     assert slots.free(lane) == 18
-    assert slots.free(lane, ahead=True) == 48
-    assert slots.take(lane, 100, ahead=True) == 48
+    assert slots.free_ahead(lane) == 48
+    assert slots.take_ahead(lane, 100) == (48, 18)
     assert slots.take(lane, 1) == slots.free(lane) == 0
-    assert slots.take(Lane.CRITICAL, 100, ahead=True) == 2
-    slots.give_back(30)
+    assert slots.free(Lane.CRITICAL) == 2
+    assert slots.take_ahead(Lane.CRITICAL, 100) == (2, 2)
+    slots.give_back(lane, 30)
     slots.allow_ahead(0)
-    assert slots.free(lane, ahead=True) == slots.free(lane) == 0
-    slots.give_back(10)
+    assert slots.free_ahead(lane) == slots.free(lane) == 0
+    slots.give_back(lane, 10)
     assert slots.free(lane) == 8
+
+
+def test_nothing_is_claimed_ahead_for_a_moment_where_somebody_needs_slots_that_there_are() -> None:
+    slots = Slots(20)
+    slots.allow_ahead(30)
+    slots.hold_ahead()
+    assert slots.free_ahead(Lane.STANDARD) == 18
+    until(lambda: slots.free_ahead(Lane.STANDARD) == 48, "the moment is over")
 
 
 def test_who_waits_is_told_that_more_may_be_claimed_ahead() -> None:
     slots = Slots(1)
     slots.take(Lane.STANDARD, 1)
-    waiting = in_background(lambda: slots.wait_free(Lane.STANDARD, 30, ahead=True))
+    waiting = in_background(lambda: slots.wait_free_ahead(Lane.STANDARD, 30))
     slots.allow_ahead(5)
     assert waiting.result(10)
     assert not slots.wait_free(Lane.STANDARD, 0)

@@ -94,7 +94,7 @@ def test_spare_slots_are_those_that_nobody_needed_all_the_while() -> None:
     slots.watch()
     assert slots.spare(Lane.STANDARD) == 13
     slots.take(Lane.STANDARD, 10)
-    slots.give_back(12)
+    slots.give_back(Lane.STANDARD, 12)
     assert slots.spare(Lane.STANDARD) == 3
     assert slots.spare(Lane.CRITICAL) == 5
     assert slots.free(Lane.STANDARD) == 15

@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.scheduler.firing import look_at
 from tests.transitions.acts import EXECUTOR, submit
-from tidewheel.db import Session
+from tidewheel.db import BY_KEY, Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
 from tidewheel.transitions.end import RunEnd, end_runs
@@ -112,8 +112,9 @@ def test_firing_after_idling_reads_what_it_fires(idle: Database) -> None:
     assert generic_plans(session) == 0
 
 
-def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -> None:
-    session = idle.session()
+def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database, left: int | None) -> None:
+    """As executors do it: with sessions that look rows up by key."""
+    session = idle.session(options=BY_KEY)
     nobody = UUID(int=0)
     for _ in range(POLLS):
         with session.transaction() as connection:

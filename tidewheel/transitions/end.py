@@ -237,7 +237,7 @@ def _fences(ends: Sequence[RunEnd]) -> dict[str, object]:
 
 def _few(values: Sequence[str | None]) -> object:
     """A text[] of what most ends have none of: unnest fills up with nulls."""
-    return values if any(values) else "{}"
+    return "{}" if all(value is None for value in values) else values
 
 
 def _outcomes(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -> list[Outcome]:
