@@ -23,12 +23,14 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
 -- The database's clock, and the earliest row of each held slice and class.
 -- Index: outbox_due, one descent each, from the low-water mark. No lock.
 SELECT s.class, earliest.publish_at, (SELECT tidewheel_now()) AS now
-  FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[]) AS s (slice, class, mark)
+  FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
+       AS s (slice, class, mark, mark_id)
   LEFT JOIN LATERAL (
     SELECT r.publish_at
       FROM outbox AS r
-     WHERE r.slice = s.slice AND r.class = s.class AND r.publish_at >= s.mark AND r.topic <> ALL (%(parked)s)
-     ORDER BY r.publish_at
+     WHERE r.slice = s.slice AND r.class = s.class AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+       AND r.topic <> ALL (%(parked)s)
+     ORDER BY r.publish_at, r.id
      LIMIT 1
   ) AS earliest ON true
 

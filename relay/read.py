@@ -51,6 +51,7 @@ class Reader:
         self._session = Session(url, "tidewheel-relay", options=_ONE_PLAN, autocommit=True)
         self._most = most
         self._marks: dict[Pair, Place] = {}
+        self._parked: frozenset[str] = frozenset()
         self._next_walk = 0.0
         self._behind = False  # the batch before was full
 
@@ -69,6 +70,9 @@ class Reader:
         Raises:
             Unavailable: PostgreSQL does not answer.
         """
+        if not self._parked.issubset(parked):
+            self._marks.clear()  # they went on past the rows of a topic that is served again, and those come first
+        self._parked = frozenset(parked)
         started, walk = monotonic_seconds(), self.walks()
         pairs = _pairs(held)
         limits = [max(1, int(self._most * _WEIGHTS[name] / len(held))) for _, name in pairs]

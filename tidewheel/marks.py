@@ -27,7 +27,7 @@ class Marks(Generic[K]):
 
     def __init__(self) -> None:
         self._marks: dict[K, datetime] = {}
-        self._next_walk = self._begun = 0.0
+        self._next_walk = self._may_walk = self._begun = 0.0
         self._walking = False
 
     def begin(self, keys: Sequence[K]) -> list[datetime]:
@@ -36,11 +36,16 @@ class Marks(Generic[K]):
         self._walking = self._begun >= self._next_walk
         return [EVER if self._walking else self._marks.get(key, EVER) for key in keys]
 
+    def woken(self) -> None:
+        """Somebody has written something: it may be due already, and then nobody is to wait a second for it."""
+        self._next_walk = self._may_walk
+
     def saw(self, earliest: Mapping[K, datetime | None], now: datetime) -> None:
         """What that look has found: the earliest of each, by the database's clock."""
         if self._walking:
             ended = monotonic_seconds()
-            self._next_walk = ended + max(_WALK_SECONDS, (ended - self._begun) * WALK_SHARE)
+            self._may_walk = ended + (ended - self._begun) * WALK_SHARE
+            self._next_walk = max(ended + _WALK_SECONDS, self._may_walk)
         for key, at in earliest.items():
             self._marks[key] = min(at or now, now) - _LATE_COMMIT
 

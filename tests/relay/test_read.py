@@ -9,8 +9,8 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.local.stack import StackInfo
-from tidewheel.outbox import SLICES
-from tidewheel.relay.batch import ID, Batch
+from tidewheel.outbox import SLICES, append
+from tidewheel.relay.batch import ID, VALUE, Batch
 from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka
@@ -78,3 +78,35 @@ def test_what_is_forgotten_is_read_again(relaying: Relaying) -> None:
 
 def ids_of(batch: Batch) -> list[bytes]:
     return [row[ID] for row in batch.rows]
+
+
+def test_rows_of_a_topic_that_is_served_again_come_before_newer_ones(relaying: Relaying) -> None:
+    """While it was parked, the marks went on past them with the rows of others."""
+    past = relaying.due_at(timedelta(minutes=-1))
+    relaying.write(relaying.row("parked", b"old", publish_at=past))
+    relaying.write(*(relaying.row("other", b"%d" % number, publish_at=past) for number in range(60)))
+    reader = Reader(relaying.database.url, 80)
+    found = reader.read(HELD, ["parked"], [])
+    while found.full:
+        found = reader.read(HELD, ["parked"], found.rows)
+    relaying.write(relaying.row("parked", b"new", publish_at=past))
+    served = reader.read(HELD, [], [])
+    reader.close()
+    assert [row[VALUE] for row in served.rows if row[VALUE] in {b"old", b"new"}][:1] == [b"old"]
+
+
+def test_a_look_and_a_read_agree_about_what_is_behind_the_mark(relaying: Relaying) -> None:
+    """Else a relay would read nothing, over and over, until the next walk."""
+    past = relaying.due_at(timedelta(seconds=-5))
+    late = relaying.database.connection()
+    append(late, [relaying.row("a", b"late", publish_at=past)], shards=relaying.database.installation.shards)
+    relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(60)))
+    reader = Reader(relaying.database.url, 80)
+    found = reader.read(HELD, [], [])
+    while found.full:
+        found = reader.read(HELD, [], found.rows)
+    late.commit()
+    relaying.database.execute("DELETE FROM outbox WHERE value <> 'late'")
+    _, earliest = reader.earliest(HELD, [])
+    assert bool(earliest) == bool(reader.read(HELD, [], []).rows)
+    reader.close()

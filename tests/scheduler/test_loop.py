@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
@@ -147,3 +148,28 @@ def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: D
     stop.ask()
     scheduler.run()  # enters, sees that it is to end, and closes what it holds
     assert database.count("loose_ends") == 0
+
+
+def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(database: Database) -> None:
+    """As where the role may have so many connections and no more: all else that a scheduler does goes on."""
+    for number in range(60):
+        submit(database, f"each-{number}", **EACH_SECOND)
+    role = f"few_{uuid4().hex[:8]}"
+    owner, few = sql.Identifier(database.value("SELECT current_user::text")), sql.Identifier(role)
+    # Its own, and those that keep its membership, listen and notify.
+    database.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'few' CONNECTION LIMIT 4 IN ROLE {}").format(few, owner))
+    stop = Stop()
+    settings = SchedulerSettings.load(fire_batch=10, lookahead=timedelta(seconds=2))
+    url = make_conninfo(database.url, user=role, password="few")
+    ended = in_background(Scheduler(settings, url, database.installation, stop).run)
+    try:
+        until(lambda: len(open_runs(database)) >= 200, "batch after batch is fired")
+        database.execute(
+            "INSERT INTO loose_ends (run_id, job_id, tenant, ended_at, counted, turn)"
+            " VALUES (gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true)"
+        )
+        until(lambda: database.count("loose_ends") == 0, "the other duties are done")
+    finally:
+        stop.ask()
+        ended.result(30)
+        database.execute(sql.SQL("DROP ROLE {}").format(few))

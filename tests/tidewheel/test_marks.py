@@ -40,6 +40,12 @@ def test_a_clock_that_jumps_back_takes_the_marks_along() -> None:
     assert marks.of([0]) == {0: NOON - timedelta(hours=1) - SECOND}
 
 
+def test_who_is_woken_walks_at_once() -> None:
+    marks = looked({0: None})
+    marks.woken()
+    until(lambda: marks.begin([0]) == [EVER], "it walks, as soon as a twentieth of the time allows", seconds=0.5)
+
+
 @pytest.mark.postgres
 def test_a_timer_that_comes_to_be_due_before_the_mark_is_found_by_the_next_walk(database: Database) -> None:
     submit(database, "steady", schedule="@every 1s", overlap="allow_all")
