@@ -156,8 +156,8 @@ def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(dat
         submit(database, f"each-{number}", **EACH_SECOND)
     role = f"few_{uuid4().hex[:8]}"
     owner, few = sql.Identifier(database.value("SELECT current_user::text")), sql.Identifier(role)
-    # Its own, and those that keep its membership, listen and notify.
-    database.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'few' CONNECTION LIMIT 4 IN ROLE {}").format(few, owner))
+    # Its own, and those that keep its membership and listen.
+    database.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'few' CONNECTION LIMIT 3 IN ROLE {}").format(few, owner))
     stop = Stop()
     settings = SchedulerSettings.load(fire_batch=10, lookahead=timedelta(seconds=2))
     url = make_conninfo(database.url, user=role, password="few")
