@@ -70,9 +70,11 @@ def load_jobs(connection: Conn, installation: Installation, batch: Sequence[Inco
     if not write_new_jobs(connection, installation, plain, beginnings.now, told=told):
         message = "somebody else made one of these jobs at the same moment"
         raise Unavailable(message)
-    answers = apply_submits(connection, installation, [batch[at] for at in others], told=told) if others else []
+    submits = [batch[at] for at in others]
+    answers = apply_submits(connection, installation, submits, told=told, only_new=True) if submits else []
     failed = {at: answer for at, answer in zip(others, answers, strict=True) if answer.status != ReplyStatus.ACCEPTED}
-    made = len(plain) + len(others) - len(failed)
+    # Somebody else may have made one of the others meanwhile: it is one that there is.
+    made = len(plain) + len(others) - len(failed) - sum(answer.unchanged for answer in answers)
     return Loaded(made, len(batch) - len(refused) - len(failed) - made, refused | failed)
 
 

@@ -20,7 +20,7 @@ from tidewheel.db import Conn
 from tidewheel.errors import Refused
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
 from tidewheel.intake.incoming import Incoming
-from tidewheel.intake.next_version import OLDEST_ONCE, anchored
+from tidewheel.intake.next_version import OLDEST_ONCE, anchored, first_anchor
 from tidewheel.jobs.pattern import Known, Pattern, Timing
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import FixedDelay, Interval, Manual
@@ -56,7 +56,8 @@ _COPY_TIMERS = "COPY timers (job_id, shard, tenant, version, scheduled_at, due_a
 _TIMER = columns(7)
 
 _FIRST = 1  # the version of a job that is new
-_REMEMBERED = 4096  # patterns, by tenant
+# Definitions, by pattern and tenant; each keeps its pattern, some 15 KiB, also where `jobs.pattern` has forgotten it.
+_REMEMBERED = 512
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _NO_JOB = UUID(int=0)  # whose schedule names no job
 
@@ -109,31 +110,24 @@ class Beginnings:
 
     Args:
         now: The database's clock.
-        spread: Whether intervals that name no anchor are spread by the jobs' ids, so that of thousands that are loaded
-            at once not all are due at once. To whole seconds, so that those of one second share their answers.
+        spread: As of `first_anchor`.
     """
 
     def __init__(self, now: datetime, *, spread: bool = False) -> None:
         self.now, self._spread = now, spread
-        self._found: dict[tuple[Timing, int], Beginning | None] = {}
+        self._found: dict[tuple[Timing, datetime | None], Beginning | None] = {}
 
     def of(self, known: Known, job_id: UUID) -> Beginning | None:
         """How a new job begins; None where it is out of the ordinary, or to be refused."""
         pattern, timing = known
-        spread = self._spread and timing.kind == "interval" and timing.every_us
-        back = job_id.int % (spread // 1_000_000) if spread else -1
+        anchor = first_anchor(timing.document, job_id, self.now, spread=self._spread)
         try:
-            found = self._found[timing, back]
+            found = self._found[timing, anchor]
         except KeyError:
-            found = self._found[timing, back] = _begin(timing, self._anchor(timing, back), self.now)
+            found = self._found[timing, anchor] = _begin(timing, anchor, self.now)
         skips = pattern.spec.catch_up == CatchUp.SKIP.value
         late = skips and found and timing.kind == "once" and found.next_at and found.next_at <= self.now
         return None if late else found
-
-    def _anchor(self, timing: Timing, back: int) -> datetime | None:
-        if timing.every_us is None:
-            return None
-        return self.now if back < 0 else self.now.replace(microsecond=0) - timedelta(seconds=back)
 
 
 def new_job(incoming: Incoming, beginnings: Beginnings) -> NewJob | None:

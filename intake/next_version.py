@@ -42,6 +42,7 @@ class Place:
         settled: Whether what was overdue has just used its timer up.
         chained: Whether the run that its timer stands at is open.
         goes_on: Whether it is paused, and its pause goes on as it was: `left` stays its cursor.
+        spread: Whether an interval that is new counts from an instant that its job's id says, as of a bulk load.
     """
 
     now: datetime
@@ -49,6 +50,7 @@ class Place:
     settled: bool
     chained: bool
     goes_on: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     Raises:
         ScheduleRefused: It cannot be read; paths are relative to `job`.
     """
-    every_us, anchor = _every_us(spec), _anchor(spec, job, place.now)
+    every_us, anchor = _every_us(spec), _anchor(spec, job, place.now, spread=place.spread)
     text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
     policy = _policy_text(spec, job, text, place.now)
     paused = job.paused if job.exists else spec.paused
@@ -153,13 +155,13 @@ def fires_alike(spec: JobSpec, job: JobRow, now: datetime) -> bool:
     return text == job.schedule and _policy_text(spec, job, text, now) == job.policy
 
 
-def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets) -> None:
+def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets, *, spread: bool = False) -> None:
     """Refuse what can never fire; as for an edit, the first acceptance of a job that exists counts its `max_runs`.
 
     Raises:
         Refused: It can never fire, or not be read; paths are relative to `job` or its schedule.
     """
-    anchor = _anchor(spec, job, now)
+    anchor = _anchor(spec, job, now, spread=spread)
     text = schedule_text(spec, job, anchor or now, first=job.created_at if job.exists else now)
     schedule = schedule_from_text(text, job.job_id)
     ensure_can_fire(schedule, now)
@@ -211,6 +213,24 @@ def anchored(document: Mapping[str, object], anchor: datetime | None) -> Mapping
         return document
     own = document["anchor"]
     return {**document, "anchor_fires": own is not None, "anchor": own or anchor.isoformat()}
+
+
+def first_anchor(document: Mapping[str, object], job_id: UUID, now: datetime, *, spread: bool) -> datetime | None:
+    """What the interval or the delay of a new job counts from where it says nothing of it; None of other schedules.
+
+    Args:
+        document: The schedule's.
+        job_id: The job's.
+        now: The database's clock.
+        spread: Whether intervals without an anchor are spread by the jobs' ids, so that of thousands that are loaded at
+            once not all are due at once. To whole seconds, so that those of one second share their answers.
+    """
+    every_us = document.get("every_us")
+    if not isinstance(every_us, int):
+        return None
+    if not spread or document["kind"] != "interval" or document["anchor"] is not None:
+        return now
+    return now.replace(microsecond=0) - timedelta(seconds=job_id.int % max(every_us // 1_000_000, 1))
 
 
 def once_at(spec: JobSpec, job_id: UUID) -> datetime | None:
@@ -271,12 +291,12 @@ def _every_us(spec: JobSpec) -> int | None:
     return every if isinstance(every, int) else None
 
 
-def _anchor(spec: JobSpec, job: JobRow, now: datetime) -> datetime | None:
+def _anchor(spec: JobSpec, job: JobRow, now: datetime, *, spread: bool = False) -> datetime | None:
     """When its interval was first accepted: kept across edits that leave the interval alone."""
-    every_us = _every_us(spec)
-    if every_us is None:
-        return None
-    return (job.anchor if job.exists and job.every_us == every_us else None) or now
+    document = schedule_document(spec)
+    first = first_anchor(document, job.job_id, now, spread=spread)
+    kept = job.exists and job.every_us == document.get("every_us")
+    return job.anchor if first and kept and job.anchor else first
 
 
 def _once(schedule: Once, job: JobRow, text: str, place: Place) -> datetime | None:

@@ -63,13 +63,14 @@ DaySets = Mapping[tuple[str, str], DaySet]
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
-    """A submit, before its job is looked at."""
+    """A submit, before its job is looked at; `only_new`, where one that there is stays as it is."""
 
     incoming: Incoming
     request: JobSubmit
     job_id: UUID
     key: str
     spec_hash: bytes
+    only_new: bool
 
     @property
     def spec(self) -> JobSpec:
@@ -83,6 +84,7 @@ def apply_submits(
     *,
     reasons: Mapping[UUID, str] | None = None,
     told: bool = True,
+    only_new: bool = False,
 ) -> list[Reply]:
     """Apply submits of different jobs, in the caller's transaction; an answer for each, in their order.
 
@@ -92,9 +94,12 @@ def apply_submits(
         batch: The submits.
         reasons: What the events say why, by job.
         told: Whether there are events.
+        only_new: As of a bulk load: jobs that there are, deleted ones among them, are unchanged whatever is submitted,
+            and the intervals of new ones are spread.
     """
-    made = _make_new(connection, installation, batch, told=told) if reasons is None else {}
-    others = [incoming for incoming in batch if incoming.job_id not in made]
+    chosen = [_submission(incoming, only_new=only_new) for incoming in batch]
+    made = _make_new(connection, installation, batch, told=told) if reasons is None and not only_new else {}
+    others = [submission for submission in chosen if submission.job_id not in made]
     answers = iter(_apply_each(connection, installation, others, reasons or {}, told=told) if others else ())
     return [
         accepted(incoming, job_id=str(new.job_id), job_version=1, next_run_at=new.next_run_at)
@@ -120,15 +125,19 @@ def _make_new(
 
 
 def _apply_each(
-    connection: Conn, installation: Installation, batch: Sequence[Incoming], reasons: Mapping[UUID, str], *, told: bool
+    connection: Conn,
+    installation: Installation,
+    chosen: Sequence[_Submission],
+    reasons: Mapping[UUID, str],
+    *,
+    told: bool,
 ) -> list[Reply]:
     """Apply submits to jobs that there may be, each by what stands."""
-    chosen = [_submission(incoming) for incoming in batch]
     # Before any timer, so that no change of a calendar passes the versions by that name it.
     day_sets = hold_calendars(connection, {pair for submission in chosen for pair in _calendars(submission)})
     unknown = {s.job_id: unknown_calendars(connection, s.incoming.tenant, s.spec, day_sets) for s in chosen}
     _enter(connection, installation, chosen)
-    locked = lock_jobs(connection, installation, batch)
+    locked = lock_jobs(connection, installation, [s.incoming for s in chosen])
     fired = _fired(connection, chosen, locked)
     refused = {
         s.job_id: error
@@ -160,10 +169,10 @@ def _apply_each(
     ]
 
 
-def _submission(incoming: Incoming) -> _Submission:
+def _submission(incoming: Incoming, *, only_new: bool) -> _Submission:
     request = incoming.request
     assert isinstance(request, JobSubmit)  # noqa: S101 - by accept's table
-    return _Submission(incoming, request, incoming.job_id, incoming.key or "", incoming.spec_hash)
+    return _Submission(incoming, request, incoming.job_id, incoming.key or "", incoming.spec_hash, only_new)
 
 
 def _calendars(submission: _Submission) -> set[tuple[str, str]]:
@@ -194,7 +203,7 @@ def _refusal(
     if unknown is not None:
         return unknown
     try:
-        ensure_worth_it(submission.spec, job, locked.now, day_sets)
+        ensure_worth_it(submission.spec, job, locked.now, day_sets, spread=submission.only_new)
         ensure_not_fired(submission.spec, job, fired)
     except Refused as refused:
         return at_root(refused)
@@ -224,6 +233,7 @@ def _versions(
                 settled=s.job_id in locked.timers and s.job_id not in left,
                 chained=s.job_id in waiting,
                 goes_on=s.job_id in going_on and locked.jobs[s.job_id].paused,
+                spread=s.only_new,
             ),
             day_sets,
         )
@@ -243,6 +253,8 @@ def _enter(connection: Conn, installation: Installation, submissions: Sequence[_
 
 
 def _unchanged(submission: _Submission, job: JobRow) -> bool:
+    if submission.only_new:
+        return job.version > 0
     return job.exists and job.spec_hash == submission.spec_hash
 
 
