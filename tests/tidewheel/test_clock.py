@@ -12,6 +12,8 @@ PYTHON = {
     "tidewheel/clock.py": "it is the clock",
     "tidewheel/skew.py": "measures how far it is from the database's",
     "executor/runners/http.py": "the instant in a signature, which its receiver holds against his own clock",
+    "bench/floors.py": "beside the broker's timestamps, on the same machine",
+    "bench/starts.py": "what a measured handler notes when it begins, on the database's machine",
     "executor/runners/http_answer.py": "a server's Retry-After date, where the server has no clock of its own",
     "executor/context.py": "tells a handler when its time is over; the executor goes by durations",
     "tidewheel/testing/handlers.py": "when an attempt without a database pretends to be",
