@@ -90,7 +90,8 @@ def _fire(scheduler: Scheduler, connection: Conn, at_least: int) -> int:
 
 def _check(connection: Conn, jobs: int) -> None:
     row = connection.execute(
-        "SELECT (SELECT count(*) FROM job_runs), (SELECT count(*) FROM open_runs), (SELECT count(*) FROM outbox),"
+        "SELECT (SELECT count(*) FROM job_runs), (SELECT count(*) FROM open_runs),"
+        " (SELECT count(*) FROM outbox WHERE topic LIKE '%.runs.%'),"
         " (SELECT count(DISTINCT job_id) FROM job_runs), (SELECT count(*) FROM skips)"
     ).fetchone()
     connection.rollback()

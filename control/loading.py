@@ -3,11 +3,13 @@
 A batch is a transaction of its own. What is refused is told with its place and stops nothing.
 """
 
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cache
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import psycopg
 
 from tidewheel.control.door import Door
 from tidewheel.db import Conn, is_data_fault
-from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
+from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.incoming import Incoming
@@ -26,16 +28,19 @@ from tidewheel.wakeup import Channel
 
 APPLIED_AT_ONCE = 200  # submits in one transaction: a deploy's edits wait for firings, and firings for them
 LOADED_AT_ONCE = 2000  # jobs in one transaction: more save nothing any more
+MOST_BYTES_AT_ONCE = 16 << 20  # of a batch's JSON: 2,000 jobs of the longest kind would be 2 GB in each process
 MOST_PROBLEMS = 100  # told in full; what is wrong with a million jobs is wrong with all of them alike
 
 _AHEAD = 2  # batches per process that are read before they are asked for: what bounds the memory
 
+REMEDY = "write a job as an object: key, schedule, target"
+
 
 class Given(NamedTuple):
-    """One job to be submitted: where it stands, and what is written there."""
+    """One job to be submitted: where it stands, and what is written there, or why it is no job."""
 
     place: str
-    content: bytes | dict[str, object] | UndecodableMessage
+    content: bytes | dict[str, object] | FieldError
 
 
 @dataclass(slots=True)
@@ -99,7 +104,8 @@ class Loading(Door):
         done, placed = _read(given, self._tenant)
         batch = [incoming for _, incoming in placed]
         loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, told=told))
-        self._notifier.poke(Channel.TIMERS)
+        for channel in (Channel.TIMERS, Channel.OUTBOX) if told else (Channel.TIMERS,):
+            self._notifier.poke(channel)
         self._count(done, placed, loaded)
         return done
 
@@ -132,53 +138,88 @@ class Loading(Door):
             done.refuse(placed[position][0], _errors(reply))
 
 
+def batches(given: Iterable[Given], most: int) -> Iterator[list[Given]]:
+    """Jobs in their order, at most so many at once, and no more of them once they have MOST_BYTES_AT_ONCE."""
+    batch, size = list[Given](), 0
+    for one in given:
+        batch.append(one)
+        size += len(one.content) if isinstance(one.content, bytes) else 0
+        if len(batch) == most or size >= MOST_BYTES_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 def load_in_processes(
     given: Iterable[Given], *, processes: int, database_url: str, tenant: str, told: bool = False
 ) -> Iterator[Done]:
-    """Load jobs, each batch in one of several processes; yields what became of each batch, in their order."""
-    jobs = iter(given)
+    """Load jobs, each batch in one of several processes; yields what became of each batch, in their order.
+
+    Raises:
+        Unavailable: The database does not answer, or one of the processes was killed: load the same again.
+    """
     context = get_context("spawn")  # a fork would share connections and threads
-    with ProcessPoolExecutor(processes, context, _open_door, (database_url, tenant)) as pool:
+    with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:
         waiting: deque[Future[Done]] = deque()
         try:
-            while batch := list(islice(jobs, LOADED_AT_ONCE)):
-                waiting.append(pool.submit(_load, batch, told))
+            for batch in batches(given, LOADED_AT_ONCE):
+                waiting.append(pool.submit(_load, batch, database_url, tenant, told))
                 if len(waiting) >= processes * _AHEAD:
-                    yield waiting.popleft().result()
+                    yield _first(waiting)
             while waiting:
-                yield waiting.popleft().result()
+                yield _first(waiting)
+        except (Exception, KeyboardInterrupt) as error:
+            # What a process has begun it ends, unless it died: that counts too.
+            pool.shutdown(wait=True, cancel_futures=True)
+            yield from (future.result() for future in waiting if not future.cancelled() and future.exception() is None)
+            if isinstance(error, BrokenProcessPool):
+                message = "a loading process died; load the same files again"
+                raise Unavailable(message) from error
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_DOORS: list[Loading] = []  # of this process, once it is one of several that load
+def _first(waiting: deque[Future[Done]]) -> Done:
+    done = waiting[0].result()  # where it stays until it has come: waiting may be interrupted
+    waiting.popleft()
+    return done
 
 
-def _open_door(database_url: str, tenant: str) -> None:
-    _DOORS.append(Loading(database_url, tenant=tenant))
+def _leave_interrupts() -> None:
+    """Leave Ctrl+C, which a terminal sends to all, to the process that gives the batches out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _load(batch: list[Given], told: bool) -> Done:  # noqa: FBT001 - as the pool calls it
-    return _DOORS[0].load(batch, told=told)
+def _load(batch: list[Given], database_url: str, tenant: str, told: bool) -> Done:  # noqa: FBT001 - as the pool calls it
+    return _door(database_url, tenant).load(batch, told=told)
+
+
+@cache
+def _door(database_url: str, tenant: str) -> Loading:
+    """The connection of this process; opened with its first batch, whose answer says why it cannot be."""
+    return Loading(database_url, tenant=tenant)
 
 
 def _read(given: Sequence[Given], tenant: str) -> tuple[Done, list[tuple[str, Incoming]]]:
     """The jobs that can be read, and what is wrong with the others."""
     done, placed = Done(), list[tuple[str, Incoming]]()
     for place, content in given:
+        if isinstance(content, FieldError):
+            done.refuse(place, [content])
+            continue
         try:
             placed.append((place, _incoming(content, tenant)))
         except InvalidInput as refused:
             done.refuse(place, refused.errors)
         except UndecodableMessage as error:
             why = str(error).replace("at line 1, column", "at column")  # the line is the place's
-            done.refuse(place, [FieldError("", why, "write a job as an object: key, schedule, target")])
+            done.refuse(place, [FieldError("", why, REMEDY)])
     return done, placed
 
 
-def _incoming(content: bytes | Mapping[str, object] | UndecodableMessage, tenant: str) -> Incoming:
-    if isinstance(content, UndecodableMessage):
-        raise content
+def _incoming(content: bytes | Mapping[str, object], tenant: str) -> Incoming:
     job = read_object(content) if isinstance(content, bytes) else content
     incoming = Incoming(parse_request({"type": "job.submit", "tenant": tenant, "job": job}))
     if incoming.key is None:

@@ -230,7 +230,7 @@ def first_anchor(document: Mapping[str, object], job_id: UUID, now: datetime, *,
         return None
     if not spread or document["kind"] != "interval" or document["anchor"] is not None:
         return now
-    return now.replace(microsecond=0) - timedelta(seconds=job_id.int % max(every_us // 1_000_000, 1))
+    return now.replace(microsecond=0) - timedelta(seconds=job_id.int % (every_us // 1_000_000))
 
 
 def once_at(spec: JobSpec, job_id: UUID) -> datetime | None:

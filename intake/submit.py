@@ -97,9 +97,8 @@ def apply_submits(
         only_new: As of a bulk load: jobs that there are, deleted ones among them, are unchanged whatever is submitted,
             and the intervals of new ones are spread.
     """
-    chosen = [_submission(incoming, only_new=only_new) for incoming in batch]
     made = _make_new(connection, installation, batch, told=told) if reasons is None and not only_new else {}
-    others = [submission for submission in chosen if submission.job_id not in made]
+    others = [_submission(incoming, only_new=only_new) for incoming in batch if incoming.job_id not in made]
     answers = iter(_apply_each(connection, installation, others, reasons or {}, told=told) if others else ())
     return [
         accepted(incoming, job_id=str(new.job_id), job_version=1, next_run_at=new.next_run_at)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +11,11 @@ from tidewheel.control.cli.answers import Answer, Output, say
 from tidewheel.control.cli.bars import bar
 from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, checked
 from tidewheel.control.cli.job_files import STANDARD_INPUT
-from tidewheel.control.cli.job_lists import Written, read_jobs
-from tidewheel.control.loading import APPLIED_AT_ONCE, MOST_PROBLEMS, Done, Given, Loading, load_in_processes
+from tidewheel.control.cli.job_lists import Written, ensure_readable, read_jobs
+from tidewheel.control.loading import APPLIED_AT_ONCE, MOST_PROBLEMS, Done, Given, Loading, batches, load_in_processes
 from tidewheel.errors import refuse
+
+_MOST_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
 
 
 def apply(
@@ -33,7 +34,9 @@ def apply(
     events: Annotated[bool, typer.Option("--events", help="With --bulk: an event for each job made.")] = False,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=32, help="With --bulk: how many work at it; one for each core."),
+        typer.Option(
+            metavar="N", min=1, max=_MOST_PROCESSES, help="With --bulk: how many work at it; one for each core."
+        ),
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: Answer = Output.TEXT,
@@ -46,30 +49,47 @@ def apply(
     sources = [*(files or ()), *(more or ())]
     if not sources:
         refuse("FILE", "it is missing", "name a file of jobs, or - for standard input")
+    for source in sources:
+        ensure_readable(source)
     url = checked()
-    done = Done()
-    with bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
-        given = _all(sources, seen)
-        if bulk:
-            workers = processes or os.cpu_count() or 1
-            parts: Iterable[Done] = load_in_processes(
-                given, processes=workers, database_url=url, tenant=tenant, told=events
-            )
-        else:
-            parts = _applied(given, url, tenant, dry_run=dry_run)
-        for part in parts:
-            known = len(done.problems)
-            done.add(part)
-            for place, error in done.problems[known:]:
-                typer.echo(f"{place}: {error}", err=True)
-    _say(done, output, bulk=bulk, dry_run=dry_run)
+    done, ended = Done(), False
+    try:
+        with bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
+            given = _all(sources, seen)
+            if bulk:
+                _add(
+                    done,
+                    load_in_processes(
+                        given, processes=processes or _cores(), database_url=url, tenant=tenant, told=events
+                    ),
+                )
+            else:
+                _add(done, _applied(given, url, tenant, dry_run=dry_run))
+        ended = True
+    finally:
+        # What stops it half-way stops nothing that is done.
+        _say(done, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.refused:
         raise typer.Exit(1)
 
 
+def _add(done: Done, parts: Iterable[Done]) -> None:
+    for part in parts:
+        known = len(done.problems)
+        done.add(part)
+        for place, error in done.problems[known:]:
+            typer.echo(f"{place}: {error}", err=True)
+
+
+def _cores() -> int:
+    """How many processes work at once: no more than this one may use cores."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, _MOST_PROCESSES)
+
+
 def _applied(given: Iterator[Given], url: str, tenant: str, *, dry_run: bool) -> Iterator[Done]:
     with Loading(url, tenant=tenant) as door:
-        while batch := list(islice(given, APPLIED_AT_ONCE)):
+        for batch in batches(given, APPLIED_AT_ONCE):
             yield door.apply(batch, dry_run=dry_run)
 
 
@@ -93,11 +113,11 @@ def _total_bytes(files: Sequence[str]) -> int | None:
     return sum(sizes)
 
 
-def _say(done: Done, output: Output, *, bulk: bool, dry_run: bool) -> None:
+def _say(done: Done, output: Output, *, bulk: bool, dry_run: bool, ended: bool) -> None:
     counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "refused": done.refused}
     words = {"updated": "", "unchanged": "there already"} if bulk else {}
     told = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
-    line = ", ".join(told)
+    line = ("" if ended else "stopped; so far ") + ", ".join(told)
     if len(done.problems) == MOST_PROBLEMS:
         typer.echo(f"no more than {MOST_PROBLEMS} problems are told: mend these first", err=True)
     problems = [

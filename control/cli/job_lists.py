@@ -4,6 +4,7 @@ JSON lines are read a line at a time, however many there are; anything else is r
 with its place and stops nothing.
 """
 
+import codecs
 import json
 import sys
 from collections.abc import Generator, Iterator
@@ -14,13 +15,17 @@ from typing import BinaryIO, NamedTuple, cast
 import yaml
 
 from tidewheel.control.cli.job_files import STANDARD_INPUT, JobLoader
-from tidewheel.errors import UndecodableMessage, refuse
+from tidewheel.control.loading import REMEDY
+from tidewheel.errors import FieldError, refuse
 from tidewheel.jobs.strict_json import as_object
 
 MOST_WHOLE_BYTES = 64 << 20  # of what is read whole: some 100,000 jobs; more are written as JSON lines
 
 _DECODER = json.JSONDecoder()
 _BLANK = " \t\r\n"
+_CUT_OFF = FieldError("", "the file ends within the array", "write all of it: an array ends with `]`")
+_COMMA = FieldError("", "the jobs of the array are not divided by one comma", "write one comma between two jobs")
+_BEHIND = FieldError("", "something stands behind the array", "write one array, or one JSON object on each line")
 
 
 class Written(NamedTuple):
@@ -33,8 +38,19 @@ class Written(NamedTuple):
     """
 
     place: str
-    content: bytes | dict[str, object] | UndecodableMessage
+    content: bytes | dict[str, object] | FieldError
     bytes_read: int
+
+
+def ensure_readable(source: str) -> None:
+    """Look whether a file is there, before anything is done by another one.
+
+    Raises:
+        InvalidInput: It cannot be read.
+    """
+    if not Path(source).is_fifo():  # whose writer would lose its only reader
+        with _opened(source):
+            pass
 
 
 def read_jobs(source: str) -> Iterator[Written]:
@@ -45,18 +61,20 @@ def read_jobs(source: str) -> Iterator[Written]:
     """
     name = "<stdin>" if source == STANDARD_INPUT else source
     with _opened(source) as stream:
-        number, line = 0, b""
-        for line in stream:
-            number += 1
-            if line.strip():
-                break
+        number, line = 1, _line(stream, source).removeprefix(codecs.BOM_UTF8)
+        while line and not line.strip():
+            number, line = number + 1, _line(stream, source)
         start = line.lstrip()[:1]
         if source.endswith((".yaml", ".yml")) or start not in {b"{", b"["}:
-            yield from _yaml(name, number - 1, line + _rest(stream, source, line))
-        elif start == b"[" or not _is_whole(line):
-            yield from _array(name, number, line + _rest(stream, source, line))
+            yield from _yaml(name, number - 1, _whole(stream, source, line))
+        elif start == b"{" and _is_whole(line):
+            yield from _lines(name, number, [line], stream, source)
         else:
-            yield from _lines(name, number, line, stream)
+            second = b"" if start == b"[" or line.strip() == b"{" else _line(stream, source)
+            if _is_job(second):  # lines, of which the first one is broken
+                yield from _lines(name, number, [line, second], stream, source)
+            else:
+                yield from _values(name, number, _whole(stream, source, line + second))
 
 
 @contextmanager
@@ -71,12 +89,22 @@ def _opened(source: str) -> Generator[BinaryIO]:
         refuse("FILE", f"{source} cannot be read ({error.strerror})", "name a file, or - for standard input")
 
 
-def _rest(stream: BinaryIO, source: str, line: bytes) -> bytes:
-    rest = stream.read(MOST_WHOLE_BYTES + 1)
-    if len(line) + len(rest) > MOST_WHOLE_BYTES:
+def _line(stream: BinaryIO, source: str) -> bytes:
+    line = stream.readline(MOST_WHOLE_BYTES + 1)
+    _ensure_short(line, source)
+    return line
+
+
+def _whole(stream: BinaryIO, source: str, begun: bytes) -> bytes:
+    data = begun + stream.read(MOST_WHOLE_BYTES + 1 - min(len(begun), MOST_WHOLE_BYTES))
+    _ensure_short(data, source)
+    return data
+
+
+def _ensure_short(data: bytes, source: str) -> None:
+    if len(data) > MOST_WHOLE_BYTES:
         problem = f"{source} has more than {MOST_WHOLE_BYTES} bytes, too many to be read whole"
         refuse("FILE", problem, "write one JSON object on each line")
-    return rest
 
 
 def _is_whole(line: bytes) -> bool:
@@ -87,42 +115,67 @@ def _is_whole(line: bytes) -> bool:
         return line.rstrip().endswith(b"}") and line.lstrip().startswith(b"{")
 
 
-def _lines(name: str, number: int, line: bytes, stream: BinaryIO) -> Iterator[Written]:
+def _is_job(line: bytes) -> bool:
+    """Whether a line is a job, and not a part of one, such as its target."""
+    try:
+        return "key" in (as_object(json.loads(line)) or ())
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lines(name: str, number: int, first: list[bytes], stream: BinaryIO, source: str) -> Iterator[Written]:
     read = 0
-    while line:
+    while line := first.pop(0) if first else _line(stream, source):
         read += len(line)
         if stripped := line.strip():
             yield Written(f"{name}:{number}", stripped, read)
-        line, number = stream.readline(), number + 1
+        number += 1
 
 
-def _array(name: str, number: int, data: bytes) -> Iterator[Written]:
-    """The objects of an array, or a single one: each as its text, at the line where it begins."""
+def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
+    """The objects of an array, or those that follow each other: each as its text, at the line where it begins."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        yield Written(f"{name}:{number}", UndecodableMessage(f"this is no UTF-8: {error.reason}"), len(data))
+        yield Written(f"{name}:{number}", _no_job(f"this is no UTF-8: {error.reason}"), len(data))
         return
-    at, counted = 0, 0
+    at, counted, first = 0, 0, True
     if listed := text.lstrip().startswith("["):
         at = text.index("[") + 1
     while True:
-        at = _after(text, at, _BLANK + "," if listed else _BLANK)
+        at, fault = _next_listed(text, at, first=first) if listed else (_after_blanks(text, at), None)
         number, counted = number + text.count("\n", counted, at), at
-        if at == len(text) or (listed and text[at] == "]"):
+        if fault is not None:
+            yield Written(f"{name}:{number}", fault, len(data))
+        if fault is not None or at == len(text):
             return
         try:
             _, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             problem = f"this is no JSON: {error}" if isinstance(error, ValueError) else "this is nested too deeply"
-            yield Written(f"{name}:{number}", UndecodableMessage(problem), len(data))
+            yield Written(f"{name}:{number}", _no_job(problem), len(data))
             return
         yield Written(f"{name}:{number}", text[at:end].encode("utf-8", "surrogatepass"), len(data) * end // len(text))
-        at = end
+        at, first = end, False
 
 
-def _after(text: str, at: int, passed: str) -> int:
-    while at < len(text) and text[at] in passed:
+def _next_listed(text: str, at: int, *, first: bool) -> tuple[int, FieldError | None]:
+    """Where the next element of an array begins, or the text ends with the array; or what is wrong, and where."""
+    at = _after_blanks(text, at)
+    if text.startswith("]", at):
+        at = _after_blanks(text, at + 1)
+        return at, None if at == len(text) else _BEHIND
+    if not first and at < len(text):
+        if text[at] != ",":
+            return at, _COMMA
+        at = _after_blanks(text, at + 1)
+    if at == len(text):
+        return len(text.rstrip()), _CUT_OFF
+    return at, _COMMA if text[at] in ",]" else None
+
+
+def _after_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _BLANK:
         at += 1
     return at
 
@@ -136,11 +189,15 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
                 place = f"{name}:{before + one.start_mark.line + 1}"
                 made = cast("object", loader.construct_document(one))  # pyright: ignore[reportUnknownMemberType]
                 found = as_object(made)
-                content = UndecodableMessage("this is no mapping") if found is None else found
+                content = _no_job("this is no mapping") if found is None else found
                 yield Written(place, content, len(data))
     except UnicodeDecodeError as error:
-        yield Written(f"{name}:{before + 1}", UndecodableMessage(f"this is no UTF-8: {error.reason}"), len(data))
+        yield Written(f"{name}:{before + 1}", _no_job(f"this is no UTF-8: {error.reason}"), len(data))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{before + (mark.line + 1 if mark else 1)}"
-        yield Written(place, UndecodableMessage(f"this is no YAML: {' '.join(str(error).split())}"), len(data))
+        yield Written(place, _no_job(f"this is no YAML: {' '.join(str(error).split())}"), len(data))
+
+
+def _no_job(problem: str) -> FieldError:
+    return FieldError("", problem, REMEDY)

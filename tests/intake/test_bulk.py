@@ -3,9 +3,12 @@
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, lifecycle, open_runs, submission, submit
+from tests.transitions.acts import about, ask, ask_within, lifecycle, open_runs, submission, submit
+from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.incoming import Incoming
 from tidewheel.jobs.requests import parse_request
@@ -80,6 +83,69 @@ def test_intervals_without_an_anchor_are_spread_and_go_on_from_where_they_were_p
     )
     assert (edited.job_version, edited.next_run_at) == (2, at)
     assert (at - anchor) % hour == timedelta(0)
+
+
+OUT_OF_THE_ORDINARY: list[dict[str, Any]] = [
+    {"end_at": "2099-01-01T00:00:00Z"},
+    {"max_runs": 9},
+    {"exclude_calendars": ["holidays"]},
+    {"payload_base64": "AAEC"},
+    {"description": "d" * 4096},
+    {},
+]
+
+
+@pytest.mark.parametrize("job", OUT_OF_THE_ORDINARY, ids=lambda job: next(iter(job), "key"))
+def test_intervals_are_spread_whatever_else_the_job_says(clocked: ClockedDatabase, job: dict[str, Any]) -> None:
+    now = clocked.stop_clock()
+    ask(clocked, {"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
+    mark = "" if job else "\u200b"  # in a key, which is then none of a pattern
+    jobs = [submission(f"job-{n}{mark}", schedule="@every 1h", **job) for n in range(100)]
+    assert load(clocked, *jobs).made == 100
+    due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
+    assert all(now < at <= now + timedelta(hours=1) for at in due)
+    assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
+
+
+def test_an_interval_is_judged_by_where_it_was_put(clocked: ClockedDatabase) -> None:
+    end = clocked.stop_clock() + timedelta(minutes=30)
+    jobs = [submission(f"job-{n}", schedule="@every 1h", end_at=end.isoformat()) for n in range(50)]
+    loaded = load(clocked, *jobs)
+    assert 0 < loaded.made == clocked.count("timers") == 50 - len(loaded.refused) < 50
+    assert clocked.value("SELECT max(due_at) FROM timers") <= end
+
+
+def test_an_anchor_of_its_own_is_kept(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    schedule = {"interval": "1h", "anchor": "2026-01-01T00:00:07Z"}
+    load(clocked, *(submission(f"job-{n}", schedule=schedule) for n in range(20)))
+    [(due_at, anchor)] = clocked.rows(
+        "SELECT DISTINCT t.due_at, j.anchor FROM timers AS t JOIN jobs AS j USING (job_id)"
+    )
+    assert (due_at.minute, due_at.second, anchor) == (0, 7, now)
+
+
+@pytest.mark.parametrize("job", [{"schedule": "H H * * *"}, {"schedule": "@every 1h", "max_runs": 3}], ids=["H", "max"])
+@pytest.mark.parametrize("deleted", [False, True], ids=["there", "deleted"])
+def test_a_job_that_somebody_else_makes_meanwhile_is_there_already(
+    database: Database, job: dict[str, Any], *, deleted: bool
+) -> None:
+    other, own = database.connection(), database.connection()
+    ask_within(other, database, submission("twin", **job))
+    if deleted:
+        ask_within(other, database, about("job.delete", "twin"))
+    batch = [Incoming(parse_request(submission(key, payload=2, **job))) for key in ("a", "twin")]
+    loading = in_background(lambda: load_jobs(own, database.installation, batch))
+    until_blocked(database, own)
+    before = other.execute("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'").fetchall()
+    other.commit()
+    loaded = loading.result(timeout=30)
+    own.commit()
+    assert (loaded.made, loaded.there, loaded.refused) == (1, 1, {})
+    assert database.rows("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'") == before
+    assert database.rows("SELECT j.key, v.version FROM job_versions AS v JOIN jobs AS j USING (job_id) ORDER BY 1") == [
+        ("a", 1), ("twin", 1),
+    ]  # fmt: skip
 
 
 def test_a_job_that_was_loaded_fires_as_any_other(clocked: ClockedDatabase) -> None:

@@ -1,20 +1,23 @@
 """New jobs that are written at once come to the very rows, events and answers that looking each up comes to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import ask, submission, submit
+from tidewheel.db import Conn
 from tidewheel.intake.accept import apply_requests
+from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.incoming import Incoming
 from tidewheel.jobs.requests import JobSubmit, parse_request
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schemas.codec import encode_json
-from tidewheel.schemas.records import Reply
 from tidewheel.transitions.installation import Installation
+
+T = TypeVar("T")
 
 JOBS: list[dict[str, Any]] = [
     {"schedule": "manual"},
@@ -69,11 +72,14 @@ def whole(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outcome(
-    database: Database, installation: Installation, asked: list[dict[str, Any]]
-) -> tuple[list[Reply], dict[str, list[Any]]]:
+    database: Database,
+    installation: Installation,
+    asked: list[dict[str, Any]],
+    apply: Callable[[Conn, Installation, list[Incoming]], T],
+) -> tuple[T, dict[str, list[Any]]]:
     """The answers to a batch, and the rows it came to; nothing is kept."""
     with database.transaction() as connection:
-        replies = apply_requests(connection, installation, [Incoming(parse_request(each)) for each in asked])
+        replies = apply(connection, installation, [Incoming(parse_request(each)) for each in asked])
         rows = {table: list[Any](connection.execute(statement)) for table, statement in TABLES.items()}
         connection.rollback()
     return replies, rows
@@ -89,9 +95,23 @@ def test_new_jobs_are_the_rows_the_events_and_the_answers_that_they_are_one_by_o
         installation = replace(installation, content_type="application/json", encode_event=encode_json)
     known = [parse_request(document) for document in documents()]
     assert sum(isinstance(each, JobSubmit) and each.known is not None for each in known) == len(documents()) - 2
-    replies, rows = outcome(clocked, installation, documents())
-    others, other_rows = outcome(clocked, installation, [whole(document) for document in documents()])
+    replies, rows = outcome(clocked, installation, documents(), apply_requests)
+    others, other_rows = outcome(clocked, installation, [whole(document) for document in documents()], apply_requests)
     assert replies == others
+    for table in TABLES:
+        assert rows[table] == other_rows[table], table
+
+
+def test_jobs_that_are_loaded_are_the_same_rows_whichever_way_they_take(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    asked = [document for document in documents() if "key" in document["job"]]
+
+    def load(connection: Conn, installation: Installation, batch: list[Incoming]) -> Loaded:
+        return load_jobs(connection, installation, batch, told=True)
+
+    loaded, rows = outcome(clocked, clocked.installation, asked, load)
+    other, other_rows = outcome(clocked, clocked.installation, [whole(document) for document in asked], load)
+    assert (loaded.made, loaded.refused.keys()) == (other.made, other.refused.keys())
     for table in TABLES:
         assert rows[table] == other_rows[table], table
 

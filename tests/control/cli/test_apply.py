@@ -1,6 +1,7 @@
 """`tidewheel apply`: jobs from files of every form; what is wrong is told with file, line, field and remedy."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
+from tidewheel.control.cli.job_lists import MOST_WHOLE_BYTES
+from tidewheel.control.loading import APPLIED_AT_ONCE
 
 Write = Callable[[str, str], str]
 
@@ -115,6 +118,70 @@ def test_a_list_in_json_or_yaml_tells_the_line_of_each_job(database: Database, w
     assert done.code == 1
     places = {problem["place"] for problem in json.loads(done.out)["problems"]}
     assert places == {f"{array}:3", f"{array}:4", f"{yaml}:4", f"{yaml}:5"}
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "told"),
+    [
+        (f"[{GOOD},\n{OTHER},\n", 2, "the file ends within the array"),
+        (f"[{GOOD},\n{OTHER}\n\n", 2, "the file ends within the array"),
+        (f"[{GOOD},\n{OTHER},\n]", 3, "the jobs of the array are not divided by one comma"),
+        (f"[{GOOD},\n{OTHER}\n{GOOD}]", 3, "the jobs of the array are not divided by one comma"),
+        (f"[{GOOD},\n{OTHER},,{GOOD}]", 2, "the jobs of the array are not divided by one comma"),
+        (f"[{GOOD},{OTHER}]\n[{GOOD}]", 2, "something stands behind the array"),
+        (f"[{GOOD},{OTHER}] garbage", 1, "something stands behind the array"),
+    ],
+)
+def test_an_array_that_is_not_whole_is_told_and_what_comes_before_is_applied(
+    database: Database, write: Write, content: str, line: int, told: str
+) -> None:
+    path = write("jobs.json", content)
+    done = tidewheel(database, "apply", path)
+    assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 refused\n")
+    assert done.err.startswith(f"{path}:{line}: {told}; write ")
+    assert keys(database) == ["a", "b"]
+
+
+def test_an_empty_array_is_no_job(database: Database, write: Write) -> None:
+    path = write("jobs.json", "\n [ ]\n")
+    assert tidewheel(database, "apply", path).lines == ["0 created, 0 updated, 0 unchanged, 0 refused"]
+
+
+def test_a_broken_first_line_spoils_no_other_line(database: Database, write: Write) -> None:
+    path = write("jobs.jsonl", f"{GOOD[:-1]}\n{GOOD}\n{OTHER}\n")
+    done = tidewheel(database, "apply", path)
+    assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 refused\n")
+    assert done.err.startswith(f"{path}:1: this is no JSON")
+    target = '{"key":"c","schedule":"manual","target":\n{"type":"shell","argv":["true"]}\n}'
+    assert tidewheel(database, "apply", write("job.json", target)).lines[0].startswith("1 created")
+
+
+@pytest.mark.parametrize("content", [f"{GOOD}\n{OTHER}\n", f"[{GOOD},\n{OTHER}]", f"- {GOOD}\n- {OTHER}\n"])
+def test_a_byte_order_mark_is_no_part_of_a_file(database: Database, write: Write, content: str) -> None:
+    done = tidewheel(database, "apply", write("jobs", "\ufeff" + content))
+    assert done.lines == ["2 created, 0 updated, 0 unchanged, 0 refused"]
+
+
+@pytest.mark.parametrize("bulk", [(), ("--bulk",)], ids=["", "bulk"])
+def test_a_file_that_is_missing_is_told_before_anything_is_done(
+    database: Database, write: Write, bulk: Sequence[str]
+) -> None:
+    done = tidewheel(database, "apply", *bulk, write("jobs.jsonl", GOOD), "nowhere.jsonl")
+    assert done.refusals[0].startswith("FILE: nowhere.jsonl cannot be read")
+    assert keys(database) == []
+
+
+@pytest.mark.parametrize("begun", ["[\n", "", GOOD + "\n"], ids=["array", "yaml", "lines"])
+def test_what_is_done_is_counted_also_where_the_rest_cannot_be_read(
+    database: Database, write: Write, begun: str
+) -> None:
+    jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(APPLIED_AT_ONCE))
+    long = write("long", begun)
+    os.truncate(long, MOST_WHOLE_BYTES + 1000)
+    done = tidewheel(database, "apply", write("jobs.jsonl", jobs), long)
+    assert done.code == 1
+    assert done.out == f"stopped; so far {APPLIED_AT_ONCE} created, 0 updated, 0 unchanged, 0 refused\n"
+    assert "too many to be read whole; write one JSON object on each line" in done.err
 
 
 def test_bulk_counts_what_there_is_already_and_leaves_it(database: Database, write: Write) -> None:
