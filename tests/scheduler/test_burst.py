@@ -112,7 +112,7 @@ def test_firing_after_idling_reads_what_it_fires(idle: Database) -> None:
     assert generic_plans(session) == 0
 
 
-def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database, left: int | None) -> None:
+def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -> None:
     """As executors do it: with sessions that look rows up by key."""
     session = idle.session(options=BY_KEY)
     nobody = UUID(int=0)
