@@ -7,7 +7,7 @@ from typing import cast
 import psutil
 
 from tidewheel.bench.floors import copy_rows, take_rows
-from tidewheel.bench.load import back_to, checkpoint, database_now, load_jobs
+from tidewheel.bench.load import back_to, checkpoint, count_of, database_now, load_jobs
 from tidewheel.bench.measured import Incomplete, Round, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
@@ -84,7 +84,7 @@ def _fire(scheduler: Scheduler, connection: Conn, at_least: int) -> int:
     fired = 0
     while fired < at_least:
         scheduler.step()
-        fired = _count(connection)
+        fired = count_of(connection, "SELECT count(*) FROM job_runs")
     return fired
 
 
@@ -98,10 +98,3 @@ def _check(connection: Conn, jobs: int) -> None:
     if row != (jobs, jobs, jobs, jobs, 0):
         message = f"{jobs} jobs were due; runs, open runs, messages, jobs that fired, spans passed over: {row}"
         raise Incomplete(message)
-
-
-def _count(connection: Conn) -> int:
-    row = connection.execute("SELECT count(*) FROM job_runs").fetchone()
-    connection.rollback()
-    assert row is not None
-    return int(str(row[0]))

@@ -7,7 +7,7 @@ from datetime import timedelta
 from tidewheel.bench import floors
 from tidewheel.bench.complete import check_runs, check_starts, until_empty, wait_for
 from tidewheel.bench.events import Ends
-from tidewheel.bench.load import load_jobs
+from tidewheel.bench.load import load_steady
 from tidewheel.bench.measured import Round, least, percentile
 from tidewheel.bench.options import Options
 from tidewheel.bench.pipeline import all_services, due_after_loading, lateness_ms, p99_by_second, warm_up
@@ -38,18 +38,7 @@ def measure(server: Server, options: Options) -> Round:
             warm_up(stage, connection, ends, options, warm)
             options.tell(f"{per_second:.0f} timed runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
             due_at = due_after_loading(connection, jobs)
-            end_at = due_at + _PERIOD * rounds - timedelta(microseconds=1)
-            load_jobs(
-                connection,
-                stage.installation,
-                jobs,
-                due_at=due_at,
-                every=_PERIOD,
-                spread=_PERIOD,
-                end_at=end_at,
-                handler="noted",
-                prefix="steady",
-            )
+            load_steady(connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
             before = meter.mark()
             wait_for(stage.starts().count, warm + runs, "runs begun")
             spent = meter.since(before, runs)

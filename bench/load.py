@@ -136,6 +136,38 @@ def back_to(connection: Conn, at: datetime) -> None:
     connection.commit()
 
 
+def load_steady(
+    connection: Conn,
+    installation: Installation,
+    jobs: int,
+    *,
+    due_at: datetime,
+    period: timedelta,
+    rounds: int,
+    prefix: str = "steady",
+) -> None:
+    """Write jobs of which as many are due in each moment, so many rounds of them, whose handler notes when it began."""
+    load_jobs(
+        connection,
+        installation,
+        jobs,
+        due_at=due_at,
+        every=period,
+        spread=period,
+        end_at=due_at + period * rounds - timedelta(microseconds=1),
+        handler="noted",
+        prefix=prefix,
+    )
+
+
+def count_of(connection: Conn, statement: LiteralString, *values: object) -> int:
+    """The number that a query finds, in a transaction of its own."""
+    row = connection.execute(statement, values).fetchone()
+    connection.rollback()
+    assert row is not None
+    return int(str(row[0]))
+
+
 def database_now(connection: Conn) -> datetime:
     """The database's clock."""
     row = connection.execute("SELECT tidewheel_now()").fetchone()

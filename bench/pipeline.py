@@ -12,7 +12,7 @@ from tidewheel.bench import floors
 from tidewheel.bench.complete import check_events, check_runs, check_starts, until_empty, wait_for
 from tidewheel.bench.events import Ends
 from tidewheel.bench.firing import fire_all
-from tidewheel.bench.load import database_now, load_jobs
+from tidewheel.bench.load import count_of, database_now, load_jobs, load_steady
 from tidewheel.bench.measured import Points, Round, least, percentile, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import EXECUTOR, Server, Stage
@@ -86,17 +86,7 @@ def steady(server: Server, options: Options) -> Round:
             warm_up(stage, connection, ends, options)
             options.tell(f"loading {jobs:,} jobs")
             due_at = due_after_loading(connection, jobs)
-            load_jobs(
-                connection,
-                stage.installation,
-                jobs,
-                due_at=due_at,
-                every=_PERIOD,
-                spread=_PERIOD,
-                end_at=due_at + _PERIOD * rounds - timedelta(microseconds=1),
-                handler="noted",
-                prefix="steady",
-            )
+            load_steady(connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
             options.tell(f"{per_second:,.0f} runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
             wait_for(stage.starts().count, WARM_RUNS + 1, "runs begun")
             before = meter.mark()
@@ -171,7 +161,4 @@ def _floor(connection: Conn, stage: Stage, runs: int) -> float:
 
 
 def _members(connection: Conn, role: str) -> int:
-    row = connection.execute("SELECT count(*) FROM members WHERE role = %s", [role]).fetchone()
-    connection.rollback()
-    assert row is not None
-    return int(str(row[0]))
+    return count_of(connection, "SELECT count(*) FROM members WHERE role = %s", role)

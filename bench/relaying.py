@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import psutil
 
 from tidewheel.bench.floors import Made, ends, produce, warm_producer
-from tidewheel.bench.load import vacuum
+from tidewheel.bench.load import count_of, vacuum
 from tidewheel.bench.measured import Incomplete, Round, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
@@ -38,7 +38,7 @@ def measure(server: Server, options: Options) -> Round:
         relay.enter()
         for _ in range(_WARM_BATCHES):
             relay.step()  # the first one waits for the producer's id
-        left = _count(connection)
+        left = count_of(connection, "SELECT count(*) FROM outbox")
         if left < messages // 2:
             message = f"{messages:,} messages are too few: {left:,} were left when the clock was started"
             raise Incomplete(message)
@@ -86,14 +86,7 @@ def _messages(count: int) -> Iterator[Made]:
 
 
 def _check(connection: Conn, stage: Stage, topic: str, messages: int) -> None:
-    left, there = _count(connection), ends(stage, [topic])
+    left, there = count_of(connection, "SELECT count(*) FROM outbox"), ends(stage, [topic])
     if left or there != messages:
         message = f"{messages} messages were due; {left} are left, {there} are on Kafka"
         raise Incomplete(message)
-
-
-def _count(connection: Conn) -> int:
-    row = connection.execute("SELECT count(*) FROM outbox").fetchone()
-    connection.rollback()
-    assert row is not None
-    return int(str(row[0]))

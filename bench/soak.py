@@ -13,7 +13,7 @@ import psycopg
 
 from tidewheel.bench.complete import check_runs, check_starts, until_empty
 from tidewheel.bench.events import Ends
-from tidewheel.bench.load import load_jobs
+from tidewheel.bench.load import load_steady
 from tidewheel.bench.measured import Figure, Incomplete, Round, least, percentile, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.pipeline import WARM_RUNS, all_services, due_after_loading, lateness_ms, p99_by_second, warm_up
@@ -67,16 +67,8 @@ def _soak(
             period = min(_PERIOD, timedelta(seconds=seconds))
             jobs, rounds = int(per_second * period.total_seconds()), max(1, round(seconds / period.total_seconds()))
             due_at = due_after_loading(connection, jobs)
-            load_jobs(
-                connection,
-                stage.installation,
-                jobs,
-                due_at=due_at,
-                every=period,
-                spread=period,
-                end_at=due_at + period * rounds - timedelta(microseconds=1),
-                handler="noted",
-                prefix="soak",
+            load_steady(
+                connection, stage.installation, jobs, due_at=due_at, period=period, rounds=rounds, prefix="soak"
             )
             runs = jobs * rounds
             options.tell(f"{'held: ' if held else ''}{per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")

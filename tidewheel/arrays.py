@@ -32,7 +32,12 @@ def integers(values: Iterable[int]) -> str:
 
 def instants(values: Iterable[datetime | None]) -> str:
     """A timestamptz[]."""
-    return "{" + ",".join(["NULL" if value is None else f'"{value.isoformat()}"' for value in values]) + "}"
+    return words(map(instant, values))
+
+
+def instant(value: datetime | None) -> str:
+    """An element of such an array."""
+    return "NULL" if value is None else f'"{value.isoformat()}"'
 
 
 def words(values: Iterable[str]) -> str:

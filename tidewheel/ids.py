@@ -149,9 +149,7 @@ def event_text(run: bytes, kind: bytes, sequence: int) -> str:
     >>> event_text(UUID(int=7).bytes, b"succeeded", 2) == str(event_id(UUID(int=7), "succeeded", 2))
     True
     """
-    digits = sha256(b"%b%b%d" % (run, kind, sequence)).hexdigest()
-    variant = _VARIANT_DIGIT[digits[16]]
-    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
+    return hashed_text(b"%b%b%d" % (run, kind, sequence))
 
 
 def hashed_id(told: bytes) -> UUID:

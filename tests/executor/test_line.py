@@ -55,29 +55,33 @@ class Running:
 
     def attempts(self, count: int, **job: object) -> list[Attempt]:
         """Attempts, numbered from 1, whose slots are taken."""
-        made: list[Attempt] = []
         first = max(self.outcomes, default=0) + 1
-        for number in range(first, first + count):
-            plain = attempt_of(BRIEF | job, number=number)
-            made.append(
-                Attempt(plain.started, plain.request, plain.definition, self.note, on_release=self.line.release)
-            )
         lane = Lane(str(job.get("lane", "standard")))
         assert self.slots.take_ahead(lane, count).taken == count
-        return made
+        return [self.attempt(number, **job) for number in range(first, first + count)]
+
+    def attempt(self, number: int, **job: object) -> Attempt:
+        """An attempt whose slot the test has taken, or leaves to others."""
+        plain = attempt_of(BRIEF | job, number=number)
+        return Attempt(plain.started, plain.request, plain.definition, self._note, on_release=self.line.release)
 
     async def all_ended(self, count: int) -> None:
         await until_async(lambda: len(self.ended) == count, "all have ended")
 
-    def note(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Take down how it ended."""
+    def _note(self, attempt: Attempt, outcome: Outcome) -> None:
         self.outcomes[attempt.started.attempt] = outcome
 
 
-def attempt_in(running: Running, number: int, **job: object) -> Attempt:
-    """An attempt whose slot the test has taken, or leaves to others."""
-    plain = attempt_of(BRIEF | job, number=number)
-    return Attempt(plain.started, plain.request, plain.definition, running.note, on_release=running.line.release)
+def outcomes_of(does: Does, count: int) -> dict[int, Outcome]:
+    """How so many attempts end that are begun together."""
+
+    async def work() -> dict[int, Outcome]:
+        running = Running(does)
+        running.line.add(running.attempts(count))
+        await running.all_ended(count)
+        return running.outcomes
+
+    return asyncio.run(work())
 
 
 def test_what_waits_for_nothing_shares_a_task_and_no_context() -> None:
@@ -145,13 +149,7 @@ def test_a_timeout_of_asyncios_own_strikes_who_has_set_it() -> None:
                 await asyncio.Event().wait()
         return succeeded(None)
 
-    async def work() -> dict[int, Outcome]:
-        running = Running(does)
-        running.line.add(running.attempts(3))
-        await running.all_ended(3)
-        return running.outcomes
-
-    outcomes = asyncio.run(work())
+    outcomes = outcomes_of(does, 3)
     assert [outcomes[number].error_type for number in (1, 2, 3)] == [None, "TimeoutError", None]
 
 
@@ -165,13 +163,7 @@ def test_who_cancels_its_own_task_and_waits_for_nothing_cancels_nobody_else() ->
             await asyncio.sleep(0)
         return succeeded(None)
 
-    async def work() -> dict[int, Outcome]:
-        running = Running(does)
-        running.line.add(running.attempts(3))
-        await running.all_ended(3)
-        return running.outcomes
-
-    assert set(asyncio.run(work()).values()) == {succeeded(None)}
+    assert set(outcomes_of(does, 3).values()) == {succeeded(None)}
 
 
 def test_start_to_close_strikes_who_waits_and_counts_from_its_start() -> None:
@@ -324,7 +316,7 @@ def test_what_follows_one_that_has_waited_sees_nothing_of_its_context() -> None:
     async def work() -> None:
         running = Running(does, slots=1)
         running.line.add(running.attempts(1, target="apart"))  # in a task of its own from the start
-        running.line.add([attempt_in(running, number) for number in range(2, 6)])
+        running.line.add([running.attempt(number) for number in range(2, 6)])
         await running.all_ended(5)
 
     asyncio.run(work())
@@ -342,13 +334,7 @@ def test_who_takes_its_cancelling_back_cancels_nobody_else() -> None:
             await asyncio.sleep(0)
         return succeeded(None)
 
-    async def work() -> dict[int, Outcome]:
-        running = Running(does)
-        running.line.add(running.attempts(2))
-        await running.all_ended(2)
-        return running.outcomes
-
-    assert [outcome.error_type for outcome in asyncio.run(work()).values()] == [None, None]
+    assert [outcome.error_type for outcome in outcomes_of(does, 2).values()] == [None, None]
 
 
 def test_nothing_is_claimed_ahead_for_a_lane_that_is_full() -> None:
@@ -392,8 +378,8 @@ def test_slots_that_there_are_stay_with_who_has_taken_them_whatever_comes_before
         running.line.add(running.attempts(16))
         assert running.slots.take(Lane.STANDARD, 10) == 2
         assert running.slots.take(Lane.CRITICAL, 2) == 2
-        running.line.add([attempt_in(running, 100 + number, lane="critical") for number in range(2)])
-        running.line.add([attempt_in(running, 200 + number) for number in range(2)])
+        running.line.add([running.attempt(100 + number, lane="critical") for number in range(2)])
+        running.line.add([running.attempt(200 + number) for number in range(2)])
         until_late = monotonic_seconds() + 0.5  # than what finds no slot goes back
         await until_async(lambda: monotonic_seconds() > until_late, "a while has passed")
         assert running.outcomes == {}

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.arrays import instants, uuids, words
+from tidewheel.arrays import instant, instants, uuids, words
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
 from tidewheel.jobs.timestamps import format_timestamp
@@ -240,16 +240,12 @@ def _told(decision: Decision) -> tuple[str, str, str, str, str]:
     """What a timer's row says after a decision, as elements of arrays."""
     due_at = decision.due_at or (decision.next_at if decision.held is None else None)
     return (
-        _element(decision.next_at),
-        "infinity" if due_at is None else _element(due_at),
-        _element(decision.catch_up_end),
+        instant(decision.next_at),
+        "infinity" if due_at is None else instant(due_at),
+        instant(decision.catch_up_end),
         decision.held or "NULL",
         "true" if decision.overridden else "false",
     )
-
-
-def _element(at: datetime | None) -> str:
-    return "NULL" if at is None else f'"{at.isoformat()}"'
 
 
 def _mark_moved(connection: Conn, pairs: Sequence[tuple[LockedTimer, Decision]], now: datetime) -> None:
