@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import LiteralString
 
 import pytest
@@ -18,6 +19,7 @@ from tidewheel.wakeup import Channel, Listener, Notifier
 APART_SECONDS = 0.020
 SOON_SECONDS = 10.0  # for a thread on a busy machine; what is awaited takes milliseconds
 LAST = "last"
+CLOSING_SECONDS = 2.0  # less than what closing waits for one that does not listen to it
 POKES, PACE_SECONDS = 600, 0.0005  # many times as often as notifications may leave
 
 CONNECTED: LiteralString = """
@@ -57,6 +59,12 @@ def heard(database: Database, ear: Conn) -> Counter[str]:
         counted[notification.channel] += 1
     message = "the last notification did not arrive"
     raise AssertionError(message)
+
+
+def wakings(thread: threading.Thread) -> int:
+    """How often a thread has gone to sleep so far."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 def test_a_poke_reaches_whoever_listens_on_its_channel_and_no_others(database: Database, notifier: Notifier) -> None:
@@ -141,6 +149,22 @@ def test_a_listener_whose_connection_broke_looks_once_and_listens_again(database
         woken.clear()
         notifier.poke(Channel.TIMERS)
         assert woken.wait(SOON_SECONDS)
+
+
+def test_a_listener_that_hears_nothing_sleeps_and_closes_at_once(database: Database) -> None:
+    woken, pause = threading.Event(), threading.Event()
+    listener = Listener(database.url, "test-listener", (Channel.TIMERS,), woken)
+    assert woken.wait(SOON_SECONDS)
+    thread = next(thread for thread in threading.enumerate() if thread.name == "listener")
+    pause.wait(0.2)  # until it has fallen asleep
+    before = wakings(thread)
+    pause.wait(1.0)
+    assert wakings(thread) - before <= 1
+    began = monotonic_seconds()
+    listener.close()
+    assert monotonic_seconds() - began < CLOSING_SECONDS
+    assert not thread.is_alive()
+    until(lambda: database.value(CONNECTED, ["test-listener"]) == 0, "its connection is closed")
 
 
 def test_closing_ends_without_a_database() -> None:
