@@ -14,8 +14,8 @@ from typing import cast
 from psycopg import capabilities
 
 from tidewheel import arrays
-from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
+from tidewheel.marks import Walks
 from tidewheel.outbox import OutboxClass
 from tidewheel.relay.batch import ID, POSITION, VALUE, Batch, DueRow, Pair, Place, Published, counts_of, ids
 from tidewheel.sql import Statements
@@ -40,8 +40,6 @@ _MOST_BYTES = 32 * 1024 * 1024  # of messages in one batch; three are in memory 
 # Rows that are received together, so that their bytes are counted as they come: a sum in the statement would cost half
 # as much again as reading. Older client libraries give single rows only.
 _CHUNK_ROWS = 100 if capabilities.has_stream_chunked() else 1
-_WALK_SECONDS = 1.0
-_WALK_SHARE = 20  # the walk takes at most a twentieth of the time, however many dead rows it meets
 
 
 class Reader:
@@ -52,12 +50,12 @@ class Reader:
         self._most = most
         self._marks: dict[Pair, Place] = {}
         self._parked: frozenset[str] = frozenset()
-        self._next_walk = 0.0
+        self._walks = Walks()
         self._behind = False  # the batch before was full
 
     def walks(self) -> bool:
         """Whether the next read begins at the very start."""
-        return monotonic_seconds() >= self._next_walk
+        return self._walks.due()
 
     def read(self, held: Sequence[int], parked: list[str], under_way: Sequence[DueRow]) -> Batch:
         """The next batch; it will not be read again, but by a walk, or after `forget`.
@@ -73,7 +71,7 @@ class Reader:
         if not self._parked.issubset(parked):
             self._marks.clear()  # they went on past the rows of a topic that is served again, and those come first
         self._parked = frozenset(parked)
-        started, walk = monotonic_seconds(), self.walks()
+        walk = self._walks.begin()
         pairs = _pairs(held)
         limits = [max(1, int(self._most * _WEIGHTS[name] / len(held))) for _, name in pairs]
         columns = {
@@ -85,8 +83,7 @@ class Reader:
             now = _clock(connection) if self._behind else _BEGINNING[0]
             found = cursor.stream(_READ_OUTBOX, columns, binary=True, size=_CHUNK_ROWS)
             rows, cut = _up_to(_MOST_BYTES, cast("Generator[DueRow]", found))
-        if walk:
-            self._next_walk = started + max(_WALK_SECONDS, _WALK_SHARE * (monotonic_seconds() - started))
+        self._walks.ended()
         counts, most = counts_of(rows, pairs), dict(zip(pairs, limits, strict=True))
         self._behind = cut or any(count == most[pair] for pair, count in counts.items())
         batch = Batch(rows, pairs, counts, full=self._behind)

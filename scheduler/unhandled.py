@@ -13,10 +13,9 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
 from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.marks import WALK_SHARE
+from tidewheel.marks import Walks
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.runs import Move, sources
@@ -73,7 +72,7 @@ class UnhandledWatch:
 
     def __init__(self, session: Session, installation: Installation, *, due_for: timedelta = _DUE_FOR) -> None:
         self._session, self._installation, self._due_for = session, installation, due_for
-        self._next_look = monotonic_seconds() + _EVERY_SECONDS  # executors that start with it come first
+        self._walks = Walks(_EVERY_SECONDS, at_once=False)  # executors that start with it come first
 
     def step(self) -> bool:
         """Look, when it is time to; returns whether something was announced.
@@ -81,13 +80,10 @@ class UnhandledWatch:
         Raises:
             Unavailable: The database does not answer.
         """
-        if monotonic_seconds() < self._next_look:
+        if not self._walks.begin():
             return False
-        begun = monotonic_seconds()
         told = bool(self.look())
-        # It walks over everything that has gone and that vacuum cannot take away: then it is done more rarely.
-        ended = monotonic_seconds()
-        self._next_look = ended + max(_EVERY_SECONDS, (ended - begun) * WALK_SHARE)
+        self._walks.ended()
         return told
 
     def look(self) -> list[Unhandled]:

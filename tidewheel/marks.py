@@ -18,8 +18,7 @@ EVER = datetime.min.replace(tzinfo=UTC)
 K = TypeVar("K", bound=Hashable)
 
 _LATE_COMMIT = timedelta(seconds=1)
-_WALK_SECONDS = 1.0
-WALK_SHARE = 20  # walks take at most one of so many parts of the time
+_SHARE = 20  # walks take at most one of so many parts of the time
 
 
 class Marks(Generic[K]):
@@ -27,28 +26,62 @@ class Marks(Generic[K]):
 
     def __init__(self) -> None:
         self._marks: dict[K, datetime] = {}
-        self._next_walk = self._may_walk = self._begun = 0.0
-        self._walking = False
+        self._walks = Walks()
 
     def begin(self, keys: Sequence[K]) -> list[datetime]:
         """From where to look at each of these now."""
-        self._begun = monotonic_seconds()
-        self._walking = self._begun >= self._next_walk
-        return [EVER if self._walking else self._marks.get(key, EVER) for key in keys]
+        walk = self._walks.begin()
+        return [EVER if walk else self._marks.get(key, EVER) for key in keys]
 
     def woken(self) -> None:
         """Somebody has written something: it may be due already, and then nobody is to wait a second for it."""
-        self._next_walk = self._may_walk
+        self._walks.hurry()
 
     def saw(self, earliest: Mapping[K, datetime | None], now: datetime) -> None:
         """What that look has found: the earliest of each, by the database's clock."""
-        if self._walking:
-            ended = monotonic_seconds()
-            self._may_walk = ended + (ended - self._begun) * WALK_SHARE
-            self._next_walk = max(ended + _WALK_SECONDS, self._may_walk)
+        self._walks.ended()
         for key, at in earliest.items():
             self._marks[key] = min(at or now, now) - _LATE_COMMIT
 
     def of(self, keys: Iterable[K]) -> dict[K, datetime]:
         """The marks of these, for the statement that takes what is due."""
         return {key: self._marks.get(key, EVER) for key in keys}
+
+
+class Walks:
+    """When to look at everything again: every so often, and for a twentieth of the time at most.
+
+    A walk meets all that has gone and that vacuum cannot take away yet: it may take any time.
+
+    Args:
+        every_seconds: From the end of one to the next, when they are quick.
+        at_once: Whether the first need not wait for that.
+    """
+
+    def __init__(self, every_seconds: float = 1.0, *, at_once: bool = True) -> None:
+        self._every_seconds = every_seconds
+        self._next = 0.0 if at_once else monotonic_seconds() + every_seconds
+        self._allowed = self._began = 0.0
+        self._walking = False
+
+    def due(self) -> bool:
+        """Whether the next look is to be a walk."""
+        return monotonic_seconds() >= self._next
+
+    def begin(self) -> bool:
+        """A look begins; returns whether it is to be a walk, and is one until it has `ended`."""
+        self._began = monotonic_seconds()
+        self._walking = self._began >= self._next
+        return self._walking
+
+    def ended(self) -> None:
+        """That look is over; nothing where it was no walk. One that fails does not end, and is due again at once."""
+        if self._walking:
+            ended = monotonic_seconds()
+            self._allowed = ended + (ended - self._began) * _SHARE
+            self._next = max(ended + self._every_seconds, self._allowed)
+            self._walking = False
+
+    def hurry(self) -> None:
+        """Let the next look be one, unless they have had their share of the time."""
+        self._next = self._allowed

@@ -9,7 +9,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_loop import members, running
 from tests.transitions.acts import open_runs, submit
-from tidewheel.marks import EVER, Marks
+from tidewheel.marks import EVER, Marks, Walks
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -44,6 +44,27 @@ def test_who_is_woken_walks_at_once() -> None:
     marks = looked({0: None})
     marks.woken()
     until(lambda: marks.begin([0]) == [EVER], "it walks, as soon as a twentieth of the time allows", seconds=0.5)
+
+
+def test_walks_take_a_twentieth_of_the_time_at_most_however_long_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidewheel.marks.monotonic_seconds", lambda: now)
+    walks = Walks()
+    assert walks.begin()
+    now += 3.0
+    walks.ended()
+    walks.hurry()
+    now += 59.9
+    assert not walks.begin()
+    now += 0.2
+    assert walks.begin()
+    assert walks.begin(), "one that has failed is made again at once"
+    now += 0.01
+    walks.ended()
+    now += 0.9
+    assert not walks.due()
+    walks.hurry()
+    assert walks.due()
 
 
 @pytest.mark.postgres
