@@ -13,16 +13,15 @@ from functools import lru_cache
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.kafka import producer
 from tidewheel.relay.batch import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
+from tidewheel.relay.parking import Parking
 from tidewheel.service import Stop
 
 _LOG = logging.getLogger("tidewheel.relay")
 
-_PARKED_SECONDS = 10.0  # a topic that was just created is served this soon after
 _METADATA_SECONDS = 10.0
 _FLUSH_SECONDS = 1.0  # between two looks at the wish to stop
 
@@ -69,13 +68,11 @@ class Publisher:
         self._gave_up = ""
         self._producer = self._new_producer()
         self._topics: frozenset[str] = frozenset()
-        self._parked: dict[str, float] = {}
+        self._parking = Parking()
 
     def parked(self) -> list[str]:
-        """Topics that are left alone for now, because they are not there or not allowed."""
-        now = monotonic_seconds()
-        self._parked = {topic: until for topic, until in self._parked.items() if until > now}
-        return list(self._parked)
+        """Topics that are left alone for now, because they are not there or not allowed; asked before each read."""
+        return self._parking.ask()
 
     def send(self, rows: Sequence[DueRow]) -> None:
         """Hand rows to the producer; `prove` tells what became of them.
@@ -96,6 +93,7 @@ class Publisher:
         result = Published()
         result.proven, self._dropped = self._dropped, []
         self._prove(rows, result)
+        self._parking.served()
         return result
 
     def close(self) -> None:
@@ -130,26 +128,24 @@ class Publisher:
                 self._prove(sent, result)
 
     def _sort_failures(self, failed: Sequence[tuple[KafkaError, str, bytes | None]]) -> None:
-        until = monotonic_seconds() + _PARKED_SECONDS
         for error, topic, _ in failed:
             if error.code() in _TOPIC_TROUBLE:
-                self._park(topic, until, error.str())
+                self._parking.park(topic, error.str())
             elif error.code() not in _REFUSED_FOR_GOOD:
                 message = f"Kafka did not take a message for {topic}: {error.str()}"
                 raise Unavailable(message)
 
-    def _park(self, topic: str, until: float, why: str) -> None:
-        if topic not in self._parked:
-            _LOG.error("topic %s is parked: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
-        self._parked[topic] = until
-
     def _produce(self, rows: Sequence[DueRow]) -> tuple[Sequence[DueRow], list[tuple[DueRow, str]]]:
         """Hand rows to the producer; returns those it took, and those it refuses for good. The others stay."""
         not_taken: set[bytes] = set()
+        troubled: set[str] = set()
         refused: list[tuple[DueRow, str]] = []
         produce = self._producer.produce
         for row in rows:
             _, _, topic, key, value, headers, _, row_id = row
+            if topic in troubled:
+                not_taken.add(row_id)  # even if it were there by now: it would overtake
+                continue
             try:
                 try:
                     if headers is None:
@@ -161,7 +157,9 @@ class Publisher:
             except KafkaException as failure:
                 not_taken.add(row_id)
                 error = self._why_not_taken(topic, failure)
-                if error is not None:
+                if error is None:
+                    troubled.add(topic)
+                else:
                     refused.append((row, error))
         return [row for row in rows if row[ID] not in not_taken] if not_taken else rows, refused
 
@@ -189,7 +187,7 @@ class Publisher:
             self._replace_if_fatal()
         if error.code() in _TOPIC_TROUBLE:
             self._topics -= {topic}
-            self._park(topic, monotonic_seconds() + _PARKED_SECONDS, error.str())
+            self._parking.park(topic, error.str())
             return None
         if error.code() in _REFUSED_FOR_GOOD:
             return str(error.str())
@@ -214,16 +212,16 @@ class Publisher:
             except KafkaException as error:
                 message = f"the broker does not answer: {error.args[0].str()}"
                 raise Unavailable(message) from error
-            until = monotonic_seconds() + _PARKED_SECONDS
             for topic in wanted - self._topics:
-                self._park(topic, until, "there is no such topic")
-        if wanted <= self._topics:
+                self._parking.park(topic, "there is no such topic")
+        served = self._parking.try_others(wanted & self._topics)
+        if served == wanted:
             return rows
         # A queue without topics is served by the sweep, which reads open_runs: its messages would lie here for ever.
         self._dropped = [
             row for row in rows if row[TOPIC] not in self._topics and row[TOPIC].startswith(self._runs_prefix)
         ]
-        return [row for row in rows if row[TOPIC] in self._topics]
+        return [row for row in rows if row[TOPIC] in served]
 
     def _replace_if_fatal(self) -> None:
         why, self._gave_up = self._gave_up, ""

@@ -174,7 +174,6 @@ def test_a_topic_that_was_deleted_under_the_relay_is_parked_and_its_rows_are_kep
     assert relaying.left() > 0
 
 
-@pytest.mark.slow
 def test_a_topic_that_came_meanwhile_is_served_again(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
     missing = f"{relaying.prefix}.missing"
     relaying.write(relaying.row(missing, b"1"))
