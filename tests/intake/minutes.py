@@ -64,17 +64,17 @@ def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
 
 def by_hand(database: ClockedDatabase) -> list[float]:
     """The minutes recorded as left out by hand."""
-    rows = _skips(database, "by_hand")
+    rows = skipped(database, "by_hand")
     assert all(count == 1 for _, _, count in rows)
     return [first for first, _, _ in rows]
 
 
 def missed(database: ClockedDatabase) -> set[float]:
     """The minutes recorded as passed over because firing came too late for them."""
-    return {at for first, last, _ in _skips(database, "misfire") for at in range(round(first), round(last) + 1)}
+    return {at for first, last, _ in skipped(database, "misfire") for at in range(round(first), round(last) + 1)}
 
 
-def _skips(database: ClockedDatabase, reason: str) -> list[tuple[float, float, int]]:
+def skipped(database: ClockedDatabase, reason: str) -> list[tuple[float, float, int]]:
     """Each recorded span: its first minute, its last, how many."""
     asked = "SELECT first_at, last_at, occurrences FROM skips WHERE reason = %s ORDER BY first_at"
     zero = minute(database, 0)

@@ -17,6 +17,7 @@ from tests.intake.minutes import (
     runs,
     said,
     say,
+    skipped,
     start_minutely,
 )
 from tests.scheduler.firing import fire_due
@@ -62,6 +63,27 @@ def test_what_was_moved_to_an_earlier_time_that_has_come_is_not_taken_back(minut
     assert "which has passed" in refusal(say(minutely, "unskip", 3))[1]
     live(minutely, 3.5)
     assert runs(minutely) == [(3, 0.5), (1, 1), (2, 2), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    "change", [submission(**MINUTELY, payload=1), about("job.pause"), "skip"], ids=["edit", "pause", "skip"]
+)
+def test_what_was_moved_ahead_into_a_pause_stays_passed_over(minutely: ClockedDatabase, change: Any) -> None:  # noqa: ANN401
+    """The time it was moved to has passed; a change opens what is still ahead, and that only."""
+    said(minutely, "move", 6, to=0.5)
+    ask(minutely, about("job.pause"))
+    minutely.advance(MINUTE)
+    ask(minutely, about("job.resume"))
+    live(minutely, 1.5)
+    reply = say(minutely, change, 3) if change == "skip" else ask(minutely, change)[0]
+    assert reply.next_run_at is None or reply.next_run_at > minutely.now()
+    if change != "skip":
+        submit(minutely, **MINUTELY, payload=2)
+        ask(minutely, about("job.resume"))
+    assert "which has passed" in refusal(say(minutely, "unskip", 6))[1]
+    live(minutely, 5)
+    assert {6, 7} & {nominal for nominal, _ in runs(minutely)} == {7}
+    assert skipped(minutely, "paused")[-1] == (6, 6, 1)
 
 
 def test_what_was_moved_past_its_own_instant_outlives_an_edit_of_the_schedule(minutely: ClockedDatabase) -> None:

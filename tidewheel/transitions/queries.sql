@@ -558,11 +558,15 @@ RETURNING v.job_id, v.scheduled_at, v.moved_to
 
 -- name: take_back_skips
 -- Occurrences that were passed over ahead of time, within the lookahead (60 s at most); a span that has begun is recorded
--- anew.
--- Index: skips_by_job. Lock: the rows, under their timers' locks.
-DELETE FROM skips
- WHERE job_id = ANY (%(job_ids)s) AND first_at > %(now)s::timestamptz - interval '5 minutes' AND last_at > %(now)s
-RETURNING job_id, first_at
+-- anew. Not one that was moved to a time that has come: it was passed over there, though its own instant be ahead.
+-- Index: skips_by_job, overrides_pkey. Lock: the rows, under their timers' locks.
+DELETE FROM skips AS s
+ WHERE s.job_id = ANY (%(job_ids)s)
+   AND s.first_at > %(now)s::timestamptz - interval '5 minutes'
+   AND s.last_at > %(now)s
+   AND coalesce((SELECT v.moved_to FROM overrides AS v WHERE v.job_id = s.job_id AND v.scheduled_at = s.first_at),
+                s.last_at) > %(now)s
+RETURNING s.job_id, s.first_at
 
 -- name: drop_timers
 -- Timers of jobs that have nothing left to fire, or are deleted.
