@@ -100,6 +100,7 @@ class Fired:
         token: What its handler was given.
         reason: Why, where it did not succeed.
         done: When its handler did it; where it never ran, when it ended.
+        left: When its message was to leave; 0 where that is not known.
     """
 
     at: int
@@ -109,6 +110,7 @@ class Fired:
     token: object
     reason: str | None = None
     done: int = 0
+    left: int = 0
 
     def __str__(self) -> str:
         return f"{clock(self.at)} by version {self.version}, {self.status}"
@@ -141,7 +143,7 @@ class Standing:
     def after(self, act: Act) -> "Standing":
         """What an accepted request makes of it."""
         others = frozenset(pair for pair in self.moved if pair[0] != act.at)
-        late = {act.at} if act.told >= act.at else set[int]()  # its own instant may have come before it was heard
+        late = {act.at} if act.told >= self._comes(act.at) else set[int]()  # it may have come before it was heard
         match act.kind:
             case "submit":
                 return self._edited(act)
@@ -159,9 +161,20 @@ class Standing:
 
     def _edited(self, act: Act) -> "Standing":
         # A moved occurrence that is still ahead is one of the new definition's, or is forgotten; one whose own instant
-        # has passed fires all the same, by whatever definition there is, unless that never fires.
-        keeps = {pair for pair in self.moved if act.grid and (pair[0] <= act.sent or act.grid.holds(pair[0]))}
+        # has passed fires all the same, by whatever definition there is, unless that never fires. One that was moved
+        # to a time that has passed has fired there, or was passed over in a pause, and does neither again.
+        keeps = {pair for pair in self.moved if act.grid and (min(pair) <= act.sent or act.grid.holds(pair[0]))}
         doubtful = {at for at, _ in self.moved if act.grid is None or act.sent < at <= act.told}
+        # Where the new definition lacks it: whether it is done with, or forgotten, may be for the pause's end to say.
+        doubtful |= {
+            at
+            for at, to in self.moved
+            if act.grid
+            and not act.grid.holds(at)
+            and act.sent < at
+            and (self.paused or act.sent < to)
+            and to <= act.told
+        }
         return replace(
             self,
             exists=True,
@@ -180,7 +193,7 @@ class Standing:
                 return act.fits, self.exists and act.token == self.token
             case "delete":
                 return self.exists, False
-            case "skip" | "move" | "unskip" if act.told >= min(act.at, act.to or act.at):
+            case "skip" | "move" | "unskip" if act.told >= min(act.at, act.to or act.at, self._comes(act.at)):
                 return act.accepted, act.unchanged
             case "skip" | "move":
                 coming = self.exists and self.grid is not None and self.grid.holds(act.at)
@@ -190,6 +203,10 @@ class Standing:
                 return self.exists and (act.at in self.skipped or act.at in dict(self.moved)), False
             case _:
                 return self.exists, self.paused == (act.kind == "pause")
+
+    def _comes(self, at: int) -> int:
+        """When an occurrence is no more to be changed: at its own instant, or the time it was moved to before that."""
+        return min(at, dict(self.moved).get(at, at))
 
     def may_fire_at(self, instant: int) -> bool:
         """Whether an occurrence fires at an instant, its own or the one it was moved to; the doubtful ones may."""

@@ -186,11 +186,11 @@ class Verdict:
         return sorted({change.low, *instants})
 
     def _place(self, fired: Fired) -> int:
-        """When a run was to fire: at its own instant, or the time it was moved to, by when it did."""
+        """When a run was to fire: at its own instant, or the time it was moved to, by when it left."""
         places = self._moves.get(fired.at)
         if places is None:
             return fired.at
-        return max((at for at in places if at <= fired.done), default=min(places))
+        return max((at for at in places if at <= (fired.left or fired.done)), default=min(places))
 
     def _note(self, problem: str, low: int, high: int) -> None:
         """Keep a problem with the history around it."""

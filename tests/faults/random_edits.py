@@ -36,6 +36,8 @@ _ANSWER_SECONDS = 60.0
 _COMPLETED_SECONDS = 20.0
 _SOON = 2 * SECOND  # farther ahead than an answer is away
 _FAR = 14 * SECOND
+_FARTHEST_MOVES = (-3000, 8000)  # ms; back and forth, over other occurrences
+_NEAREST_MOVE = 3 * SECOND // 10
 _QUIET_SECONDS = 3.0  # several sweeps and polls: what would still come has come by then
 
 # What a schedule is written as, and the grid that it means.
@@ -164,7 +166,8 @@ class RandomEdits:
         """A request that goes with what the job ought to be by then."""
         standing = job.standing
         now = self._now()
-        said = [at for at in (*standing.skipped, *dict(standing.moved)) if at > now + _SOON]
+        said = [*standing.skipped, *(at for at, to in standing.moved if to > now + _SOON)]
+        said = [at for at in said if at > now + _SOON]
         if standing.grid is None:
             more = {}
         elif not said:
@@ -196,12 +199,12 @@ class RandomEdits:
             return Act(kind, 0, at=self._random.choice(said))
         assert standing.grid is not None
         coming = standing.grid.within(now + _SOON, now + _FAR)
-        at = self._random.choice([at for at in coming if at not in said])
+        # Nor one that was moved ahead of its own instant, and has fired there or was passed over.
+        at = self._random.choice([at for at in coming if at not in standing.skipped | dict(standing.moved).keys()])
         if kind == "skip":
             return Act(kind, 0, at=at)
-        # Only to a later time: what was moved ahead of its own instant, and was passed over there in a pause, is open
-        # again after an edit and fires at once, which the oracle does not know of.
-        return Act(kind, 0, at=at, to=at + self._random.randint(300, 8000) * 1000)
+        to = at + self._random.randint(*_FARTHEST_MOVES) * 1000
+        return Act(kind, 0, at=at, to=to if to > now + _SOON and abs(to - at) >= _NEAREST_MOVE else at + _NEAREST_MOVE)
 
     def _submit(self, job: Driven) -> tuple[Act, dict[str, object]]:
         act, spec = self._definition(job)
@@ -263,6 +266,7 @@ class RandomEdits:
             token=_token(event.result),
             reason=event.reason,
             done=micros(event.finished_at),
+            left=0 if event.published_at is None else micros(event.published_at),
         )
         event_id, _ = self._fired[event.job_key].setdefault(event.run_id, (event.event_id, found))
         if event_id != event.event_id:

@@ -165,3 +165,20 @@ def test_the_instant_that_an_answer_names_decides_the_edge(following: int, lost:
     runs = [fired(1, 1, 1), *(fired(seconds, 2, 2) for seconds in range(following, 4))]
     problems = Verdict("job", acts, runs).judge().problems
     assert [problem.splitlines()[0] for problem in problems] == (["job: 08:00:02.000000 is lost"] if lost else [])
+
+
+@pytest.mark.parametrize("fires_again", [False, True])
+def test_what_was_moved_ahead_into_a_pause_is_not_opened_by_an_edit(fires_again: bool) -> None:  # noqa: FBT001
+    """The time it was moved to has passed, though its own instant is ahead."""
+    acts = [
+        act("submit", 0.2, 1, token=1, grid=EACH, next_run_at=at(1)),
+        act("move", 0.4, 1, at=at(5), to=at(2.5)),
+        act("pause", 1.5, 1),
+        act("resume", 3.2, 1, next_run_at=at(4)),
+        act("submit", 3.5, 2, token=2, grid=EACH, next_run_at=at(4)),
+        act("delete", 6.5, 2),
+    ]
+    runs = [fired(1, 1, 1), *(fired(seconds, 2, 2) for seconds in (4, 6))]
+    if fires_again:
+        runs.append(replace(fired(5, 2, 2), left=at(3.52), done=at(3.55)))
+    assert bool(Verdict("job", acts, runs).judge().problems) == fires_again
