@@ -20,9 +20,9 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
  ORDER BY s.position
 
 -- name: probe_outbox
--- The database's clock, and the earliest row of each held slice and class.
--- Index: outbox_due, one descent each, from the low-water mark. No lock.
-SELECT s.class, earliest.publish_at, (SELECT tidewheel_now()) AS now
+-- The database's clock, and the earliest row of each class in the held slices.
+-- Index: outbox_due, one descent for each of both, from the low-water mark. No lock.
+SELECT s.class, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
        AS s (slice, class, mark, mark_id)
   LEFT JOIN LATERAL (
@@ -33,6 +33,7 @@ SELECT s.class, earliest.publish_at, (SELECT tidewheel_now()) AS now
      ORDER BY r.publish_at, r.id
      LIMIT 1
   ) AS earliest ON true
+ GROUP BY s.class
 
 -- name: delete_outbox
 -- Rows whose delivery is proven. By physical address, and by id in case the table was rewritten meanwhile: such a row

@@ -99,11 +99,7 @@ class Reader:
         columns = _columns(_pairs(held), self._marks, parked)
         with self._session.transaction() as connection:
             rows = connection.execute(_PROBE_OUTBOX, columns, binary=True).fetchall()
-        earliest: dict[str, datetime] = {}
-        for name, at, _ in rows:
-            if isinstance(at, datetime):
-                earliest[str(name)] = min(at, earliest.get(str(name), at))
-        return cast("datetime", rows[0][2]), earliest
+        return cast("datetime", rows[0][2]), {str(name): at for name, at, _ in rows if isinstance(at, datetime)}
 
     def forget(self) -> None:
         """Read everything again that is still there: something was read and not published."""
