@@ -146,7 +146,7 @@ class Relay:
 
     def _slept_through(self) -> bool:
         """Whether the whole pause has passed since nothing was due: nobody woke us, so that a look is enough."""
-        return 0.0 < self._sleeps_until <= monotonic_seconds() and not self._reader.walks()
+        return 0.0 < self._sleeps_until <= monotonic_seconds()
 
     def _pause(self, held: list[int]) -> float:
         """How long nothing is due, by a look at the earliest rows."""
@@ -154,7 +154,7 @@ class Relay:
         self._sleeps_until = 0.0
         if not held:
             return self._poll
-        left = self._look(held)
+        left = self._look(held, all_read=True)
         if left == self._poll:
             self._sleeps_until = monotonic_seconds() + self._poll
         return left
@@ -164,8 +164,8 @@ class Relay:
         if monotonic_seconds() >= self._next_look:
             self._look(held)
 
-    def _look(self, held: list[int]) -> float:
-        now, earliest = self._reader.earliest(held, self._publisher.parked())
+    def _look(self, held: list[int], *, all_read: bool = False) -> float:
+        now, earliest = self._reader.earliest(held, self._publisher.parked(), all_read=all_read)
         for name in OutboxClass:
             age = now - earliest.get(name, now)
             metrics.set("outbox_oldest_seconds", max(age.total_seconds(), 0.0), name)

@@ -53,10 +53,6 @@ class Reader:
         self._walks = Walks()
         self._behind = False  # the batch before was full
 
-    def walks(self) -> bool:
-        """Whether the next read begins at the very start."""
-        return self._walks.due()
-
     def read(self, held: Sequence[int], parked: list[str], under_way: Sequence[DueRow]) -> Batch:
         """The next batch; it will not be read again, but by a walk, or after `forget`.
 
@@ -90,16 +86,29 @@ class Reader:
         self._move_marks(batch, now - _LATE_COMMIT)
         return batch
 
-    def earliest(self, held: Sequence[int], parked: list[str]) -> tuple[datetime, dict[str, datetime]]:
+    def earliest(
+        self, held: Sequence[int], parked: list[str], *, all_read: bool = False
+    ) -> tuple[datetime, dict[str, datetime]]:
         """The database's clock, and when the earliest row of each class is due.
+
+        Args:
+            held: The slices that are ours.
+            parked: Topics that are left alone.
+            all_read: Whether nothing is under way: then this look is the walk, when one is due, and where it finds
+                something the next read is another.
 
         Raises:
             Unavailable: PostgreSQL does not answer.
         """
-        columns = _columns(_pairs(held), self._marks, parked)
+        walk = all_read and self._walks.begin()
+        columns = _columns(_pairs(held), {} if walk else self._marks, parked)
         with self._session.transaction() as connection:
             rows = connection.execute(_PROBE_OUTBOX, columns, binary=True).fetchall()
-        return cast("datetime", rows[0][2]), {str(name): at for name, at, _ in rows if isinstance(at, datetime)}
+        now = cast("datetime", rows[0][2])
+        earliest = {str(name): at for name, at, _ in rows if isinstance(at, datetime)}
+        if walk and all(at > now for at in earliest.values()):
+            self._walks.ended()
+        return now, earliest
 
     def forget(self) -> None:
         """Read everything again that is still there: something was read and not published."""

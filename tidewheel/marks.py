@@ -64,10 +64,6 @@ class Walks:
         self._allowed = self._began = 0.0
         self._walking = False
 
-    def due(self) -> bool:
-        """Whether the next look is to be a walk."""
-        return monotonic_seconds() >= self._next
-
     def begin(self) -> bool:
         """A look begins; returns whether it is to be a walk, and is one until it has `ended`."""
         self._began = monotonic_seconds()
