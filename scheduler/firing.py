@@ -112,7 +112,10 @@ def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
         "per_shard": -(-look.batch // max(len(look.shards), 1)),
     }
     with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
-        return cursor.execute(_LOCK_DUE_TIMERS, columns).fetchall()
+        locked = cursor.execute(_LOCK_DUE_TIMERS, columns).fetchall()
+    # As they lie in the indexes that are written now.
+    locked.sort(key=lambda timer: timer.job_id.int)
+    return locked
 
 
 def _advance(

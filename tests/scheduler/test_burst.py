@@ -16,6 +16,9 @@ from tests.transitions.acts import EXECUTOR, submit
 from tidewheel.db import BY_KEY, Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.service import Stop
+from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.end import RunEnd, end_runs
 from tidewheel.transitions.start import Claim, start_runs
 
@@ -110,6 +113,22 @@ def test_firing_after_idling_reads_what_it_fires(idle: Database) -> None:
     assert idle.count("job_runs") == BURST
     assert rows_read(idle, "timers", "job_versions", "jobs") - before < MOST_READ
     assert generic_plans(session) == 0
+
+
+def test_however_much_is_due_a_batch_reads_what_it_takes(idle: Database) -> None:
+    """Not all that is due: by its costs the planner would sort it, for each batch."""
+    load_due_jobs(idle)
+    idle.execute("VACUUM ANALYZE")
+    settings = SchedulerSettings.load(fire_batch=BURST // 50)
+    scheduler = Scheduler(settings, idle.url, idle.installation, Stop())
+    session = idle.session()
+    before = rows_read(idle, "timers")
+    while scheduler.step() == 0.0:
+        pass
+    scheduler.close()
+    flush(session)
+    assert idle.count("job_runs") == BURST
+    assert rows_read(idle, "timers") - before < 10 * BURST
 
 
 def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -> None:
