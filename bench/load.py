@@ -9,12 +9,14 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from tidewheel.db import Conn
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.jobs.requests import JobSubmit, parse_request
 from tidewheel.jobs.spec import policy_document, schedule_document
 from tidewheel.jobs.strict_json import Json, canonical
+from tidewheel.scheduler.recurrence.zones import tzdata_version
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
 from tidewheel.transitions.installation import Installation
@@ -95,6 +97,8 @@ def load_jobs(
         return canonical({**document, "anchor": (at - every).isoformat()}).decode()
 
     _trust(connection)
+    # As the first scheduler notes in an empty database; in a full one it would look through all timers first.
+    connection.execute("UPDATE settings SET value = %s WHERE name = 'tzdata'", [Jsonb(tzdata_version())])
     for first in range(0, count, _AT_ONCE):
         some = [(n, job_id("default", _key(prefix, n))) for n in range(first, min(first + _AT_ONCE, count))]
         instants = [_whole_ms(due_at + step * number) for number, _ in some]
