@@ -6,7 +6,7 @@ A batch is a transaction of its own. What is refused is told with its place and 
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import psycopg
 
 from tidewheel.control.door import Door
-from tidewheel.db import Conn, is_data_fault
+from tidewheel.db import BY_KEY, Conn, Session, is_data_fault
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
@@ -32,6 +32,7 @@ MOST_BYTES_AT_ONCE = 16 << 20  # of a batch's JSON: 2,000 jobs of the longest ki
 MOST_PROBLEMS = 100  # told in full; what is wrong with a million jobs is wrong with all of them alike
 
 _AHEAD = 2  # batches per process that are read before they are asked for: what bounds the memory
+_LOOK_SECONDS = 5.0  # longer than a batch takes
 
 REMEDY = "write a job as an object: key, schedule, target"
 
@@ -78,6 +79,12 @@ class Done:
 class Loading(Door):
     """A connection to submit jobs from files by; a context manager."""
 
+    def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
+        super().__init__(database_url, tenant=tenant)
+        self._session.close()
+        # The tables grow while a load looks keys up in them, and the planner's statistics lag behind.
+        self._session = Session(self._url, "tidewheel-load", options=BY_KEY)
+
     def apply(self, given: Sequence[Given], *, dry_run: bool = False) -> Done:
         """Submit jobs; with `dry_run` all is done but kept."""
         done, placed = _read(given, self._tenant)
@@ -102,12 +109,27 @@ class Loading(Door):
     def load(self, given: Sequence[Given], *, told: bool = False) -> Done:
         """Make those jobs that there are not yet; with `told`, with an event each."""
         done, placed = _read(given, self._tenant)
-        batch = [incoming for _, incoming in placed]
-        loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, told=told))
+        self._load(done, placed, told=told)
         for channel in (Channel.TIMERS, Channel.OUTBOX) if told else (Channel.TIMERS,):
             self._notifier.poke(channel)
-        self._count(done, placed, loaded)
         return done
+
+    def _load(self, done: Done, placed: Sequence[tuple[str, Incoming]], *, told: bool) -> None:
+        """Load jobs; those that the database refuses are found by halves, and the others loaded."""
+        batch = [incoming for _, incoming in placed]
+        try:
+            loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, told=told))
+        except psycopg.Error as error:
+            if not is_data_fault(error):
+                raise
+            if len(placed) == 1:
+                done.refuse(placed[0][0], [_fault(error)])
+                return
+            middle = len(placed) // 2
+            self._load(done, placed[:middle], told=told)
+            self._load(done, placed[middle:], told=told)
+        else:
+            self._count(done, placed, loaded)
 
     def _submit(self, batch: Sequence[Incoming], *, dry_run: bool) -> Sequence[Reply | FieldError]:
         def work(connection: Conn) -> list[Reply]:
@@ -127,8 +149,7 @@ class Loading(Door):
         except psycopg.Error as error:
             if not is_data_fault(error):
                 raise
-            problem = f"it could not be applied: {error.diag.message_primary or type(error).__name__}"
-            return FieldError("", problem, "correct the job, or report this")
+            return _fault(error)
 
     @staticmethod
     def _count(done: Done, placed: Sequence[tuple[str, Incoming]], loaded: Loaded) -> None:
@@ -166,13 +187,13 @@ def load_in_processes(
             for batch in batches(given, LOADED_AT_ONCE):
                 waiting.append(pool.submit(_load, batch, database_url, tenant, told))
                 if len(waiting) >= processes * _AHEAD:
-                    yield _first(waiting)
+                    yield _first(pool, waiting)
             while waiting:
-                yield _first(waiting)
+                yield _first(pool, waiting)
         except (Exception, KeyboardInterrupt) as error:
             # What a process has begun it ends, unless it died: that counts too.
             pool.shutdown(wait=True, cancel_futures=True)
-            yield from (future.result() for future in waiting if not future.cancelled() and future.exception() is None)
+            yield from (future.result() for future in waiting if _is_loaded(future))
             if isinstance(error, BrokenProcessPool):
                 message = "a loading process died; load the same files again"
                 raise Unavailable(message) from error
@@ -181,10 +202,22 @@ def load_in_processes(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _first(waiting: deque[Future[Done]]) -> Done:
+def _first(pool: ProcessPoolExecutor, waiting: deque[Future[Done]]) -> Done:
+    while not wait([waiting[0]], _LOOK_SECONDS).done:
+        # Raises where a process has died. One that dies just as a batch is given out leaves that batch to nobody, and
+        # nobody would ever answer (CPython 3.11, `ProcessPoolExecutor.submit` beside `terminate_broken`).
+        pool.submit(_nothing)
     done = waiting[0].result()  # where it stays until it has come: waiting may be interrupted
     waiting.popleft()
     return done
+
+
+def _is_loaded(batch: Future[Done]) -> bool:
+    return batch.done() and not batch.cancelled() and batch.exception() is None
+
+
+def _nothing() -> None:
+    """What a process that lives does at once."""
 
 
 def _leave_interrupts() -> None:
@@ -225,6 +258,11 @@ def _incoming(content: bytes | Mapping[str, object], tenant: str) -> Incoming:
     if incoming.key is None:
         raise InvalidInput([FieldError("key", "is missing", "name each job, so that it is the same one the next time")])
     return incoming
+
+
+def _fault(error: psycopg.Error) -> FieldError:
+    problem = f"it could not be applied: {error.diag.message_primary or type(error).__name__}"
+    return FieldError("", problem, "correct the job, or report this")
 
 
 def _errors(reply: Reply) -> Iterable[FieldError]:

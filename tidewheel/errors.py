@@ -40,6 +40,14 @@ from typing import Never
 class TidewheelError(Exception):
     """The root: catching it catches everything Tidewheel raises on purpose."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """How another process gets it: as it is, not made again from its message, which is none of its fields."""
+        return _as_it_was, (type(self), self.args), vars(self)
+
+
+def _as_it_was(kind: type[TidewheelError], args: tuple[object, ...]) -> TidewheelError:
+    return kind.__new__(kind, *args)
+
 
 @dataclass(frozen=True, slots=True)
 class FieldError:

@@ -124,5 +124,5 @@ def _say(done: Done, output: Output, *, bulk: bool, dry_run: bool, ended: bool) 
         {"place": place, "path": error.path, "problem": error.problem, "remedy": error.remedy}
         for place, error in done.problems
     ]
-    document = {**counts, "dry_run": dry_run, "problems": problems}
+    document = {**counts, "dry_run": dry_run, "stopped": not ended, "problems": problems}
     say([f"dry run, nothing is kept: {line}" if dry_run else line], document, output)

@@ -70,6 +70,21 @@ def test_what_a_process_has_begun_is_counted_where_the_rest_cannot_be_read(datab
     assert [done.created for done in parts] == [LOADED_AT_ONCE]
 
 
+def test_a_job_that_the_database_refuses_is_told_with_its_place_and_the_others_are_loaded(
+    fresh_database: Database,
+) -> None:
+    """A constraint stands in for a fault of ours; that error comes from another process."""
+    fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key NOT IN ('job-3', 'job-1999'))")
+    given = map(job, range(LOADED_AT_ONCE + 1))
+    parts = list(load_in_processes(given, processes=1, database_url=fresh_database.url, tenant="default"))
+    assert [(done.created, done.refused) for done in parts] == [(LOADED_AT_ONCE - 2, 2), (1, 0)]
+    assert [place for place, _ in parts[0].problems] == ["jobs:3", "jobs:1999"]
+    told = {(error.path, error.remedy) for _, error in parts[0].problems}
+    assert told == {("", "correct the job, or report this")}
+    assert parts[0].problems[0][1].problem.startswith("it could not be applied: new row for relation")
+    assert fresh_database.count("job_versions") == LOADED_AT_ONCE - 1
+
+
 def test_an_interrupt_is_for_the_process_that_gives_out_the_batches(database: Database) -> None:
     given = signalled(database, signal.SIGINT)
     parts = load_in_processes(given, processes=1, database_url=database.url, tenant="default")

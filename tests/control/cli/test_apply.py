@@ -184,6 +184,17 @@ def test_what_is_done_is_counted_also_where_the_rest_cannot_be_read(
     assert "too many to be read whole; write one JSON object on each line" in done.err
 
 
+@pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
+def test_json_says_whether_it_was_stopped_half_way(database: Database, write: Write, bulk: Sequence[str]) -> None:
+    whole = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n")
+    assert tidewheel(database, "apply", whole, *bulk, "--output", "json").json["stopped"] is False
+    long = write("long", "[\n")
+    os.truncate(long, MOST_WHOLE_BYTES + 1000)
+    done = tidewheel(database, "apply", whole, long, *bulk, "--output", "json")
+    assert done.code == 1
+    assert json.loads(done.out)["stopped"] is True
+
+
 def test_bulk_counts_what_there_is_already_and_leaves_it(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n{OTHER}\n")
