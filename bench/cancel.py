@@ -12,7 +12,7 @@ from tidewheel.db import Conn
 from tidewheel.ids import RunId
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.runs import RunState
 
 RUNS = 100_000

@@ -13,7 +13,8 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.db import Conn
 from tidewheel.ids import bucket_of, job_id, shard_of
-from tidewheel.jobs.requests import JobSubmit, parse_request
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import policy_document, schedule_document
 from tidewheel.jobs.strict_json import Json, canonical
 from tidewheel.scheduler.recurrence.zones import tzdata_version

@@ -17,7 +17,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.busy import Busy
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.records import Reply
 from tidewheel.settings import Connections
 from tidewheel.sql import Statements

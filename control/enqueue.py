@@ -18,7 +18,7 @@ from tidewheel.errors import FieldError, Refused, StaleToken, Unavailable, Unkno
 from tidewheel.ids import RunId
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.records import Reply, ReplyStatus
 from tidewheel.settings import Connections
 from tidewheel.transitions.installation import Installation, read_installation

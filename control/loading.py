@@ -21,7 +21,7 @@ from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableM
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.schemas.records import Reply, ReplyStatus
 from tidewheel.wakeup import Channel

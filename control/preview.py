@@ -17,7 +17,8 @@ from tidewheel.intake.calendars import unknown_calendars
 from tidewheel.intake.locks import JobRow, read_now
 from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version
 from tidewheel.intake.submit import at_root
-from tidewheel.jobs.requests import JobSubmit, parse_request
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import Overlap
 from tidewheel.scheduler.recurrence.cron_schedule import CronSchedule

@@ -32,7 +32,7 @@ from tidewheel.errors import FieldError
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
 from tidewheel.intake.locks import read_now
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.records import Reply, ReplyStatus
 from tidewheel.transitions.dead_letters import lock_dead_runs, purge, send_again
 from tidewheel.transitions.installation import Installation

@@ -10,7 +10,8 @@ from tidewheel.control.door import Door, without_none
 from tidewheel.control.run_detail import RunDetail, show_run
 from tidewheel.control.runs import RunPage, WhichRuns, list_runs
 from tidewheel.ids import RunId
-from tidewheel.jobs.requests import RunsCancel, parse_request
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import RunsCancel
 
 
 class RunDoor(Door):

@@ -12,7 +12,8 @@ from uuid import UUID
 from tidewheel.db import Conn
 from tidewheel.errors import Unavailable
 from tidewheel.intake.accept import unknown_tenant, unknown_tenants
-from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job, write_new_jobs
+from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job
+from tidewheel.intake.fresh_rows import write_new_jobs
 from tidewheel.intake.incoming import Incoming, rejected
 from tidewheel.intake.locks import read_now
 from tidewheel.intake.submit import apply_submits

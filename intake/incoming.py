@@ -1,12 +1,15 @@
 """A request on its way through intake, whichever door it came by."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from typing import Literal
 
 from tidewheel.errors import FieldError, Refused
 from tidewheel.ids import JobId, job_id
-from tidewheel.jobs.requests import JobSubmit, JobTrigger, Request, RequestIdentity, RunCancel, RunRetry
+from tidewheel.jobs.parsing import RequestIdentity
+from tidewheel.jobs.requests import JobSubmit, JobTrigger, Request, RunCancel, RunRetry
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.schemas import records
@@ -75,7 +78,7 @@ class Incoming:
         request = self.request
         asked = (request.type, request.tenant, request.traceparent)
         if isinstance(request, JobSubmit):
-            body = canonical([*asked, request.if_version, request.job.paused])
+            body = _submit_body(*asked, request.if_version, request.job.paused)
             return sha256(body + self.spec_hash).digest()
         if isinstance(request, JobTrigger):
             times = (_text(request.delay), _text(request.run_at))
@@ -102,6 +105,23 @@ class Incoming:
 def accepted(incoming: Incoming, **facts: object) -> records.Reply:
     """The answer to a request that was carried out."""
     return _reply(incoming, records.ReplyStatus.ACCEPTED, **facts)
+
+
+def accepted_new(incoming: Incoming, job_id: str, next_run_at: datetime | None) -> records.Reply:
+    """The answer to a submit that has made its job; written out, for the sake of those that come by the thousand."""
+    return records.Reply(
+        request_id=incoming.request.request_id,
+        type=records.RequestType.JOB_SUBMIT,
+        tenant=incoming.tenant,
+        key=incoming.key,
+        status=records.ReplyStatus.ACCEPTED,
+        job_id=job_id,
+        job_version=1,
+        next_run_at=next_run_at,
+        unchanged=False,
+        errors=(),
+        origin=incoming.origin,
+    )
 
 
 def rejected(incoming: Incoming, refused: Refused) -> records.Reply:
@@ -151,6 +171,11 @@ def _reply(incoming: Incoming, status: records.ReplyStatus, **facts: object) -> 
 
 
 _KINDS = {kind.replace("_", "."): kind for kind in records.RequestType}
+
+
+@lru_cache(maxsize=1024)  # most submits say nothing but their spec
+def _submit_body(*asked: str | int | None) -> bytes:
+    return canonical(asked)
 
 
 def _text(value: object) -> str | None:

@@ -17,7 +17,8 @@ from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Encoding, Incoming, rejected_unread
 from tidewheel.intake.replies import reply_row
 from tidewheel.intake.target_replies import read_target_reply
-from tidewheel.jobs.requests import RequestRefused, RunsCancel, request_identity
+from tidewheel.jobs.parsing import RequestRefused, request_identity
+from tidewheel.jobs.requests import RunsCancel
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.schemas.codec import is_avro

@@ -16,8 +16,9 @@ from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, job_id_of, lock_jobs
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.timers import next_instants
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import JSON_CONTENT
-from tidewheel.jobs.requests import JobRollback, JobSubmit, parse_request
+from tidewheel.jobs.requests import JobRollback, JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import JobDefinition, Reply, ReplyError, ReplyStatus

@@ -17,8 +17,9 @@ from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, Refused, VersionConflict
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_job_calendars
-from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job, write_new_jobs
-from tidewheel.intake.incoming import Incoming, accepted, rejected
+from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job
+from tidewheel.intake.fresh_rows import write_new_jobs
+from tidewheel.intake.incoming import Incoming, accepted, accepted_new, rejected
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs, read_now, settle
 from tidewheel.intake.moves import fit_moves
 from tidewheel.intake.next_version import (
@@ -101,7 +102,7 @@ def apply_submits(
     others = [_submission(incoming, only_new=only_new) for incoming in batch if incoming.job_id not in made]
     answers = iter(_apply_each(connection, installation, others, reasons or {}, told=told) if others else ())
     return [
-        accepted(incoming, job_id=str(new.job_id), job_version=1, next_run_at=new.next_run_at)
+        accepted_new(incoming, new.job_text, new.next_run_at)
         if (new := made.get(incoming.job_id)) is not None
         else next(answers)
         for incoming in batch

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from tidewheel.errors import UndecodableMessage
 from tidewheel.jobs.misfit import Misread
-from tidewheel.jobs.requests import RequestRefused, RunComplete, parse_request
+from tidewheel.jobs.parsing import RequestRefused, parse_request
+from tidewheel.jobs.requests import RunComplete
 from tidewheel.jobs.strict_json import read_value
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token

@@ -13,7 +13,7 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.backfills import backfills
 from tidewheel.errors import UnknownJob
-from tidewheel.jobs.requests import RequestRefused, parse_request
+from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.schemas.records import Reply, ReplyStatus
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -11,7 +11,7 @@ from tests.transitions.acts import about, ask, ask_within, lifecycle, open_runs,
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 
 
 def load(database: Database, *documents: dict[str, Any], told: bool = False) -> Loaded:

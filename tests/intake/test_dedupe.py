@@ -11,7 +11,7 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Unavailable
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.records import ReplyStatus, RequestOrigin
 from tidewheel.sql import Statements
 

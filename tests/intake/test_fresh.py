@@ -12,7 +12,8 @@ from tidewheel.db import Conn
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import JobSubmit, parse_request
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schemas.codec import encode_json
 from tidewheel.transitions.installation import Installation

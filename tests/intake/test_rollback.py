@@ -14,7 +14,7 @@ from tests.transitions.acts import about, ask, lifecycle, submission, submit
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
 from tidewheel.intake.rollback import stored_spec
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.schemas.codec import decode

@@ -12,7 +12,7 @@ from tests.transitions.acts import HANDLER, about, ask, lifecycle, open_runs, su
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import JobDefinition, Reply, ReplyStatus, RequestOrigin, RequestType
 

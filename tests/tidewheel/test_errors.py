@@ -9,7 +9,7 @@ import pytest
 from tidewheel import errors
 from tidewheel.errors import FieldError, TidewheelError
 from tidewheel.intake.busy import Busy
-from tidewheel.jobs.requests import RequestIdentity, RequestRefused
+from tidewheel.jobs.parsing import RequestIdentity, RequestRefused
 
 _FIELD = FieldError("job.key", "it is missing", "write one")
 _EXAMPLES: list[TidewheelError] = [

@@ -13,7 +13,7 @@ from tests.fixtures.database import Database
 from tidewheel.db import Conn
 from tidewheel.intake.accept import apply_requests
 from tidewheel.intake.incoming import Incoming
-from tidewheel.jobs.requests import parse_request
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import DeadLetter, LifecycleEvent, Reply, ReplyStatus, RunCompleted, RunRequest

@@ -25,7 +25,8 @@ from tidewheel.executor.record import next_delay
 from tidewheel.executor.runners.python import PythonRunner
 from tidewheel.ids import job_id
 from tidewheel.ids import run_id as derived_run_id
-from tidewheel.jobs.requests import JobSubmit, parse_request
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobSubmit
 from tidewheel.runs import AttemptOutcome, Cause
 from tidewheel.schemas import records
 from tidewheel.schemas.codec import encode

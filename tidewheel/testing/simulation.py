@@ -14,7 +14,8 @@ from tidewheel.control.preview import no_job, version_of
 from tidewheel.control.versions_near import Place
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import job_id
-from tidewheel.jobs.requests import CalendarPut, JobSubmit, parse_request
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.occurrences import DaySet, Decision, Fire, Skip, SkipReason
 from tidewheel.scheduler.recurrence.due import decide, with_jitter

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from tidewheel.errors import InvalidInput
-from tidewheel.jobs.requests import JobSubmit, parse_request
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec
 
 

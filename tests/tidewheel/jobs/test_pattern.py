@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.jobs.misfit import Misfit
+from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.refusals import validated
-from tidewheel.jobs.requests import JobSubmit, RequestRefused, parse_request
+from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec, canonical_spec
 
 TEXTS = st.text(max_size=12)

@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tidewheel.jobs.submitting import refused
-from tidewheel.jobs.requests import (
-    JobBackfill,
-    JobSubmit,
-    JobTrigger,
-    RequestRefused,
-    RunCancel,
-    parse_request,
-    request_identity,
-)
+from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
+from tidewheel.jobs.requests import JobBackfill, JobSubmit, JobTrigger, RunCancel
 from tidewheel.jobs.spec import JobSpec, schedule_document
 
 RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
