@@ -13,7 +13,7 @@ from tidewheel.executor.handlers import import_handlers, registered
 from tidewheel.executor.loop import Executor
 from tidewheel.executor.runners.kept import hide_from_programs
 from tidewheel.health import health, serve_health
-from tidewheel.intake.consume import Intake
+from tidewheel.intake.members import Intake
 from tidewheel.kafka import check_bootstrap, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in

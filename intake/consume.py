@@ -9,7 +9,7 @@ Any other error rejects nobody and is tried again. Kafka's own commits are for l
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import CommitUnknown, Conn, Session, is_data_fault, is_time_limit
+from tidewheel.db import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
 from tidewheel.errors import Unavailable
 from tidewheel.failpoint import failpoint
 from tidewheel.health import health
@@ -62,15 +62,15 @@ class _Described(Protocol):
     topic_id: object
 
 
-class Intake:
-    """One intake process."""
+class Member:
+    """One member of the group that reads requests and replies, on the thread that runs it."""
 
     def __init__(
         self, settings: IntakeSettings, url: str, kafka: dict[str, str], installation: Installation, stop: Stop
     ) -> None:
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
         self._topics = [installation.topics.requests, installation.topics.target_replies]
-        self._session = Session(url, "tidewheel-intake")
+        self._session = Session(url, "tidewheel-intake", options=BY_KEY)
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
         self._skew = Skew(settings.max_clock_skew)
@@ -155,9 +155,7 @@ class Intake:
         client.pause([TopicPartition(*partition) for partition in held - self._paused])
         client.resume([TopicPartition(*partition) for partition in self._paused - held])
         self._paused = held
-        applied = [message for message in messages if message not in self._held and not self._places.ahead(message)]
-        if applied:
-            self._commit(client, applied)
+        self._commit(client, self._places.stand({partition_of(message) for message in messages}))
 
     def _apply_patiently(self, messages: Sequence[Message]) -> None:
         failpoint("intake.received")
@@ -232,12 +230,13 @@ class Intake:
             self._apply_at_once(messages, failure=error)
 
     def _apply_at_once(self, messages: Sequence[Message], failure: Exception | None = None) -> None:
+        ends = ends_of(messages)
         with self._session.transaction() as connection:
-            self._places.move(connection, messages)
+            self._places.move(connection, ends)
             take_in(connection, self._installation, messages, failure, self._read_clock(connection))
             failpoint("intake.before_commit")
         failpoint("intake.after_commit")
-        self._places.moved(messages)
+        self._places.moved(ends)
         self._notifier.poke(Channel.TIMERS)
         self._notifier.poke(Channel.OUTBOX)
         self._notifier.poke(Channel.SIGNALS)
@@ -268,9 +267,11 @@ class Intake:
             self._places.forget(partition)
             self._held.forget(partition)
 
-    def _commit(self, client: Consumer, messages: Sequence[Message]) -> None:
-        offsets = [TopicPartition(topic, number, end) for (topic, number), end in ends_of(messages).items()]
+    def _commit(self, client: Consumer, ends: Mapping[Partition, int]) -> None:
+        if not ends:
+            return
         try:
+            offsets = [TopicPartition(topic, number, end) for (topic, number), end in ends.items()]
             client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
             _LOG.info("offsets not told to Kafka (they are stored in the database): %s", error)

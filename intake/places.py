@@ -4,7 +4,7 @@ They lie in `intake_offsets`, under an epoch that every assignment raises: what 
 hits no row. What is here is only this owner's memory of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -79,13 +79,12 @@ class Places:
         place = self._at.get((message.topic(), message.partition()))  # type: ignore[arg-type]  # None is found nowhere
         return place is not None and (message.offset() or 0) >= place.next_offset
 
-    def move(self, connection: Conn, messages: Sequence[Message]) -> None:
-        """Move the stored offsets past these messages, in the transaction that applies them.
+    def move(self, connection: Conn, ends: Mapping[Partition, int]) -> None:
+        """Move the stored offsets to the ends of some messages, in the transaction that applies them.
 
         Raises:
             Fenced: Another intake has taken one of the partitions over.
         """
-        ends = ends_of(messages)
         partitions = sorted(ends)
         columns = {
             "topics": [topic for topic, _ in partitions],
@@ -98,10 +97,14 @@ class Places:
             message = "another intake has taken a partition over"
             raise Fenced(message)
 
-    def moved(self, messages: Sequence[Message]) -> None:
+    def moved(self, ends: Mapping[Partition, int]) -> None:
         """That transaction has committed."""
-        for partition, end in ends_of(messages).items():
+        for partition, end in ends.items():
             self._at[partition].next_offset = end
+
+    def stand(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Where this owner stands in those of some partitions that are its own."""
+        return {partition: self._at[partition].next_offset for partition in partitions if partition in self._at}
 
 
 def partition_of(message: Message) -> Partition:

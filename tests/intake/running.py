@@ -1,4 +1,4 @@
-"""An intake on a thread, with a requests topic of its own."""
+"""A member of the intakes' group on a thread, with a requests topic of its own."""
 
 # pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # The admin client's stubs name neither all it exports nor what its futures hold.
@@ -16,7 +16,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.stepping import in_background
-from tidewheel.intake.consume import Intake
+from tidewheel.intake.consume import Member
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.json_form import from_json
 from tidewheel.schemas.records import Reply
@@ -48,10 +48,10 @@ class Requests:
         return replace(self.database.installation, topics=self.topics)
 
     def start(self, stop: Stop) -> Future[None]:
-        """An intake on a thread of its own, until it is asked to stop; the future holds what it raised."""
+        """One member on a thread of its own, until it is asked to stop; the future holds what it raised."""
         kafka = {"bootstrap.servers": self.bootstrap}
-        intake = Intake(IntakeSettings.load(), self.database.url, kafka, self.installation, stop)
-        return in_background(intake.run)
+        member = Member(IntakeSettings.load(), self.database.url, kafka, self.installation, stop)
+        return in_background(member.run)
 
     @contextmanager
     def running(self) -> Generator[None]:

@@ -1,0 +1,39 @@
+"""One intake process: two members of the group side by side.
+
+A member reads, checks, and then waits for PostgreSQL, one after the other. While one waits the other works, so that a
+process is held up by its own work alone: the two share nothing but the process, as two processes would. Requests about
+one job lie in one partition, which one member has at a time.
+"""
+
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+from tidewheel.intake.consume import Member
+from tidewheel.service import Stop
+from tidewheel.settings import IntakeSettings
+from tidewheel.transitions.installation import Installation
+
+MEMBERS = 2
+"""As many as keep one interpreter busy: PostgreSQL takes less of a request's time than Python (docs/adr/0025)."""
+
+
+class Intake:
+    """One intake process."""
+
+    def __init__(
+        self, settings: IntakeSettings, url: str, kafka: dict[str, str], installation: Installation, stop: Stop
+    ) -> None:
+        self._stop = stop
+        self._members = [Member(settings, url, kafka, installation, stop) for _ in range(MEMBERS)]
+
+    def run(self) -> None:
+        """Take in requests until asked to stop.
+
+        Raises:
+            Unusable: A member cannot go on; the others have ended too, since half an intake is worse than none.
+        """
+        with ThreadPoolExecutor(MEMBERS, "intake") as pool:
+            running = [pool.submit(member.run) for member in self._members]
+            wait(running, return_when=FIRST_EXCEPTION)
+            self._stop.ask()
+        for member in running:
+            member.result()

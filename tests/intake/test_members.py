@@ -1,0 +1,54 @@
+"""One intake process has two members of the group, each with its partitions; they end together."""
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.intake.running import Requests
+from tests.transitions.acts import about, open_runs, submission
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unusable
+from tidewheel.intake.members import MEMBERS, Intake
+from tidewheel.local.stack import StackInfo
+from tidewheel.service import Stop
+from tidewheel.settings import IntakeSettings
+
+pytestmark = pytest.mark.kafka
+
+_SECONDS = 30.0
+
+
+def intake(requests: Requests, stop: Stop) -> Intake:
+    kafka = {"bootstrap.servers": requests.bootstrap}
+    return Intake(IntakeSettings.load(), requests.database.url, kafka, requests.installation, stop)
+
+
+def test_both_take_part_and_each_request_is_applied_once(database: Database, info: StackInfo) -> None:
+    """A trigger that was read twice would be two runs, also of those sent while the partitions are shared out."""
+    requests, stop = Requests(database, info.bootstrap, partitions=4), Stop()
+    ended = in_background(intake(requests, stop).run)
+    [made] = requests.send(submission())
+    requests.until_read(made)
+    sent: dict[int, int] = {}
+    for _ in range(2):
+        for partition in range(requests.partitions):
+            sent[partition] = requests.send(*(about("job.trigger") for _ in range(20)), partition=partition)[-1]
+        until(lambda: owners(database) == MEMBERS, "the partitions are shared")
+    for partition, offset in sent.items():
+        requests.until_read(offset, partition)
+    stop.ask()
+    ended.result(_SECONDS)
+    assert len(open_runs(database)) == database.count("job_runs") == 160
+
+
+def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database, info: StackInfo) -> None:
+    requests = Requests(database, info.bootstrap)
+    with requests.running():
+        requests.until_read(requests.send(submission())[0])
+    database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
+    with pytest.raises(Unusable, match="deleted and made again"):
+        in_background(intake(requests, Stop()).run).result(_SECONDS)
+
+
+def owners(database: Database) -> int:
+    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets")
