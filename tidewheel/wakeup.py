@@ -8,6 +8,7 @@ A lost notification costs a poll interval, nothing else: every sleeper also look
 import selectors
 import socket
 import threading
+from contextlib import suppress
 from enum import StrEnum
 
 import psycopg
@@ -78,15 +79,17 @@ class Listener:
     def __init__(self, url: str, name: str, channels: tuple[Channel, ...], event: threading.Event) -> None:
         self._url, self._name, self._channels, self._event = url, name, channels, event
         self._stopping = threading.Event()
-        self._ours, self._its = socket.socketpair()  # its end can be read as soon as ours is closed
+        self._ours, self._its = socket.socketpair()  # what is sent to it wakes it
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening, at once; one that is just connecting does so a few seconds later."""
         self._stopping.set()
-        self._ours.close()
+        with suppress(OSError):  # it has ended
+            self._ours.send(b"\0")  # closing our end is not enough: a process that was forked may have it too
         self._thread.join(timeout=5)
+        self._ours.close()
 
     def _run(self) -> None:
         with self._its:
