@@ -6,12 +6,13 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from tidewheel.bench import floors
-from tidewheel.bench.complete import wait_for
+from tidewheel.bench.complete import until, wait_for
 from tidewheel.bench.load import PAYLOAD
 from tidewheel.bench.measured import Incomplete, Round, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.db import Conn
+from tidewheel.intake.members import MEMBERS
 from tidewheel.kafka import producer
 
 REQUESTS = 100_000
@@ -26,28 +27,36 @@ SELECT created_at FROM jobs ORDER BY created_at OFFSET %s LIMIT 1
 def measure(server: Server, options: Options) -> Round:
     """Let intake loose on requests that lie on Kafka."""
     requests = options.jobs or REQUESTS
+    warm = requests // _WARM_SHARE
     with server.stage() as stage, stage.connect() as connection:
-        options.tell(f"producing {requests:,} requests")
         sender = producer(stage.kafka, role="bench-requests")  # not warmed up: that would be no request
-        floors.produce(stage, stage.installation.topics.requests, _requests(requests), client=sender)
-        options.tell("accepting")
+        topic = stage.installation.topics.requests
         with stage.services(("intake",)) as [intake], stage.meter({"intake": intake}) as meter:
-            wait_for(lambda: _read(connection), requests // _WARM_SHARE, "requests read")
-            before, warm = meter.mark(), _read(connection)
+            until(lambda: _is_shared(connection), "the partitions are shared out")
+            floors.produce(stage, topic, _requests(0, warm), client=sender)
+            wait_for(lambda: _read(connection), warm, "requests read")
+            options.tell(f"producing {requests - warm:,} requests")
+            intake.suspend()  # so that each partition lies there as a whole
+            try:
+                floors.produce(stage, topic, _requests(warm, requests), client=sender)
+            finally:
+                intake.resume()
+            options.tell("accepting")
+            before = meter.mark()
             wait_for(lambda: _read(connection), requests, "requests read")
             spent = meter.since(before, requests - warm)
             wait_for(lambda: _replies(connection, stage), requests, "replies")
-        first, last = _when(connection, requests // _WARM_SHARE), _when(connection, requests - 1)
+        first, last = _when(connection, warm), _when(connection, requests - 1)
         _check(connection, requests)
         options.tell("the floor")
         floor = _floor(connection, requests)
-    done = requests * (1 - 1 / _WARM_SHARE) / ((last - first) / timedelta(seconds=1))
+    done = (requests - warm) / ((last - first) / timedelta(seconds=1))
     return Round({"requests_per_second": rate(done, "requests/s", floor=floor, spent=spent)})
 
 
-def _requests(count: int) -> Iterator[floors.Made]:
+def _requests(first: int, end: int) -> Iterator[floors.Made]:
     """Distinct jobs with a payload of about 200 bytes, as users send them."""
-    for number in range(count):
+    for number in range(first, end):
         key = f"submitted-{number:08d}"
         job = {"key": key, "schedule": {"cron": f"{number % 60} 8 * * MON-FRI", "timezone": "Europe/Berlin"}}
         text = json.dumps(
@@ -70,6 +79,12 @@ def _floor(connection: Conn, requests: int) -> float:
 def _read(connection: Conn) -> int:
     """How many requests intake has gone past; jobs, counted 20 times a second, were a fifth of a core."""
     return int(str(_one(connection, "SELECT coalesce(sum(next_offset), 0) FROM intake_offsets")))
+
+
+def _is_shared(connection: Conn) -> bool:
+    """Whether every member of the intake has its part of the partitions."""
+    owners = "SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%.requests'"
+    return _one(connection, owners) == MEMBERS
 
 
 def _replies(connection: Conn, stage: Stage) -> int:

@@ -1,4 +1,4 @@
-"""Reads requests and targets' replies exactly once: a batch and its offsets are one transaction.
+"""Reads requests, or targets' replies, exactly once: a batch and its offsets are one transaction.
 
 The offsets that count lie in `intake_offsets`, under an epoch that every assignment raises: what a previous owner still
 tries to commit hits no row. A batch that fails on its data is repeated request by request, and the one that fails is
@@ -63,13 +63,20 @@ class _Described(Protocol):
 
 
 class Member:
-    """One member of the group that reads requests and replies, on the thread that runs it."""
+    """One member of the group that reads one topic, on the thread that runs it."""
 
     def __init__(
-        self, settings: IntakeSettings, url: str, kafka: dict[str, str], installation: Installation, stop: Stop
+        self,
+        settings: IntakeSettings,
+        url: str,
+        kafka: dict[str, str],
+        *,
+        topic: str,
+        installation: Installation,
+        stop: Stop,
     ) -> None:
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
-        self._topics = [installation.topics.requests, installation.topics.target_replies]
+        self._topic, self._group = topic, group_of(topic, installation)
         self._session = Session(url, "tidewheel-intake", options=BY_KEY)
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
@@ -97,12 +104,11 @@ class Member:
 
     def _membership(self, patience: Patience) -> None:
         """One membership of the group: from joining to whatever ends it."""
-        self._places = Places(self._owner, self._read_topic_ids())
+        self._places = Places(self._owner, {self._topic: self._read_topic_id()})
         self._held, self._paused = HeldBack(), set()
-        group = f"{self._topics[0]}.intake"
-        protocol = quickest_protocol(self._kafka, topic=self._topics[0], probe=f"{group}.probe")
-        client = consumer(self._kafka, group=group, role="intake", protocol=protocol, reset="error")
-        client.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_gone, on_lost=self._on_gone)
+        protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
+        client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
+        client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_gone, on_lost=self._on_gone)
         try:
             while not self._stop.asked():
                 health.turns("intake")
@@ -276,20 +282,17 @@ class Member:
         except KafkaException as error:
             _LOG.info("offsets not told to Kafka (they are stored in the database): %s", error)
 
-    def _read_topic_ids(self) -> dict[str, str]:
+    def _read_topic_id(self) -> str:
         admin = AdminClient({**self._kafka, "client.id": "tidewheel-intake-check", "log_level": 2})
         found = cast(
             "dict[str, Future[_Described]]",
-            admin.describe_topics(TopicCollection(self._topics), request_timeout=_KAFKA_SECONDS),  # pyright: ignore[reportUnknownMemberType]
+            admin.describe_topics(TopicCollection([self._topic]), request_timeout=_KAFKA_SECONDS),  # pyright: ignore[reportUnknownMemberType]
         )
-        ids: dict[str, str] = {}
-        for topic, described in found.items():
-            try:
-                ids[topic] = str(described.result().topic_id)
-            except KafkaException as error:
-                message = f"{topic} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
-                raise Unavailable(message) from error
-        return ids
+        try:
+            return str(found[self._topic].result().topic_id)
+        except KafkaException as error:
+            message = f"{self._topic} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
+            raise Unavailable(message) from error
 
     def _keep_house(self) -> None:
         if monotonic_seconds() >= self._next_house:
@@ -305,6 +308,16 @@ class Member:
         now = read_now(connection)
         self._skew.saw(now, since=asked)
         return now
+
+
+def group_of(topic: str, installation: Installation) -> str:
+    """The group that reads a topic.
+
+    One for each: a group that reads two deals out their partitions together, and one member may get most of the one.
+    Both names begin alike, for rules that grant a prefix.
+    """
+    requests = f"{installation.topics.requests}.intake"
+    return requests if topic == installation.topics.requests else f"{requests}.replies"
 
 
 def _address(message: Message) -> _Address:

@@ -1,8 +1,8 @@
-"""One intake process: two members of the group side by side.
+"""One intake process: two members of the group that reads requests, and one of that which reads targets' replies.
 
 A member reads, checks, and then waits for PostgreSQL, one after the other. While one waits the other works, so that a
-process is held up by its own work alone: the two share nothing but the process, as two processes would. Requests about
-one job lie in one partition, which one member has at a time.
+process is held up by its own work alone: they share nothing but the process, as two processes would. Requests about one
+job lie in one partition, which one member has at a time.
 """
 
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -17,13 +17,32 @@ MEMBERS = 2
 
 
 class Intake:
-    """One intake process."""
+    """One intake process.
+
+    Args:
+        settings: The batch.
+        url: The database.
+        kafka: The brokers.
+        installation: Shards, topics, encoding.
+        stop: The wish to stop.
+        members: How many read requests.
+    """
 
     def __init__(
-        self, settings: IntakeSettings, url: str, kafka: dict[str, str], installation: Installation, stop: Stop
+        self,
+        settings: IntakeSettings,
+        url: str,
+        kafka: dict[str, str],
+        installation: Installation,
+        stop: Stop,
+        *,
+        members: int = MEMBERS,
     ) -> None:
         self._stop = stop
-        self._members = [Member(settings, url, kafka, installation, stop) for _ in range(MEMBERS)]
+        topics = [*[installation.topics.requests] * members, installation.topics.target_replies]
+        self._members = [
+            Member(settings, url, kafka, topic=topic, installation=installation, stop=stop) for topic in topics
+        ]
 
     def run(self) -> None:
         """Take in requests until asked to stop.
@@ -31,7 +50,7 @@ class Intake:
         Raises:
             Unusable: A member cannot go on; the others have ended too, since half an intake is worse than none.
         """
-        with ThreadPoolExecutor(MEMBERS, "intake") as pool:
+        with ThreadPoolExecutor(len(self._members), "intake") as pool:
             running = [pool.submit(member.run) for member in self._members]
             wait(running, return_when=FIRST_EXCEPTION)
             self._stop.ask()

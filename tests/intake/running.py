@@ -1,4 +1,4 @@
-"""A member of the intakes' group on a thread, with a requests topic of its own."""
+"""An intake on threads, with topics of its own, of which one member reads the requests."""
 
 # pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # The admin client's stubs name neither all it exports nor what its futures hold.
@@ -16,7 +16,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.stepping import in_background
-from tidewheel.intake.consume import Member
+from tidewheel.intake.members import Intake
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.json_form import from_json
 from tidewheel.schemas.records import Reply
@@ -39,7 +39,12 @@ class Requests:
 
     def __post_init__(self) -> None:
         names = [self.topics.requests, self.topics.target_replies]
-        make_topics(self.bootstrap, names, partitions=self.partitions, groups=[f"{names[0]}.intake"])
+        make_topics(
+            self.bootstrap,
+            names,
+            partitions=self.partitions,
+            groups=[f"{names[0]}.intake", f"{names[0]}.intake.replies"],
+        )
         self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
 
     @property
@@ -48,10 +53,10 @@ class Requests:
         return replace(self.database.installation, topics=self.topics)
 
     def start(self, stop: Stop) -> Future[None]:
-        """One member on a thread of its own, until it is asked to stop; the future holds what it raised."""
+        """An intake until it is asked to stop; the future holds what it raised."""
         kafka = {"bootstrap.servers": self.bootstrap}
-        member = Member(IntakeSettings.load(), self.database.url, kafka, self.installation, stop)
-        return in_background(member.run)
+        intake = Intake(IntakeSettings.load(), self.database.url, kafka, self.installation, stop, members=1)
+        return in_background(intake.run)
 
     @contextmanager
     def running(self) -> Generator[None]:

@@ -161,7 +161,7 @@ def test_a_place_that_is_not_in_the_topic_is_told_and_left_alone_and_the_other_p
 
 
 def owners(database: Database) -> int:
-    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets")
+    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%.requests'")
 
 
 TOO_LONG = """

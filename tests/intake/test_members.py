@@ -1,4 +1,4 @@
-"""One intake process has two members of the group, each with its partitions; they end together."""
+"""One intake process has two members of the group that reads requests, each with its partitions; they end together."""
 
 import pytest
 
@@ -39,6 +39,9 @@ def test_both_take_part_and_each_request_is_applied_once(database: Database, inf
     stop.ask()
     ended.result(_SECONDS)
     assert len(open_runs(database)) == database.count("job_runs") == 160
+    # Alike: the partitions of the replies, which another group reads, are not dealt out together with theirs.
+    shared = "SELECT count(*) FROM intake_offsets WHERE topic LIKE '%.requests' GROUP BY owner"
+    assert database.rows(shared) == [(2,), (2,)]
 
 
 def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database, info: StackInfo) -> None:
@@ -51,4 +54,4 @@ def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database
 
 
 def owners(database: Database) -> int:
-    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets")
+    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%.requests'")
