@@ -1,5 +1,8 @@
 """Recording how attempts ended: group-committed, tried again until it is written or seen to be superseded.
 
+Where a whole batch is left after one was taken, a second writer takes it, on a connection of its own: while PostgreSQL
+works on one, the other is prepared. What an attempt has told and is not written yet is the first one's alone.
+
 An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. What an outcome
 means is decided in `record.py`.
 """
@@ -28,18 +31,34 @@ _LOG = logging.getLogger("tidewheel.executor")
 # Completions in one transaction, where so many wait: of 500 each costs 1 us more, of 2,000 nothing less.
 _BATCH = 1000
 _GATHER_SECONDS = 0.002
+_BUSY_GATHER_SECONDS = 0.01  # after a batch of some size: as many again come within this
+_MANY = 100
 _BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
 
 Item = tuple[Attempt, Outcome]
 
 
 class Finisher:
-    """The thread that writes outcomes."""
+    """The threads that write outcomes.
+
+    Args:
+        session: The first writer's.
+        helping: The second one's; None where one is enough.
+        installation: What ends are written with.
+        executor_id: Whose attempts they are.
+        poke: Told of each batch that is written.
+    """
 
     def __init__(
-        self, session: Session, installation: Installation, executor_id: UUID, poke: Callable[[], None]
+        self,
+        session: Session,
+        installation: Installation,
+        executor_id: UUID,
+        poke: Callable[[], None],
+        *,
+        helping: Session | None = None,
     ) -> None:
-        self._session, self._installation = session, installation
+        self._session, self._helping, self._installation = session, helping, installation
         self._executor_id, self._poke = executor_id, poke
         self._items: deque[Item] = deque()
         self._wake = threading.Event()
@@ -48,8 +67,14 @@ class Finisher:
         self._in_hand = 0  # taken from `_items` and not written yet
         self._stop = Stop()
         self._stop.wakes(self._wake)
-        self._thread = threading.Thread(target=self._run, name="finisher", daemon=True)
-        self._thread.start()
+        self._much = threading.Event()  # a whole batch is left
+        self._stop.wakes(self._much)
+        self._threads = [threading.Thread(target=self._run, name="finisher", daemon=True)]
+        if helping is not None:
+            second = threading.Thread(target=self._help, args=[helping], name="finisher-2", daemon=True)
+            self._threads.append(second)
+        for thread in self._threads:
+            thread.start()
 
     def add(self, attempt: Attempt, outcome: Outcome) -> None:
         """Record an outcome soon."""
@@ -70,25 +95,46 @@ class Finisher:
     def close(self) -> None:
         """Stop writing; what is left is found by the reaper when the lease ends."""
         self._stop.ask()
-        self._thread.join(timeout=10)
+        for thread in self._threads:
+            thread.join(timeout=10)
         self._session.close()
+        if self._helping is not None:
+            self._helping.close()
 
     def _run(self) -> None:
         patience = Patience(self._stop, "recording outcomes")
         busy: list[Item] = []
+        last = 0
         while not self._stop.asked():
             self._wake.wait(_BUSY_SECONDS if busy else self.beats.seconds())
             # A moment's company: a transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
-                self._stop.wait(_GATHER_SECONDS)
+                self._stop.wait(_BUSY_GATHER_SECONDS if last >= _MANY else _GATHER_SECONDS)
             self._wake.clear()
             # A user's transaction may have a row for minutes (`complete_in`): nobody waits for that here.
             self._put_back(busy)
             busy = []
+            last = len(self._items)
             while self._items and not self._stop.asked():
-                busy += self._write_patiently(self._take(), patience)
+                batch = self._take()
+                if len(self._items) >= _BATCH // 2:
+                    self._much.set()
+                busy += self._write_patiently(self._session, batch, patience)
             if self.beats.seconds() == 0.0:
                 self._write_beats(patience)
+
+    def _help(self, session: Session) -> None:
+        patience = Patience(self._stop, "recording outcomes beside")
+        while not self._stop.asked():
+            self._much.wait()
+            self._much.clear()
+            batch = self._take()
+            # A checkpoint is written before the end of its attempt, and never after it: by the thread that writes them.
+            mine = [] if self.beats.of(item[0].key for item in batch) else batch
+            left = self._write_patiently(session, mine, patience)
+            self._put_back(left if mine else batch)
+            if left or not mine:
+                self._wake.set()
 
     def _take(self) -> list[Item]:
         with self._written:
@@ -116,12 +162,12 @@ class Finisher:
             patience.over()
         self.beats.wrote(beats)
 
-    def _write_patiently(self, batch: list[Item], patience: Patience) -> list[Item]:
+    def _write_patiently(self, session: Session, batch: list[Item], patience: Patience) -> list[Item]:
         """Write a batch, as soon as the database takes it; returns what somebody has locked, to be tried again."""
         batch = self._newest(batch)
         while batch and not self._stop.asked():
             try:
-                left = self._write(batch) if len(batch) > 1 else self._write_alone(batch[0])
+                left = self._write(session, batch) if len(batch) > 1 else self._write_alone(session, batch[0])
             except Unavailable as error:
                 patience.wait(error)
                 continue
@@ -130,7 +176,7 @@ class Finisher:
                     patience.wait(error)
                     continue
                 _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
-                return [left for item in batch for left in self._write_patiently([item], patience)]
+                return [left for item in batch for left in self._write_patiently(session, [item], patience)]
             patience.over()
             if len(left) < len(batch):
                 self._count_written(len(batch) - len(left))
@@ -155,7 +201,7 @@ class Finisher:
             self._in_hand -= count
             self._written.notify_all()
 
-    def _write(self, batch: Sequence[Item]) -> list[Item]:
+    def _write(self, session: Session, batch: Sequence[Item]) -> list[Item]:
         """Write a batch in one transaction; returns what must be tried again.
 
         Raises:
@@ -163,16 +209,16 @@ class Finisher:
             psycopg.Error: An outcome's data does not fit.
         """
         try:
-            return self._write_once(batch)
+            return self._write_once(session, batch)
         except psycopg.Error as error:
             if is_data_fault(error):
                 raise
             # A database that is read-only, or half restored, is no fault of an outcome.
             raise Unavailable(str(error)) from error
 
-    def _write_once(self, batch: Sequence[Item]) -> list[Item]:
+    def _write_once(self, session: Session, batch: Sequence[Item]) -> list[Item]:
         beats = self.beats.of(item[0].key for item in batch)
-        with self._session.transaction() as connection:
+        with session.transaction() as connection:
             # Before the end of their attempts: the message of the next attempt carries the checkpoint.
             save_beats(connection, beats)
             done = record(connection, self._installation, batch, self._executor_id)
@@ -187,13 +233,13 @@ class Finisher:
             _LOG.info("a late report changes nothing", extra={"run_id": str(run_id)})
         return [item for item in batch if item[0].run_id in done.busy] if done.busy else []
 
-    def _write_alone(self, item: Item) -> list[Item]:
+    def _write_alone(self, session: Session, item: Item) -> list[Item]:
         """Write one outcome; one that cannot be stored is recorded as a failure that says so."""
         try:
-            return self._write([item])
+            return self._write(session, [item])
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the run must not stay open for it
             _LOG.exception("an outcome cannot be stored", extra={"run_id": str(item[0].run_id)})
             message = f"the outcome could not be stored: {type(error).__name__}"
-            return self._write([(item[0], failed("UnrecordableOutcome", message, permanent=True))])
+            return self._write(session, [(item[0], failed("UnrecordableOutcome", message, permanent=True))])

@@ -31,7 +31,7 @@ from tidewheel.schemas import records
 
 _TURN_SECONDS = 0.005  # then the loop sees to everything else
 _AHEAD_SECONDS = 0.05  # what is claimed ahead is worked off within this
-_MOST_AHEAD = 1000  # two claims: one is worked off while the next is under way
+_MOST_AHEAD = 2000  # two claims: one is worked off while the next is under way
 _CALM_SECONDS = 1.0  # for so long after an attempt has waited, nothing is claimed ahead
 _PATIENCE_SECONDS = 0.25  # for a slot, of what was claimed ahead
 
@@ -199,7 +199,7 @@ class Line:
 
     def _allow_ahead(self, count: int) -> None:
         # Each change wakes the claiming threads: small ones are not worth it.
-        is_close = count > 0 and self._ahead / 2 <= count <= self._ahead * 2
+        is_close = count > 0 and self._ahead / 2 < count < self._ahead * 2  # a step of growth is none
         if count != self._ahead and not is_close:
             self._ahead = count
             self._slots.allow_ahead(count)

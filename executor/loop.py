@@ -51,7 +51,7 @@ from tidewheel.wakeup import Channel, Listener, Notifier
 _LOG = logging.getLogger("tidewheel.executor")
 
 _DEFAULT_SLOTS = 100
-_CROWD = 2000  # outcomes waiting to be written, above which no more is claimed
+_CROWD = 4000  # outcomes waiting to be written, above which no more is claimed
 _FLUSH_SECONDS = 10.0
 
 
@@ -83,6 +83,7 @@ class Executor:
             installation,
             self.executor_id,
             lambda: self._notifier.poke(Channel.OUTBOX),
+            helping=Session(url, "tidewheel-executor-finish-2", options=BY_KEY),
         )
         self._heartbeat = self._make_heartbeat()
         self._reaper = Reaper(

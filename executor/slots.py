@@ -110,6 +110,16 @@ class Slots:
         with self._changed:
             return self._changed.wait_for(lambda: self._free_ahead(lane) > 0, timeout=seconds)
 
+    def wait_half_free(self, lane: Lane, seconds: float) -> None:
+        """Wait until a lane could take half of what may be claimed, where anything may be ahead of the slots.
+
+        The other half is in the line meanwhile: claims come in few large batches, and the line does not run dry.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._ahead or self._free_ahead(lane) * 2 >= self.total + self._ahead, timeout=seconds
+            )
+
     def _free(self, lane: Lane) -> int:
         if lane is Lane.CRITICAL:
             # What others have claimed ahead is in the line behind it, and takes no slot from it.

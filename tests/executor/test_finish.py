@@ -1,8 +1,10 @@
 """Outcomes are written in batches, and tried again until they are written or superseded; a bad one harms no other."""
 
-from collections.abc import Generator
+import threading
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -22,14 +24,16 @@ from tests.transitions.acts import (
     submit,
     trigger,
 )
-from tidewheel.executor import record
+from tidewheel.db import Conn
+from tidewheel.executor import finish, record
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.finish import Finisher
+from tidewheel.executor.finish import Finisher, Item
 from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, failed, succeeded, timed_out
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.records import JobDefinition
 from tidewheel.transitions.end import Ended, end_runs
+from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.start import Started
 
 SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
@@ -37,7 +41,8 @@ SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h
 
 @contextmanager
 def finishing(database: Database) -> Generator[Finisher]:
-    finisher = Finisher(database.session(), database.installation, EXECUTOR, lambda: None)
+    helping = database.session()
+    finisher = Finisher(database.session(), database.installation, EXECUTOR, lambda: None, helping=helping)
     try:
         yield finisher
     finally:
@@ -193,3 +198,34 @@ def test_outcomes_wait_while_the_database_is_away(with_job: Database) -> None:
         with_job.execute("ALTER TABLE elsewhere RENAME TO open_runs")
         until(lambda: finisher.backlog() == 0, "it is written")
     assert final_state(with_job, started.run_id) == ("succeeded", None)
+
+
+def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is written before the end of its attempt, by the one thread that writes checkpoints."""
+    items = [attempt_at(with_job, begun(with_job)) for _ in range(6)]
+    told = items[-1]
+    writers: dict[UUID, str] = {}
+
+    def noted(
+        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
+    ) -> record.Recorded:
+        name = threading.current_thread().name
+        if name == "finisher" and not writers:
+            finisher._much.set()
+            until(lambda: "finisher-2" in writers.values(), "the second writer has begun")
+        writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
+        return record.record(connection, installation, batch, executor_id)
+
+    monkeypatch.setattr(finish, "record", noted)
+    monkeypatch.setattr(finish, "_BATCH", 2)
+    with finishing(with_job) as finisher:
+        finisher.beats.tell(told.key, b'"half"', b'"here"')
+        finisher._items.extend((attempt, HANDED_BACK) for attempt in items)
+        finisher._wake.set()
+        assert finisher.drain(30)
+    assert set(writers.values()) == {"finisher", "finisher-2"}
+    assert writers[told.run_id] == "finisher"
+    assert {run.state for run in open_runs(with_job)} == {"queued"}
+    assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(told.run_id, b'"here"')]

@@ -408,3 +408,22 @@ def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back() -> No
         assert running.slots.free(Lane.CRITICAL) == 20
 
     asyncio.run(work())
+
+
+def test_what_may_be_claimed_ahead_grows_by_steps_while_nothing_waits() -> None:
+    """Each step is twice the one before; one that counted as no change kept it at the first for ever."""
+
+    async def never_waits(attempt: Attempt) -> Outcome:
+        return succeeded(None)
+
+    async def ahead() -> list[int]:
+        running, seen = Running(never_waits), list[int]()
+        for round_ in range(1, 5):
+            free = running.slots.free_ahead(Lane.STANDARD)
+            seen.append(free)
+            running.line.add(running.attempts(free))
+            await running.all_ended(sum(seen))
+            await until_async(lambda free=free: running.slots.free_ahead(Lane.STANDARD) > free, f"more in {round_}")
+        return seen
+
+    assert asyncio.run(ahead()) == [9, 29, 49, 89]

@@ -108,3 +108,21 @@ def test_who_waits_is_told_that_more_may_be_claimed_ahead() -> None:
     slots.allow_ahead(5)
     assert waiting.result(10)
     assert not slots.wait_free(Lane.STANDARD, 0)
+
+
+def test_half_of_what_may_be_claimed_is_waited_for_where_anything_is_ahead() -> None:
+    slots = Slots(10)
+    slots.allow_ahead(10)
+    slots.take_ahead(Lane.STANDARD, 19)  # one slot is kept for critical work
+    waiting = in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30))
+    slots.give_back(Lane.STANDARD, 9)
+    assert not waiting.done()
+    slots.give_back(Lane.STANDARD, 1)
+    waiting.result(10)
+    assert slots.free_ahead(Lane.STANDARD) == 10
+
+
+def test_nobody_waits_for_half_where_nothing_is_ahead() -> None:
+    slots = Slots(10)
+    slots.take(Lane.STANDARD, 9)
+    in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30)).result(10)
