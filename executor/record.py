@@ -97,26 +97,32 @@ def run_end(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> RunEnd |
     """The end of the run that an outcome means; None where the run goes on."""
     if outcome.waits is not None:
         return None
-    outcome = _known(attempt, outcome)
-    state = _ENDS.get(outcome.kind)
-    if state is None or next_delay(attempt, outcome) is not None:
-        return None
-    unflushed, output = attempt.unflushed, attempt.output  # in this order: after it no output is made
+    reason: str | None = None
+    if outcome.kind is AttemptOutcome.SUCCEEDED:  # nearly all: nothing is to be asked about these
+        state = RunState.SUCCEEDED
+    else:
+        outcome = _known(attempt, outcome)
+        ending = _ENDS.get(outcome.kind)
+        if ending is None or next_delay(attempt, outcome) is not None:
+            return None
+        state, reason = ending, UNKNOWN_OUTCOME if outcome.error_type == UNKNOWN_OUTCOME else outcome.timeout
+    unflushed, output, started = attempt.unflushed, attempt.output, attempt.started  # in this order: then none is made
+    # By position: by name it takes three times as long.
     return RunEnd(
-        run_id=attempt.started.run_id,
-        attempt=attempt.started.attempt,
-        state=state,
-        executor_id=executor_id,
-        reason=UNKNOWN_OUTCOME if outcome.error_type == UNKNOWN_OUTCOME else outcome.timeout,
-        error_type=outcome.error_type,
-        error_message=outcome.error_message,
-        trace=outcome.trace,
-        result=outcome.result,
-        unflushed=unflushed,
-        output=None if output is None else output.tail(),
-        output_bytes=None if output is None else output.written,
-        request=attempt.request,
-        definition=attempt.definition,
+        started.run_id,
+        started.attempt,
+        state,
+        executor_id,
+        reason,
+        outcome.error_type,
+        outcome.error_message,
+        outcome.trace,
+        outcome.result,
+        None if output is None else output.tail(),
+        None if output is None else output.written,
+        unflushed,
+        attempt.request,
+        attempt.definition,
     )
 
 

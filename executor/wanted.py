@@ -15,7 +15,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
 from tidewheel.failpoint import failpoint
-from tidewheel.ids import uuid_of
+from tidewheel.ids import read_uuid
 from tidewheel.metrics import metrics
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs
@@ -104,7 +104,7 @@ class Taking:
         try:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
             definition = self._definitions.of(request.definition)
-            claim = Claim(_uuid(request.run_id), request.attempt, request.job_version, _came_by(message))
+            claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _came_by(message))
         except (UndecodableMessage, ValueError) as error:
             # Nobody but the relay writes here; whatever it is, its run is in the table and the sweep brings it.
             _LOG.error("a message on %s cannot be read and is left to the sweep: %s", self._topic, error)
@@ -156,11 +156,3 @@ def good(messages: Iterable[Message], topic: str) -> list[Message]:
 
 def _came_by(message: Message) -> str:
     return f"{message.topic()}/{message.partition()}/{message.offset()}@{message.timestamp()[1]}"
-
-
-def _uuid(text: str) -> UUID:
-    number = int(text.replace("-", ""), 16)
-    if not 0 <= number < 1 << 128:
-        message = f"{text!r} is no run_id"
-        raise ValueError(message)
-    return uuid_of(number)

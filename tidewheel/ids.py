@@ -112,6 +112,22 @@ def uuid_of(number: int) -> UUID:
     return made
 
 
+def read_uuid(text: str) -> UUID:
+    """The UUID that a text says.
+
+    >>> read_uuid("6f1d0f3e-5b0e-5c7a-9a51-7d1e3a1f6c11") == NAMESPACE
+    True
+
+    Raises:
+        ValueError: It says none.
+    """
+    number = int(text.replace("-", ""), 16)
+    if not 0 <= number < 1 << 128:
+        message = f"{text!r} is no UUID"
+        raise ValueError(message)
+    return uuid_of(number)
+
+
 def run_bucket(run: UUID) -> int:
     """The bucket of the job that a run belongs to."""
     return (run.int >> 64) & 0xFFF

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from tidewheel.arrays import integers, uuids, words
 from tidewheel.db import Conn, rows_of
-from tidewheel.ids import run_instants, uuid_of
+from tidewheel.ids import read_uuid, run_instants, uuid_of
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.partitions import day_of, ensure_days, of_unknown_days
@@ -115,12 +115,12 @@ class ClosedRun(NamedTuple):
     @property
     def run_id(self) -> UUID:
         """The run."""
-        return UUID(self.run)
+        return read_uuid(self.run)
 
     @property
     def job_id(self) -> UUID:
         """Its job."""
-        return UUID(self.job)
+        return read_uuid(self.job)
 
 
 @dataclass(slots=True)
@@ -252,10 +252,11 @@ def _outcomes(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun
 
 
 def _count(outcomes: Sequence[Outcome]) -> None:
-    for state, count in Counter([outcome.state for outcome in outcomes]).items():
+    alike = Counter([(o.state, o.end.state, o.end.outcome, o.row.started_at is None) for o in outcomes])
+    for (state, wanted, outcome, never_begun), count in alike.items():
         metrics.count("runs_ended", count, state)
-    for said, count in Counter([_said(outcome) for outcome in outcomes if outcome.row.started_at is not None]).items():
-        metrics.count("attempts", count, said)
+        if not never_begun:
+            metrics.count("attempts", count, (outcome or state) if state is wanted else state)
 
 
 def _set_off(connection: Conn, installation: Installation, outcomes: Sequence[Outcome]) -> list[OutboxRow]:

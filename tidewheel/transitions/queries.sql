@@ -1,3 +1,73 @@
+-- name: claim_runs
+-- The usual claim in one statement: locks what may be claimed as lock_claims does, takes the turns as take_turns does (one
+-- run of a job, its oldest), and starts what needs no turn or has it, as start_attempts does. What it has locked and not
+-- started comes with nulls, its job's turn locked: a later statement looks again, which sees what was waited for here. So
+-- comes a row that was changed while this began: at its new place this statement does not see it. Votes are counted where
+-- one would join: the planner expects one row of a batch, and would go through all for each.
+-- Index: open_runs_pkey, turns_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
+-- waiting for whoever is about to give it up.
+WITH locked AS MATERIALIZED (
+    SELECT o.ctid AS at, o.run_id, o.job_id, o.tenant, o.overlap, o.scheduled_at, wanted.came_by
+      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(came_by)s::text[])
+           AS wanted (run_id, attempt, job_version, came_by)
+      JOIN open_runs AS o USING (run_id)
+     WHERE o.attempt = wanted.attempt - 1
+       AND o.job_version = wanted.job_version
+       AND o.state = ANY (%(sources)s::text[])
+       AND o.publish_at <= (SELECT tidewheel_now())
+       AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
+       AND NOT EXISTS (
+            SELECT FROM cancellations AS c
+             WHERE c.finished_at IS NULL
+               AND c.tenant = o.tenant
+               AND (c.job_id IS NULL OR c.job_id = o.job_id)
+               AND (c.queue IS NULL OR c.queue = o.queue)
+               AND (c.lane IS NULL OR c.lane = o.lane)
+               AND (c.handler IS NULL OR c.handler = o.handler)
+               AND (c.cause IS NULL OR c.cause = o.cause)
+               AND o.made_at <= c.made_before
+               AND (c.begun OR o.attempt = 0)
+               AND (c.labels IS NULL
+                    OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
+           )
+     ORDER BY o.run_id
+       FOR UPDATE OF o SKIP LOCKED
+), taken AS (
+    INSERT INTO turns (job_id, tenant, run_id)
+    SELECT DISTINCT ON (l.job_id) l.job_id, l.tenant, l.run_id
+      FROM locked AS l
+     WHERE l.overlap <> %(free)s
+     ORDER BY l.job_id, l.scheduled_at, l.run_id
+        ON CONFLICT (job_id) DO UPDATE SET run_id = turns.run_id
+    RETURNING turns.run_id
+), winners AS MATERIALIZED (
+    SELECT max(v.at) AS at, max(v.came_by) AS came_by
+      FROM (
+        SELECT l.run_id, l.at, l.came_by, CASE WHEN l.overlap = %(free)s THEN 2 ELSE 1 END AS votes FROM locked AS l
+         UNION ALL
+        SELECT t.run_id, NULL, NULL, 1 FROM taken AS t
+     ) AS v
+     GROUP BY v.run_id
+    HAVING sum(v.votes) >= 2
+), started AS (
+    UPDATE open_runs AS o
+       SET state = %(target)s,
+           attempt = o.attempt + 1,
+           executor_id = %(executor_id)s,
+           started_at = (SELECT tidewheel_now()),
+           deadline_at = o.close_at,
+           came_by = w.came_by
+      FROM winners AS w
+     WHERE o.ctid = w.at
+    RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
+)
+SELECT run_id, attempt, charged, lost, publish_at, started_at, close_at FROM started
+ UNION ALL
+SELECT rest.run_id, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM (SELECT l.run_id FROM locked AS l UNION ALL SELECT s.run_id FROM started AS s) AS rest
+ GROUP BY rest.run_id
+HAVING count(*) = 1
+
 -- name: lock_claims
 -- The runs that may be claimed now, in run_id order. A later statement than the one that shares the lock `claims`, to see
 -- every cancellation that was accepted before.
@@ -191,18 +261,21 @@ SELECT o.run_id
    AND wanted.state || ':' || o.state = ANY (%(allowed)s::text[])
 
 -- name: give_up_turns
--- Frees the turns that ended runs held, and tells which of them are waited for. Until commit nobody else can have them.
+-- Frees the turns that ended runs held, and tells which of them are waited for. Until commit nobody else can have them. A
+-- run is of one job: that it is among those that ended says all. That they are counted has them locked first, in order.
 -- Index: turns_pkey. Lock: each turn, in job_id order.
-WITH given AS (
+WITH held AS MATERIALIZED (
+    SELECT t.job_id
+      FROM turns AS t
+     WHERE t.job_id = ANY (%(job_ids)s::uuid[])
+       AND t.run_id = ANY (%(run_ids)s::uuid[])
+     ORDER BY t.job_id
+       FOR UPDATE OF t
+), given AS (
     DELETE FROM turns AS t
-     USING (
-        SELECT held.job_id
-          FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS ended (job_id, run_id)
-          JOIN turns AS held USING (job_id, run_id)
-         ORDER BY held.job_id
-           FOR UPDATE OF held
-     ) AS chosen
-     WHERE t.job_id = chosen.job_id
+     WHERE (SELECT count(*) FROM held) > 0
+       AND t.job_id = ANY (%(job_ids)s::uuid[])
+       AND t.run_id = ANY (%(run_ids)s::uuid[])
     RETURNING t.job_id, t.tenant, t.run_id, t.waiting
 )
 SELECT job_id, tenant, run_id FROM given WHERE waiting

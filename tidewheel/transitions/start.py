@@ -2,8 +2,9 @@
 
 A claim is a compare-and-set on (run_id, attempt, job_version, state, publish_at); what it does not match is lost, which
 is a return value and not an error: a repeat, a stale message, a run that was taken back. Unless its policy is
-`allow_all`, a run starts only by taking its job's turn; what becomes of one that finds the turn taken, and of the one
-that has it, its policy says, all in the same transaction.
+`allow_all`, a run starts only by taking its job's turn. Where that is free, which is nearly always, one statement does
+it all; what becomes of a run that finds the turn taken, and of the one that has it, its policy says, in statements that
+follow in the same transaction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from tidewheel.transitions.contest import Candidate, Contested, contest
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
+_CLAIM_RUNS = _SQL["claim_runs"]
 _LOCK_CLAIMS = _SQL["lock_claims"]
 _START_ATTEMPTS = _SQL["start_attempts"]
 _WAIT_FOR_CLAIMS = _SQL["wait_for_claims"]
@@ -100,11 +102,14 @@ def start_runs(connection: Conn, installation: Installation, claims: Sequence[Cl
     wanted = {claim.run_id: claim for claim in claims}
     if not wanted:
         return Claimed()
-    candidates = _lock(connection, wanted)
+    started, rest = _claim(connection, wanted, executor_id)
+    if not rest:
+        return Claimed(started=started)
+    candidates = _lock(connection, {run_id: wanted[run_id] for run_id in rest})
     needing = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
     contested = contest(connection, installation, needing) if needing else Contested()
     winners = [candidate.run_id for candidate in candidates if candidate.run_id not in contested.losers]
-    return Claimed(started=_start(connection, wanted, winners, executor_id), contested=contested)
+    return Claimed(started=started + _start(connection, wanted, winners, executor_id), contested=contested)
 
 
 def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID) -> list[Started]:
@@ -124,13 +129,25 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
         return cursor.execute(_READ_CLAIMS, columns).fetchall()
 
 
-def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[Candidate]:
+def _claim(connection: Conn, wanted: Mapping[UUID, Claim], executor_id: UUID) -> tuple[list[Started], list[UUID]]:
+    """Start what needs no turn, or finds its job's turn free; returns that, and what is to be contested."""
     columns = {
-        "run_ids": uuids(wanted),
-        "attempts": integers(claim.attempt for claim in wanted.values()),
-        "versions": integers(claim.job_version for claim in wanted.values()),
-        "sources": _CLAIM_SOURCES,
+        **_fences(wanted),
+        "came_by": texts(claim.came_by for claim in wanted.values()),
+        "executor_id": executor_id,
+        "target": _CLAIM_TARGET,
+        "free": Overlap.ALLOW_ALL,
     }
+    with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
+        rows = cursor.execute(_CLAIM_RUNS, columns).fetchall()
+    if any(row.attempt is None for row in rows):
+        started = [row for row in rows if row.attempt is not None]
+        return started, [row.run_id for row in rows if row.attempt is None]
+    return rows, []
+
+
+def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[Candidate]:
+    columns = _fences(wanted)
     with connection.cursor(row_factory=rows_of(Candidate._make), binary=True) as cursor:
         return cursor.execute(_LOCK_CLAIMS, columns).fetchall()
 
@@ -146,3 +163,12 @@ def _start(connection: Conn, wanted: Mapping[UUID, Claim], winners: Sequence[UUI
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()
+
+
+def _fences(wanted: Mapping[UUID, Claim]) -> dict[str, object]:
+    return {
+        "run_ids": uuids(wanted),
+        "attempts": integers(claim.attempt for claim in wanted.values()),
+        "versions": integers(claim.job_version for claim in wanted.values()),
+        "sources": _CLAIM_SOURCES,
+    }

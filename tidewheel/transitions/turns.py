@@ -3,7 +3,8 @@
 A run whose policy is not `allow_all` starts only with its job's turn and keeps it until it is terminal. A buffered run
 waits for it. Buffering and handing on happen under the lock of the turn's row alone, so that nobody waits behind a turn
 which is not marked as waited for: whoever gives it up sees the mark, and hands it to the oldest. No other module writes
-turns. The order of locks is in ADR 0008: open runs first, then turns; with a turn in hand nobody waits for an open run.
+turns, but for the claim itself (`claim_runs`), which takes those that are free in the statement that locks its runs.
+The order of locks is in ADR 0008: open runs first, then turns; with a turn in hand nobody waits for an open run.
 """
 
 from collections.abc import Iterable, Sequence
