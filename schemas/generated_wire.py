@@ -7,6 +7,7 @@ written from their fields, so that whoever makes thousands need not make a recor
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from tidewheel.schemas.files import current
 from tidewheel.schemas.fingerprints import single_object_header
@@ -14,7 +15,8 @@ from tidewheel.schemas.generated_records import python_type
 from tidewheel.schemas.shape import Array, Enum, Field, Nullable, Primitive, Record, Shape, Strings, Type, snake
 
 HOT = ("RunRequest", "RunCompleted")
-SHARED_FROM = {"JobDefinition": "payload_content_type"}  # from there on most jobs of one kind say the same: read once
+# From there on jobs of one kind say the same, payload included, or without it: read once.
+SHARED_FROM = {"JobDefinition": ("job_version", "payload_content_type")}
 MOST_SHARED_BYTES = 1024  # what is longer has labels of its own
 READ_HOT = (*HOT, "JobDefinition", "Retry", "Target")  # of a million jobs, each message brings one not seen before
 PLANNED = ("scheduled_at", "publish_at", "published_at")  # shared by many runs, as measured instants are not
@@ -208,48 +210,55 @@ def _reader(record: Record) -> Iterator[str]:
     yield f"\n\ndef {name}(data: bytes, at: int{start}) -> tuple[{record.name}, int]:"
     if record.root:
         yield f'    """Return the {record.name} at a position, and the position behind it."""'
-    own, shared = _split(record)
+    own, *shared = _split(record)
     for field in own:
         yield from _read_hot(field) if record.name in READ_HOT else _read_cold(field)
-    if shared:
-        name = f"_{snake(record.name)}_shared"
-        yield "    rest = data[at:]"
-        yield "    ("
-        yield from (f"        {field.name}," for field in shared)
-        yield "        n,"
-        yield f"    ) = {name}_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else {name}(rest)"
-        yield "    at += n"
+    yield from _shared_read(record, shared, 1)
     yield from _made_hot(record) if record.name in READ_HOT else _made_cold(record)
     yield "    return record, at"
 
 
-def _shared_reader(record: Record) -> Iterator[str]:
-    """Yield what reads the fields that many records have in common, with how many bytes they take."""
-    _, shared = _split(record)
+def _shared_read(record: Record, shared: Sequence[Sequence[Field]], number: int) -> Iterator[str]:
+    """Yield the reading of all fields that stand behind a record's own, or behind the first of the shared ones."""
     if not shared:
         return
-    name = f"_{snake(record.name)}_shared"
-    yield f"\n\ndef {name}("
-    yield "    data: bytes,"
-    yield ") -> tuple["
-    yield from (f"    {python_type(field.type)}," for field in shared)
-    yield "    int,"
-    yield "]:"
-    yield "    at = 0"
-    for field in shared:
-        yield from _read_hot(field)
-    yield "    return ("
-    yield from (f"        {field.name}," for field in shared)
-    yield "        at,"
-    yield "    )"
-    yield f"\n\n{name}_seen = lru_cache(maxsize=1024)({name})"
+    name = f"_{snake(record.name)}_shared_{number}"
+    yield "    rest = data[at:]"
+    yield "    ("
+    yield from (f"        {field.name}," for fields in shared for field in fields)
+    yield "        n,"
+    yield f"    ) = {name}_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else {name}(rest)"
+    yield "    at += n"
 
 
-def _split(record: Record) -> tuple[Sequence[Field], Sequence[Field]]:
-    """The fields of a record that are its own, and those that many have in common."""
+def _shared_reader(record: Record) -> Iterator[str]:
+    """Yield what reads the fields that many records have in common, with how many bytes they take."""
+    _, *shared = _split(record)
+    for number in range(len(shared), 0, -1):
+        name = f"_{snake(record.name)}_shared_{number}"
+        rest = shared[number - 1 :]
+        yield f"\n\ndef {name}("
+        yield "    data: bytes,"
+        yield ") -> tuple["
+        yield from (f"    {python_type(field.type)}," for fields in rest for field in fields)
+        yield "    int,"
+        yield "]:"
+        yield "    at = 0"
+        for field in rest[0]:
+            yield from _read_hot(field)
+        yield from _shared_read(record, rest[1:], number + 1)
+        yield "    return ("
+        yield from (f"        {field.name}," for fields in rest for field in fields)
+        yield "        at,"
+        yield "    )"
+        yield f"\n\n{name}_seen = lru_cache(maxsize=1024)({name})"
+
+
+def _split(record: Record) -> list[Sequence[Field]]:
+    """The fields of a record that are its own, and those that many have in common, in parts."""
     names = [field.name for field in record.fields]
-    at = names.index(SHARED_FROM[record.name]) if record.name in SHARED_FROM else len(names)
-    return record.fields[:at], record.fields[at:]
+    cuts = [0, *(names.index(name) for name in SHARED_FROM.get(record.name, ())), len(names)]
+    return [record.fields[first:after] for first, after in pairwise(cuts)]
 
 
 def _made_cold(record: Record) -> Iterator[str]:

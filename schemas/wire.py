@@ -555,7 +555,7 @@ def encode_job_definition(record: JobDefinition) -> bytes:
     )
 
 
-def _job_definition_shared(
+def _job_definition_shared_2(
     data: bytes,
 ) -> tuple[
     str,
@@ -653,23 +653,32 @@ def _job_definition_shared(
     )
 
 
-_job_definition_shared_seen = lru_cache(maxsize=1024)(_job_definition_shared)
+_job_definition_shared_2_seen = lru_cache(maxsize=1024)(_job_definition_shared_2)
 
 
-def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
-    """Return the JobDefinition at a position, and the position behind it."""
-    n, at = data[at], at + 1
-    if n & 0x81:
-        n, at = size_at(data, at - 1)
-    tenant = data[at : (at := at + (n >> 1))].decode()
-    n, at = data[at], at + 1
-    if n & 0x81:
-        n, at = size_at(data, at - 1)
-    job_id = data[at : (at := at + (n >> 1))].decode()
-    n, at = data[at], at + 1
-    if n & 0x81:
-        n, at = size_at(data, at - 1)
-    job_key = data[at : (at := at + (n >> 1))].decode()
+def _job_definition_shared_1(
+    data: bytes,
+) -> tuple[
+    int,
+    str,
+    Lane,
+    Overlap,
+    Target,
+    bytes,
+    str,
+    Retry,
+    int,
+    bool | None,
+    int | None,
+    int | None,
+    int | None,
+    int | None,
+    bool | None,
+    str | None,
+    Mapping[str, str],
+    int,
+]:
+    at = 0
     n, at = data[at], at + 1
     if n & 0x81:
         job_version, at = int_at(data, at - 1)
@@ -700,7 +709,68 @@ def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
         on_failure,
         labels,
         n,
-    ) = _job_definition_shared_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else _job_definition_shared(rest)
+    ) = _job_definition_shared_2_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else _job_definition_shared_2(rest)
+    at += n
+    return (
+        job_version,
+        queue,
+        lane,
+        overlap,
+        target,
+        payload,
+        payload_content_type,
+        retry,
+        start_to_close_ms,
+        fixed_delay,
+        pause_on_failure,
+        schedule_to_start_ms,
+        schedule_to_close_ms,
+        heartbeat_ms,
+        at_most_once,
+        on_failure,
+        labels,
+        at,
+    )
+
+
+_job_definition_shared_1_seen = lru_cache(maxsize=1024)(_job_definition_shared_1)
+
+
+def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
+    """Return the JobDefinition at a position, and the position behind it."""
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    tenant = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    job_id = data[at : (at := at + (n >> 1))].decode()
+    n, at = data[at], at + 1
+    if n & 0x81:
+        n, at = size_at(data, at - 1)
+    job_key = data[at : (at := at + (n >> 1))].decode()
+    rest = data[at:]
+    (
+        job_version,
+        queue,
+        lane,
+        overlap,
+        target,
+        payload,
+        payload_content_type,
+        retry,
+        start_to_close_ms,
+        fixed_delay,
+        pause_on_failure,
+        schedule_to_start_ms,
+        schedule_to_close_ms,
+        heartbeat_ms,
+        at_most_once,
+        on_failure,
+        labels,
+        n,
+    ) = _job_definition_shared_1_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else _job_definition_shared_1(rest)
     at += n
     record = _blank(JobDefinition)
     _set_job_definition_tenant(record, tenant)
