@@ -7,23 +7,18 @@ taken by any of them, so that failover needs no election.
 import logging
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import BY_KEY, Session
-from tidewheel.errors import Unavailable
-from tidewheel.marks import EVER, Marks
+from tidewheel.marks import Marks
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.metrics import metrics
 from tidewheel.partitions import ensure_coming_days
 from tidewheel.scheduler.backfilling import Backfilling
 from tidewheel.scheduler.cancelling import Cancelled, Cancelling
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.scheduler.firing import Round, fire
 from tidewheel.scheduler.mend import mend_shard, release_chains
+from tidewheel.scheduler.rounds import Rounds
 from tidewheel.scheduler.rush import Rush
 from tidewheel.scheduler.turns import TurnSweep
 from tidewheel.scheduler.unhandled import UnhandledWatch
@@ -32,17 +27,13 @@ from tidewheel.scheduler.zones_changed import ZonesChanged
 from tidewheel.service import Stop, repeat
 from tidewheel.settings import SchedulerSettings
 from tidewheel.skew import Skew
-from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.loose_ends import MOST_SETTLED, settle_loose_ends
 from tidewheel.wakeup import Channel, Listener, Notifier
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
-_PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
-
 _OVERDUE_SECONDS = 1.0  # how often the other shards are looked at for what their owner has left
-_MISSED_PART = 4  # of a batch may be timers that were missed: each can make a hundred runs
 _MEND_SECONDS = 60.0  # one shard a minute: a whole round of 64 in about an hour
 _PARTITIONS_SECONDS = 600.0
 
@@ -53,8 +44,6 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, url: str, installation: Installation, stop: Stop) -> None:
         self._settings, self._installation, self._stop = settings, installation, stop
         self._session = Session(url, "tidewheel-scheduler", options=BY_KEY)
-        self._beside = Session(url, "tidewheel-scheduler-beside", options=BY_KEY)
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="fire-beside")
         self._rush = Rush()
         self._wake = threading.Event()
         self._membership = Membership(
@@ -66,6 +55,7 @@ class Scheduler:
         )
         self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
         self._notifier = Notifier(url, "tidewheel-scheduler-notify")
+        self._rounds = Rounds(self._session, url, installation, settings, self._notifier)
         self._shards: list[int] = []
         self._marks, self._others_marks = Marks[int](), Marks[int]()
         self._members: tuple[object, ...] = ()
@@ -99,11 +89,11 @@ class Scheduler:
         self._keep_house()
         retiming = self._zones.step()
         self._take_shards()
-        moved, pause = self._fire(self._shards, self._settings.lookahead, self._marks, self._rush)
+        moved, pause = self._rounds.fire(self._shards, self._settings.lookahead, self._marks, self._rush)
         if monotonic_seconds() >= self._next_overdue:
             self._next_overdue = monotonic_seconds() + _OVERDUE_SECONDS
             others = sorted(set(range(self._installation.shards)) - set(self._shards))
-            rescued, _ = self._fire(others, -self._settings.overdue_after, self._others_marks, Rush())
+            rescued, _ = self._rounds.fire(others, -self._settings.overdue_after, self._others_marks, Rush())
             moved += rescued
             handed_on = self._settle() + self._turns.step()
             if self._unhandled.step() or handed_on:
@@ -128,8 +118,7 @@ class Scheduler:
         """Let go of its connections; for one that does not `run`."""
         self._listener.close()
         self._notifier.close()
-        self._helper.shutdown()
-        self._beside.close()
+        self._rounds.close()
         self._session.close()
 
     def _settle(self) -> int:
@@ -147,86 +136,6 @@ class Scheduler:
         if cancelled.asked:
             self._notifier.poke(Channel.SIGNALS)
         return int(cancelled.more)
-
-    def _fire(self, shards: list[int], ahead: timedelta, marks: Marks[int], rush: Rush) -> tuple[int, float]:
-        """Fire what is due up to `ahead` from now in these shards; also tells when to look again."""
-        poll = self._settings.scheduler_poll.total_seconds()
-        if not shards:
-            return 0, poll
-        some = rush.next()
-        now, earliest = self._probe_some(some, marks) if some else self._probe(shards, marks)
-        horizon = now + ahead
-        due = sorted((shard for shard, at in earliest.items() if at <= horizon), key=earliest.__getitem__)
-        if not due:
-            rush.saw(len(some), full=False)
-            return len(some), self._pause(now, earliest, ahead)
-        missed_until = min(now - self._settings.misfire_after, horizon)
-        taken = rush.take(due)
-        look = Round(
-            shards=taken,
-            now=now,
-            horizon=horizon,
-            misfire_after=self._settings.misfire_after,
-            batch=self._settings.fire_batch,
-            since=missed_until,
-            marks=marks.of(taken),
-        )
-        moved = self._fire_batch(look, rush)
-        full = moved >= look.batch
-        rush.saw(len(taken), full=full)
-        if not full and earliest[due[0]] <= missed_until:
-            # What was missed comes after what is on time, and in smaller bites, so that it is in nobody's way.
-            behind = replace(look, since=EVER, until=missed_until, batch=-(-look.batch // _MISSED_PART))
-            moved += fire(self._session, self._installation, behind)
-        if moved:
-            self._notifier.poke(Channel.OUTBOX)
-        # Nothing moved although something is due: its row is in somebody's hands, who will be done soon.
-        return moved, min(poll, 0.05)
-
-    def _fire_batch(self, look: Round, rush: Rush) -> int:
-        """Fire one batch; in a rush two at once, each on a connection of its own and of half the shards.
-
-        While PostgreSQL works on one, this process prepares the other: two cores fire nearly twice as much. Timers are
-        locked and passed over where locked, so the two need to know nothing of each other.
-        """
-        if not rush.on or len(look.shards) < 2:
-            return fire(self._session, self._installation, look)
-        half = replace(look, shards=look.shards[1::2])
-        beside = self._helper.submit(fire, self._beside, self._installation, half)
-        try:
-            moved = fire(self._session, self._installation, replace(look, shards=look.shards[::2]))
-        finally:
-            wait([beside])
-        try:
-            return moved + beside.result()
-        except Unavailable as error:
-            # There may be room for one connection only: its timers are due still, and one alone comes to them too.
-            _LOG.warning("what was fired beside is due again: %s", error)
-            return moved
-
-    def _pause(self, now: datetime, earliest: dict[int, datetime], ahead: timedelta) -> float:
-        poll = self._settings.scheduler_poll
-        # With a lookahead longer than the poll a timer that comes into sight can wait for the next look; without, the
-        # sleep ends when the timer is due.
-        if not earliest or ahead > poll:
-            return poll.total_seconds()
-        return min(max((min(earliest.values()) - ahead - now).total_seconds(), 0.001), poll.total_seconds())
-
-    def _probe(self, shards: list[int], marks: Marks[int]) -> tuple[datetime, dict[int, datetime]]:
-        now, found = self._earliest(shards, marks.begin(shards))
-        marks.saw(found, now)
-        return now, {shard: at for shard, at in found.items() if at is not None}
-
-    def _probe_some(self, shards: list[int], marks: Marks[int]) -> tuple[datetime, dict[int, datetime]]:
-        """The same for those whose turn is now; marks move when all shards are looked at."""
-        now, found = self._earliest(shards, list(marks.of(shards).values()))
-        return now, {shard: at for shard, at in found.items() if at is not None}
-
-    def _earliest(self, shards: list[int], marks: list[datetime]) -> tuple[datetime, dict[int, datetime | None]]:
-        with self._session.transaction() as connection:
-            rows = connection.execute(_PROBE_TIMERS, {"shards": shards, "marks": marks}, binary=True).fetchall()
-        found = {cast("int", shard): cast("datetime | None", at) for shard, at, _ in rows}
-        return cast("datetime", rows[0][2]), found
 
     def _take_shards(self) -> None:
         members = self._membership.live()

@@ -1,44 +1,48 @@
-"""Which shards to look at while more is due than one batch takes: few at a time, in turn.
+"""Which shards come next while more is due than one batch takes: few at a time, in turn.
 
 An id begins with its job's bucket, so the rows of one shard lie side by side in every index: a batch out of two shards
 touches a thirtieth of the pages that one out of sixty-four does. While less is due than a batch takes all shards share
 it, so that nobody waits for another's turn.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 
-_FEWEST = 4  # two for each of two connections
+_FEWEST = 2
 
 
 class Rush:
-    """The shards that are due and whose turn is still to come; empty while there is no rush."""
+    """The shards that are due and whose turn is still to come, the longest due first; used by two threads."""
 
     def __init__(self) -> None:
-        self._line: list[int] = []
-        self._at_once = 0  # 0: all of them
+        self._line: deque[int] = deque()
 
     @property
     def on(self) -> bool:
-        """Whether the last batch was a full one, or one of few shards."""
-        return self._at_once > 0
+        """Whether anybody's turn is still to come."""
+        return bool(self._line)
 
-    def next(self) -> list[int]:
-        """The shards whose turn is now; none when it is time to look at all."""
-        some, self._line = self._line[: self._at_once], self._line[self._at_once :]
+    def begin(self, due: Iterable[int]) -> None:
+        """More is due in these than a batch takes."""
+        self._line = deque(due)
+
+    def next(self, most: int) -> list[int]:
+        """The shards whose turn is now, fewer where fewer are left."""
+        some: list[int] = []
+        while len(some) < most:
+            try:
+                some.append(self._line.popleft())
+            except IndexError:
+                break
         return some
 
-    def take(self, due: Sequence[int]) -> Sequence[int]:
-        """Those of the shards that are due, the longest due first, that go into this batch; the others' turn comes."""
-        if not self.on:
-            return due
-        self._line = [*due[self._at_once :], *self._line]
-        return due[: self._at_once]
 
-    def saw(self, shards: int, *, full: bool) -> None:
-        """A batch of so many shards was a full one, or not."""
-        if full:
-            self._at_once = max((self._at_once or shards) // 2, _FEWEST)
-        elif self.on:
-            self._at_once *= 2
-            if not self._line:
-                self._at_once = 0
+class Bite:
+    """From how many shards one thread takes a batch: few, as long as they fill it."""
+
+    def __init__(self) -> None:
+        self.shards = _FEWEST
+
+    def took(self, *, full: bool) -> None:
+        """A batch was a full one, or not."""
+        self.shards = max(self.shards // 2, _FEWEST) if full else self.shards * 2

@@ -1,64 +1,69 @@
-"""Whose turn it is while more is due than a batch takes: everybody's, soon; and all at once when it is over."""
+"""Whose turn it is while more is due than a batch takes."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.scheduler.rush import Rush
-
-SHARDS = 64
-BATCH = 100
-
-
-def a_round(rush: Rush, backlog: dict[int, int]) -> list[int]:
-    """One look and one batch, shared out evenly, as the scheduler does it; returns the shards it took from."""
-    some = rush.next()
-    due = [shard for shard in some or range(SHARDS) if backlog.get(shard, 0)]
-    if not due:
-        rush.saw(len(some), full=False)
-        return []
-    taken = list(rush.take(due))
-    share = -(-BATCH // len(taken))
-    fired = 0
-    for shard in taken:
-        fired += min(share, backlog[shard])
-        backlog[shard] -= min(share, backlog[shard])
-    rush.saw(len(taken), full=fired >= BATCH)
-    return taken
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.scheduler.rush import Bite, Rush
+from tidewheel.service import Stop
+from tidewheel.settings import SchedulerSettings
 
 
-def test_while_little_is_due_all_shards_share_each_batch() -> None:
-    rush = Rush()
-    for _ in range(5):
-        assert a_round(rush, dict.fromkeys(range(SHARDS), 1)) == list(range(SHARDS))
-        assert not rush.on
+@given(st.lists(st.integers(0, 4095), unique=True), st.lists(st.integers(1, 64), min_size=1))
+def test_each_has_one_turn_and_in_their_order(due: list[int], bites: list[int]) -> None:
+    rush, taken = Rush(), list[int]()
+    rush.begin(due)
+    while rush.on:
+        taken += rush.next(bites[len(taken) % len(bites)])
+    assert taken == due
+    assert rush.next(1) == []
 
 
-def test_in_a_rush_few_shards_fill_a_batch() -> None:
-    rush, backlog = Rush(), dict.fromkeys(range(SHARDS), 10_000)
-    taken = [len(a_round(rush, backlog)) for _ in range(30)]
-    assert taken[0] == SHARDS
-    assert set(taken[10:]) == {4}
+def test_two_threads_never_have_the_same_turn() -> None:
+    rush, due = Rush(), list(range(4096))
+    rush.begin(due)
+
+    def take() -> list[int]:
+        taken = list[int]()
+        while some := rush.next(3):
+            taken += some
+        return taken
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.submit(take), threads.submit(take)
+        assert sorted(first.result() + second.result()) == due
 
 
-@given(st.dictionaries(st.integers(0, SHARDS - 1), st.integers(1, 400), min_size=1))
-def test_everything_due_is_fired_and_then_all_are_looked_at(backlog: dict[int, int]) -> None:
-    rush, due = Rush(), sum(backlog.values())
-    rounds = 0
-    while any(backlog.values()):
-        a_round(rush, backlog)
-        rounds += 1
-        assert rounds <= 4 * (due // BATCH) + 4 * SHARDS
-    for _ in range(SHARDS):
-        a_round(rush, backlog)
-    assert not rush.on
-    assert rush.next() == []
+def test_a_bite_grows_until_it_fills_a_batch() -> None:
+    bite = Bite()
+    fewest = bite.shards
+    for _ in range(3):
+        bite.took(full=False)
+    assert bite.shards == 8 * fewest
+    for _ in range(10):
+        bite.took(full=True)
+    assert bite.shards == fewest
 
 
-@given(st.lists(st.integers(0, 2_000), min_size=SHARDS, max_size=SHARDS))
-def test_nobody_waits_longer_than_until_all_others_had_a_turn(backlogs: list[int]) -> None:
-    rush, backlog = Rush(), dict(enumerate(backlogs))
-    waited = dict.fromkeys(backlog, 0)
-    while any(backlog.values()):
-        taken = a_round(rush, backlog)
-        waited = {shard: 0 if shard in taken or not backlog[shard] else waited[shard] + 1 for shard in backlog}
-        assert max(waited.values()) <= SHARDS // 4
+def test_what_is_due_in_few_shards_and_in_many_is_all_fired(database: Database) -> None:
+    """Batches of four: shards of which each has one due, and one job that has forty."""
+    at = database.now().isoformat()
+    for number in range(150):
+        submit(database, f"once-{number}", schedule={"once": at})
+    submit(database, "often", schedule="@every 1s", overlap="allow_all")
+    database.execute(
+        "UPDATE timers SET due_at = due_at - interval '40 s', scheduled_at = scheduled_at - interval '40 s'"
+    )
+    scheduler = Scheduler(SchedulerSettings.load(fire_batch=4), database.url, database.installation, Stop())
+    while scheduler.step() == 0.0:
+        pass
+    scheduler.close()
+    assert database.value("SELECT count(*) FROM timers WHERE due_at <= now()") == 0
+    assert (
+        database.value("SELECT count(*) FROM job_runs WHERE job_id IN (SELECT job_id FROM jobs WHERE key <> 'often')")
+        == 150
+    )
