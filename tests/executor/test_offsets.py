@@ -1,5 +1,6 @@
 """An offset is told to the group after the claim it stands for, a few times a second, and before its partition goes."""
 
+from datetime import timedelta
 from typing import cast
 
 import pytest
@@ -7,7 +8,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from tests.fixtures.services import until
 from tidewheel.executor import offsets
+from tidewheel.executor.consume import LaneConsumer
 from tidewheel.executor.offsets import Offsets
+from tidewheel.executor.slots import Slots
+from tidewheel.executor.wanted import Taking
+from tidewheel.runs import Lane
+from tidewheel.service import Stop
 
 
 class Group:
@@ -100,3 +106,23 @@ def test_a_refusal_is_no_fault_of_the_lane(mine: Offsets, group: Group) -> None:
     mine.note(messages((0, 2)))
     mine.tell()
     assert group.told == [{0: 3}]
+
+
+def test_what_was_claimed_is_told_before_its_partition_goes(group: Group) -> None:
+    """The next owner begins behind it; what is told afterwards would be refused."""
+    lane = LaneConsumer(
+        cast("Consumer", group),
+        "t",
+        Lane.STANDARD,
+        taking=cast("Taking", None),
+        slots=Slots(1),
+        hold=timedelta(seconds=1),
+        crowded=lambda: False,
+        stop=Stop(),
+    )
+    lane._offsets.own([0, 1])
+    lane._offsets.note(messages((0, 4), (1, 6)))
+    lane._on_revoke(cast("Consumer", group), [TopicPartition("t", 0)])
+    lane._offsets.note(messages((0, 5), (1, 7)))
+    lane._offsets.tell()
+    assert group.told == [{0: 5, 1: 7}, {1: 8}]
