@@ -227,6 +227,41 @@ def test_of_several_that_replace_in_one_claim_only_the_newest_begins(job: Databa
 
 
 @pytest.mark.parametrize("policy", REPLACING)
+def test_of_several_that_replace_and_find_the_turn_free_only_the_newest_is_ever_begun(
+    job: Database, policy: Overlap
+) -> None:
+    runs = [make(job, policy) for _ in range(3)]
+    done = claim(job, *runs)
+    assert [(each.run_id, each.attempt) for each in done.started] == [(runs[2], 1)]
+    assert (done.contested.skipped, done.signalled) == (set(runs[:2]), False)
+    assert {final_state(job, run) for run in runs[:2]} == {("skipped", "overlap")}
+    assert (turn_of(job, JOB), open_run(job, runs[2]).state) == (runs[2], "running")
+
+
+@pytest.mark.parametrize("policy", REPLACING)
+@pytest.mark.parametrize("first", [SKIP, ALL, ONE, *REPLACING])
+def test_one_that_replaces_a_run_of_its_own_claim_keeps_it_from_beginning(
+    job: Database, first: Overlap, policy: Overlap
+) -> None:
+    older, free, newer = make(job, first), make(job, Overlap.ALLOW_ALL), make(job, policy)
+    done = claim(job, older, free, newer)
+    assert {each.run_id for each in done.started} == {free, newer}
+    assert (final_state(job, older), turn_of(job, JOB)) == (("skipped", "overlap"), newer)
+
+
+@pytest.mark.parametrize("policy", REPLACING)
+def test_a_holder_between_two_attempts_is_replaced_by_a_newcomer_of_its_own_claim(
+    job: Database, policy: Overlap
+) -> None:
+    first, newcomer = holding(job), make(job, policy)
+    requeue(job, first, AttemptOutcome.FAILED)
+    done = claim(job, first.run_id, newcomer)
+    assert [each.run_id for each in done.started] == [newcomer]
+    assert (final_state(job, first.run_id), signals(job)) == (("cancelled", "overlap"), [])
+    assert (turn_of(job, JOB), open_run(job, newcomer).state) == (newcomer, "running")
+
+
+@pytest.mark.parametrize("policy", REPLACING)
 def test_while_somebody_has_the_holders_row_nothing_is_decided(job: Database, policy: Overlap) -> None:
     first, second = holding(job), make(job, policy)
     somebody = job.connection()

@@ -50,6 +50,9 @@ SELECT run_id, attempt + 1, job_version FROM open_runs
 """
 BEGUN: LiteralString = "SELECT run_id, attempt, executor_id FROM open_runs WHERE state IN ('running', 'cancelling')"
 UNBEGUN: LiteralString = "SELECT run_id, attempt, NULL FROM open_runs WHERE state IN ('queued', 'buffered', 'retrying')"
+RUNNING: LiteralString = (
+    "SELECT run_id, attempt FROM open_runs WHERE run_id = ANY (%s) AND state = 'running' AND executor_id = %s"
+)
 DEADLOCKS: LiteralString = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
@@ -80,7 +83,10 @@ class Actor:
         with connection.cursor(row_factory=args_row(_wish)) as cursor:
             found = cursor.execute(CLAIMABLE).fetchall()
         claims = self.chance.sample(found, min(len(found), self.chance.randint(1, 6)))
-        start_runs(connection, self.database.installation, claims, executor_id=self.executor_id)
+        started = start_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started
+        # Whatever is in it is begun after the commit.
+        mine = connection.execute(RUNNING, [[each.run_id for each in started], self.executor_id]).fetchall()
+        assert sorted(mine) == sorted((each.run_id, each.attempt) for each in started)
 
     def end(self, connection: Conn) -> None:
         ends = [RunEnd(run, attempt, RunState.SUCCEEDED, hands) for run, attempt, hands in self.some(connection, BEGUN)]

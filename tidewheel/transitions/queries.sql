@@ -2,8 +2,9 @@
 -- The usual claim in one statement: locks what may be claimed as lock_claims does, takes the turns as take_turns does (one
 -- run of a job, its oldest), and starts what needs no turn or has it, as start_attempts does. What it has locked and not
 -- started comes with nulls, its job's turn locked: a later statement looks again, which sees what was waited for here. So
--- comes a row that was changed while this began: at its new place this statement does not see it. Votes are counted where
--- one would join: the planner expects one row of a batch, and would go through all for each.
+-- comes a row that was changed while this began: at its new place this statement does not see it. So do all runs of a job
+-- of which several are here and one replaces: what it would make way for must not be started before. Votes are counted
+-- where one would join: the planner expects one row of a batch, and would go through all for each.
 -- Index: open_runs_pkey, turns_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
 -- waiting for whoever is about to give it up.
 WITH locked AS MATERIALIZED (
@@ -43,7 +44,13 @@ WITH locked AS MATERIALIZED (
 ), winners AS MATERIALIZED (
     SELECT max(v.at) AS at, max(v.came_by) AS came_by
       FROM (
-        SELECT l.run_id, l.at, l.came_by, CASE WHEN l.overlap = %(free)s THEN 2 ELSE 1 END AS votes FROM locked AS l
+        SELECT l.run_id, l.at, l.came_by,
+               CASE WHEN l.overlap = %(free)s THEN 2
+                    WHEN count(*) FILTER (WHERE l.overlap <> %(free)s) OVER (PARTITION BY l.job_id) > 1
+                     AND bool_or(l.overlap = ANY (%(replacing)s::text[])) OVER (PARTITION BY l.job_id) THEN 0
+                    ELSE 1
+               END AS votes
+          FROM locked AS l
          UNION ALL
         SELECT t.run_id, NULL, NULL, 1 FROM taken AS t
      ) AS v

@@ -19,6 +19,7 @@ from tidewheel.runs import Move, Overlap, RunState, sources, target
 from tidewheel.sql import Statements
 from tidewheel.transitions.contest import Candidate, Contested, contest
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.overlap import REPLACING
 
 _SQL = Statements("tidewheel.transitions")
 _CLAIM_RUNS = _SQL["claim_runs"]
@@ -29,6 +30,7 @@ _READ_CLAIMS = _SQL["read_claims"]
 
 _CLAIM_SOURCES = words(sources(Move.CLAIM))
 _CLAIM_TARGET = target(Move.CLAIM)
+_REPLACING = words(sorted(REPLACING))
 
 
 class Claim(NamedTuple):
@@ -137,6 +139,7 @@ def _claim(connection: Conn, wanted: Mapping[UUID, Claim], executor_id: UUID) ->
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
         "free": Overlap.ALLOW_ALL,
+        "replacing": _REPLACING,
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         rows = cursor.execute(_CLAIM_RUNS, columns).fetchall()
