@@ -166,7 +166,9 @@ class LaneConsumer:
         # Should this process die, what is left of the committed ones is the sweep's.
         self._held = [*left, *self._held]
         if left:
-            self._slots.hold_ahead()  # what may begin only once is not claimed ahead, and must not wait for ever
+            # What may begin only once is not claimed ahead, and must not wait for ever: the next slot that there is, is
+            # its; unless that takes longer than a message waits here at all.
+            self._slots.hold_ahead(self._lane, self._hold_seconds)
             self._stop.wait(_GATHER_SECONDS)
         return started
 

@@ -15,7 +15,6 @@ from tidewheel.metrics import metrics
 from tidewheel.runs import Lane
 
 _KEPT_FOR_CRITICAL = 10  # one of so many
-_HOLD_SECONDS = 0.1  # twice what is claimed ahead at most
 
 
 class Taken(NamedTuple):
@@ -32,7 +31,7 @@ class Slots:
         self.total = total
         self._kept = total // _KEPT_FOR_CRITICAL
         self._critical = self._others = self._most_busy = self._ahead = 0
-        self._held_until = 0.0
+        self._held_until: dict[Lane, float] = {}  # lanes for which nothing is claimed ahead
         self._changed = threading.Condition()
 
     def take(self, lane: Lane, most: int) -> int:
@@ -49,6 +48,8 @@ class Slots:
         with self._changed:
             real = max(self._free(lane), 0)
             taken = self._take(lane, min(self._free_ahead(lane), most))
+            if real and taken and self._held_until.pop(lane, None) is not None:
+                self._changed.notify_all()
             return Taken(taken, min(real, taken))
 
     def give_back(self, lane: Lane, count: int) -> None:
@@ -65,10 +66,13 @@ class Slots:
             self._ahead = count
             self._changed.notify_all()
 
-    def hold_ahead(self) -> None:
-        """Claim nothing ahead for a moment: somebody needs slots that there are."""
+    def hold_ahead(self, lane: Lane, seconds: float) -> None:
+        """Let nobody claim ahead until this lane has taken a slot that there is, or the time is over.
+
+        That is when what was claimed ahead is worked off: longer than any moment, where the processor is short.
+        """
         with self._changed:
-            self._held_until = monotonic_seconds() + _HOLD_SECONDS
+            self._held_until[lane] = monotonic_seconds() + seconds
 
     def free(self, lane: Lane) -> int:
         """How many a lane could take now."""
@@ -127,7 +131,8 @@ class Slots:
         return self.total - self._kept - self._critical - self._others
 
     def _free_ahead(self, lane: Lane) -> int:
-        ahead = self._ahead if monotonic_seconds() >= self._held_until else 0
+        held = self._held_until and max(self._held_until.values()) > monotonic_seconds()
+        ahead = 0 if held else self._ahead
         if lane is Lane.CRITICAL:
             ahead -= max(self._others - (self.total - self._kept), 0)  # what others have of it
         return self._free(lane) + max(ahead, 0)

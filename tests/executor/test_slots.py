@@ -93,12 +93,27 @@ def test_what_is_claimed_ahead_takes_no_slot_from_who_does_not_ask_for_it(lane: 
     assert slots.free(lane) == 8
 
 
-def test_nothing_is_claimed_ahead_for_a_moment_where_somebody_needs_slots_that_there_are() -> None:
+def test_nothing_is_claimed_ahead_until_who_needs_slots_that_there_are_has_taken_one() -> None:
     slots = Slots(20)
     slots.allow_ahead(30)
-    slots.hold_ahead()
+    assert slots.take_ahead(Lane.STANDARD, 28) == (28, 18)
+    slots.hold_ahead(Lane.STANDARD, 30)
+    threading.Event().wait(0.2)
+    slots.give_back(Lane.STANDARD, 9)
+    assert slots.take_ahead(Lane.STANDARD, 1) == (0, 0)
+    slots.give_back(Lane.STANDARD, 3)
+    assert slots.take_ahead(Lane.BATCH, 1) == (1, 1)  # that was somebody else
+    assert slots.free_ahead(Lane.STANDARD) == 1
+    assert slots.take_ahead(Lane.STANDARD, 30) == (1, 1)
+    assert slots.free_ahead(Lane.STANDARD) == 30
+
+
+def test_who_never_takes_the_slot_holds_up_nobody_for_ever() -> None:
+    slots = Slots(20)
+    slots.allow_ahead(30)
+    slots.hold_ahead(Lane.STANDARD, 0.2)
     assert slots.free_ahead(Lane.STANDARD) == 18
-    until(lambda: slots.free_ahead(Lane.STANDARD) == 48, "the moment is over")
+    until(lambda: slots.free_ahead(Lane.STANDARD) == 48, "the time is over")
 
 
 def test_who_waits_is_told_that_more_may_be_claimed_ahead() -> None:
