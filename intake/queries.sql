@@ -393,9 +393,14 @@ SELECT r.run_id, r.tenant, r.job_id, r.job_version, coalesce(o.state, r.state) A
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
  WHERE r.run_id = ANY (%(run_ids)s)
 
+-- name: plan_freely
+-- Until the end of the savepoint, tables may be read whole or by bitmap.
+-- No index, no lock.
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true)
+
 -- name: find_labelled_jobs
 -- The jobs of a tenant that have all of these labels.
--- Index: jobs_by_key, walked through the tenant. No lock.
+-- Index: jobs_by_key, for a tenant with few of the jobs; else the table is read whole. No lock.
 SELECT job_id FROM jobs
  WHERE tenant = %(tenant)s AND labels @> %(labels)s AND version > 0 AND deleted_at IS NULL
  LIMIT %(most)s

@@ -21,7 +21,7 @@ from tests.transitions.acts import (
     wish,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.db import Conn
+from tidewheel.db import BY_KEY, Conn, connect
 from tidewheel.intake import cancel_filter
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.records import Reply, ReplyStatus
@@ -59,6 +59,18 @@ def claimable(database: Database, *runs: UUID) -> list[bool]:
 def refusal(reply: Reply) -> tuple[str | None, str]:
     assert reply.status is ReplyStatus.REJECTED
     return reply.code, reply.errors[0].path
+
+
+def test_jobs_are_found_by_labels_as_the_planner_likes_and_all_else_by_key(
+    with_jobs: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = "(current_setting('enable_seqscan')::bool AND current_setting('enable_bitmapscan')::bool)"
+    monkeypatch.setattr(cancel_filter, "_FIND_LABELLED_JOBS", f"SELECT job_id FROM jobs WHERE {free}")  # noqa: S608
+    with connect(with_jobs.url, "test", options=BY_KEY) as connection:
+        [reply] = ask_within(connection, with_jobs, cancelling(labels={"team": "billing"}))
+        assert connection.execute(f"SELECT {free}").fetchone() == (False,)
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+    assert with_jobs.count("cancelled_jobs") == 2
 
 
 @pytest.mark.parametrize(

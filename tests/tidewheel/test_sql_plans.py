@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from tests.fixtures.database import Database, Template
 from tests.tidewheel.test_sql import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
-from tidewheel.db import Conn
+from tidewheel.db import BY_KEY, Conn, connect
 from tidewheel.ids import run_instant, run_range
 from tidewheel.runs import Move, RunState, sources
 from tidewheel.sql import Statements
@@ -364,13 +364,20 @@ def big(database: Database) -> set[str]:
     return {name for (name,) in database.rows("SELECT relname FROM pg_class WHERE relkind = 'r' AND reltuples > 10000")}
 
 
+@pytest.fixture(scope="module", params=["", BY_KEY], ids=["", "by key"])
+def planning(loaded: Database, request: pytest.FixtureRequest) -> Iterator[Conn]:
+    """A connection that plans as it likes, and one as intake, scheduler and executor have."""
+    connection = connect(loaded.url, "test", options=request.param)
+    yield connection
+    connection.close()
+
+
 @pytest.mark.parametrize(("package", "name"), HOT)
 def test_a_hot_statement_takes_the_index_that_its_comment_promises(
-    loaded: Database, facts: Mapping[str, object], package: str, name: str
+    loaded: Database, planning: Conn, facts: Mapping[str, object], package: str, name: str
 ) -> None:
     statement = Statements(package)[name]
-    with loaded.transaction() as connection:
-        plan = plan_of(connection, statement, {**facts, **SPECIAL.get(name, {})})
+    plan = plan_of(planning, statement, {**facts, **SPECIAL.get(name, {})})
     read_whole = {str(node["Relation Name"]) for node in plan if node["Node Type"] == "Seq Scan"}
     assert not read_whole & big(loaded)
     taken = indexes_of(plan)
@@ -380,6 +387,15 @@ def test_a_hot_statement_takes_the_index_that_its_comment_promises(
     if "by tid" in " ".join(INDEX_LINE.findall(statement)):
         assert any(node["Node Type"] == "Tid Scan" for node in plan)
         assert not taken
+
+
+def test_who_is_looked_for_by_labels_among_many_is_not_fetched_one_by_one(
+    planning: Conn, facts: Mapping[str, object]
+) -> None:
+    known = Statements("tidewheel.intake")
+    planning.execute(known["plan_freely"])
+    plan = plan_of(planning, known["find_labelled_jobs"], {**facts, "labels": Jsonb({"team": "billing"}), "most": 10})
+    assert [node["Node Type"] for node in plan if node.get("Relation Name") == "jobs"] == ["Seq Scan"]
 
 
 BY_RUN = (
