@@ -50,6 +50,7 @@ _KEEP_HOUSE_SECONDS = 60.0
 # A batch that cannot be written for so long is let go with its partitions, well before the group would evict this
 # member for not polling (five minutes).
 _GIVE_UP_SECONDS = 60.0
+_TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, and what a try takes
 # A request is rejected when it has so often taken too long alone: the first time the database may just have been slow.
 _TOO_LONG_TIMES = 2
 _FORGOTTEN_AT_ONCE = 5000  # the LIMIT of forget_answers: where it was reached, there is more
@@ -63,7 +64,17 @@ class _Described(Protocol):
 
 
 class Member:
-    """One member of the group that reads one topic, on the thread that runs it."""
+    """One member of the group that reads one topic, on the thread that runs it.
+
+    Args:
+        settings: The batch.
+        url: The database.
+        kafka: The brokers.
+        topic: What it reads.
+        number: Which of those that read this topic in this process, from 1.
+        installation: Shards, topics, encoding.
+        stop: The wish to stop.
+    """
 
     def __init__(
         self,
@@ -72,9 +83,12 @@ class Member:
         kafka: dict[str, str],
         *,
         topic: str,
+        number: int,
         installation: Installation,
         stop: Stop,
     ) -> None:
+        self._name = f"intake of {topic}, member {number}"
+        self._trouble = "", float("-inf")  # what kept it from its work last, and when
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
         self._topic, self._group = topic, group_of(topic, installation)
         self._session = Session(url, "tidewheel-intake", options=BY_KEY)
@@ -91,16 +105,26 @@ class Member:
 
     def run(self) -> None:
         """Take in requests until asked to stop."""
-        patience = Patience(self._stop, "intake")
+        patience = Patience(self._stop, self._name)
+        health.requires(self._name, self.why_not_ready)
         try:
             while not self._stop.asked():
                 try:
                     self._membership(patience)
-                except (Fenced, Unavailable, KafkaException) as error:
+                except Fenced as error:  # partitions change hands: no trouble
+                    patience.wait(error)
+                except (Unavailable, KafkaException) as error:
+                    self._trouble = str(error), monotonic_seconds()
                     patience.wait(error)
         finally:
+            health.ends()
             self._notifier.close()
             self._session.close()
+
+    def why_not_ready(self) -> str | None:
+        """What keeps it from its work; told for a while, since one that may not join notices only now and then."""
+        what, at = self._trouble
+        return what if monotonic_seconds() - at < _TROUBLED_SECONDS else None
 
     def _membership(self, patience: Patience) -> None:
         """One membership of the group: from joining to whatever ends it."""
@@ -111,7 +135,7 @@ class Member:
         client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_gone, on_lost=self._on_gone)
         try:
             while not self._stop.asked():
-                health.turns("intake")
+                health.turns(self._name)
                 if messages := self._poll(client):
                     self._take_in(client, messages)
                 if messages := self._held.take():

@@ -39,9 +39,11 @@ class Intake:
         members: int = MEMBERS,
     ) -> None:
         self._stop = stop
-        topics = [*[installation.topics.requests] * members, installation.topics.target_replies]
+        topics = installation.topics
+        places = [*((topics.requests, number) for number in range(1, members + 1)), (topics.target_replies, 1)]
         self._members = [
-            Member(settings, url, kafka, topic=topic, installation=installation, stop=stop) for topic in topics
+            Member(settings, url, kafka, topic=topic, number=number, installation=installation, stop=stop)
+            for topic, number in places
         ]
 
     def run(self) -> None:

@@ -54,7 +54,7 @@ def take_in(
     Args:
         connection: Inside a transaction.
         installation: Topics, shards, encoding.
-        messages: Of both topics, in the order they are to be applied.
+        messages: Of one topic or both, in the order they are to be applied.
         failure: Why they are not to be applied but refused, where an earlier try has shown that.
         now: By the database's clock.
 

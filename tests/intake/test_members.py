@@ -1,13 +1,18 @@
 """One intake process has two members of the group that reads requests, each with its partitions; they end together."""
 
+from typing import LiteralString
+
 import pytest
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
+from tests.intake.test_consume import WAITING
+from tests.relay.topics import delete_topic
 from tests.transitions.acts import about, open_runs, submission
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unusable
+from tidewheel.health import health
 from tidewheel.intake.members import MEMBERS, Intake
 from tidewheel.local.stack import StackInfo
 from tidewheel.service import Stop
@@ -16,6 +21,10 @@ from tidewheel.settings import IntakeSettings
 pytestmark = pytest.mark.kafka
 
 _SECONDS = 30.0
+# Alike: the partitions of the replies, which another group reads, are not dealt out together with theirs.
+SHARES: LiteralString = "SELECT count(*) FROM intake_offsets WHERE topic LIKE '%.requests' GROUP BY owner"
+STANDS: LiteralString = "SELECT owner, epoch FROM intake_offsets WHERE topic LIKE '%.requests' AND partition = 1"
+THEFT: LiteralString = "UPDATE intake_offsets SET epoch = epoch + 1 WHERE topic LIKE '%%.requests' AND owner = %s"
 
 
 def intake(requests: Requests, stop: Stop) -> Intake:
@@ -39,9 +48,7 @@ def test_both_take_part_and_each_request_is_applied_once(database: Database, inf
     stop.ask()
     ended.result(_SECONDS)
     assert len(open_runs(database)) == database.count("job_runs") == 160
-    # Alike: the partitions of the replies, which another group reads, are not dealt out together with theirs.
-    shared = "SELECT count(*) FROM intake_offsets WHERE topic LIKE '%.requests' GROUP BY owner"
-    assert database.rows(shared) == [(2,), (2,)]
+    assert database.rows(SHARES) == [(2,), (2,)]
 
 
 def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database, info: StackInfo) -> None:
@@ -51,6 +58,48 @@ def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database
     database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
     with pytest.raises(Unusable, match="deleted and made again"):
         in_background(intake(requests, Stop()).run).result(_SECONDS)
+
+
+def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once(
+    database: Database, info: StackInfo
+) -> None:
+    """Somebody else has what one of two has a batch of: it must not write that, and whoever has it next must."""
+    requests, stop = Requests(database, info.bootstrap, partitions=4), Stop()
+    ended = in_background(intake(requests, stop).run)
+    requests.until_read(requests.send(submission())[0])
+    for thefts in range(1, 3):
+        until(lambda: database.rows(SHARES) == [(2,), (2,)], "the partitions are shared")
+        [(owner, epoch)] = database.rows(STANDS)
+        taking = database.connection()
+        assert taking.execute(THEFT, [owner]).rowcount == 2
+        sent = {
+            partition: requests.send(*(about("job.trigger") for _ in range(20)), partition=partition)[-1]
+            for partition in range(requests.partitions)
+        }
+        until(lambda: database.value(WAITING), "its batch waits for the row")
+        taking.commit()
+        for partition, offset in sent.items():
+            requests.until_read(offset, partition)
+        assert len(open_runs(database)) == database.count("job_runs") == thefts * 80
+        assert database.rows(STANDS)[0][1] > epoch + 1, "it was applied under an assignment after the theft"
+    stop.ask()
+    ended.result(_SECONDS)
+
+
+def test_one_without_its_topic_is_named_and_the_others_work(
+    database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests, stop = Requests(database, info.bootstrap), Stop()
+    replies = requests.topics.target_replies
+    delete_topic(info.bootstrap, replies)
+    ended = in_background(intake(requests, stop).run)
+    requests.until_read(requests.send(submission())[0])
+    name = f"intake of {replies}, member 1"
+    until(lambda: any(line.startswith(f"{name}: {replies} cannot be described") for line in health.lacks()), "it says")
+    assert f"{name}: {replies} cannot be described" in caplog.text
+    assert not [line for line in health.lacks() if requests.topics.requests in line]
+    stop.ask()
+    ended.result(_SECONDS)
 
 
 def owners(database: Database) -> int:
