@@ -43,6 +43,10 @@ class Parking:
         self._tried = others & self._parked.keys()
         return others
 
+    def may_follow(self, topic: str) -> bool:
+        """Whether nothing was left of a topic since rows were read last."""
+        return topic not in self._since_asked
+
     def park(self, topic: str, why: str) -> None:
         """Leave a topic alone for a while, longer each time; nothing when it is parked already."""
         now, before = monotonic_seconds(), self._parked.get(topic)

@@ -124,7 +124,8 @@ class Publisher:
         elif rows:
             middle = len(rows) // 2
             for half in (rows[:middle], rows[middle:]):
-                sent, self._refused = self._produce(half)
+                # Where a topic was parked for the first half, the second would overtake what that left.
+                sent, self._refused = self._produce([row for row in half if self._parking.may_follow(row[TOPIC])])
                 self._prove(sent, result)
 
     def _sort_failures(self, failed: Sequence[tuple[KafkaError, str, bytes | None]]) -> None:
