@@ -178,7 +178,8 @@ def load_in_processes(
     """Load jobs, each batch in one of several processes; yields what became of each batch, in their order.
 
     Raises:
-        Unavailable: The database does not answer, or one of the processes was killed: load the same again.
+        Unavailable: The database does not answer, or one of the processes was killed: load the same again. What was
+            yielded is the least that was made: a batch may stand in part, or whole where its COMMIT was not answered.
     """
     context = get_context("spawn")  # a fork would share connections and threads
     with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:

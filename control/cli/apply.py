@@ -117,7 +117,7 @@ def _say(done: Done, output: Output, *, bulk: bool, dry_run: bool, ended: bool) 
     counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "refused": done.refused}
     words = {"updated": "", "unchanged": "there already"} if bulk else {}
     told = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
-    line = ("" if ended else "stopped; so far ") + ", ".join(told)
+    line = ("" if ended else "stopped; so far at least ") + ", ".join(told)
     if len(done.problems) == MOST_PROBLEMS:
         typer.echo(f"no more than {MOST_PROBLEMS} problems are told: mend these first", err=True)
     problems = [

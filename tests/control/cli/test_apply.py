@@ -180,7 +180,7 @@ def test_what_is_done_is_counted_also_where_the_rest_cannot_be_read(
     os.truncate(long, MOST_WHOLE_BYTES + 1000)
     done = tidewheel(database, "apply", write("jobs.jsonl", jobs), long)
     assert done.code == 1
-    assert done.out == f"stopped; so far {APPLIED_AT_ONCE} created, 0 updated, 0 unchanged, 0 refused\n"
+    assert done.out == f"stopped; so far at least {APPLIED_AT_ONCE} created, 0 updated, 0 unchanged, 0 refused\n"
     assert "too many to be read whole; write one JSON object on each line" in done.err
 
 
