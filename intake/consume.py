@@ -50,6 +50,7 @@ _KEEP_HOUSE_SECONDS = 60.0
 # A batch that cannot be written for so long is let go with its partitions, well before the group would evict this
 # member for not polling (five minutes).
 _GIVE_UP_SECONDS = 60.0
+_NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, and what a try takes
 # A request is rejected when it has so often taken too long alone: the first time the database may just have been slow.
 _TOO_LONG_TIMES = 2
@@ -88,7 +89,7 @@ class Member:
         stop: Stop,
     ) -> None:
         self._name = f"intake of {topic}, member {number}"
-        self._trouble = "", float("-inf")  # what kept it from its work last, and when
+        self._trouble = _NO_TROUBLE  # what kept it from its work last, and when
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
         self._topic, self._group = topic, group_of(topic, installation)
         self._session = Session(url, "tidewheel-intake", options=BY_KEY)
@@ -122,7 +123,10 @@ class Member:
             self._session.close()
 
     def why_not_ready(self) -> str | None:
-        """What keeps it from its work; told for a while, since one that may not join notices only now and then."""
+        """What keeps it from its work, until it has partitions again.
+
+        One that has none given is well too: what it met is told for a while only.
+        """
         what, at = self._trouble
         return what if monotonic_seconds() - at < _TROUBLED_SECONDS else None
 
@@ -282,6 +286,7 @@ class Member:
                 patience.wait(error)
         patience.over()
         client.incremental_assign(partitions)
+        self._trouble = _NO_TROUBLE
 
     def _take(self, client: Consumer, partition: TopicPartition) -> int:
         low, _ = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
