@@ -12,6 +12,7 @@ goes back, uncharged, to executors that have one.
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
@@ -30,10 +31,10 @@ from tidewheel.runs import Lane
 from tidewheel.schemas import records
 
 _TURN_SECONDS = 0.005  # then the loop sees to everything else
-_AHEAD_SECONDS = 0.05  # what is claimed ahead is worked off within this
+_AHEAD_SECONDS = 0.1  # what is claimed ahead is worked off within this
 _MOST_AHEAD = 2000  # two claims: one is worked off while the next is under way
 _CALM_SECONDS = 1.0  # for so long after an attempt has waited, nothing is claimed ahead
-_PATIENCE_SECONDS = 0.25  # for a slot, of what was claimed ahead
+_PATIENCE_SECONDS = 0.25  # of what was claimed ahead: for a slot, and for a line that does not get through
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -67,6 +68,9 @@ class Line:
         self._worker: asyncio.Task[None] | None = None
         self._will_look = False
         self._ahead, self._calm_from = 0, 0.0
+        self._turn_ended: float | None = None  # the last one, where more could have begun at once
+        self._begun = 0
+        self._late: tuple[float, int] | None = None  # since when the line is, and how many had begun by then
         self._loop: asyncio.AbstractEventLoop
         self._context: Context  # nobody's: what is begun from an attempt's own must not go on in it
 
@@ -133,6 +137,7 @@ class Line:
         try:
             while now - began < _TURN_SECONDS and not _is_cancelled(task) and (queue := self._first()) is not None:
                 attempt, _ = queue.attempts.popleft()
+                self._begun += 1
                 if attempt.definition.target.handler not in self._brief or attempt.started.lost >= LOSSES:
                     self._note_begun(attempt)
                     self._spawn(self._run_apart(attempt))
@@ -152,12 +157,12 @@ class Line:
                     raise
                 self._brief.discard(attempt.definition.target.handler)
                 self._note_begun(attempt)
-                self._end_turn(ended, now - began)
+                self._end_turn(ended, began)
                 await self._run_to_its_end(attempt, task, now, _rest(run, context, waits_for))
                 return
         finally:
             if self._worker is task:
-                self._end_turn(ended, now - began)
+                self._end_turn(ended, began)
 
     async def _run_apart(self, attempt: Attempt) -> None:
         task = asyncio.current_task()
@@ -184,14 +189,17 @@ class Line:
         self._calm_from = monotonic_seconds() + _CALM_SECONDS
         self._allow_ahead(0)
 
-    def _end_turn(self, ended: Mapping[Lane, int], seconds: float) -> None:
+    def _end_turn(self, ended: Mapping[Lane, int], began: float) -> None:
         """So many have ended without waiting: their slots are free, and it is another task's turn."""
         self._worker = None
         for lane, count in ended.items():
             self._slots.give_back(lane, count)
-        self._hand_back_late()
-        count = sum(ended.values())
-        if count and monotonic_seconds() >= self._calm_from and self._may_begin(Lane.STANDARD):
+        # From one turn's end to the next: where the processor is short, a turn alone says little of what gets through.
+        now = monotonic_seconds()
+        count, seconds = sum(ended.values()), now - (began if self._turn_ended is None else self._turn_ended)
+        self._hand_back_late(now)
+        self._turn_ended = None if self._first() is None else now
+        if count and now >= self._calm_from and self._may_begin(Lane.STANDARD):
             # By steps: a few quick ones tell little of what comes.
             most = min(2 * max(self._ahead, self._slots.total), _MOST_AHEAD)
             self._allow_ahead(min(int(_AHEAD_SECONDS * count / max(seconds, 1e-6)), most))
@@ -199,7 +207,8 @@ class Line:
 
     def _allow_ahead(self, count: int) -> None:
         # Each change wakes the claiming threads: small ones are not worth it.
-        is_close = count > 0 and self._ahead / 2 < count < self._ahead * 2  # a step of growth is none
+        # A step of growth is none, nor is the last one.
+        is_close = 0 < count < _MOST_AHEAD and self._ahead / 2 < count < self._ahead * 2
         if count != self._ahead and not is_close:
             self._ahead = count
             self._slots.allow_ahead(count)
@@ -207,21 +216,20 @@ class Line:
     def _look(self) -> None:
         """Nothing could begin for a while."""
         self._will_look = False
-        self._hand_back_late()
+        self._hand_back_late(monotonic_seconds())
         self._go_on()
 
-    def _hand_back_late(self) -> None:
+    def _hand_back_late(self, now: float) -> None:
         """Hand back what was claimed ahead, where the line has not moved as it was expected to."""
-        before = monotonic_seconds() - _PATIENCE_SECONDS
+        before = now - _PATIENCE_SECONDS
         if not any(queue.attempts and queue.attempts[0][1] <= before for queue in self._queues):
+            self._late = None
             return
-        handed_back = 0
+        handed_back, most = 0, self._most_of_late(now)
         for queue in reversed(self._queues):
             blocked = not self._may_begin(queue.lane)
-            # What could begin soon stays, as much as there are slots; of what is blocked only what came just now.
-            while queue.attempts and (
-                queue.attempts[0][1] <= before if blocked else len(queue.attempts) > self._slots.total
-            ):
+            # What could begin soon stays; of what is blocked only what came just now.
+            while queue.attempts and (queue.attempts[0][1] <= before if blocked else len(queue.attempts) > most):
                 attempt, _ = queue.attempts.popleft() if blocked else queue.attempts.pop()
                 attempt.report_unbegun(NOT_BEGUN)
                 self._on_end(attempt)
@@ -230,6 +238,18 @@ class Line:
         if handed_back:
             self._calm_down()
             _LOG.info("handed on %d runs that were claimed ahead and found no slot", handed_back)
+
+    def _most_of_late(self, now: float) -> float:
+        """How many may stay in a late line that moves: what it gets through soon, as it has since it was seen late.
+
+        At first all: this process may have had no processor, and then it is as quick as before.
+        """
+        since, begun = self._late = self._late or (now, self._begun)
+        seconds = now - since
+        if seconds < _PATIENCE_SECONDS:
+            return math.inf
+        self._late = now, self._begun
+        return max(self._slots.total, _PATIENCE_SECONDS * (self._begun - begun) / seconds)
 
     def _spawn(self, run: Run) -> "asyncio.Task[None]":
         task = self._loop.create_task(run, context=self._context.copy())

@@ -25,6 +25,13 @@ SEEN: ContextVar[int | None] = ContextVar("seen", default=None)
 Does = Callable[[Attempt], Coroutine[object, object, Outcome]]
 
 
+def busy_for(seconds: float) -> None:
+    """Let nobody else of this thread do anything."""
+    until = monotonic_seconds() + seconds
+    while monotonic_seconds() < until:
+        pass
+
+
 async def until_async(condition: Callable[[], object], what: str) -> None:
     await asyncio.to_thread(until, condition, what)
 
@@ -286,9 +293,7 @@ def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits
 def test_what_never_waits_leaves_the_loop_to_others_now_and_then() -> None:
     async def does(attempt: Attempt) -> Outcome:
         del attempt
-        until = monotonic_seconds() + 0.002
-        while monotonic_seconds() < until:
-            pass
+        busy_for(0.002)
         return succeeded(None)
 
     async def work() -> int:
@@ -393,9 +398,7 @@ def test_slots_that_there_are_stay_with_who_has_taken_them_whatever_comes_before
 def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back() -> None:
     async def does(attempt: Attempt) -> Outcome:
         if attempt.started.attempt > 1:
-            until = monotonic_seconds() + 0.01
-            while monotonic_seconds() < until:
-                pass
+            busy_for(0.03)
         return succeeded(None)
 
     async def work() -> None:
@@ -408,6 +411,43 @@ def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back() -> No
         assert running.slots.free(Lane.CRITICAL) == 20
 
     asyncio.run(work())
+
+
+def test_nothing_goes_back_for_a_moment_without_a_processor() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        busy_for(0.4 if attempt.started.attempt == 2 else 0.0005)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=100)
+        running.line.add(running.attempts(1))
+        await until_async(lambda: running.slots.free_ahead(Lane.STANDARD) > 250, "more may be claimed")
+        running.line.add(running.attempts(250))  # all but the first within a few turns
+        await running.all_ended(251)
+        assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+
+
+def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        busy_for(0.0001)
+        return succeeded(None)
+
+    async def ahead(others: float) -> int:
+        running = Running(does, slots=100)
+        most = count = 0
+        for _ in range(6):
+            free = running.slots.free_ahead(Lane.STANDARD)
+            running.line.add(running.attempts(free))
+            count += free
+            while len(running.ended) < count:
+                busy_for(others)
+                await asyncio.sleep(0)
+            most = max(most, running.slots.free_ahead(Lane.STANDARD))
+        return most
+
+    assert asyncio.run(ahead(0.05)) * 2 < asyncio.run(ahead(0))
 
 
 def test_what_may_be_claimed_ahead_grows_by_steps_while_nothing_waits() -> None:
