@@ -126,8 +126,7 @@ class Broker:
     def flush(self, _: float) -> int:
         if self._queue:
             self.flushed.append(self._queue)
-            error = self._errors.pop(0) if self._errors else None
-            for _ in self._queue if error is not None else ():
+            for error in [self._errors.pop(0)] * len(self._queue) if self._errors else ():
                 self._report(KafkaError(error), SimpleNamespace(topic=lambda: "new", key=lambda: b"k"))
         self._queue = []
         return 0
