@@ -79,7 +79,7 @@ class Scheduler:
             self.close()
 
     def step(self) -> float:
-        """One round; returns how long nothing is due, in seconds.
+        """One round; returns how long it may be until the next, in seconds.
 
         Raises:
             Unavailable: The database does not answer.
@@ -89,24 +89,24 @@ class Scheduler:
         self._keep_house()
         retiming = self._zones.step()
         self._take_shards()
-        moved, pause = self._rounds.fire(self._shards, self._settings.lookahead, self._marks, self._rush)
+        pause = self._rounds.fire(self._shards, self._settings.lookahead, self._marks, self._rush)
+        more = retiming
         if monotonic_seconds() >= self._next_overdue:
             self._next_overdue = monotonic_seconds() + _OVERDUE_SECONDS
             others = sorted(set(range(self._installation.shards)) - set(self._shards))
-            rescued, _ = self._rounds.fire(others, -self._settings.overdue_after, self._others_marks, Rush())
-            moved += rescued
+            self._rounds.fire(others, -self._settings.overdue_after, self._others_marks, Rush())
             handed_on = self._settle() + self._turns.step()
             if self._unhandled.step() or handed_on:
                 self._notifier.poke(Channel.OUTBOX)
-            moved += handed_on
+            more = more or handed_on > 0
             if self._told(self._wanted_cancels.step()):
                 self.look_everywhere()
-        moved += self._told(self._cancelling.step())
+        more = bool(self._told(self._cancelling.step())) or more
         timed_out, until_deadline = self._deadlines.step()
         made, soon = self._backfilling.step(self._shards)
         if made or timed_out:
             self._notifier.poke(Channel.OUTBOX)
-        left = 0.0 if moved or timed_out or retiming else min(pause, soon, until_deadline)
+        left = 0.0 if more or timed_out else min(pause, soon, until_deadline)
         self._sleeps_until = monotonic_seconds() + left
         return left
 

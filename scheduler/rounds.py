@@ -28,6 +28,11 @@ _PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
 
 _MISSED_PART = 4  # of a batch may be timers that were missed: each can make a hundred runs
 _RUSH_SECONDS = 0.25  # then the scheduler sees to everything else
+_ALONE_SECONDS = 5.0  # without the second connection, where it could not be had
+_BUSY_SECONDS = 0.05  # nothing moved although something is due: its row is in the hands of one who will be done soon
+_GATHER_PART = 50  # of the lookahead may pass while timers come into sight, so that they are fired together
+_NOW = timedelta(0)
+_DUE_NOW = 4  # timers of each shard, of those that have come due in a rush
 
 
 class Rounds:
@@ -47,13 +52,14 @@ class Rounds:
         self._session, self._beside = session, Session(url, "tidewheel-scheduler-beside", options=BY_KEY)
         self._installation, self._settings, self._notifier = installation, settings, notifier
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="fire-beside")
+        self._alone_until = 0.0
 
     def close(self) -> None:
         """Let go of the second connection."""
         self._helper.shutdown()
         self._beside.close()
 
-    def fire(self, shards: list[int], ahead: timedelta, marks: Marks[int], rush: Rush) -> tuple[int, float]:
+    def fire(self, shards: list[int], ahead: timedelta, marks: Marks[int], rush: Rush) -> float:
         """Fire some of what is due up to `ahead` from now in these shards.
 
         Args:
@@ -63,67 +69,79 @@ class Rounds:
             rush: Whose turn is still to come, of an earlier call.
 
         Returns:
-            How many timers were moved, and how long nothing more is due, in seconds.
+            How long it may be until the next look, in seconds.
 
         Raises:
             Unavailable: The database does not answer.
         """
-        poll = self._settings.scheduler_poll.total_seconds()
-        if rush.on:
-            return self._hurry(ahead, marks, rush), min(poll, 0.05)
         if not shards:
-            return 0, poll
+            return self._settings.scheduler_poll.total_seconds()
+        if rush.on:
+            # First what has come due by now, wherever it is: most of a rush lies ahead, and has its turn in time.
+            self._look(shards, min(ahead, _NOW), marks, Rush(), batch=_DUE_NOW * len(shards))
+            self._hurry(ahead, marks, rush)
+            return 0.0
+        return self._look(shards, ahead, marks, rush, batch=self._settings.fire_batch)
+
+    def _look(self, shards: list[int], ahead: timedelta, marks: Marks[int], rush: Rush, *, batch: int) -> float:
+        """One batch out of all of them; a full one is the beginning of a rush."""
+        poll = self._settings.scheduler_poll.total_seconds()
         now, found = _probe(self._session, shards, marks.begin(shards))
         marks.saw(found, now)
         earliest = {shard: at for shard, at in found.items() if at is not None}
         due = [shard for shard, at in earliest.items() if at <= now + ahead]
         if not due:
-            return 0, self._pause(now, earliest, ahead)
-        look = self._round(due, now, ahead, marks)
+            return self._pause(now, earliest, ahead)
+        look = self._round(due, now, ahead, marks, batch)
         moved = self._fire(self._session, look)
-        if moved >= look.batch:
+        if moved >= batch:
             rush.begin(sorted(due, key=earliest.__getitem__))
         elif min(earliest.values()) <= look.since:
             # What was missed comes after what is on time, and in smaller bites, so that it is in nobody's way.
-            behind = replace(look, since=EVER, until=look.since, batch=-(-look.batch // _MISSED_PART))
+            behind = replace(look, since=EVER, until=look.since, batch=-(-batch // _MISSED_PART))
             moved += self._fire(self._session, behind)
-        # Nothing moved although something is due: its row is in somebody's hands, who will be done soon.
-        return moved, min(poll, 0.05)
+        if not moved:
+            return min(poll, _BUSY_SECONDS)
+        if moved < batch and min(earliest.values()) > now + ahead / 2:
+            # Nothing is due for long: a batch costs as much for a dozen as for a few hundred.
+            return min(poll, (ahead / _GATHER_PART).total_seconds())
+        return 0.0
 
-    def _hurry(self, ahead: timedelta, marks: Marks[int], rush: Rush) -> int:
+    def _hurry(self, ahead: timedelta, marks: Marks[int], rush: Rush) -> None:
         """Fire batch after batch on both connections, until everybody had his turn or it is time for other duties."""
         until = monotonic_seconds() + _RUSH_SECONDS
+        if monotonic_seconds() < self._alone_until:
+            self._work_off(self._session, ahead, marks, rush, until)
+            return
         beside = self._helper.submit(self._work_off, self._beside, ahead, marks, rush, until)
         try:
-            moved = self._work_off(self._session, ahead, marks, rush, until)
+            self._work_off(self._session, ahead, marks, rush, until)
         finally:
             wait([beside])
         try:
-            return moved + beside.result()
+            beside.result()
         except Unavailable as error:
             # There may be room for one connection only: its timers are due still, and one alone comes to them too.
-            _LOG.warning("what was fired beside is due again: %s", error)
-            return moved
+            _LOG.warning("firing on one connection for a while; what the other had under way is due again: %s", error)
+            self._alone_until = monotonic_seconds() + _ALONE_SECONDS
 
-    def _work_off(self, session: Session, ahead: timedelta, marks: Marks[int], rush: Rush, until: float) -> int:
-        moved, bite = 0, Bite()
+    def _work_off(self, session: Session, ahead: timedelta, marks: Marks[int], rush: Rush, until: float) -> None:
+        session.connection()  # before anybody's turn is taken: where there is none, they stay in the line
+        bite, batch = Bite(), self._settings.fire_batch
         while monotonic_seconds() < until and (some := rush.next(bite.shards)):
             now, found = _probe(session, some, list(marks.of(some).values()))
             due = [shard for shard, at in found.items() if at is not None and at <= now + ahead]
-            look = self._round(due, now, ahead, marks)
-            fired = self._fire(session, look) if due else 0
-            bite.took(full=fired >= look.batch)
-            moved += fired
-        return moved
+            fired = self._fire(session, self._round(due, now, ahead, marks, batch)) if due else 0
+            bite.took(full=fired >= batch)
 
-    def _round(self, due: Sequence[int], now: datetime, ahead: timedelta, marks: Marks[int]) -> Round:
+    def _round(self, due: Sequence[int], now: datetime, ahead: timedelta, marks: Marks[int], batch: int) -> Round:
         horizon = now + ahead
         return Round(
             shards=due,
             now=now,
             horizon=horizon,
             misfire_after=self._settings.misfire_after,
-            batch=self._settings.fire_batch,
+            batch=batch,
             since=min(now - self._settings.misfire_after, horizon),
             marks=marks.of(due),
         )

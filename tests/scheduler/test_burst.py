@@ -72,9 +72,9 @@ def idle(fresh_database: Database) -> Database:
     return fresh_database
 
 
-def load_due_jobs(database: Database) -> None:
+def load_due_jobs(database: Database, within: timedelta = timedelta(0)) -> None:
     """10,000 jobs that are due, made from one that was submitted; no statistics are gathered."""
-    anchor = database.now()
+    anchor = database.now() + within
     submit(database, schedule={"interval": "1h", "anchor": anchor.isoformat()})
     with database.transaction() as connection:
         connection.execute("DELETE FROM timers")
@@ -129,6 +129,25 @@ def test_however_much_is_due_a_batch_reads_what_it_takes(idle: Database) -> None
     flush(session)
     assert idle.count("job_runs") == BURST
     assert rows_read(idle, "timers") - before < 10 * BURST
+
+
+def test_what_comes_due_in_a_rush_waits_for_no_turn(idle: Database) -> None:
+    """10,000 runs are written ahead of their time, one by one; what is due by now is not to stand in that line."""
+    load_due_jobs(idle, within=timedelta(seconds=50))
+    settings = SchedulerSettings.load(fire_batch=1, lookahead=timedelta(seconds=60))
+    scheduler = Scheduler(settings, idle.url, idle.installation, Stop())
+    while not idle.count("job_runs"):
+        scheduler.step()
+    for number in range(8):
+        key = f"now-{number}"
+        submit(idle, key, schedule={"once": idle.now().isoformat()})
+        scheduler.step()
+        [(fired,)] = idle.rows(
+            "SELECT count(*) FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s", [key]
+        )
+        assert fired == 1
+    assert idle.count("job_runs") < BURST
+    scheduler.close()
 
 
 def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -> None:
