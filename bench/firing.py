@@ -1,14 +1,13 @@
 """`fire`: occurrences/s of the firing transaction, beside a plain binary COPY of the same rows in the same commits."""
 
-import os
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from typing import cast
 
-import psutil
-
+from tidewheel.bench.complete import wait_for
 from tidewheel.bench.floors import copy_rows, take_rows
 from tidewheel.bench.load import back_to, checkpoint, count_of, database_now, load_jobs
-from tidewheel.bench.measured import Incomplete, Round, rate
+from tidewheel.bench.measured import Figure, Incomplete, Round, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
@@ -20,36 +19,50 @@ from tidewheel.settings import SchedulerSettings
 JOBS = 1_000_000
 _WARM_SHARE = 20  # the first of so many parts is not timed
 _FLOOR_ROWS = 200_000
+_STARTING = timedelta(seconds=8)
 WRITTEN = ("job_runs", "open_runs", "run_inputs", "outbox")
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Fire what is due through the scheduler's own rounds, then COPY what came out of it again."""
+    """Fire what is due at one instant, with one scheduler and with two; then COPY what came out of it again."""
     jobs = options.jobs or JOBS
     template = f"fire-{jobs}"
     if not server.has_template(template):
         _make_template(server, template, jobs, options)
+    return Round(
+        {
+            "occurrences_per_second": _measure(server, template, jobs, options, schedulers=2),
+            "one_scheduler_occurrences_per_second": _measure(server, template, jobs, options, schedulers=1),
+        }
+    )
+
+
+def _measure(server: Server, template: str, jobs: int, options: Options, *, schedulers: int) -> Figure:
     with server.stage(template) as stage, stage.connect() as connection:
-        settings = settings_of(stage)
-        back_to(connection, _due_at(connection))
+        # They start, enter and share the shards while nothing is due yet.
+        back_to(connection, _due_at(connection) - settings_of(stage).lookahead - _STARTING)
         checkpoint(connection)
-        options.tell("firing")
-        with stage.meter({"scheduler": psutil.Process(os.getpid())}) as meter:
-            scheduler = Scheduler(settings, stage.url, stage.installation, Stop())
-            warm = _fire(scheduler, connection, jobs // _WARM_SHARE)
-            before, started = meter.mark(), monotonic_seconds()
-            while scheduler.step() == 0.0:
-                pass
+        options.tell(f"firing, schedulers: {schedulers}")
+        with (
+            stage.services(*[("scheduler",)] * schedulers) as processes,
+            stage.meter({"scheduler": processes}) as meter,
+        ):
+            written = partial(count_of, connection, "SELECT last_value FROM outbox_id_seq")
+            entered = partial(count_of, connection, "SELECT count(*) FROM members WHERE role = 'scheduler'")
+            wait_for(entered, schedulers, "schedulers entered")
+            wait_for(written, jobs // _WARM_SHARE, "runs written")
+            before, warm, started = meter.mark(), written(), monotonic_seconds()
+            wait_for(written, jobs, "runs written")
+            wait_for(partial(count_of, connection, "SELECT count(*) FROM job_runs"), jobs, "runs committed")
             seconds = monotonic_seconds() - started
             spent = meter.since(before, jobs - warm)
-            scheduler.close()
         _check(connection, jobs)
         options.tell("the floor")
         taken = take_rows(connection, WRITTEN, min(jobs, _FLOOR_ROWS))
         connection.execute("TRUNCATE job_runs, open_runs, outbox, run_inputs")
         connection.commit()
-        floor = len(taken[0].rows) / copy_rows(connection, taken, commit=settings.fire_batch)
-    return Round({"occurrences_per_second": rate((jobs - warm) / seconds, "occurrences/s", floor=floor, spent=spent)})
+        floor = len(taken[0].rows) / copy_rows(connection, taken, commit=settings_of(stage).fire_batch)
+    return rate((jobs - warm) / seconds, "occurrences/s", floor=floor, spent=spent)
 
 
 def settings_of(stage: Stage) -> SchedulerSettings:
@@ -77,15 +90,6 @@ def _due_at(connection: Conn) -> datetime:
     row = connection.execute("SELECT max(due_at) FROM timers").fetchone()
     assert row is not None
     return cast("datetime", row[0])
-
-
-def _fire(scheduler: Scheduler, connection: Conn, at_least: int) -> int:
-    """Fire so many, untimed; returns how many it were."""
-    fired = 0
-    while fired < at_least:
-        scheduler.step()
-        fired = count_of(connection, "SELECT count(*) FROM job_runs")
-    return fired
 
 
 def _check(connection: Conn, jobs: int) -> None:

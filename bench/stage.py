@@ -223,9 +223,9 @@ class Stage:
                     process.kill()
 
     @contextmanager
-    def meter(self, processes: Mapping[str, psutil.Process]) -> Generator[Meter]:
+    def meter(self, processes: Mapping[str, psutil.Process | list[psutil.Process]]) -> Generator[Meter]:
         """What these processes, PostgreSQL and the brokers use, as far as they can be seen."""
-        seen = {name: [process] for name, process in processes.items()}
+        seen = {name: each if isinstance(each, list) else [each] for name, each in processes.items()}
         postgres, brokers = self.server.postgres(), self.server.brokers()
         seen |= {"postgres": [postgres]} if postgres else {}
         seen |= {"broker": brokers} if brokers else {}
