@@ -1,7 +1,8 @@
 """Recording how attempts ended: group-committed, tried again until it is written or seen to be superseded.
 
-Where a whole batch is left after one was taken, a second writer takes it, on a connection of its own: while PostgreSQL
-works on one, the other is prepared. What an attempt has told and is not written yet is the first one's alone.
+Where half a batch is left after one was taken, or a whole one comes while one is written, a second writer takes it, on
+a connection of its own: while PostgreSQL works on one, the other is prepared. What an attempt has told and is not
+written yet is the first one's alone.
 
 An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. What an outcome
 means is decided in `record.py`.
@@ -67,7 +68,7 @@ class Finisher:
         self._in_hand = 0  # taken from `_items` and not written yet
         self._stop = Stop()
         self._stop.wakes(self._wake)
-        self._much = threading.Event()  # a whole batch is left
+        self._much = threading.Event()  # there is work for two
         self._stop.wakes(self._much)
         self._threads = [threading.Thread(target=self._run, name="finisher", daemon=True)]
         if helping is not None:
@@ -81,6 +82,8 @@ class Finisher:
         self._items.append((attempt, outcome))
         if not self._wake.is_set():  # the writer looks at the items after it has cleared this
             self._wake.set()
+        if len(self._items) >= _BATCH and not self._much.is_set():
+            self._much.set()  # the first writer has its hands full, perhaps for long
 
     def backlog(self) -> int:
         """How many outcomes are not written yet."""
@@ -128,13 +131,19 @@ class Finisher:
         while not self._stop.asked():
             self._much.wait()
             self._much.clear()
-            batch = self._take()
-            # A checkpoint is written before the end of its attempt, and never after it: by the thread that writes them.
-            mine = [] if self.beats.of(item[0].key for item in batch) else batch
-            left = self._write_patiently(session, mine, patience)
-            self._put_back(left if mine else batch)
-            if left or not mine:
-                self._wake.set()
+            while len(self._items) >= _BATCH // 2 and not self._stop.asked():
+                if not self._help_once(session, patience):
+                    self._wake.set()
+                    break
+
+    def _help_once(self, session: Session, patience: Patience) -> bool:
+        """Write one batch; returns whether nothing of it is left to the first writer."""
+        batch = self._take()
+        # A checkpoint is written before the end of its attempt, and never after it: by the thread that writes them.
+        mine = [] if self.beats.of(item[0].key for item in batch) else batch
+        left = self._write_patiently(session, mine, patience) if mine else batch
+        self._put_back(left)
+        return not left
 
     def _take(self) -> list[Item]:
         with self._written:

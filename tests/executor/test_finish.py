@@ -205,7 +205,7 @@ def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
 ) -> None:
     """A checkpoint is written before the end of its attempt, by the one thread that writes checkpoints."""
     items = [attempt_at(with_job, begun(with_job)) for _ in range(6)]
-    told = items[-1]
+    told = items[2]  # of those that the second writer would take first
     writers: dict[UUID, str] = {}
 
     def noted(
@@ -213,19 +213,52 @@ def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
     ) -> record.Recorded:
         name = threading.current_thread().name
         if name == "finisher" and not writers:
-            finisher._much.set()
-            until(lambda: "finisher-2" in writers.values(), "the second writer has begun")
+            until(lambda: finisher._much.set() or "finisher-2" in writers.values(), "the second writer has begun")
         writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
         return record.record(connection, installation, batch, executor_id)
 
     monkeypatch.setattr(finish, "record", noted)
     monkeypatch.setattr(finish, "_BATCH", 2)
     with finishing(with_job) as finisher:
-        finisher.beats.tell(told.key, b'"half"', b'"here"')
         finisher._items.extend((attempt, HANDED_BACK) for attempt in items)
-        finisher._wake.set()
+        finisher.beats.tell(told.key, b'"half"', b'"here"')
         assert finisher.drain(30)
     assert set(writers.values()) == {"finisher", "finisher-2"}
     assert writers[told.run_id] == "finisher"
     assert {run.state for run in open_runs(with_job)} == {"queued"}
     assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(told.run_id, b'"here"')]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_where_the_first_writer_has_its_hands_full_the_second_one_goes_on_until_little_is_left(
+    with_job: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    later: bool,  # noqa: FBT001 - whether all else comes only when the first is at it
+) -> None:
+    items = [(attempt_at(with_job, begun(with_job)), HANDED_BACK) for _ in range(8)]
+    writers: dict[UUID, str] = {}
+    busy, all_came = threading.Event(), threading.Event()
+
+    def noted(
+        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
+    ) -> record.Recorded:
+        name = threading.current_thread().name
+        if name == "finisher" and not busy.is_set():
+            busy.set()
+            until(lambda: len(writers) == 6, "the second writer has written all that the first has not in hand")
+        elif name == "finisher-2":
+            assert all_came.wait(30)
+        writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
+        return record.record(connection, installation, batch, executor_id)
+
+    monkeypatch.setattr(finish, "record", noted)
+    monkeypatch.setattr(finish, "_BATCH", 2)
+    with finishing(with_job) as finisher:
+        finisher._items.extend(items[:2] if later else items)
+        finisher._wake.set()
+        assert busy.wait(30)
+        for item in items[2:] if later else []:
+            finisher.add(*item)
+        all_came.set()
+        assert finisher.drain(30)
+    assert sorted(writers.values()) == ["finisher"] * 2 + ["finisher-2"] * 6

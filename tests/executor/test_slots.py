@@ -131,6 +131,7 @@ def test_half_of_what_may_be_claimed_is_waited_for_where_anything_is_ahead() -> 
     slots.take_ahead(Lane.STANDARD, 19)  # one slot is kept for critical work
     waiting = in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30))
     slots.give_back(Lane.STANDARD, 9)
+    threading.Event().wait(0.1)
     assert not waiting.done()
     slots.give_back(Lane.STANDARD, 1)
     waiting.result(10)

@@ -1,4 +1,4 @@
-"""A run that may begin only once is not claimed ahead, and not passed over for ever either."""
+"""While there is plenty, claims are few and large; a run that may begin only once is not passed over for ever."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -6,9 +6,11 @@ from itertools import count
 from threading import Event
 from typing import cast
 
+import pytest
 from confluent_kafka import Consumer, Message
 
 from tests.transitions.stepping import in_background
+from tidewheel.executor import consume
 from tidewheel.executor.consume import LaneConsumer
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.wanted import Taken, Taking
@@ -62,9 +64,9 @@ class Claiming:
         return Taken(len(messages) - len(left), left)
 
 
-def test_a_run_that_may_begin_only_once_is_next_however_long_it_takes_until_there_is_a_slot() -> None:
-    slots, claiming = Slots(10), Claiming()
-    lane = LaneConsumer(
+def lane_of(slots: Slots, claiming: Claiming) -> LaneConsumer:
+    """A lane whose messages never end."""
+    return LaneConsumer(
         cast("Consumer", Plenty()),
         "t",
         Lane.STANDARD,
@@ -74,6 +76,11 @@ def test_a_run_that_may_begin_only_once_is_next_however_long_it_takes_until_ther
         crowded=lambda: False,
         stop=Stop(),
     )
+
+
+def test_a_run_that_may_begin_only_once_is_next_however_long_it_takes_until_there_is_a_slot() -> None:
+    slots, claiming = Slots(10), Claiming()
+    lane = lane_of(slots, claiming)
     slots.allow_ahead(30)
     slots.take(Lane.STANDARD, 9)
     lane._round()
@@ -88,3 +95,19 @@ def test_a_run_that_may_begin_only_once_is_next_however_long_it_takes_until_ther
     assert claiming.claimed[29] == ONCE
     assert len(claiming.claimed) == 30
     assert slots.free_ahead(Lane.STANDARD) == 30
+
+
+def test_while_there_is_plenty_a_claim_waits_for_half_of_what_may_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume, "_HALF_SECONDS", 30)
+    slots, claiming = Slots(10), Claiming()
+    lane = lane_of(slots, claiming)
+    slots.allow_ahead(30)
+    lane._round()
+    assert len(claiming.claimed) == 39  # one slot is kept for critical work
+    second = in_background(lane._round)
+    slots.give_back(Lane.STANDARD, 19)
+    Event().wait(0.1)
+    assert not second.done()
+    slots.give_back(Lane.STANDARD, 1)
+    second.result(10)
+    assert len(claiming.claimed) == 59
