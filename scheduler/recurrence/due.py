@@ -45,6 +45,11 @@ def decide(
         return _fixed_delay(standing, standing.schedule, horizon)
     live, missed_until = standing.live, now - misfire_after
     first, end = live.after(standing.cursor - _TICK), standing.catch_up_end
+    if end is None and first is not None and missed_until < first <= horizon and standing.plain:
+        following = live.after(first)
+        if following is None or following > horizon:
+            # One occurrence, on time: nearly always, and what follows would come to the same.
+            return Decision((Fire(first, first),), (), next_at=following)
     skips: list[Skip] = []
     if end is not None and (first is None or first > end):
         end = None

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from tidewheel.errors import ScheduleRefused
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 def whole_second(instant: datetime) -> int:
@@ -30,7 +29,8 @@ def next_second(instant: datetime) -> int:
 
 def microseconds(instant: datetime) -> int:
     """Microseconds since 1970-01-01 UTC."""
-    return (instant - _EPOCH) // _MICROSECOND
+    since = instant - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def at_second(second: int) -> datetime:

@@ -28,9 +28,10 @@ class Interval:
 
     def after(self, instant: datetime) -> datetime | None:
         """The first occurrence strictly later; None past the end, or past what a datetime can name."""
-        number = max(self._until(microseconds(instant)) + 1, self._first())
+        anchor = microseconds(self.anchor)
+        number = max((microseconds(instant) - anchor) // self.every_us + 1, self._first())
         last = self._last()
-        return self._at(number) if last is None or number <= last else None
+        return at_microsecond(anchor + number * self.every_us) if last is None or number <= last else None
 
     def before(self, instant: datetime) -> datetime | None:
         """The last occurrence strictly earlier; None before the first."""

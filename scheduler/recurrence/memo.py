@@ -19,7 +19,7 @@ def schedule_from_text(text: str, job_id: UUID) -> Schedule:
     Raises:
         ScheduleRefused: The text describes no schedule.
     """
-    return _shared(text) if not _hashed(text) else _of_job(text, job_id)
+    return _of_job(text, job_id) if '"expressions"' in text and _hashed(text) else _shared(text)
 
 
 @lru_cache(maxsize=16_384)  # distinct schedules in use on one scheduler: a few thousand, an interval's anchors included
