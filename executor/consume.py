@@ -18,7 +18,6 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.wanted import Taking, good
-from tidewheel.failpoint import failpoint
 from tidewheel.health import health
 from tidewheel.runs import Lane
 from tidewheel.service import Patience, Stop
@@ -162,7 +161,6 @@ class LaneConsumer:
     def _claim(self, messages: Sequence[Message], once: int) -> int:
         started, left = self._taking.take(messages, once=once)
         self._offsets.note(messages)
-        failpoint("claim.offsets_committed")
         # Should this process die, what is left of the committed ones is the sweep's.
         self._held = [*left, *self._held]
         if left:

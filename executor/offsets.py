@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.failpoint import failpoint
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -55,8 +56,12 @@ class Offsets:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            # A rebalance took the partition: its next owner reads the messages again and the claim drops them.
+            # A rebalance took the partition: its next owner reads the messages again and the claim drops them. Or the
+            # client cannot now: nothing else may come on this partition, so it is told again.
             _LOG.info("offsets of %s not committed: %s", self._topic, error)
+            self._untold |= untold & self._noted.keys()
+            return
+        failpoint("claim.offsets_committed")
 
     def drop(self, partitions: set[int]) -> None:
         """These are ours no more."""
