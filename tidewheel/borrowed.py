@@ -100,6 +100,9 @@ def _why_not(connection: _Lent) -> tuple[str, str] | None:
         return "it is in a pipeline", "leave the pipeline block first"
     if connection.pgconn.transaction_status == TransactionStatus.INERROR:
         return "its transaction has failed already", "roll back, and do the work again"
+    # Texts go in binary too, which the server reads in the session's encoding.
+    if (encoding := connection.pgconn.parameter_status(b"client_encoding")) != b"UTF8":
+        return f"its client_encoding is {(encoding or b'?').decode()}", "connect with client_encoding=UTF8"
     return None
 
 

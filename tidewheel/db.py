@@ -71,6 +71,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "")
             application_name=name,
             connect_timeout=5,
             target_session_attrs="read-write",
+            client_encoding="UTF8",  # what `arrays` and `binary_rows` write, whatever PGCLIENTENCODING says
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,

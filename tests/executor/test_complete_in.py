@@ -411,6 +411,8 @@ def test_a_connection_that_cannot_be_used_is_refused_with_the_way_to_mend_it(
         with bare.transaction(), bare.pipeline():
             assert "in a pipeline" in refusal(done, bare)
     assert "it is closed" in refusal(done, bare)
+    with psycopg.connect(shop.url, client_encoding="LATIN1") as latin:
+        assert "its client_encoding is LATIN1" in refusal(done, latin)
     with psycopg.connect(make_conninfo(info.database_url, dbname="postgres")) as elsewhere:
         assert "no table open_runs" in refusal(done, elsewhere)
     with pytest.raises(psycopg.Error):

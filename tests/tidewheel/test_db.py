@@ -3,6 +3,7 @@
 import pytest
 
 from tests.fixtures.database import Database
+from tidewheel.arrays import texts
 from tidewheel.db import is_time_limit
 from tidewheel.errors import Unavailable
 
@@ -27,3 +28,11 @@ def test_what_takes_too_long_is_told_from_what_waits_for_a_lock(database: Databa
     assert is_time_limit(raised.value) == (limit != "lock")
     holding.rollback()
     session.close()
+
+
+def test_texts_go_in_utf8_whatever_the_environment_says(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written in binary form is not converted by the client."""
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with database.session().transaction() as connection:
+        found = connection.execute("SELECT %s::text[]", [texts(["grün €"])]).fetchone()
+    assert found == (["grün €"],)
