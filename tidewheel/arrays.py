@@ -1,4 +1,4 @@
-"""Arrays for hot statements: of ids and of texts in PostgreSQL's binary form, of numbers and words in its text.
+"""Arrays for hot statements: of ids, instants and texts in PostgreSQL's binary form, of numbers and words in its text.
 
 psycopg adapts a list element by element in Python, which for the arrays of a claim or a completion costs more than the
 statement. PostgreSQL reads an id in 0.53 us from text and 0.03 from binary, a text of forty letters in 0.24 and 0.10;
@@ -14,14 +14,23 @@ import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
+from tidewheel.binary_rows import NULL, instant
+
 _LENGTH = struct.Struct(">i")
 _HEAD = struct.Struct(">iiIii")  # dimensions, whether there are nulls, the elements' type, how many, the first index
-_UUID_LENGTH, _NULL = _LENGTH.pack(16), _LENGTH.pack(-1)
-_UUID, _TEXT = 2950, 25  # their types, by PostgreSQL's numbers
+_UUID_LENGTH = _LENGTH.pack(16)
+_UUID, _INSTANT, _TEXT = 2950, 1184, 25  # their types, by PostgreSQL's numbers
+
+NEVER = struct.pack(">iq", 8, 2**63 - 1)
+"""`infinity`, as an element of instants."""
 
 
 class Uuids(bytes):
     """A uuid[] in binary form."""
+
+
+class Instants(bytes):
+    """A timestamptz[] in binary form."""
 
 
 class Texts(bytes):
@@ -35,6 +44,13 @@ class _UuidsDumper(Dumper):
         return obj
 
 
+class _InstantsDumper(Dumper):
+    format, oid = Format.BINARY, 1185
+
+    def dump(self, obj: Instants) -> bytes:
+        return obj
+
+
 class _TextsDumper(Dumper):
     format, oid = Format.BINARY, 1009
 
@@ -43,6 +59,7 @@ class _TextsDumper(Dumper):
 
 
 psycopg.adapters.register_dumper(Uuids, _UuidsDumper)
+psycopg.adapters.register_dumper(Instants, _InstantsDumper)
 psycopg.adapters.register_dumper(Texts, _TextsDumper)
 
 
@@ -52,8 +69,8 @@ def uuids(values: Iterable[UUID | None]) -> Uuids:
     >>> uuids([UUID(int=1), None])[20:].hex(" ", 4)
     '00000010 00000000 00000000 00000000 00000001 ffffffff'
     """
-    parts = [_NULL if value is None else _UUID_LENGTH + value.int.to_bytes(16) for value in values]
-    return Uuids(_head(_UUID, parts, nulls=_NULL in parts) + b"".join(parts))
+    parts = [NULL if value is None else _UUID_LENGTH + value.int.to_bytes(16) for value in values]
+    return Uuids(_head(_UUID, parts, nulls=NULL in parts) + b"".join(parts))
 
 
 def integers(values: Iterable[int]) -> str:
@@ -65,14 +82,18 @@ def integers(values: Iterable[int]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
-def instants(values: Iterable[datetime | None]) -> str:
-    """A timestamptz[]."""
-    return words(map(instant, values))
+def instants(values: Iterable[datetime | None]) -> Instants:
+    """A timestamptz[].
+
+    >>> instants([datetime.fromisoformat("2000-01-01T00:00:01Z"), None])[20:].hex(" ", 4)
+    '00000008 00000000 000f4240 ffffffff'
+    """
+    return instants_of([instant(value) for value in values])
 
 
-def instant(value: datetime | None) -> str:
-    """An element of such an array."""
-    return "NULL" if value is None else f'"{value.isoformat()}"'
+def instants_of(elements: Sequence[bytes]) -> Instants:
+    """A timestamptz[] of elements as `binary_rows.instant` makes them, and NEVER."""
+    return Instants(_head(_INSTANT, elements, nulls=NULL in elements) + b"".join(elements))
 
 
 def words(values: Iterable[str]) -> str:

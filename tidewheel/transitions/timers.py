@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.arrays import instant, instants, uuids, words
+from tidewheel.arrays import NEVER, instants, instants_of, uuids, words
+from tidewheel.binary_rows import instant
 from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
 from tidewheel.jobs.timestamps import format_timestamp
@@ -123,14 +124,14 @@ def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> Non
     if not moved:
         return
     # Jobs that share a schedule share the decision: each is written down once.
-    told: dict[int, tuple[str, str, str, str, str]] = {}
+    told: dict[int, tuple[bytes, bytes, bytes, str, str]] = {}
     rows = [told.get(id(decision)) or told.setdefault(id(decision), _told(decision)) for _, decision in moved]
     scheduled_at, due_at, catch_up_ends, held, overridden = zip(*rows, strict=True)
     columns = {
         "job_ids": uuids(job for job, _ in moved),
-        "scheduled_at": words(scheduled_at),
-        "due_at": words(due_at),
-        "catch_up_ends": words(catch_up_ends),
+        "scheduled_at": instants_of(scheduled_at),
+        "due_at": instants_of(due_at),
+        "catch_up_ends": instants_of(catch_up_ends),
         "held": words(held),
         "overridden": words(overridden),
     }
@@ -236,12 +237,12 @@ def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], 
     return leaving
 
 
-def _told(decision: Decision) -> tuple[str, str, str, str, str]:
+def _told(decision: Decision) -> tuple[bytes, bytes, bytes, str, str]:
     """What a timer's row says after a decision, as elements of arrays."""
     due_at = decision.due_at or (decision.next_at if decision.held is None else None)
     return (
         instant(decision.next_at),
-        "infinity" if due_at is None else instant(due_at),
+        NEVER if due_at is None else instant(due_at),
         instant(decision.catch_up_end),
         decision.held or "NULL",
         "true" if decision.overridden else "false",
