@@ -1,5 +1,7 @@
 """Outcomes are written in batches, and tried again until they are written or superseded; a bad one harms no other."""
 
+# pyright: reportPrivateUsage=false
+
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager

@@ -1,129 +1,121 @@
-"""An offset is told to the group after the claim it stands for, a few times a second, and before its partition goes."""
+"""An offset is told to the group after its claim, a few times a second, and only of partitions that are ours."""
 
-from datetime import timedelta
-from typing import cast
+from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from tests.fixtures.services import until
+from tests.relay.topics import make_topics
 from tidewheel.executor import offsets
-from tidewheel.executor.consume import LaneConsumer
 from tidewheel.executor.offsets import Offsets
-from tidewheel.executor.slots import Slots
-from tidewheel.executor.wanted import Taking
-from tidewheel.runs import Lane
-from tidewheel.service import Stop
+from tidewheel.kafka import consumer
+from tidewheel.local.stack import StackInfo
 
+pytestmark = pytest.mark.kafka
 
-class Group:
-    """A consumer that only notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[dict[int, int]] = []
-        self.refuses = False
-
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
-        assert asynchronous
-        if self.refuses:
-            raise KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))
-        self.told.append({each.partition: each.offset for each in offsets})
-
-
-class Fetched:
-    """A message, as far as offsets go."""
-
-    def __init__(self, partition: int, offset: int) -> None:
-        self._partition, self._offset = partition, offset
-
-    def partition(self) -> int:
-        return self._partition
-
-    def offset(self) -> int:
-        return self._offset
-
-
-def messages(*places: tuple[int, int]) -> list[Message]:
-    return [cast("Message", Fetched(*place)) for place in places]
+EACH = 8  # messages in each of two partitions
 
 
 @pytest.fixture
-def group() -> Group:
-    return Group()
+def topic(info: StackInfo) -> str:
+    name = f"offsets-{uuid4().hex[:8]}"
+    make_topics(info.bootstrap, [name], partitions=2)
+    producer = Producer({"bootstrap.servers": info.bootstrap})
+    for partition in (0, 1):
+        for number in range(EACH):
+            producer.produce(name, value=b"%d" % number, partition=partition)
+    assert producer.flush(30) == 0
+    return name
 
 
 @pytest.fixture
-def mine(group: Group) -> Offsets:
+def client(info: StackInfo, topic: str) -> Iterator[Consumer]:
+    """A consumer that has read both partitions."""
+    made = consumer(
+        {"bootstrap.servers": info.bootstrap}, group=f"g-{uuid4().hex[:8]}", role="test", protocol="classic"
+    )
+    made.assign([TopicPartition(topic, partition, 0) for partition in (0, 1)])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fetched(client: Consumer) -> dict[int, list[Message]]:
+    found: dict[int, list[Message]] = {0: [], 1: []}
+
+    def all_came() -> bool:
+        for message in client.consume(100, 0.2):
+            assert message.error() is None
+            found[message.partition() or 0].append(message)
+        return all(len(each) == EACH for each in found.values())
+
+    until(all_came, "both partitions are read")
+    return found
+
+
+@pytest.fixture
+def mine(client: Consumer, topic: str) -> Offsets:
     """Offsets of the partitions 0 and 1."""
-    made = Offsets(cast("Consumer", group), "t")
+    made = Offsets(client, topic)
     made.own([0, 1])
     return made
 
 
-def test_what_was_noted_is_told_once_the_newest_of_each_partition(mine: Offsets, group: Group) -> None:
-    mine.note(messages((0, 3), (1, 8), (0, 4)))
-    mine.note(messages((0, 5)))
-    assert group.told == []
-    mine.tell()
-    mine.tell()
-    assert group.told == [{0: 6, 1: 9}]
+def told(client: Consumer, topic: str) -> list[int | None]:
+    """How far the group knows it has come on both partitions; None before anything was told."""
+    found = client.committed([TopicPartition(topic, partition) for partition in (0, 1)], timeout=30)
+    return [each.offset if each.offset >= 0 else None for each in found]
 
 
-def test_it_is_told_now_and_then(mine: Offsets, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine.note(messages((0, 1)))
+def test_the_newest_of_each_partition_is_told(
+    mine: Offsets, client: Consumer, topic: str, fetched: dict[int, list[Message]]
+) -> None:
+    mine.note([*fetched[0][:3], *fetched[1][:5]])
+    mine.note(fetched[0][3:6])
+    assert told(client, topic) == [None, None]
+    mine.tell()
+    until(lambda: told(client, topic) == [6, 5], "it is told")
+
+
+def test_it_is_told_now_and_then(
+    mine: Offsets,
+    client: Consumer,
+    topic: str,
+    fetched: dict[int, list[Message]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(offsets, "monotonic_seconds", lambda: now)
+    mine.note(fetched[0][:1])
     mine.tell_in_time()
-    assert group.told == [{0: 2}]
-    mine.note(messages((0, 2)))
+    until(lambda: told(client, topic) == [1, None], "the first is told at once")
+    mine.note(fetched[0][1:2])
     mine.tell_in_time()
-    assert group.told == [{0: 2}]  # that was a moment ago
-    monkeypatch.setattr(offsets, "_TELL_SECONDS", 0.01)
-    until(lambda: mine.tell_in_time() or len(group.told) == 2, "it is told in time")
-    assert group.told[-1] == {0: 3}
+    now += 0.1
+    mine.note(fetched[0][2:3])
+    mine.tell_in_time()
+    assert told(client, topic) == [1, None]
+    now += 0.11
+    mine.tell_in_time()
+    until(lambda: told(client, topic) == [3, None], "the rest is told together")
 
 
-def test_an_older_message_sets_nobody_back(mine: Offsets, group: Group) -> None:
-    mine.note(messages((0, 7)))
-    mine.note(messages((0, 5)))
+def test_an_older_message_sets_nobody_back(
+    mine: Offsets, client: Consumer, topic: str, fetched: dict[int, list[Message]]
+) -> None:
+    mine.note(fetched[0][:5])
+    mine.note(fetched[0][1:2])  # one that was left before
     mine.tell()
-    assert group.told == [{0: 8}]
+    until(lambda: told(client, topic) == [5, None], "the newest is told")
 
 
-def test_of_a_partition_that_has_gone_nothing_is_told(mine: Offsets, group: Group) -> None:
-    """Its next owner is set neither back nor forward by what was claimed before and is noted after."""
-    mine.note(messages((0, 7), (1, 7)))
-    mine.drop({1})
-    mine.note(messages((1, 9)))
+def test_of_a_partition_that_has_gone_nothing_is_told(
+    mine: Offsets, client: Consumer, topic: str, fetched: dict[int, list[Message]]
+) -> None:
+    mine.note([*fetched[0][:2], *fetched[1][:2]])
+    mine.drop({0})
+    mine.note(fetched[0][2:3])
     mine.tell()
-    assert group.told == [{0: 8}]
-
-
-def test_a_refusal_is_no_fault_of_the_lane(mine: Offsets, group: Group) -> None:
-    """A rebalance was quicker, or the client cannot now; what is still ours is told again, whatever comes."""
-    mine.note(messages((0, 1), (1, 1)))
-    group.refuses = True
-    mine.tell()
-    mine.drop({1})
-    group.refuses = False
-    mine.tell()
-    mine.tell()
-    assert group.told == [{0: 2}]
-
-
-def test_what_was_claimed_is_told_before_its_partition_goes(group: Group) -> None:
-    """The next owner begins behind it; what is told afterwards would be refused."""
-    lane = LaneConsumer(
-        cast("Consumer", group),
-        "t",
-        Lane.STANDARD,
-        taking=cast("Taking", None),
-        slots=Slots(1),
-        hold=timedelta(seconds=1),
-        crowded=lambda: False,
-        stop=Stop(),
-    )
-    lane._offsets.own([0, 1])
-    lane._offsets.note(messages((0, 4), (1, 6)))
-    lane._on_revoke(cast("Consumer", group), [TopicPartition("t", 0)])
-    lane._offsets.note(messages((0, 5), (1, 7)))
-    lane._offsets.tell()
-    assert group.told == [{0: 5, 1: 7}, {1: 8}]
+    until(lambda: told(client, topic) == [None, 2], "the other one is told")

@@ -1,13 +1,11 @@
 """Topics that are not there yet: their rows stay, leave soon after they came, and in order; the others never wait."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # its stub re-exports none of these
 
 from tests.fixtures.database import Database
@@ -110,51 +108,6 @@ def test_what_was_read_before_its_topic_was_parked_does_not_overtake_what_was_le
     until(lambda: publisher.parked() == [], "it may be read again")
     assert values(published(publisher, *rows(topic, b"1", b"3"))) == [b"1", b"3"]
     assert relaying.values(topic) == [b"1", b"3"]
-
-
-class Broker:
-    """A producer whose broker answers each flush with the next error; with the last one gone it takes everything."""
-
-    def __init__(self, report: Callable[[KafkaError, Any], None], errors: Sequence[int]) -> None:
-        self._report, self._errors, self._queue = report, [*errors], list[bytes]()
-        self.flushed: list[list[bytes]] = []
-
-    def produce(self, topic: str, value: bytes, key: bytes) -> None:
-        assert (topic, key) == ("new", b"k")
-        self._queue.append(value)
-
-    def flush(self, _: float) -> int:
-        if self._queue:
-            self.flushed.append(self._queue)
-            for error in [self._errors.pop(0)] * len(self._queue) if self._errors else ():
-                self._report(KafkaError(error), SimpleNamespace(topic=lambda: "new", key=lambda: b"k"))
-        self._queue = []
-        return 0
-
-    def list_topics(self, timeout: float) -> Any:  # noqa: ANN401 - as the client's stub has it
-        assert timeout > 0
-        return SimpleNamespace(topics={"new": None})
-
-
-def test_of_rows_told_apart_none_overtakes_what_was_left_as_the_topic_was_parked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One row is refused for good: its batch is tried in halves. With the first half the topic gives trouble."""
-    brokers: list[Broker] = []
-
-    def make(*_: object, on_delivery: Callable[[KafkaError, Any], None], **_settings: object) -> Broker:
-        brokers.append(Broker(on_delivery, [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.UNKNOWN_TOPIC_OR_PART]))
-        return brokers[-1]
-
-    monkeypatch.setattr("tidewheel.relay.publish.producer", make)
-    publisher = Publisher({}, timeout_ms=1, batch=1000, runs_prefix="none.", stop=Stop(), meanwhile=lambda: None)
-    batch = rows("new", b"1", b"2", b"3", b"4")
-    assert publisher.parked() == []
-    found = published(publisher, *batch)
-    assert (found.proven, found.refused) == ([], [])
-    until(lambda: publisher.parked() == [], "it may be read again")
-    assert values(published(publisher, *batch)) == [b"1", b"2", b"3", b"4"]
-    assert brokers[0].flushed == [[b"1", b"2", b"3", b"4"], [b"1", b"2"], [b"1", b"2", b"3", b"4"]]
 
 
 @pytest.mark.kafka

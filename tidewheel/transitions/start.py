@@ -10,7 +10,7 @@ follow in the same transaction.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.arrays import integers, texts, uuids, words
@@ -143,10 +143,8 @@ def _claim(connection: Conn, wanted: Mapping[UUID, Claim], executor_id: UUID) ->
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         rows = cursor.execute(_CLAIM_RUNS, columns).fetchall()
-    if any(row.attempt is None for row in rows):
-        started = [row for row in rows if row.attempt is not None]
-        return started, [row.run_id for row in rows if row.attempt is None]
-    return rows, []
+    contested = [row.run_id for row in rows if cast("int | None", row.attempt) is None]
+    return [row for row in rows if cast("int | None", row.attempt) is not None] if contested else rows, contested
 
 
 def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[Candidate]:
