@@ -73,6 +73,7 @@ class Member:
         kafka: The brokers.
         topic: What it reads.
         number: Which of those that read this topic in this process, from 1.
+        skew: What this process knows of its clock.
         installation: Shards, topics, encoding.
         stop: The wish to stop.
     """
@@ -85,6 +86,7 @@ class Member:
         *,
         topic: str,
         number: int,
+        skew: Skew,
         installation: Installation,
         stop: Stop,
     ) -> None:
@@ -95,7 +97,7 @@ class Member:
         self._session = Session(url, "tidewheel-intake", options=BY_KEY)
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
-        self._skew = Skew(settings.max_clock_skew)
+        self._skew = skew
         self._places = Places(self._owner, {})
         self._held = HeldBack()
         self._paused: set[Partition] = set()

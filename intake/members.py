@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from tidewheel.intake.consume import Member
 from tidewheel.service import Stop
 from tidewheel.settings import IntakeSettings
+from tidewheel.skew import Skew
 from tidewheel.transitions.installation import Installation
 
 MEMBERS = 2
@@ -41,8 +42,9 @@ class Intake:
         self._stop = stop
         topics = installation.topics
         places = [*((topics.requests, number) for number in range(1, members + 1)), (topics.target_replies, 1)]
+        skew = Skew(settings.max_clock_skew)
         self._members = [
-            Member(settings, url, kafka, topic=topic, number=number, installation=installation, stop=stop)
+            Member(settings, url, kafka, topic=topic, number=number, skew=skew, installation=installation, stop=stop)
             for topic, number in places
         ]
 

@@ -6,6 +6,7 @@ database's clock comes back with statements that are sent anyway.
 """
 
 import logging
+import threading
 from datetime import datetime, timedelta
 
 from tidewheel.clock import Clock, SystemClock, monotonic_seconds
@@ -15,7 +16,7 @@ _LOG = logging.getLogger("tidewheel.service")
 
 
 class Skew:
-    """What one process knows of it.
+    """What one process knows of it; for all its threads.
 
     Args:
         most: How far the clocks may be apart before it is told (`max_clock_skew`).
@@ -25,6 +26,7 @@ class Skew:
     def __init__(self, most: timedelta, clock: Clock | None = None) -> None:
         self._most, self._clock = most, clock or SystemClock()
         self._told = False
+        self._telling = threading.Lock()
         metrics.set("max_clock_skew_seconds", most.total_seconds())
 
     def saw(self, instant: datetime, *, since: float) -> None:
@@ -43,7 +45,8 @@ class Skew:
         skew = self._clock.now() - bound - instant
         metrics.set("clock_skew_seconds", skew.total_seconds())
         metrics.set("clock_skew_bound_seconds", bound.total_seconds())
-        self._tell(skew, bound)
+        with self._telling:
+            self._tell(skew, bound)
 
     def _tell(self, skew: timedelta, bound: timedelta) -> None:
         """Log what is certain, and only what is news."""
