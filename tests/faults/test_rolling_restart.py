@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 LEASE, SWEEP = timedelta(seconds=2), timedelta(seconds=0.5)
 BUSY_MACHINE = timedelta(seconds=15)  # beyond what is promised, for one that has other things to do
 BETWEEN = timedelta(milliseconds=100)  # of the load: two triggers
+SERVES = " serves "  # said later than that it has started: the brokers are asked first what groups they know
 NO_STALL = {"STALL_AFTER": "PT600S"}  # what waits for a loop that stands still would be handed on for that alone
 
 
@@ -45,7 +46,7 @@ def test_replacing_every_executor_loses_charges_and_stops_nothing(fleet: Fleet, 
     work.submit()
     fleet.start_all("intake", "scheduler", "relay")
     executors = [fleet.start("executor", **settings) for _ in range(3)]
-    fleet.wait_started()
+    fleet.until(lambda: all(each.has_logged(SERVES) for each in executors), "all three are members of their groups")
     held = [work.hold("gated"), work.hold("gated-sync"), work.hold("gated")]
     for each in held:
         each.wait_begun(1)
@@ -55,7 +56,10 @@ def test_replacing_every_executor_loses_charges_and_stops_nothing(fleet: Fleet, 
         asked_at = now()
         old.ask_to_stop()
         new = fleet.start("executor", **settings)
-        fleet.until(lambda: load.goes_on() and not old.alive and new.started, "one is replaced by another")  # noqa: B023
+        fleet.until(
+            lambda: load.goes_on() and not old.alive and new.has_logged(SERVES),  # noqa: B023
+            "one is replaced by another",
+        )
         replaced_at = now()
         fleet.until(lambda: load.goes_on() and last_effect(oracle) > replaced_at, "work goes on")  # noqa: B023
         rolls.append((asked_at, now()))
