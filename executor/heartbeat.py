@@ -171,7 +171,9 @@ class Heartbeat:
         row = connection.execute(_BEAT, self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
         self._skew.saw(cast("datetime", row[0]), since=asked)
-        if row[1] == 0 and self.entered:
-            # Its lease was ended: what it had claimed is somebody else's, and what has not begun must not.
-            _LOG.warning("the lease of executor %s was ended; entered again", self._columns["executor_id"])
+        if self.entered and (row[1] == 0 or self.is_silent()):
+            # Its lease was ended: what it had claimed is somebody else's, and what has not begun must not. Of one that
+            # stood still inside a claim the row stays, and its attempts were taken all the same.
+            what = "was ended" if row[1] == 0 else "was over"
+            _LOG.warning("the lease of executor %s %s; entered again", self._columns["executor_id"], what)
             self._on_reentry()
