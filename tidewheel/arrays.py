@@ -14,10 +14,9 @@ import psycopg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from tidewheel.binary_rows import NULL, instant
+from tidewheel.binary_rows import NULL, array_head, instant
 
 _LENGTH = struct.Struct(">i")
-_HEAD = struct.Struct(">iiIii")  # dimensions, whether there are nulls, the elements' type, how many, the first index
 _UUID_LENGTH = _LENGTH.pack(16)
 _UUID, _INSTANT, _TEXT = 2950, 1184, 25  # their types, by PostgreSQL's numbers
 
@@ -70,7 +69,7 @@ def uuids(values: Iterable[UUID | None]) -> Uuids:
     '00000010 00000000 00000000 00000000 00000001 ffffffff'
     """
     parts = [NULL if value is None else _UUID_LENGTH + value.int.to_bytes(16) for value in values]
-    return Uuids(_head(_UUID, parts, nulls=NULL in parts) + b"".join(parts))
+    return Uuids(array_head(_UUID, len(parts), nulls=NULL in parts) + b"".join(parts))
 
 
 def integers(values: Iterable[int]) -> str:
@@ -93,7 +92,7 @@ def instants(values: Iterable[datetime | None]) -> Instants:
 
 def instants_of(elements: Sequence[bytes]) -> Instants:
     """A timestamptz[] of elements as `binary_rows.instant` makes them, and NEVER."""
-    return Instants(_head(_INSTANT, elements, nulls=NULL in elements) + b"".join(elements))
+    return Instants(array_head(_INSTANT, len(elements), nulls=NULL in elements) + b"".join(elements))
 
 
 def words(values: Iterable[str]) -> str:
@@ -112,10 +111,6 @@ def texts(values: Iterable[str]) -> Texts:
     '000000 03612c62'
     """
     raw = [value.encode() for value in values]
-    return Texts(_head(_TEXT, raw) + b"".join([part for each in raw for part in (_LENGTH.pack(len(each)), each)]))
-
-
-def _head(element: int, elements: Sequence[bytes], *, nulls: bool = False) -> bytes:
-    if not elements:
-        return _HEAD.pack(0, 0, element, 0, 0)[:12]  # of no dimension
-    return _HEAD.pack(1, nulls, element, len(elements), 1)
+    return Texts(
+        array_head(_TEXT, len(raw)) + b"".join([part for each in raw for part in (_LENGTH.pack(len(each)), each)])
+    )

@@ -24,7 +24,7 @@ _LENGTH = struct.Struct(">i")
 _INT2 = struct.Struct(">ih")
 _INT4 = struct.Struct(">ii")
 _INT8 = struct.Struct(">iq")
-_ARRAY = struct.Struct(">iiIii")
+_ARRAY = struct.Struct(">iiIii")  # dimensions, whether there are nulls, the elements' type, how many, the first index
 _BYTEA_OID = 17
 _UUID_LENGTH = _LENGTH.pack(16)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -73,12 +73,17 @@ def instant(value: datetime | None) -> bytes:
     return _INT8.pack(8, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
 
 
+def array_head(element: int, count: int, *, nulls: bool = False) -> bytes:
+    """What an array of so many elements of a type, by PostgreSQL's number, begins with; of none it is all."""
+    return _ARRAY.pack(1, nulls, element, count, 1) if count else _ARRAY.pack(0, 0, element, 0, 0)[:12]
+
+
 def byteas(values: Sequence[bytes] | None) -> bytes:
     """A bytea[] column, of one dimension and without nulls."""
     if not values:
         return NULL
     body = b"".join([part for value in values for part in (_LENGTH.pack(len(value)), value)])
-    return _LENGTH.pack(_ARRAY.size + len(body)) + _ARRAY.pack(1, 0, _BYTEA_OID, len(values), 1) + body
+    return _LENGTH.pack(_ARRAY.size + len(body)) + array_head(_BYTEA_OID, len(values)) + body
 
 
 def copy_rows(connection: "Connection[tuple[object, ...]]", statement: LiteralString, rows: Iterable[bytes]) -> None:
