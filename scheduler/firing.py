@@ -7,7 +7,7 @@ all others fire.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import cast
@@ -23,10 +23,9 @@ from tidewheel.marks import EVER
 from tidewheel.metrics import metrics
 from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import append
-from tidewheel.scheduler.recurrence.due import decide, resume, waits_for_run, with_jitter
-from tidewheel.scheduler.recurrence.standing import Standing, standing
+from tidewheel.scheduler.deciding import Decider
 from tidewheel.sql import Statements
-from tidewheel.transitions.circumstances import Circumstances, read_circumstances
+from tidewheel.transitions.circumstances import read_circumstances
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links
@@ -40,8 +39,6 @@ _PARK_TIMER = _SQL["park_timer"]
 _SET_JOB_ASIDE = _SQL["set_job_aside"]
 _READ_KEY = _SQL["read_key"]
 _RESUME_JOBS = _SQL["resume_jobs"]
-
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +64,6 @@ class Round:
     since: datetime = EVER
     until: datetime | None = None
     marks: Mapping[int, datetime] = field(default_factory=dict[int, datetime])
-
-
-class _ComputingFailed(Exception):
-    """A job's next time cannot be computed; the cause says why."""
 
 
 def fire(session: Session, installation: Installation, look: Round) -> int:
@@ -122,47 +115,16 @@ def _advance(
     connection: Conn, installation: Installation, locked: list[LockedTimer], look: Round, *, repeats: bool = False
 ) -> list[Decision]:
     resuming = [timer for timer in locked if timer.held == Held.PAUSE]
-    decider = _Decider(look, read_circumstances(connection, locked), open_links(connection, resuming))
+    decider = Decider(
+        read_circumstances(connection, locked),
+        open_links(connection, resuming),
+        now=look.now,
+        horizon=look.horizon,
+        misfire_after=look.misfire_after,
+    )
     decisions = advance_timers(connection, installation, locked, decider, now=look.now, repeats=repeats)
     _tell_resumed(connection, installation, [timer.job_id for timer in resuming], look.now)
     return decisions
-
-
-class _Decider:
-    """Decides each distinct (schedule, policy, instant) once: jobs that share them share the answer."""
-
-    def __init__(self, look: Round, circumstances: Circumstances, waiting: Collection[UUID]) -> None:
-        self._look, self._circumstances, self._waiting = look, circumstances, waiting
-        self._decided: dict[tuple[str, str, datetime, datetime | None], tuple[Standing, Decision]] = {}
-
-    def __call__(self, timer: LockedTimer) -> Decision:
-        """What is to become of a timer.
-
-        Raises:
-            _ComputingFailed: It cannot be computed.
-        """
-        question = (timer.schedule, timer.policy, timer.scheduled_at, timer.catch_up_end)
-        known = self._decided.get(question) if timer.held is None and not timer.overridden else None
-        try:
-            where, decision = known or self._decide(timer, question)
-            return with_jitter(decision, where, timer.job_id)
-        except Exception as error:
-            # Whatever it is, it concerns one job, and all the others must fire.
-            raise _ComputingFailed from error
-
-    def _decide(
-        self, timer: LockedTimer, question: tuple[str, str, datetime, datetime | None]
-    ) -> tuple[Standing, Decision]:
-        where = standing(timer, self._circumstances.day_sets, self._circumstances.of(timer))
-        if timer.held == Held.PAUSE:
-            # The pause ended at its instant, not when it was noticed: what came after it is downtime.
-            ended = resume(where, now=(timer.due_at or self._look.now) - _TICK)
-            return where, waits_for_run(ended) if timer.job_id in self._waiting else ended
-        look = self._look
-        decision = decide(where, now=look.now, horizon=look.horizon, misfire_after=look.misfire_after)
-        if where.plain and not where.schedule.hashed:
-            self._decided[question] = where, decision
-        return where, decision
 
 
 def _tell_resumed(connection: Conn, installation: Installation, job_ids: Sequence[UUID], now: datetime) -> None:

@@ -22,14 +22,23 @@ def schedule_from_text(text: str, job_id: UUID) -> Schedule:
     return _of_job(text, job_id) if '"expressions"' in text and _hashed(text) else _shared(text)
 
 
+def read_schedule(text: str, job_id: UUID | None = None) -> Schedule:
+    """The schedule of a JSON document, read anew.
+
+    Raises:
+        ScheduleRefused: The text describes no schedule.
+    """
+    return parse_schedule(_document(text), job_id=job_id)
+
+
 @lru_cache(maxsize=16_384)  # distinct schedules in use on one scheduler: a few thousand, an interval's anchors included
 def _shared(text: str) -> Schedule:
-    return parse_schedule(_document(text))
+    return read_schedule(text)
 
 
 @lru_cache(maxsize=16_384)
 def _of_job(text: str, job_id: UUID) -> Schedule:
-    return parse_schedule(_document(text), job_id=job_id)
+    return read_schedule(text, job_id)
 
 
 @lru_cache(maxsize=16_384)

@@ -119,6 +119,7 @@ def write_runs(
     if not runs:
         return set()
     ensure_days(connection, {day_of(at) for at in run_instants(run.run_id for run in runs)})
+    encoded = _Instants()
     if repeats:
         # One row per id: what was asked for twice in one batch is one run.
         runs = list({run.run_id: run for run in runs}.values())
@@ -128,8 +129,8 @@ def write_runs(
             return written
     else:
         written = set[UUID](run.run_id for run in runs)
-        copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now))
-    copy_rows(connection, _COPY_OPEN_RUNS, _open_runs(runs, now))
+        copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now, encoded))
+    copy_rows(connection, _COPY_OPEN_RUNS, _open_runs(runs, now, encoded))
     _copy_inputs(connection, runs)
     append(connection, _outbox_rows(runs, installation), shards=installation.shards)
     return written
@@ -140,23 +141,32 @@ def milliseconds(late: timedelta | None) -> int | None:
     return None if late is None else late // timedelta(milliseconds=1)
 
 
-def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
+class _Instants(dict[datetime, bytes]):
+    """Instants as columns, each encoded once: runs share them, and one run has its own in two tables."""
+
+    def __missing__(self, at: datetime) -> bytes:
+        made = self[at] = instant(at)
+        return made
+
+
+def _job_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
     made: dict[tuple[object, ...], bytes] = {}  # the columns that runs of one batch have in common
-    made_at = instant(now)
+    made_at = encoded[now]
     for run in runs:
-        common = run.tenant, run.job_version, run.shard, run.cause, run.queue, run.lane, run.scheduled_at
+        common = run.tenant, run.job_version, run.shard, run.cause, run.queue, run.lane
         fields = made.get(common)
         if fields is None:
             fields = made[common] = b"".join(
                 (
                     text(run.tenant), int4(run.job_version), int2(run.shard), text(run.cause), text(run.queue),
-                    text(run.lane), instant(run.scheduled_at), made_at,
+                    text(run.lane),
                 )
             )  # fmt: skip
         parents = _NO_PARENTS
         if run.parent_run_id is not None or run.root_run_id is not None:
             parents = uuid(run.parent_run_id) + uuid(run.root_run_id)
-        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, parents))
+        at = encoded[run.scheduled_at]
+        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, made_at, parents))
 
 
 def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> set[UUID]:
@@ -177,13 +187,12 @@ def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> se
     return {row[0] for row in connection.execute(_ADD_JOB_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
 
 
-def _open_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
+def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
     made: dict[tuple[object, ...], bytes] = {}
-    made_at = instant(now)
+    made_at = encoded[now]
     for run in runs:
         common = (
             run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
-            run.scheduled_at, run.publish_at,
         )  # fmt: skip
         fields = made.get(common)
         if fields is None:
@@ -191,10 +200,10 @@ def _open_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
                 (
                     text(run.tenant), int2(run.shard), text(run.queue), text(run.lane), text(run.handler),
                     text(run.cause), text(run.overlap), text(RunState.QUEUED), int4(run.job_version),
-                    instant(run.scheduled_at), instant(run.publish_at), made_at,
                 )
             )  # fmt: skip
-        yield b"".join((_OPEN_RUN, uuid(run.run_id), uuid(run.job_id), fields, _deadlines(run)))
+        at, leaves = encoded[run.scheduled_at], encoded[run.publish_at]
+        yield b"".join((_OPEN_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, leaves, made_at, _deadlines(run)))
 
 
 def _deadlines(run: NewRun) -> bytes:
