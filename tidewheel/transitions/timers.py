@@ -195,22 +195,23 @@ def _undo_moves(connection: Conn, back: Sequence[tuple[UUID, datetime]]) -> dict
 def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
     inputs = None if fire.late is None else RunInputs(late=fire.late)
     overlap = Overlap.BUFFER_ALL if fire.buffered and timer.overlap != Overlap.ALLOW_ALL else timer.overlap
+    # By position, in the order of the fields: so many names cost half a microsecond.
     return NewRun(
-        run_id=run_id(timer.job_id, fire.at, Cause.TIMER),
-        job_id=JobId(timer.job_id),
-        tenant=timer.tenant,
-        job_version=timer.version,
-        shard=timer.shard,
-        cause=Cause.TIMER,
-        queue=timer.queue,
-        lane=timer.lane,
-        handler=timer.handler,
-        overlap=overlap,
-        scheduled_at=fire.at,
-        publish_at=publish_at,
-        definition=timer.definition,
-        limited=timer.limited,
-        inputs=inputs,
+        run_id(timer.job_id, fire.at, Cause.TIMER),
+        JobId(timer.job_id),
+        timer.tenant,
+        timer.version,
+        timer.shard,
+        Cause.TIMER,
+        timer.queue,
+        timer.lane,
+        timer.handler,
+        overlap,
+        fire.at,
+        publish_at,
+        timer.definition,
+        timer.limited,
+        inputs,
     )
 
 

@@ -243,24 +243,25 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
             topic = topics[run.queue, run.lane] = installation.topics.runs(run.queue, run.lane)
         inputs = run.inputs or _NO_INPUTS
         run_id = str(run.run_id)
+        # By position, in the schema's order: so many names cost half a microsecond and more.
         value = run_request(
-            run_id=run_id,
-            job_id=str(run.job_id),
-            job_version=run.job_version,
-            attempt=1,
-            cause=run.cause,
-            shard=run.shard,
-            scheduled_at=run.scheduled_at,
-            publish_at=run.publish_at,
-            payload=inputs.payload,
-            payload_content_type=inputs.payload_content_type,
-            labels=inputs.labels,
-            traceparent=inputs.traceparent,
-            late_ms=milliseconds(inputs.late),
-            checkpoint=None,
-            parent_run_id=str(run.parent_run_id) if run.parent_run_id else None,
-            root_run_id=str(run.root_run_id) if run.root_run_id else None,
-            definition=run.definition,
+            run_id,
+            str(run.job_id),
+            run.job_version,
+            1,  # the first attempt
+            run.cause,
+            run.shard,
+            run.scheduled_at,
+            run.publish_at,
+            inputs.payload,
+            inputs.payload_content_type,
+            inputs.labels,
+            inputs.traceparent,
+            milliseconds(inputs.late),
+            None,  # no checkpoint
+            str(run.parent_run_id) if run.parent_run_id else None,
+            str(run.root_run_id) if run.root_run_id else None,
+            run.definition,
         )
         yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at)
 
