@@ -3,8 +3,8 @@
 -- run of a job, its oldest), and starts what needs no turn or has it, as start_attempts does. What it has locked and not
 -- started comes with nulls, its job's turn locked: a later statement looks again, which sees what was waited for here. So
 -- comes a row that was changed while this began: at its new place this statement does not see it. So do all runs of a job
--- of which several are here and one replaces: what it would make way for must not be started before. Votes are counted
--- where one would join: the planner expects one row of a batch, and would go through all for each.
+-- of which several are here and one replaces: what it would make way for must not be started before. Nothing is joined
+-- but looked up in a hash: the planner expects one row of a batch, and would go through all for each.
 -- Index: open_runs_pkey, turns_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
 -- waiting for whoever is about to give it up.
 WITH locked AS MATERIALIZED (
@@ -41,21 +41,12 @@ WITH locked AS MATERIALIZED (
      ORDER BY l.job_id, l.scheduled_at, l.run_id
         ON CONFLICT (job_id) DO UPDATE SET run_id = turns.run_id
     RETURNING turns.run_id
-), winners AS MATERIALIZED (
-    SELECT max(v.at) AS at, max(v.came_by) AS came_by
-      FROM (
-        SELECT l.run_id, l.at, l.came_by,
-               CASE WHEN l.overlap = %(free)s THEN 2
-                    WHEN count(*) FILTER (WHERE l.overlap <> %(free)s) OVER (PARTITION BY l.job_id) > 1
-                     AND bool_or(l.overlap = ANY (%(replacing)s::text[])) OVER (PARTITION BY l.job_id) THEN 0
-                    ELSE 1
-               END AS votes
-          FROM locked AS l
-         UNION ALL
-        SELECT t.run_id, NULL, NULL, 1 FROM taken AS t
-     ) AS v
-     GROUP BY v.run_id
-    HAVING sum(v.votes) >= 2
+), crowded AS (
+    SELECT l.job_id
+      FROM locked AS l
+     WHERE l.overlap <> %(free)s
+     GROUP BY l.job_id
+    HAVING count(*) > 1 AND bool_or(l.overlap = ANY (%(replacing)s::text[]))
 ), started AS (
     UPDATE open_runs AS o
        SET state = %(target)s,
@@ -63,17 +54,18 @@ WITH locked AS MATERIALIZED (
            executor_id = %(executor_id)s,
            started_at = (SELECT tidewheel_now()),
            deadline_at = o.close_at,
-           came_by = w.came_by
-      FROM winners AS w
-     WHERE o.ctid = w.at
+           came_by = l.came_by
+      FROM locked AS l
+     WHERE o.ctid = l.at
+       AND (l.overlap = %(free)s
+            OR (l.run_id IN (SELECT t.run_id FROM taken AS t) AND l.job_id NOT IN (SELECT c.job_id FROM crowded AS c)))
     RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
 )
 SELECT run_id, attempt, charged, lost, publish_at, started_at, close_at FROM started
  UNION ALL
-SELECT rest.run_id, NULL, NULL, NULL, NULL, NULL, NULL
-  FROM (SELECT l.run_id FROM locked AS l UNION ALL SELECT s.run_id FROM started AS s) AS rest
- GROUP BY rest.run_id
-HAVING count(*) = 1
+SELECT l.run_id, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM locked AS l
+ WHERE l.run_id NOT IN (SELECT s.run_id FROM started AS s)
 
 -- name: lock_claims
 -- The runs that may be claimed now, in run_id order. A later statement than the one that shares the lock `claims`, to see
