@@ -4,20 +4,26 @@ An offset moves past messages that were claimed, refused or left to the sweep, n
 never waiting for the work: an hours-long run holds no partition. `offsets.py` tells the group of it. A full executor
 lets go of what it has fetched as soon as the sweep of one with a free slot may take it: kept longer, it would only be
 found taken when a slot comes free.
+
+While there is plenty, the next messages are fetched and read as long as a claim is under way on a thread of its own: in
+a row, the two keep neither this process nor PostgreSQL busy. Claims of a lane come one after another all the same.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
-from tidewheel.executor.wanted import Taking, good
+from tidewheel.executor.wanted import Fetched, Taken, Taking, good
 from tidewheel.health import health
 from tidewheel.runs import Lane
 from tidewheel.service import Patience, Stop
@@ -30,6 +36,21 @@ _PAUSE_AFTER_SECONDS = 10.0  # where the sweep is rarer: the group wants to be p
 _GATHER_SECONDS = 0.002
 _HALF_SECONDS = 0.02  # while there is plenty: what is in the line is worked off in about this time
 _MOST = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 us more
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A claim under way.
+
+    Args:
+        batch: What it is made of, of partitions that are still ours.
+        taken: How many slots were taken for it.
+        outcome: Waits for what became of it.
+    """
+
+    batch: list[Fetched]
+    taken: int
+    outcome: Callable[[], Taken]
 
 
 class LaneConsumer:
@@ -50,7 +71,9 @@ class LaneConsumer:
         self._hold_seconds = hold.total_seconds()
         self._consumer, self._topic, self._lane = consumer, topic, lane
         self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
-        self._held: list[Message] = []
+        self._held: list[Fetched] = []
+        self._under_way: _Claim | None = None
+        self._claiming = ThreadPoolExecutor(1, thread_name_prefix=f"claim-{lane}")
         self._held_since = 0.0  # when the oldest of them was fetched
         self._offsets = Offsets(consumer, topic)
         self._paused = False
@@ -66,8 +89,8 @@ class LaneConsumer:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is fetched: the last look brought nothing, and nothing waits for a slot."""
-        return self._nothing_came and not self._held
+        """Whether nothing is fetched: the last look brought nothing, and nothing waits for a slot or a claim."""
+        return self._nothing_came and not self._held and self._under_way is None
 
     def join(self) -> None:
         """Wait until it has left its group."""
@@ -90,6 +113,15 @@ class LaneConsumer:
                 continue
             patience.over()
         health.ends()
+        self._end()
+
+    def _end(self) -> None:
+        """Leave the group, with what a claim under way has brought."""
+        try:
+            self._settle()
+        except Exception as error:  # noqa: BLE001 - whatever it is, its runs are in the table, for others
+            _LOG.info("the last claim on %s: %s", self._topic, error)
+        self._claiming.shutdown()
         self._offsets.tell()
         self._consumer.close()
         self._taking.close()
@@ -97,30 +129,30 @@ class LaneConsumer:
     def _round(self) -> None:
         self._offsets.tell_in_time()
         if not self._held:
-            self._held = self._poll(_POLL_SECONDS)
+            self._held = self._poll(_POLL_SECONDS if self._under_way is None else 0)
             self._held_since = monotonic_seconds()
-        if not self._held or not self._wait_for_slots():
+        if not self._held:
+            self._settle()
+            return
+        if not self._wait_for_slots():
             return
         # First fetched, then taken: slots held for messages that may not come are kept from the other lanes.
         wanted = min(self._slots.free_ahead(self._lane), _MOST)
         more = self._more(wanted - len(self._held))
         self._held = self._held + more
         self._plenty = len(self._held) >= wanted
+        self._settle()
         taken, once = self._slots.take_ahead(self._lane, min(len(self._held), _MOST))
         batch, self._held = self._held[:taken], self._held[taken:]
-        started = 0
-        try:
-            started = self._claim(batch, once) if batch else 0
-        except BaseException:
-            self._held = batch + self._held
-            raise
-        finally:
-            self._slots.give_back(self._lane, taken - started)
+        if batch:
+            self._claim(batch, taken, once)
 
     def _wait_for_slots(self) -> bool:
         """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
         since = monotonic_seconds()
         while not self._stop.asked():
+            if not self._slots.free_ahead(self._lane):
+                self._settle()  # of what was taken for it some may come back
             crowded = self._crowded()
             if not crowded and self._slots.wait_free_ahead(self._lane, min(_FULL_SECONDS, self._hold_seconds)):
                 self._resume()
@@ -144,23 +176,43 @@ class LaneConsumer:
 
     def _let_go(self) -> None:
         """Leave what is held to the sweep, and fetch what has come since."""
-        self._offsets.note(self._held)
+        self._settle()  # an offset must not move past what is under way
+        self._offsets.note([message for message, _ in self._held])
         self._held = []
         polled = self._poll(0)
         self._held = polled + self._more(_MOST - len(polled))
         self._held_since = monotonic_seconds()
 
-    def _poll(self, seconds: float) -> list[Message]:
+    def _poll(self, seconds: float) -> list[Fetched]:
         message = self._consumer.poll(seconds)
         self._nothing_came = message is None or message.error() is not None
-        return [] if message is None else good([message], self._topic)
+        return [] if message is None else self._taking.read(good([message], self._topic))
 
-    def _more(self, most: int) -> list[Message]:
-        return good(self._consumer.consume(most, 0), self._topic) if most > 0 else []
+    def _more(self, most: int) -> list[Fetched]:
+        return self._taking.read(good(self._consumer.consume(most, 0), self._topic)) if most > 0 else []
 
-    def _claim(self, messages: Sequence[Message], once: int) -> int:
-        started, left = self._taking.take(messages, once=once)
-        self._offsets.note(messages)
+    def _claim(self, batch: list[Fetched], taken: int, once: int) -> None:
+        claim = partial(self._taking.take, batch, once=once)
+        self._under_way = _Claim(batch, taken, claim)
+        if self._plenty:
+            self._under_way.outcome = self._claiming.submit(claim).result
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the claim that is under way, if one is; what was not claimed is held again."""
+        claim, self._under_way = self._under_way, None
+        if claim is None:
+            return
+        started = 0
+        try:
+            started, left = claim.outcome()
+        except BaseException:
+            self._held = claim.batch + self._held
+            raise
+        finally:
+            self._slots.give_back(self._lane, claim.taken - started)
+        self._offsets.note([message for message, _ in claim.batch])
         # Should this process die, what is left of the committed ones is the sweep's.
         self._held = [*left, *self._held]
         if left:
@@ -168,7 +220,6 @@ class LaneConsumer:
             # its; unless that takes longer than a message waits here at all.
             self._slots.hold_ahead(self._lane, self._hold_seconds)
             self._stop.wait(_GATHER_SECONDS)
-        return started
 
     def _pause(self) -> None:
         if not self._paused:
@@ -196,4 +247,6 @@ class LaneConsumer:
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}
         self._offsets.drop(gone)
-        self._held = [message for message in self._held if message.partition() not in gone]
+        self._held = [each for each in self._held if each.message.partition() not in gone]
+        if self._under_way is not None:
+            self._under_way.batch = [each for each in self._under_way.batch if each.message.partition() not in gone]

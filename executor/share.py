@@ -131,7 +131,7 @@ class ShareLaneConsumer:
         try:
             if batch:
                 self._doubtful = True
-                started = self._taking.take(batch, once=taken).started
+                started = self._taking.take(self._taking.read(batch), once=taken).started
                 self._doubtful = False
         finally:
             self._slots.give_back(self._lane, taken - started)

@@ -45,26 +45,37 @@ class Wanted(NamedTuple):
         return self.claim.attempt, self.claim.job_version
 
 
+class Fetched(NamedTuple):
+    """A message, and what it asks for; None where that is not for this executor."""
+
+    message: Message
+    wanted: Wanted | None
+
+
 class Taken(NamedTuple):
-    """What became of messages: how many attempts were started, and which messages were not looked at."""
+    """What became of messages: how many attempts were started, and which messages were left for later."""
 
     started: int
-    left: Sequence[Message]
+    left: Sequence[Fetched]
 
 
 class Taking:
-    """Takes what one lane's messages ask for; for one thread."""
+    """Takes what one lane's messages ask for; one thread may read while another has what was read before begun."""
 
     def __init__(self, topic: str, *, claimer: Claimer, handlers: frozenset[str], begin: Begin) -> None:
         self._topic, self._claimer, self._handlers, self._begin = topic, claimer, handlers, begin
         self._definitions = Definitions()
         self._told: dict[str, float] = {}
 
-    def take(self, messages: Sequence[Message], *, once: int) -> Taken:
+    def read(self, messages: Iterable[Message]) -> list[Fetched]:
+        """Read what messages ask for."""
+        return [Fetched(message, self._wanted(message)) for message in messages]
+
+    def take(self, fetched: Sequence[Fetched], *, once: int) -> Taken:
         """Claim what messages ask for, and have it begun.
 
         Args:
-            messages: Each has a slot that was taken before.
+            fetched: Each has a slot that was taken before.
             once: How many of the slots are no more than there are: runs that may begin only once are not claimed ahead,
                 since nobody knows of one that was claimed in a process that died whether it had begun.
 
@@ -72,11 +83,12 @@ class Taking:
             Unavailable: Nothing was claimed.
         """
         failpoint("claim.received")
-        wanted = newest(item for message in messages if (item := self._wanted(message)) is not None)
-        left: list[Message] = []
-        if len(messages) > once:
+        wanted = newest(item for _, item in fetched if item is not None)
+        left: list[Fetched] = []
+        if len(fetched) > once:
             risky = [run_id for run_id, item in wanted.items() if item.definition.at_most_once]
-            left = [wanted.pop(run_id).message for run_id in risky[max(once, 0) :]]
+            later = [wanted.pop(run_id) for run_id in risky[max(once, 0) :]]
+            left = [Fetched(item.message, item) for item in later]
         if not wanted:
             return Taken(0, left)
         started = self._claimer.claim([item.claim for item in wanted.values()], way="message").started

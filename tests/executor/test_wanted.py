@@ -40,7 +40,7 @@ def test_runs_that_may_begin_only_once_are_not_claimed_ahead_of_the_slots(execut
     messages = _read(executing, 5)
     begun: list[Begun] = []
     taking = _taking(executing, begun)
-    started, left = taking.take(messages, once=1)
+    started, left = taking.take(taking.read(messages), once=1)
     assert (started, len(left)) == (3, 2)
     assert {one.run_id for one, _, _ in begun} > plain
     assert taking.take(left, once=2) == (2, [])
@@ -59,7 +59,7 @@ def test_a_message_whose_run_id_is_none_is_left_and_the_others_are_claimed(execu
     executing.publish(good)
     begun: list[Begun] = []
     taking = _taking(executing, begun)
-    assert taking.take(_read(executing, 5), once=5) == (1, [])
+    assert taking.take(taking.read(_read(executing, 5)), once=5) == (1, [])
     assert [one.run_id for one, _, _ in begun] == [good]
     taking.close()
 
