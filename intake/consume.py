@@ -50,6 +50,7 @@ _KEEP_HOUSE_SECONDS = 60.0
 # A batch that cannot be written for so long is let go with its partitions, well before the group would evict this
 # member for not polling (five minutes).
 _GIVE_UP_SECONDS = 60.0
+_JOIN_ANEW_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, and what a try takes
 # A request is rejected when it has so often taken too long alone: the first time the database may just have been slow.
@@ -114,8 +115,11 @@ class Member:
             while not self._stop.asked():
                 try:
                     self._membership(patience)
-                except Fenced as error:  # partitions change hands: no trouble
-                    patience.wait(error)
+                except Fenced as error:
+                    # That partitions change hands is no trouble, and nothing works again after it.
+                    level = logging.INFO if error.__cause__ is None else logging.WARNING
+                    _LOG.log(level, "%s joins anew: %s", self._name, error)
+                    self._stop.wait(_JOIN_ANEW_SECONDS)
                 except (Unavailable, KafkaException) as error:
                     self._trouble = str(error), monotonic_seconds()
                     patience.wait(error)

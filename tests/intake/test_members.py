@@ -1,5 +1,6 @@
 """One intake process has two members of the group that reads requests, each with its partitions; they end together."""
 
+import logging
 from typing import LiteralString
 
 import pytest
@@ -61,9 +62,13 @@ def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database
 
 
 def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once(
-    database: Database, info: StackInfo
+    database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody else has what one of two has a batch of: it must not write that, and whoever has it next must."""
+    """Somebody else has what one of two has a batch of: it must not write that, and whoever has it next must.
+
+    That is told as what it is, and not as trouble that is over later.
+    """
+    caplog.set_level(logging.INFO)
     requests, stop = Requests(database, info.bootstrap, partitions=4), Stop()
     ended = in_background(intake(requests, stop).run)
     requests.until_read(requests.send(submission())[0])
@@ -84,6 +89,12 @@ def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once
         assert database.rows(STANDS)[0][1] > epoch + 1, "it was applied under an assignment after the theft"
     stop.ask()
     ended.result(_SECONDS)
+    told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "tidewheel.intake"]
+    name = f"intake of {requests.topics.requests}, member "
+    moved = [level for level, line in told if line.startswith(name) and "joins anew: another intake has taken" in line]
+    assert len(moved) >= 2
+    assert set(moved) == {logging.INFO}
+    assert "works again" not in caplog.text
 
 
 def test_one_without_its_topic_is_named_and_the_others_work(
