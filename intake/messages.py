@@ -96,22 +96,19 @@ def _take_requests(
     read: Sequence[tuple[Message, Incoming | UndecodableMessage | RequestRefused]],
     now: datetime,
 ) -> list[OutboxRow]:
+    replies = iter(apply_requests(connection, installation, [one for _, one in read if isinstance(one, Incoming)]))
     rows: list[OutboxRow] = []
-    batch: list[Incoming] = []
+    # In the order of the requests: who sends several under one key has their answers in that order.
     for message, one in read:
         if isinstance(one, Incoming):
-            batch.append(one)
+            reply = next(replies)
+            rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, about=one.job_id))
         elif isinstance(one, UndecodableMessage):
             rows.append(_buried(connection, installation, message, str(one), now))
         else:
             reply = rejected_unread(one.identity, one, origin_of(message))
             metrics.count("requests", 1, reply.type, reply.status)
             rows.append(reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now))
-    replies = apply_requests(connection, installation, batch)
-    rows += [
-        reply_row(installation, reply, incoming.reply_key, incoming.encoding, now, about=incoming.job_id)
-        for incoming, reply in zip(batch, replies, strict=True)
-    ]
     return rows
 
 

@@ -12,7 +12,15 @@ from tests.transitions.acts import HANDLER, submission
 from tidewheel.local.stack import StackInfo
 from tidewheel.metrics import metrics
 from tidewheel.schemas.codec import encode
-from tidewheel.schemas.records import JobSubmission, Request, RequestType, ScheduleSubmission, TargetSubmission
+from tidewheel.schemas.json_form import from_json
+from tidewheel.schemas.records import (
+    JobSubmission,
+    Reply,
+    Request,
+    RequestType,
+    ScheduleSubmission,
+    TargetSubmission,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -153,3 +161,15 @@ def test_answers_lie_under_the_requests_own_key_in_their_order(requests: Request
     requests.until_read(offsets[-1])
     replies = requests.replies(b"ordered")
     assert [(reply.request_id, reply.job_version) for reply in replies] == [(f"o-{n}", n + 1) for n in range(20)]
+
+
+def test_answers_are_written_in_order_where_one_between_them_is_refused(database: Database, info: StackInfo) -> None:
+    """Of one batch: the refusal does not overtake the answer to what was sent before it."""
+    requests = Requests(database, info.bootstrap)
+    offsets = requests.send(submission("one", payload=1), job(key="one", scedule="manual"), submission("one"))
+    with requests.running():
+        requests.until_read(offsets[-1])
+    written = database.rows("SELECT value FROM outbox WHERE topic = %s ORDER BY id", [requests.topics.replies])
+    replies = [from_json(value, Reply) for (value,) in written]
+    assert [reply.origin.offset for reply in replies if reply.origin] == offsets
+    assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
