@@ -100,6 +100,46 @@ def test_one_that_stands_still_inside_a_claim_holds_up_nothing_else(fleet: Fleet
 
 
 @pytest.mark.slow
+def test_one_that_stands_still_inside_a_claim_begins_nothing_that_was_taken_from_it(
+    fleet: Fleet, oracle: Oracle
+) -> None:
+    """Its row stays, for the claim has locked it, and its attempts go to others all the same: its silence tells it."""
+    settings = {"LEASE": "PT2S", "STALL_AFTER": "PT600S"}
+    work = Workload(fleet, oracle)
+    work.submit(recurring=False)
+    in_the_way = work.hold("blocking")
+    fleet.start_all("intake", "relay")
+    sleeper = fleet.start("executor", **settings)
+    in_the_way.wait_begun(1)
+    claimed = work.hold()
+    fleet.until(
+        lambda: claimed.run_id and fleet.database.rows(STANDING, [claimed.run_id]) == [("running", 1)], "claimed"
+    )
+    in_the_way.let_go(2)
+    work.hold(delay="1500ms").let_go()
+    oracle.wait_answered()
+    lock = fleet.database.connection()
+    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+    fleet.until(lambda: fleet.database.value(CLAIMING) > 0, "a claim is held up in its transaction")
+    sleeper.pause()
+    lock.rollback()
+    fleet.start("executor", **settings)
+    claimed.wait_begun(2)
+    in_the_way.wait_completed()
+    assert entered(fleet, sleeper)
+    sleeper.resume()
+    fleet.until(lambda: sleeper.has_logged("was over; entered again"), "it has seen for how long it was silent")
+    in_the_way.let_go(1)
+    fleet.until(lambda: sleeper.has_logged("a late report changes nothing"), "its late report has been looked at")
+    claimed.let_go()
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED, stopped=[sleeper])
+    assert claimed.begun() == [2]
+    assert claimed.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
+
+
+@pytest.mark.slow
 def test_one_that_is_asked_to_stop_hands_back_at_once_and_uncharged(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
