@@ -29,7 +29,7 @@ from tidewheel.wakeup import Channel, Listener
 # A batch costs as much as hundreds of its rows, above all the broker. So when nothing waits behind it, the next one is
 # left to gather: longer the more came, so that single rows leave at once, and thousands a second in tens of batches.
 _GATHER_SECONDS_A_ROW = 0.000_2
-_LONGEST_GATHER_SECONDS = 0.020
+_LONGEST_GATHER_SECONDS = 0.050  # reached from some thousand rows a second on. Source: docs/adr/0004
 _LOOK_SECONDS = 1.0  # how old the metrics may be while there is always something to do
 
 

@@ -246,8 +246,10 @@ class Publisher:
 
 
 # The names are few and ours: to decode each of eight a message would cost as much as to produce it.
-_name = lru_cache(maxsize=1000)(bytes.decode)
+@lru_cache(maxsize=1000)
+def _names(names: tuple[bytes, ...]) -> tuple[str, ...]:
+    return tuple(name.decode() for name in names)
 
 
 def _headers(parts: list[bytes]) -> list[tuple[str, str | bytes | None]]:
-    return [(_name(parts[at]), parts[at + 1]) for at in range(0, len(parts), 2)]
+    return list(zip(_names(tuple(parts[::2])), parts[1::2], strict=True))
