@@ -22,7 +22,7 @@ from tidewheel.db import Conn
 SECONDS = 60.0
 STEADY_SECONDS = 300.0
 STEADY_RATE = 10_000.0
-WARM_RUNS = 10_000
+WARM_RUNS = 100_000  # a JVM compiles for ten seconds of CPU, most of it after the first ten thousand
 SERVICES = (("intake",), ("relay",), EXECUTOR, ("scheduler",))
 
 _OVERLOAD = 1.5  # of what the warm-up has shown: what is asked for must be more than can be done
