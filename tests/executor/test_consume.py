@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 from uuid import uuid4
 
 import pytest
@@ -20,6 +20,10 @@ from tidewheel.runs import AttemptOutcome, Lane, RunState
 pytestmark = pytest.mark.kafka
 
 NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
+CLAIMING: LiteralString = """
+SELECT pid FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name = 'tidewheel-executor-standard'
+"""
 A_MESSAGE = "SELECT value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%' ORDER BY id DESC LIMIT 1"
 
 
@@ -72,6 +76,28 @@ def test_a_full_executor_lets_go_of_what_it_has_fetched(executing: Executing, ga
         GATES[gate].opened.set()
         assert {executing.ended(run_id).state for run_id in waiting} == {"succeeded"}
     assert [attempts(executing.database, run_id) for run_id in waiting] == [[(1, "succeeded")]] * 5
+
+
+def test_a_claim_that_fails_while_more_is_read_is_tried_again_before_what_was_read(executing: Executing) -> None:
+    """Messages of both are held, in their order: no offset moves past those of the claim that failed."""
+    executing.make_topics()
+    runs = [executing.trigger("acts.echo", number) for number in range(20)]
+    for run_id in runs:
+        executing.publish(run_id)
+    with executing.database.transaction() as lock:
+        lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+        with executing.running(slots=2, **NO_SWEEP):
+            until(lambda: executing.database.rows(CLAIMING), "a claim is held up in its transaction")
+            [(pid,)] = executing.database.rows(CLAIMING)
+            executing.database.execute("SELECT pg_terminate_backend(%s)", [pid])
+            until(lambda: executing.database.rows(CLAIMING) not in ([], [(pid,)]), "it is tried again")
+            assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) <= 0
+            lock.rollback()
+            assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
+    assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
+    first = executing.database.rows("SELECT run_id FROM attempts ORDER BY started_at LIMIT 2")
+    assert {run_id for (run_id,) in first} == set(runs[:2])
+    assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) == 20
 
 
 def committed(bootstrap: str, topic: str) -> int:
