@@ -5,7 +5,7 @@ is settled by the version in force, and the runs whose instant is still ahead ar
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
@@ -219,7 +219,7 @@ def _pass_by(
     def decide_by(timer: LockedTimer) -> Decision:
         gone = timer.job_id in given_up
         decision = _by(timer, circumstances, lambda where: passed_by(where, now=now, once_too=gone))
-        return replace(decision, held=Held.PAUSE, due_at=timer.due_at)
+        return decision._replace(held=Held.PAUSE, due_at=timer.due_at)
 
     advance_timers(connection, installation, paused, decide_by, now=now)
 

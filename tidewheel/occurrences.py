@@ -6,6 +6,7 @@ Decided by pure functions in `tidewheel.scheduler.recurrence.due`, written by `t
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class SkipReason(StrEnum):
@@ -60,8 +61,7 @@ class Skip:
     exact: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Fire:
+class Fire(NamedTuple):
     """An occurrence that becomes a run.
 
     Args:
@@ -77,8 +77,7 @@ class Fire:
     buffered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What is to become of one timer.
 
     Args:

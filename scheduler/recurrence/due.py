@@ -77,7 +77,7 @@ def decide(
     if not standing.plain:
         done = _with_overrides(standing, done, recorded, now=now, horizon=horizon, missed_until=missed_until)
     still = end is not None and first is not None and first <= end
-    return replace(done, catch_up_end=end if still else None)
+    return done._replace(catch_up_end=end if still else None)
 
 
 def resume(standing: Standing, *, now: datetime) -> Decision:
@@ -103,7 +103,7 @@ def resume(standing: Standing, *, now: datetime) -> Decision:
     done = Decision((), tuple(skips), next_at=following)
     if not standing.plain:
         done = _with_overrides(standing, done, recorded, now=now, horizon=None, missed_until=now)
-    return replace(done, catch_up_end=end)
+    return done._replace(catch_up_end=end)
 
 
 def passed_by(standing: Standing, *, now: datetime, once_too: bool = False) -> Decision:
@@ -138,11 +138,9 @@ def with_jitter(decision: Decision, standing: Standing, job_id: UUID) -> Decisio
     policies = standing.policies
     if not policies.jitters or not decision.fires:
         return decision
-    return replace(
-        decision,
+    return decision._replace(
         fires=tuple(
-            replace(
-                fire,
+            fire._replace(
                 publish_at=jittered(
                     fire.at,
                     standing.live.after(fire.at),
@@ -160,7 +158,7 @@ def with_jitter(decision: Decision, standing: Standing, job_id: UUID) -> Decisio
 
 def waits_for_run(decision: Decision) -> Decision:
     """The decision about a fixed_delay whose last run is open: what comes next waits for its end."""
-    return replace(decision, held=Held.RUN, due_at=None)
+    return decision._replace(held=Held.RUN, due_at=None)
 
 
 def next_look(standing: Standing, after: datetime) -> datetime | None:
@@ -195,7 +193,7 @@ def _one_after_another(fires: list[Fire], now: datetime) -> list[Fire]:
     """Several that are late at once would skip one another where runs may not overlap: they wait for each other."""
     if len(fires) < 2 or fires[1].at > now:
         return fires
-    return [replace(fire, buffered=True) if fire.at <= now else fire for fire in fires]
+    return [fire._replace(buffered=True) if fire.at <= now else fire for fire in fires]
 
 
 def _always_fires(standing: Standing) -> bool:
@@ -277,8 +275,7 @@ def _with_overrides(
     # The cursor never passes what was moved and is no occurrence any more: behind it, it would count as one that was.
     dropped = sorted(at for at in standing.dropped if next_at is None or at < next_at)
     until = standing.overridden_until
-    return replace(
-        done,
+    return done._replace(
         fires=tuple(fires),
         skips=tuple(skips),
         next_at=next_at,
