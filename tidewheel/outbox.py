@@ -14,7 +14,7 @@ from tidewheel.db import Conn
 
 SLICES = 8  # ranges of shards, each carried by one relay at a time: as many relays as can usefully share the work
 
-_COPY = "COPY outbox (slice, class, publish_at, topic, key, value, headers) FROM STDIN (FORMAT BINARY)"
+_COPY = "COPY outbox (slice, class, topic, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
 _COLUMNS = columns(7)
 
 Headers = Sequence[tuple[str, bytes]]
@@ -63,14 +63,17 @@ def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
 
 def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
     heads: dict[tuple[object, ...], bytes] = {}  # the columns that rows of one batch have in common
+    last, leaves = None, b""  # not among them: where jobs have anchors of their own, each row leaves at its own instant
     for shard, outbox_class, topic, key, value, publish_at, headers in rows:
-        common = shard, outbox_class, publish_at, topic
+        common = shard, outbox_class, topic
         head = heads.get(common)
         if head is None:
-            fields = (_COLUMNS, int2(slice_of(shard, shards)), text(outbox_class), instant(publish_at), text(topic))
+            fields = (_COLUMNS, int2(slice_of(shard, shards)), text(outbox_class), text(topic))
             head = heads[common] = b"".join(fields)
+        if publish_at != last:
+            last, leaves = publish_at, instant(publish_at)
         packed = headers if isinstance(headers, bytes) else pack(headers)
-        yield b"".join((head, bytea(key), bytea(value), packed))
+        yield b"".join((head, leaves, bytea(key), bytea(value), packed))
 
 
 def pack(headers: Headers) -> bytes:
