@@ -32,6 +32,7 @@ class Slots:
         self._kept = total // _KEPT_FOR_CRITICAL
         self._critical = self._others = self._most_busy = self._ahead = 0
         self._held_until: dict[Lane, float] = {}  # lanes for which nothing is claimed ahead
+        self._next: Lane | None = None  # whose is the next slot that comes free, by `take_next`
         self._changed = threading.Condition()
 
     def take(self, lane: Lane, most: int) -> int:
@@ -51,6 +52,23 @@ class Slots:
             if real and taken and self._held_until.pop(lane, None) is not None:
                 self._changed.notify_all()
             return Taken(taken, min(real, taken))
+
+    def take_next(self, lane: Lane, most: int, seconds: float) -> int:
+        """Take up to `most` slots that there are before anybody else takes one, as soon as any is free; for one thread.
+
+        Until then nobody claims ahead, and the others wait; of them the critical lane only for its own.
+
+        Returns:
+            How many were taken; 0 where none came free in time.
+        """
+        with self._changed:
+            self._next = lane
+            try:
+                self._changed.wait_for(lambda: self._there(lane) > 0, timeout=seconds)
+                return self._take(lane, min(self._there(lane), most))
+            finally:
+                self._next = None
+                self._changed.notify_all()
 
     def give_back(self, lane: Lane, count: int) -> None:
         """Free slots that were taken."""
@@ -125,6 +143,10 @@ class Slots:
             )
 
     def _free(self, lane: Lane) -> int:
+        waits = self._next is not None and (lane is not Lane.CRITICAL or self._next is Lane.CRITICAL)
+        return min(self._there(lane), 0) if waits else self._there(lane)
+
+    def _there(self, lane: Lane) -> int:
         if lane is Lane.CRITICAL:
             # What others have claimed ahead is in the line behind it, and takes no slot from it.
             return self.total - self._critical - min(self._others, self.total - self._kept)
@@ -132,7 +154,7 @@ class Slots:
 
     def _free_ahead(self, lane: Lane) -> int:
         held = self._held_until and max(self._held_until.values()) > monotonic_seconds()
-        ahead = 0 if held else self._ahead
+        ahead = 0 if held or self._next is not None else self._ahead
         if lane is Lane.CRITICAL:
             ahead -= max(self._others - (self.total - self._kept), 0)  # what others have of it
         return self._free(lane) + max(ahead, 0)

@@ -5,6 +5,9 @@ what another executor has fetched and has no slot for. No message is published t
 
 A look finds what is due and too young as well, and the next look comes when the oldest of that has waited long enough:
 so a run waits for a free slot hardly longer than `every`, though nobody looks more often.
+
+While messages fill every slot, a lane is looked at all the same, but rarely: what has been due for very long is given
+the next slots that come free, a few at a time, so that it does not wait until the messages end.
 """
 
 import logging
@@ -42,6 +45,8 @@ _FULL_SECONDS = 0.5  # between two looks at the wish to stop while there is no f
 _CHAIN_SECONDS = 1.0  # then the next glance tells whether messages would bring the rest
 _SOON_SECONDS = 0.005  # between two looks while more is waiting than there are slots for
 _MOST_MISSES = 10  # 5 s between two looks
+_PATIENCE = 10  # times `every`: at each turn messages wait 20 to 50 ms for what is claimed ahead to be worked off
+_TURN = 10  # at most one of so many slots for each turn
 _MOST = 500
 
 
@@ -88,6 +93,8 @@ class Sweep:
         self._definitions = Definitions()
         self._marks = Marks[tuple[str, Lane]]()
         self._misses, self._chain_until = 0, 0.0
+        self._patience = every * _PATIENCE
+        self._served = dict.fromkeys(Lane, monotonic_seconds())  # when nothing was due, or some of it had a slot
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
     def start(self) -> None:
@@ -106,14 +113,37 @@ class Sweep:
     def step(self) -> float:
         """One look; returns how long to wait for the next, in seconds."""
         limits = self._limits() if self._wait_for_slots() else []
-        if not limits:
-            return _GLANCE_SECONDS
+        pause = self._look(limits) if limits else _GLANCE_SECONDS
+        if not self._crowded():
+            self._take_turn()
+        return pause
+
+    def _look(self, limits: Sequence[tuple[str, Lane, int]]) -> float:
+        """Claim what there are slots for; returns how long to wait for the next look, in seconds."""
         found, readable = self._find(limits)
         due = [run for run in found if run.due_for >= self._every]
-        swept = sum(self._claim(lane, runs, readable) for lane, runs in _by_lane(due).items())
-        if swept:
-            _LOG.info("swept %d runs", swept)
+        lanes, swept = _by_lane(due), 0
+        for lane in dict.fromkeys(lane for _, lane, _ in limits):
+            started = self._claim(lane, lanes.get(lane, []), readable)
+            swept += started
+            if started or lane not in lanes:
+                self._served[lane] = monotonic_seconds()
         return self._pause(limits, found, due, swept)
+
+    def _take_turn(self) -> None:
+        """Give the next slots to a few of what has been due for very long, in the lane that went without longest."""
+        lane = min(self._served, key=self._served.__getitem__)
+        now, patience = monotonic_seconds(), self._patience.total_seconds()
+        if now - self._served[lane] < patience:
+            return
+        most = min(self._slots.total, _MOST)
+        found, readable = self._find([(queue, lane, most) for queue in self._queues])
+        late = [run for run in found if run.due_for >= self._patience and run.run_id in readable]
+        late = _by_lane(late).get(lane, [])[: max(self._slots.total // _TURN, 1)]
+        taken = self._slots.take_next(lane, len(late), _FULL_SECONDS) if late else 0
+        # Where none came free it is tried again soon, yet not at once: who is full asks no more often than who is idle.
+        self._served[lane] = now if taken or not late else now - patience + self._every.total_seconds()
+        self._start(lane, taken, late, readable)
 
     def _wait_for_slots(self) -> bool:
         """Wait a while until any slot is free; returns whether one is."""
@@ -171,7 +201,10 @@ class Sweep:
         return found, self._readable(requests)
 
     def _claim(self, lane: Lane, runs: Sequence[DueRun], readable: Readable) -> int:
-        taken = self._slots.take(lane, len(runs))
+        return self._start(lane, self._slots.take(lane, len(runs)), runs, readable)
+
+    def _start(self, lane: Lane, taken: int, runs: Sequence[DueRun], readable: Readable) -> int:
+        """Claim as many as slots were taken for, and have them begun."""
         if not taken:
             return 0
         started = 0
@@ -185,6 +218,8 @@ class Sweep:
             raise Unavailable(str(error)) from error
         finally:
             self._slots.give_back(lane, taken - started)
+        if started:
+            _LOG.info("swept %d runs", started)
         return started
 
     def _readable(self, requests: Mapping[UUID, RunRequest]) -> Readable:
@@ -198,7 +233,8 @@ class Sweep:
 
 
 def _by_lane(runs: Sequence[DueRun]) -> dict[Lane, list[DueRun]]:
+    """Of each lane the longest due first, whatever its queue."""
     lanes: dict[Lane, list[DueRun]] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.due_for, reverse=True):
         lanes.setdefault(Lane(run.lane), []).append(run)
     return lanes

@@ -142,3 +142,35 @@ def test_nobody_waits_for_half_where_nothing_is_ahead() -> None:
     slots = Slots(10)
     slots.take(Lane.STANDARD, 9)
     in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30)).result(10)
+
+
+@pytest.mark.parametrize("lane", ORDINARY)
+def test_who_is_next_has_the_slots_that_come_free_and_nobody_claims_ahead_until_then(lane: Lane) -> None:
+    slots = Slots(20)
+    slots.allow_ahead(30)
+    assert slots.take_ahead(Lane.STANDARD, 28) == (28, 18)
+    next_one = in_background(lambda: slots.take_next(lane, 2, 30))
+    until(lambda: not slots.free_ahead(Lane.STANDARD), "nothing is claimed ahead")
+    slots.give_back(Lane.STANDARD, 9)
+    assert slots.take_ahead(Lane.STANDARD, 30) == (0, 0)
+    assert slots.take_ahead(Lane.CRITICAL, 30) == (2, 2)  # its own, at any time
+    slots.give_back(Lane.STANDARD, 6)
+    assert next_one.result(10) == 2
+    assert slots.take_ahead(Lane.STANDARD, 100).real == 1
+
+
+def test_who_is_next_in_the_critical_lane_is_so_before_everybody() -> None:
+    slots = Slots(10)
+    assert slots.take(Lane.CRITICAL, 10) == 10
+    next_one = in_background(lambda: slots.take_next(Lane.CRITICAL, 5, 30))
+    slots.give_back(Lane.CRITICAL, 1)
+    assert next_one.result(10) == 1
+    assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
+
+
+def test_who_is_next_and_gets_none_in_time_keeps_nobody_waiting() -> None:
+    slots = Slots(10)
+    slots.allow_ahead(10)
+    assert slots.take(Lane.STANDARD, 9) == 9
+    assert slots.take_next(Lane.STANDARD, 1, 0.05) == 0
+    assert slots.free_ahead(Lane.STANDARD) == 10

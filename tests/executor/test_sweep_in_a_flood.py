@@ -1,0 +1,105 @@
+"""What becomes of a run that no message brings, while messages that do come fill every slot, and more than those."""
+
+import threading
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+import tidewheel
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import ask, submit
+from tests.transitions.stepping import in_background
+from tidewheel.executor.handlers import registered
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import Lane
+
+pytestmark = pytest.mark.kafka
+
+BUSY_SECONDS = 0.01  # one of the flood keeps the loop for so long
+MOST_OUTSTANDING = 100
+
+
+@dataclass
+class Flood:
+    """What is published as long as it lasts, and how much of it was outstanding when the other run began."""
+
+    published: int = 0
+    worked_off: int = 0
+    outstanding: int | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+FLOODS: dict[str, Flood] = {}
+
+
+@tidewheel.handler("flood.drop")
+async def drop(context: tidewheel.Context, payload: str) -> None:
+    """Keep the loop busy for a moment, never waiting for anything: such runs are claimed ahead of the slots."""
+    del context
+    FLOODS[payload].over.wait(BUSY_SECONDS)
+    FLOODS[payload].worked_off += 1
+
+
+@tidewheel.handler("flood.other")
+async def other(context: tidewheel.Context, payload: str) -> None:
+    """Take note of what is outstanding, and let the flood end."""
+    del context
+    flood = FLOODS[payload]
+    flood.outstanding = flood.published - flood.worked_off
+    flood.over.set()
+
+
+@pytest.fixture
+def executing(fresh_database: Database, info: StackInfo) -> Executing:
+    made = Executing(fresh_database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+def test_a_run_that_kafka_lost_has_its_turn_while_messages_fill_every_slot(executing: Executing) -> None:
+    name = uuid4().hex
+    flood = FLOODS[name] = Flood()
+    submit(executing.database, "drops", target="flood.drop")
+    known = {handler: found for handler, found in registered().items() if handler.startswith("flood.")}
+    with executing.running(known=known, slots=10, sweep=timedelta(milliseconds=200)):
+        flooding = in_background(lambda: keep_flooding(executing, name))
+        try:
+            until(lambda: brought_by_messages(executing) > 2 * MOST_OUTSTANDING, "messages keep the executor busy")
+            lost = executing.trigger("flood.other", name)
+            executing.database.execute("DELETE FROM outbox WHERE key = %s", [str(lost).encode()])
+            ended = executing.ended(lost)
+        finally:
+            flood.over.set()
+            flooding.result(60)
+        until(lambda: flood.worked_off >= flood.published, "the flood is worked off")
+    assert (ended.state, ended.came_by) == ("succeeded", "sweep")
+    assert flood.outstanding is not None
+    assert flood.outstanding > 0
+
+
+def keep_flooding(executing: Executing, name: str) -> None:
+    """Publish more whenever little is left, until the flood is over."""
+    flood, topic = FLOODS[name], executing.topics.runs("default", Lane.STANDARD)
+    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    some = [{"type": "job.trigger", "key": "drops", "payload": name}] * (MOST_OUTSTANDING // 2)
+    while not flood.over.is_set():
+        ask(executing.database, *some)
+        flood.published += len(some)
+        for value in executing.database.rows(
+            "DELETE FROM outbox WHERE topic = %s AND value LIKE '%%flood.drop%%'::bytea RETURNING value", [topic]
+        ):
+            producer.produce(topic, value=value[0])
+        assert producer.flush(30) == 0
+        until(
+            lambda: flood.over.is_set() or flood.published - flood.worked_off < MOST_OUTSTANDING, "most is worked off"
+        )
+
+
+def brought_by_messages(executing: Executing) -> int:
+    """How many attempts were claimed by message so far."""
+    return int(executing.database.value("SELECT count(*) FROM attempts WHERE came_by <> 'sweep'"))
