@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from tidewheel.binary_rows import bytea, byteas, columns, copy_rows, instant, int2, text
+from tidewheel.binary_rows import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
 from tidewheel.db import Conn
 
 SLICES = 8  # ranges of shards, each carried by one relay at a time: as many relays as can usefully share the work
@@ -48,7 +48,7 @@ class OutboxRow(NamedTuple):
     key: bytes | None
     value: bytes | None
     publish_at: datetime
-    headers: Headers | bytes = ()
+    headers: Headers | bytes = NULL
 
 
 def slice_of(shard: int, shards: int) -> int:
