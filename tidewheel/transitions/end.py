@@ -15,10 +15,10 @@ from uuid import UUID
 
 from tidewheel.arrays import integers, uuids, words
 from tidewheel.db import Conn, rows_of
-from tidewheel.ids import read_uuid, run_instants, uuid_of
+from tidewheel.ids import read_uuid, run_instants
 from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.partitions import day_of, ensure_days, of_unknown_days
+from tidewheel.partitions import day_of, days_between, ensure_days, of_unknown_days
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Overlap, RunState, end_of
 from tidewheel.schemas import records
 from tidewheel.sql import Statements
@@ -193,11 +193,11 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
 
 def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
     ids = [end.run_id for end in ends]
-    numbers = [run_id.int for run_id in ids]
     if strange := set(of_unknown_days(connection, ids)):
         # Made with the run already, unless somebody dropped it while the run was open for weeks.
         found = _find_unclosed(connection, [end for end in ends if end.run_id in strange])
         ensure_days(connection, {day_of(at) for at in run_instants(found)})
+    first, last = days_between(ids)
     columns = {
         **_fences(ends),
         "outcomes": _few([end.outcome for end in ends]),
@@ -206,8 +206,8 @@ def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
         "error_messages": _few([end.error_message for end in ends]),
         "cancelling": RunState.CANCELLING,
         "cancelled": RunState.CANCELLED,
-        "first_run_id": uuid_of(min(numbers)),
-        "last_run_id": uuid_of(max(numbers)),
+        "first_run_id": first,
+        "last_run_id": last,
     }
     with connection.cursor(row_factory=rows_of(ClosedRun._make), binary=True) as cursor:
         return cursor.execute(_CLOSE_RUNS, columns).fetchall()

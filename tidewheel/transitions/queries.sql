@@ -198,8 +198,9 @@ SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.clo
 -- Ends runs whose attempt is still the current one and in the same hands, and whose state allows the end: the row goes, its
 -- outcome and that of its attempt are written down. One that is being cancelled ends as cancelled whatever is wanted. The
 -- executor belongs to the fence: a run that went back keeps its attempt, but is nobody's.
--- The bounds on run_id hold all that are asked for: the plan has the partitions between them alone. A row that was changed
--- while this began stays, and counts as locked: at its new place this statement does not see it.
+-- The bounds on run_id are those of whole days that hold all that are asked for: the plan has their partitions alone, and no
+-- reason to walk what lies between the bounds. A row that was changed while this began stays, and counts as locked: at its
+-- new place this statement does not see it.
 -- Index: open_runs_pkey, the partition's primary key. Lock: each row in run_id order, rows locked by others are passed over
 -- and tried again; their rows of job_runs, which nobody else writes.
 WITH gone AS (
