@@ -71,7 +71,7 @@ def test_shares_differ_by_one_at_most(members: list[UUID], things: int) -> None:
 @pytest.mark.parametrize("things", [SLICES, 64, 1024])
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 20])
 def test_a_member_that_comes_or_goes_moves_little_more_than_its_share(things: int, count: int) -> None:
-    more = []
+    more: list[int] = []
     for first in range(0, 10 * count, count):
         members = [UUID(int=first + number) for number in range(count)]
         staying = members[1:]
