@@ -10,6 +10,7 @@ from tidewheel.bench.plots import check_library, plot
 from tidewheel.bench.quick import run_quick
 from tidewheel.bench.scenarios import EVERYTHING, SCENARIOS, named
 from tidewheel.bench.stage import open_server
+from tidewheel.bench.wearing import wear_in
 from tidewheel.errors import refuse
 from tidewheel.telemetry import configure_logging
 
@@ -41,6 +42,7 @@ def run(
     found = running.Found()
     turns = [len(running.turns_of(name, rounds)) for name in wanted]
     with open_server() as server, running.progress(sum(turns)) as tell:
+        wear_in(server, partial(tell, 0))
         about = {
             "machine": running.machine(),
             "versions": running.versions(server),

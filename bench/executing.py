@@ -1,4 +1,4 @@
-"""`execute`: runs/s of one executor, from messages that lie on Kafka to the completion and its event row."""
+"""`execute`: runs/s of two executors and of one, from messages on Kafka to the completion and its event row."""
 
 from datetime import datetime, timedelta
 from typing import cast
@@ -8,8 +8,9 @@ from tidewheel.bench import floors
 from tidewheel.bench.complete import check_runs, last_end, until_empty, wait_for
 from tidewheel.bench.firing import fire_all
 from tidewheel.bench.load import checkpoint, database_now, load_jobs
-from tidewheel.bench.measured import Incomplete, Round, rate
+from tidewheel.bench.measured import Figure, Incomplete, Round, rate
 from tidewheel.bench.options import Options
+from tidewheel.bench.pipeline import EXECUTORS
 from tidewheel.bench.relaying import relay_all
 from tidewheel.bench.stage import EXECUTOR, Server, Stage
 from tidewheel.db import Conn
@@ -23,8 +24,17 @@ _WRITTEN = ("job_runs", "open_runs")
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Let an executor loose on published runs; then do the same by plain statements."""
+    """Let two executors, and then one, loose on published runs; then do the same by plain statements."""
     runs = options.jobs or RUNS
+    return Round(
+        {
+            "runs_per_second": _measure(server, runs, options, executors=EXECUTORS),
+            "one_executor_runs_per_second": _measure(server, runs, options, executors=1),
+        }
+    )
+
+
+def _measure(server: Server, runs: int, options: Options, *, executors: int) -> Figure:
     with server.stage() as stage, stage.connect() as connection:
         options.tell(f"publishing {runs:,} runs")
         load_jobs(connection, stage.installation, runs, due_at=database_now(connection))
@@ -33,13 +43,13 @@ def measure(server: Server, options: Options) -> Round:
         taken = floors.take_rows(connection, _WRITTEN, min(runs, _FLOOR_RUNS))
         ids = _ids(connection, len(taken[0].rows))
         checkpoint(connection)
-        options.tell("executing")
+        options.tell(f"executing, executors: {executors}")
         starts = stage.starts()
         with (
-            stage.services(EXECUTOR, environment=_NO_SWEEP) as [executor],
-            stage.meter({"executor": executor}) as meter,
+            stage.services(*[EXECUTOR] * executors, environment=_NO_SWEEP) as processes,
+            stage.meter({"executor": processes}) as meter,
         ):
-            wait_for(starts.count, runs // _WARM_SHARE, "runs begun")
+            wait_for(starts.count, runs * executors // _WARM_SHARE, "runs begun")
             before, warm, begun_at = meter.mark(), starts.count(), _now(connection)
             if warm > runs // 2:
                 message = f"{runs:,} runs are too few: {warm:,} had begun before the clock was started"
@@ -51,7 +61,7 @@ def measure(server: Server, options: Options) -> Round:
         check_runs(connection, runs, starts)
         options.tell("the floor")
         floor = _floor(connection, stage, taken, ids)
-    return Round({"runs_per_second": rate((runs - warm) / seconds, "runs/s", floor=floor, spent=spent)})
+    return rate((runs - warm) / seconds, "runs/s", floor=floor, spent=spent)
 
 
 def _floor(connection: Conn, stage: Stage, taken: list[floors.Rows], ids: list[UUID]) -> float:

@@ -16,7 +16,7 @@ from tidewheel.bench.firing import fire_all
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.bench.measured import Figure, Round, least, percentile
 from tidewheel.bench.options import Options
-from tidewheel.bench.pipeline import all_services, due_after_loading, lateness_ms, warm_up
+from tidewheel.bench.pipeline import EXECUTORS, all_services, due_after_loading, lateness_ms, warm_up
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.bench.starts import Start
 from tidewheel.db import Conn
@@ -50,7 +50,7 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
     warm = 0 if idled else min(_WARM_RUNS, size)
     with server.stage() as stage, stage.connect() as connection:
         ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage) as processes, stage.meter(processes) as meter:
+        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
             if idled:
                 threading.Event().wait(_IDLE_SECONDS)
             else:

@@ -43,7 +43,7 @@ def _idle(server: Server, size: int, seconds: float, options: Options) -> dict[s
             before, started = meter.mark(), monotonic_seconds()
             threading.Event().wait(seconds)
             spent, took = meter.since(before, 1), monotonic_seconds() - started
-            memory = processes["scheduler"].memory_info().rss
+            memory = processes["scheduler"][0].memory_info().rss
         with stage.connect() as connection:
             row = connection.execute("SELECT count(*) FROM job_runs").fetchone()
             assert row == (0,), "nothing was due, and yet there are runs"

@@ -22,8 +22,8 @@ from tidewheel.db import Conn
 SECONDS = 60.0
 STEADY_SECONDS = 300.0
 STEADY_RATE = 10_000.0
-WARM_RUNS = 100_000  # a JVM compiles for ten seconds of CPU, most of it after the first ten thousand
-SERVICES = (("intake",), ("relay",), EXECUTOR, ("scheduler",))
+WARM_RUNS = 50_000
+EXECUTORS = 2  # Python's lock keeps one of them from using what the others leave
 
 _OVERLOAD = 1.5  # of what the warm-up has shown: what is asked for must be more than can be done
 _PERIOD = timedelta(seconds=20)  # of the steady load's jobs: later than this, a run would be skipped
@@ -33,10 +33,14 @@ _LOADING_SECONDS_A_JOB = 60e-6
 
 
 @contextmanager
-def all_services(stage: Stage) -> Generator[dict[str, psutil.Process]]:
-    """Every service, one process each, by name."""
-    with stage.services(*SERVICES) as processes:
-        yield dict(zip((command[0] for command in SERVICES), processes, strict=True))
+def all_services(stage: Stage, *, executors: int = 1) -> Generator[dict[str, list[psutil.Process]]]:
+    """Every service by name: one process each, of executors as many as are said."""
+    commands = [("intake",), ("relay",), *[EXECUTOR] * executors, ("scheduler",)]
+    with stage.services(*commands) as processes:
+        found: dict[str, list[psutil.Process]] = {}
+        for command, process in zip(commands, processes, strict=True):
+            found.setdefault(command[0], []).append(process)
+        yield found
 
 
 def measure(server: Server, options: Options) -> Round:
@@ -45,7 +49,7 @@ def measure(server: Server, options: Options) -> Round:
     warm = min(WARM_RUNS, options.jobs or WARM_RUNS)
     with server.stage() as stage, stage.connect() as connection:
         ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage) as processes, stage.meter(processes) as meter:
+        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
             warm_rate = warm_up(stage, connection, ends, options, warm)
             runs = options.jobs or int(warm_rate * _OVERLOAD * seconds)
             options.tell(f"loading {runs:,} jobs")
@@ -82,7 +86,7 @@ def steady(server: Server, options: Options) -> Round:
     runs = jobs * rounds
     with server.stage() as stage, stage.connect() as connection:
         ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage) as processes, stage.meter(processes) as meter:
+        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
             warm_up(stage, connection, ends, options)
             options.tell(f"loading {jobs:,} jobs")
             due_at = due_after_loading(connection, jobs)

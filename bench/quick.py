@@ -14,6 +14,7 @@ from tidewheel.bench.measured import Line
 from tidewheel.bench.options import Options
 from tidewheel.bench.scenarios import Part
 from tidewheel.bench.stage import open_server
+from tidewheel.bench.wearing import wear_in
 from tidewheel.errors import refuse
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -54,6 +55,7 @@ def run_quick(*, update: bool, as_json: bool) -> bool:
     stored = {} if update else read_baseline()
     found = running.Found()
     with open_server() as server, running.progress(len(_PARTS) * _ROUNDS) as tell:
+        wear_in(server, partial(tell, 0))
         about = {"machine": running.machine(), "versions": running.versions(server), "rounds": _ROUNDS}
         about["settings"] = running.settings(server)
         for at, (name, (part, options)) in enumerate(_PARTS.items()):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidewheel.bench import (
+    bulking,
     cancel,
     conservation,
     costs,
@@ -65,6 +66,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "idle": (Part(idle.measure, once=True),),
     "soak": (Part(soak.measure, once=True),),
     "submit": (Part(submitting.measure),),
+    "bulk": (Part(bulking.measure, once=True),),
     "costs": (Part(_plain(costs.measure)),),
     "ledger": (Part(_plain(ledger.measure)),),
     "conservation": (Part(_plain(conservation.measure), once=True),),
@@ -72,7 +74,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "cancel": (Part(_plain(cancel.measure)),),
     "peers": (Part(peering.measure),),
 }
-ALL = ("fire", "relay", "execute", "pipeline", "hot-second", "latency", "idle", "soak", "submit")
+ALL = ("fire", "relay", "execute", "pipeline", "hot-second", "latency", "idle", "soak", "submit", "bulk")
 EVERYTHING = "all"
 
 

@@ -16,7 +16,15 @@ from tidewheel.bench.events import Ends
 from tidewheel.bench.load import load_steady
 from tidewheel.bench.measured import Figure, Incomplete, Round, least, percentile, rate
 from tidewheel.bench.options import Options
-from tidewheel.bench.pipeline import WARM_RUNS, all_services, due_after_loading, lateness_ms, p99_by_second, warm_up
+from tidewheel.bench.pipeline import (
+    EXECUTORS,
+    WARM_RUNS,
+    all_services,
+    due_after_loading,
+    lateness_ms,
+    p99_by_second,
+    warm_up,
+)
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.bench.starts import Start
 from tidewheel.clock import monotonic_seconds
@@ -61,7 +69,7 @@ def _soak(
     seconds = (options.minutes or MINUTES) * 60
     with server.stage() as stage, stage.connect() as connection:
         ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage) as processes, stage.meter(processes) as meter:
+        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
             warm_rate = warm_up(stage, connection, ends, options)
             per_second = asked or warm_rate * SHARE
             period = min(_PERIOD, timedelta(seconds=seconds))

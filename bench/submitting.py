@@ -18,7 +18,6 @@ from tidewheel.kafka import producer
 REQUESTS = 100_000
 _WARM_SHARE = 10  # the first of so many parts is not timed
 _FLOOR_ROWS = 50_000
-_WAL_FILES = 24  # of 16 MiB: more than a round writes
 _STILL_SECONDS = 8.0  # that intake may stand still: its group puts out who is silent for 9 or 10
 _WRITTEN = ("jobs", "job_versions", "timers", "dedupe", "audit_log", "outbox")
 
@@ -27,8 +26,6 @@ def measure(server: Server, options: Options) -> Round:
     """Let intake loose on requests that lie on Kafka."""
     requests = options.jobs or REQUESTS
     warm = requests // _WARM_SHARE
-    if server.brokers():  # a server that was given has been at work
-        _wear_in(server)
     with server.stage() as stage, stage.connect() as connection:
         sender = producer(stage.kafka, role="bench-requests")  # not warmed up: that would be no request
         topic = stage.installation.topics.requests
@@ -50,22 +47,11 @@ def measure(server: Server, options: Options) -> Round:
             seconds = monotonic_seconds() - began
             spent = meter.since(before, requests - warm)
             wait_for(lambda: _replies(connection, stage), requests, "replies")
-        _check(connection, requests)
+        check_jobs(connection, requests)
         options.tell("the floor")
-        floor = _floor(connection, requests)
+        floor = copy_floor(connection, requests)
     done = rate((requests - warm) / seconds, "requests/s", floor=floor, spent=spent)
     return Round({"requests_per_second": done})
-
-
-def _wear_in(server: Server) -> None:
-    """Give a new server WAL files to use again, as one that has been at work has.
-
-    While one is made nobody commits: 70 to 100 ms for each 10,000 requests, a tenth of the time.
-    """
-    with server.stage_connection() as admin:
-        for _ in range(_WAL_FILES):
-            admin.execute("SELECT pg_logical_emit_message(false, 'bench', ''), pg_switch_wal()")
-        admin.execute("CHECKPOINT")
 
 
 def _requests(first: int, end: int) -> Iterator[floors.Made]:
@@ -79,7 +65,8 @@ def _requests(first: int, end: int) -> Iterator[floors.Made]:
         yield key.encode(), text.encode(), []
 
 
-def _floor(connection: Conn, requests: int) -> float:
+def copy_floor(connection: Conn, requests: int) -> float:
+    """Rows of jobs a second that a plain COPY of what was written does; empties the tables."""
     tables = [table for table in _WRITTEN if _one(connection, "SELECT to_regclass(%s) IS NOT NULL", table) is True]
     taken = floors.take_rows(connection, tables, min(requests, _FLOOR_ROWS))
     connection.execute("TRUNCATE jobs, job_versions, timers, outbox, audit_log CASCADE")
@@ -118,7 +105,12 @@ def _check_still(seconds: float) -> None:
         raise Incomplete(message)
 
 
-def _check(connection: Conn, requests: int) -> None:
+def check_jobs(connection: Conn, requests: int) -> None:
+    """See that so many jobs are there, each with its version and its timer.
+
+    Raises:
+        Incomplete: There are not.
+    """
     timers = _one(connection, "SELECT count(*) FROM timers AS t JOIN job_versions AS v USING (job_id, version)")
     letters = _one(connection, "SELECT count(*) FROM dead_letters")
     if (timers, letters) != (requests, 0):
