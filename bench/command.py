@@ -2,11 +2,12 @@
 
 from difflib import get_close_matches
 from functools import partial
+from math import isfinite
 from pathlib import Path
 
 from tidewheel.bench import running
 from tidewheel.bench.options import Options
-from tidewheel.bench.plots import check_library, plot
+from tidewheel.bench.plots import check_plots, plot
 from tidewheel.bench.quick import run_quick
 from tidewheel.bench.scenarios import EVERYTHING, SCENARIOS, named
 from tidewheel.bench.stage import open_server
@@ -32,9 +33,11 @@ def run(
     Raises:
         Refused: There is no such scenario, or none was named.
     """
+    named_too = bool(scenarios or rounds or plots)
+    _check_options(options, quick=quick, update_baseline=update_baseline, named_too=named_too)
     _check(scenarios, quick=quick)
     if plots is not None:
-        check_library()
+        check_plots(plots)
     configure_logging("critical")  # what is on the way is told by the bar; services log into the stage's folder
     if quick:
         return run_quick(update=update_baseline, as_json=as_json)
@@ -46,7 +49,6 @@ def run(
         about = {
             "machine": running.machine(),
             "versions": running.versions(server),
-            "rounds": rounds or 5,
             "settings": running.settings(server),
         }
         if not as_json:
@@ -75,3 +77,14 @@ def _check(scenarios: list[str], *, quick: bool) -> None:
         if name not in NAMES:
             near = get_close_matches(name, NAMES, 1)
             refuse("scenario", f"there is no {name!r}", f"write {near[0]}" if near else f"there are {', '.join(NAMES)}")
+
+
+def _check_options(options: Options, *, quick: bool, update_baseline: bool, named_too: bool) -> None:
+    if update_baseline and not quick:
+        refuse("--update-baseline", "it belongs to --quick", "leave it out, or write --quick")
+    if quick and (named_too or options != Options()):
+        refuse("--quick", "its scenarios, rounds and sizes are its own", "leave out the others, or --quick")
+    for name in ("seconds", "rate", "minutes"):
+        value = getattr(options, name)
+        if value is not None and not isfinite(value):
+            refuse(f"--{name}", f"{value} has no end", "write a number")

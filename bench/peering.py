@@ -1,14 +1,13 @@
 """`peers`: procrastinate and pgqueuer beside Tidewheel, on the same PostgreSQL, one after the other in each round.
 
 None of the two has a broker or a durable event for each job. Each brings its own handler that does nothing, and one
-worker process; Tidewheel has its smallest deployment, one process of each service.
+worker process; so has Tidewheel, with one process of each other service.
 """
 
 import json
 import os
 import subprocess
 import venv
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -59,11 +58,10 @@ def measure(server: Server, options: Options) -> Round:
     python = environment(options)
     jobs = options.jobs or JOBS
     own = replace(options, jobs=jobs)
+    flow = replace(own, seconds=options.seconds or _PIPELINE_SECONDS)
     figures: dict[str, Figure] = {
-        "tidewheel_execute_per_second": _only(executing.measure(server, own).figures),
-        "tidewheel_pipeline_per_second": _only(
-            pipeline.measure(server, replace(own, seconds=options.seconds or _PIPELINE_SECONDS)).figures
-        ),
+        "tidewheel_execute_per_second": executing.measure_executors(server, jobs, own, executors=1),
+        "tidewheel_pipeline_per_second": pipeline.measure(server, flow, executors=1).figures["runs_per_second"],
     }
     for peer in PEERS:
         options.tell(peer.name)
@@ -122,8 +120,3 @@ def _run(python: Path, peer: Peer, what: str, url: str, jobs: int) -> _Told:
         message = f"{peer.name} has failed to {what}: {done.stderr.strip()[-500:]}"
         raise RuntimeError(message)
     return cast("_Told", json.loads(done.stdout.splitlines()[-1]))
-
-
-def _only(figures: Mapping[str, Figure]) -> Figure:
-    [figure] = figures.values()
-    return figure

@@ -43,13 +43,13 @@ def all_services(stage: Stage, *, executors: int = 1) -> Generator[dict[str, lis
         yield found
 
 
-def measure(server: Server, options: Options) -> Round:
+def measure(server: Server, options: Options, *, executors: int = EXECUTORS) -> Round:
     """Feed more than can be done for a while; all of it done, divided by the time from first due to last event."""
     seconds = options.seconds or SECONDS
     warm = min(WARM_RUNS, options.jobs or WARM_RUNS)
     with server.stage() as stage, stage.connect() as connection:
         ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
+        with all_services(stage, executors=executors) as processes, stage.meter(processes) as meter:
             warm_rate = warm_up(stage, connection, ends, options, warm)
             runs = options.jobs or int(warm_rate * _OVERLOAD * seconds)
             options.tell(f"loading {runs:,} jobs")

@@ -18,14 +18,18 @@ _WIDTH, _HEIGHT = 8.0, 4.0  # inches, of one panel
 _FIGURE, _FLOOR = "#1f5fa8", "#b8b8b8"
 
 
-def check_library() -> None:
-    """See that plots can be drawn, before anything is measured.
+def check_plots(folder: Path) -> None:
+    """See that plots can be drawn, and kept there, before anything is measured.
 
     Raises:
-        Refused: matplotlib is not installed; says which extra brings it.
+        Refused: matplotlib is not installed, or this is no folder; says what to do.
     """
     if find_spec("matplotlib") is None:
         refuse("plots", "matplotlib is not installed", "install tidewheel[bench], or leave out --plots")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse("plots", f"{folder} can be no folder: {error.strerror}", "name a folder, or leave out --plots")
 
 
 def plot(folder: Path, scenario: str, rounds: Sequence[Round]) -> list[Path]:

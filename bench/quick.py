@@ -56,7 +56,7 @@ def run_quick(*, update: bool, as_json: bool) -> bool:
     found = running.Found()
     with open_server() as server, running.progress(len(_PARTS) * _ROUNDS) as tell:
         wear_in(server, partial(tell, 0))
-        about = {"machine": running.machine(), "versions": running.versions(server), "rounds": _ROUNDS}
+        about: dict[str, object] = {"machine": running.machine(), "versions": running.versions(server)}
         about["settings"] = running.settings(server)
         for at, (name, (part, options)) in enumerate(_PARTS.items()):
             for number in range(_ROUNDS):

@@ -3,6 +3,7 @@
 import json
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -59,8 +60,11 @@ def run_part(server: Server, name: str, part: Part, found: Found, options: Optio
     """One round of one measurement; returns whether it has its figures."""
     try:
         measured = part.measure(server, options)
-    except (Incomplete, RuntimeError, AssertionError) as error:
-        found.failed[name] = f"{label}: {error or type(error).__name__}"
+    except Incomplete as error:
+        found.failed[name] = f"{label}: {error}"
+        return False
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind and before it
+        found.failed[name] = f"{label}: {type(error).__name__}: {error}"
         return False
     found.rounds.setdefault(name, []).append(measured)
     return True
@@ -151,7 +155,10 @@ def document(found: Found, about: Mapping[str, object]) -> str:
         for number, each in enumerate(rounds, start=1)
     ]
     results = [asdict(line) for line in found.lines]
-    return json.dumps({**about, "results": results, "failed": found.failed, "raw": raw}, default=str)
+    counts = {
+        name: Counter(figure for each in rounds for figure in each.figures) for name, rounds in found.rounds.items()
+    }
+    return json.dumps({**about, "rounds": counts, "results": results, "failed": found.failed, "raw": raw}, default=str)
 
 
 def about_words(about: Mapping[str, object]) -> str:

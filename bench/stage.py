@@ -53,6 +53,7 @@ class Server:
     info: StackInfo
     home: Path
     stack: LocalStack
+    own_database: bool = True
     _templates: dict[str, str] = field(default_factory=dict[str, str])
 
     @contextmanager
@@ -266,7 +267,7 @@ def open_server() -> Generator[Server]:
         # As Ctrl-C: what was started is stopped, and removed.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            server = Server(stack.up(), Path(folder), stack)
+            server = Server(stack.up(), Path(folder), stack, own_database=given is None)
             yield server
         finally:
             if server is not None and given:

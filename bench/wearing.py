@@ -16,16 +16,23 @@ _WAL_FILES = 64  # of 16 MiB
 
 
 def wear_in(server: Server, tell: Progress) -> None:
-    """Let a server of the bench's own do what it will do, until it does it as it goes on to; a given one has."""
-    if not server.brokers():
-        return
+    """Let a PostgreSQL and a broker of the bench's own do what they will do, until they do it as they go on to.
+
+    One that was given is left alone.
+    """
     tell("wearing the new server in")
+    if server.own_database:
+        _use_wal(server)
+    if server.brokers():
+        with server.stage() as stage:
+            _send_and_read(stage)
+
+
+def _use_wal(server: Server) -> None:
     with server.stage_connection() as admin:
         for _ in range(_WAL_FILES):
             admin.execute("SELECT pg_logical_emit_message(false, 'bench', ''), pg_switch_wal()")
         admin.execute("CHECKPOINT")
-    with server.stage() as stage:
-        _send_and_read(stage)
 
 
 def _send_and_read(stage: Stage) -> None:

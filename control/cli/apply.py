@@ -29,13 +29,16 @@ def apply(
         bool, typer.Option("--dry-run", help="Check and say what would be done; change nothing.")
     ] = False,
     bulk: Annotated[
-        bool, typer.Option("--bulk", help="Only make what there is not yet, millions of jobs if need be.")
+        bool, typer.Option("--bulk", help="Load new jobs only, millions if need be; those that exist stay as they are.")
     ] = False,
     events: Annotated[bool, typer.Option("--events", help="With --bulk: an event for each job made.")] = False,
     processes: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, max=_MOST_PROCESSES, help="With --bulk: how many work at it; one for each core."
+            metavar="N",
+            min=1,
+            max=_MOST_PROCESSES,
+            help="With --bulk: processes that load; else one for each core.",
         ),
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,

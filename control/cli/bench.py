@@ -14,8 +14,12 @@ from tidewheel.control.cli.answers import Answer, Output
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help="What to measure; all of them: all.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Repetitions; 5, and 1 of what takes minutes, unless told.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Jobs, messages or requests of a round.")]
-Seconds = Annotated[float | None, typer.Option(min=1, help="How long the load of pipeline and latency lasts.")]
-Rate = Annotated[float | None, typer.Option(min=1, help="Runs a second where the load is steady.")]
+Seconds = Annotated[
+    float | None, typer.Option(min=1, help="How long the load of pipeline and latency lasts, steady too.")
+]
+Rate = Annotated[
+    float | None, typer.Option(min=1, help="Runs a second where the load is steady: latency, soak, pipeline's.")
+]
 Minutes = Annotated[float | None, typer.Option(min=0.01, help="How long idle and soak last.")]
 Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw each scenario there, as PNG and SVG.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Compare with the stored ratios: about two minutes.")]

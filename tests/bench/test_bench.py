@@ -25,6 +25,7 @@ KEYS = {
     "cpu_us_per_run",
     "wal_bytes_per_run",
 }
+QUICK = "--quick: its scenarios, rounds and sizes are its own; leave out the others, or --quick"
 MAIN = "from tidewheel.control.cli.main import main; main()"
 
 
@@ -106,6 +107,29 @@ def test_none_is_refused_with_those_that_there_are() -> None:
     done = bench()
     assert (done.returncode, done.stdout) == (1, "")
     assert "name some of fire, relay, execute" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--update-baseline"], "--update-baseline: it belongs to --quick; leave it out, or write --quick"),
+        (["fire", "--update-baseline"], "--update-baseline: it belongs to --quick; leave it out, or write --quick"),
+        (["--quick", "fire"], QUICK),
+        (["--quick", "--jobs", "5"], QUICK),
+        (["latency", "--rate", "inf"], "--rate: inf has no end; write a number"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: Sequence[str], said: str) -> None:
+    done = bench(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"tidewheel: {said}\n")
+
+
+def test_a_file_is_no_folder_for_plots(tmp_path: Path) -> None:
+    file = tmp_path / "plots"
+    file.touch()
+    done = bench("fire", "--plots", str(file))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("File exists; name a folder, or leave out --plots\n")
 
 
 def test_without_matplotlib_plots_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
