@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from typing import LiteralString
 
@@ -29,7 +28,6 @@ SELECT (SELECT count(*) FROM job_runs),
        (SELECT coalesce(sum(occurrences), 0) FROM skips)
 """
 _WORDS = ("runs", "succeeded at the first attempt", "began early", "open runs", "occurrences passed over")
-_LAST_END: LiteralString = "SELECT max(finished_at), tidewheel_now() FROM job_runs"
 
 
 def wait_for(number: Callable[[], int], wanted: int, what: str) -> None:
@@ -108,16 +106,6 @@ def check_events(stage: Stage, asked: int) -> None:
     if len(seen) != asked:
         told = f"{asked:,} runs were asked for; {len(seen):,} have an event that says they succeeded"
         raise Incomplete(told)
-
-
-def last_end(connection: Conn) -> tuple[datetime, datetime]:
-    """When the last run ended, and the database's clock."""
-    row = connection.execute(_LAST_END).fetchone()
-    connection.rollback()
-    assert row is not None
-    assert isinstance(row[0], datetime)
-    assert isinstance(row[1], datetime)
-    return row[0], row[1]
 
 
 def _is_empty(connection: Conn, table: str) -> bool:

@@ -5,7 +5,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.bench import floors
-from tidewheel.bench.complete import check_runs, last_end, until_empty, wait_for
+from tidewheel.bench.complete import check_runs, until_empty, wait_for
 from tidewheel.bench.firing import fire_all
 from tidewheel.bench.load import checkpoint, database_now, load_jobs
 from tidewheel.bench.measured import Figure, Incomplete, Round, rate
@@ -50,15 +50,15 @@ def measure_executors(server: Server, runs: int, options: Options, *, executors:
             stage.services(*[EXECUTOR] * executors, environment=_NO_SWEEP) as processes,
             stage.meter({"executor": processes}) as meter,
         ):
-            wait_for(starts.count, runs * executors // _WARM_SHARE, "runs begun")
+            wait_for(starts.processes, executors, "executors at work")
+            wait_for(starts.count, runs // _WARM_SHARE, "runs begun")
             before, warm, begun_at = meter.mark(), starts.count(), _now(connection)
             if warm > runs // 2:
                 message = f"{runs:,} runs are too few: {warm:,} had begun before the clock was started"
                 raise Incomplete(message)
             wait_for(starts.count, runs, "runs begun")
             until_empty(connection, "open_runs")
-            spent = meter.since(before, runs - warm)
-            seconds = (last_end(connection)[0] - begun_at) / timedelta(seconds=1)
+            seconds, spent = (_now(connection) - begun_at) / timedelta(seconds=1), meter.since(before, runs - warm)
         check_runs(connection, runs, starts)
         options.tell("the floor")
         floor = _floor(connection, stage, taken, ids)

@@ -25,7 +25,7 @@ _ROUNDS = 2
 _PARTS: dict[str, tuple[Part, Options]] = {
     "fire": (Part(firing.measure), Options(jobs=60_000)),
     "relay": (Part(relaying.measure), Options(jobs=100_000)),
-    "execute": (Part(executing.measure), Options(jobs=30_000)),
+    "execute": (Part(executing.measure), Options(jobs=80_000)),
     "pipeline": (Part(pipeline.measure), Options(jobs=30_000, seconds=5)),
     "latency": (Part(latency.measure), Options(seconds=5)),
 }

@@ -69,6 +69,10 @@ class Starts:
         """How many calls there were so far."""
         return sum(map(_count, self._mapped()))
 
+    def processes(self) -> int:
+        """How many processes have begun one."""
+        return sum(_count(each) > 0 for each in self._mapped())
+
     def read(self, since: int = 0) -> list[Start]:
         """All calls, each process's in order; `since` leaves out the first so many of each."""
         found: list[Start] = []

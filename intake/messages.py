@@ -98,7 +98,7 @@ def _take_requests(
 ) -> list[OutboxRow]:
     replies = iter(apply_requests(connection, installation, [one for _, one in read if isinstance(one, Incoming)]))
     rows: list[OutboxRow] = []
-    # In the order of the requests: who sends several under one key has their answers in that order.
+    # In the order of the requests: who sends several about one job under one key has their answers in that order.
     for message, one in read:
         if isinstance(one, Incoming):
             reply = next(replies)
