@@ -32,7 +32,7 @@ class Slots:
         self._kept = total // _KEPT_FOR_CRITICAL
         self._critical = self._others = self._most_busy = self._ahead = 0
         self._held_until: dict[Lane, float] = {}  # lanes for which nothing is claimed ahead
-        self._next: Lane | None = None  # whose is the next slot that comes free, by `take_next`
+        self._next: Lane | None = None  # whose are the next slots that come free, by `take_next`
         self._changed = threading.Condition()
 
     def take(self, lane: Lane, most: int) -> int:
@@ -54,7 +54,7 @@ class Slots:
             return Taken(taken, min(real, taken))
 
     def take_next(self, lane: Lane, most: int, seconds: float) -> int:
-        """Take up to `most` slots that there are before anybody else takes one, as soon as any is free; for one thread.
+        """Take `most` slots that there are before anybody else takes one, or what came free in time; for one thread.
 
         Until then nobody claims ahead, and the others wait; of them the critical lane only for its own.
 
@@ -64,7 +64,7 @@ class Slots:
         with self._changed:
             self._next = lane
             try:
-                self._changed.wait_for(lambda: self._there(lane) > 0, timeout=seconds)
+                self._changed.wait_for(lambda: self._there(lane) >= most, timeout=seconds)
                 return self._take(lane, min(self._there(lane), most))
             finally:
                 self._next = None

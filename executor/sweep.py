@@ -8,9 +8,12 @@ so a run waits for a free slot hardly longer than `every`, though nobody looks m
 
 While messages fill every slot, a lane is looked at all the same, but rarely: what has been due for very long is given
 the next slots that come free, a few at a time, so that it does not wait until the messages end.
+
+Definitions and inputs are read when there are slots: who is full reads what is due, and not what it would need for it.
 """
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +50,8 @@ _SOON_SECONDS = 0.005  # between two looks while more is waiting than there are 
 _MOST_MISSES = 10  # 5 s between two looks
 _PATIENCE = 10  # times `every`: at each turn messages wait 20 to 50 ms for what is claimed ahead to be worked off
 _TURN = 10  # at most one of so many slots for each turn
+_CHOICE = 4  # times what a turn has slots for: others may be after the longest due
+_UNREADABLE = 4  # more are read than there are slots: one that cannot be read keeps no slot from the next
 _MOST = 500
 
 
@@ -68,6 +73,38 @@ class DueRun:
 
 
 Readable = Mapping[UUID, tuple[RunRequest, JobDefinition]]
+
+
+class Turns:
+    """When each lane has its turn although no slot stays free: `_PATIENCE` intervals after it was served.
+
+    One that starts nothing is tried again after an interval, and then ever more rarely: who is full asks no more often
+    than who is idle.
+    """
+
+    def __init__(self, every: timedelta, now: float) -> None:
+        self._every, self._patience = every.total_seconds(), every.total_seconds() * _PATIENCE
+        self._at = dict.fromkeys(Lane, now + self._patience)
+        self._waits: dict[Lane, float] = {}  # of lanes whose last turn started nothing
+
+    def whose(self, now: float) -> Lane | None:
+        """The lane whose turn it is; of several the one that has waited longest."""
+        lane = min(self._at, key=self._at.__getitem__)
+        return lane if self._at[lane] <= now else None
+
+    def served(self, lane: Lane, now: float) -> None:
+        """Nothing of it was due, or some of that was started."""
+        self._at[lane] = now + self._patience
+        self._waits.pop(lane, None)
+
+    def missed(self, lane: Lane, now: float) -> None:
+        """Nothing was started of what was due: no slot came free, or others were quicker."""
+        self._waits[lane] = min(self._waits[lane] * 2, self._patience) if lane in self._waits else self._every
+        self._at[lane] = now + self._waits[lane]
+
+    def has_missed(self, lane: Lane) -> bool:
+        """Whether its last turn started nothing."""
+        return lane in self._waits
 
 
 class Sweep:
@@ -94,7 +131,7 @@ class Sweep:
         self._marks = Marks[tuple[str, Lane]]()
         self._misses, self._chain_until = 0, 0.0
         self._patience = every * _PATIENCE
-        self._served = dict.fromkeys(Lane, monotonic_seconds())  # when nothing was due, or some of it had a slot
+        self._turns = Turns(every, monotonic_seconds())
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
     def start(self) -> None:
@@ -120,30 +157,37 @@ class Sweep:
 
     def _look(self, limits: Sequence[tuple[str, Lane, int]]) -> float:
         """Claim what there are slots for; returns how long to wait for the next look, in seconds."""
-        found, readable = self._find(limits)
+        found = self._find(limits)
         due = [run for run in found if run.due_for >= self._every]
         lanes, swept = _by_lane(due), 0
         for lane in dict.fromkeys(lane for _, lane, _ in limits):
-            started = self._claim(lane, lanes.get(lane, []), readable)
+            runs = lanes.get(lane, [])
+            started = self._start(lane, self._slots.take(lane, len(runs)), runs)
             swept += started
-            if started or lane not in lanes:
-                self._served[lane] = monotonic_seconds()
+            if started or not runs:
+                self._turns.served(lane, monotonic_seconds())
         return self._pause(limits, found, due, swept)
 
     def _take_turn(self) -> None:
         """Give the next slots to a few of what has been due for very long, in the lane that went without longest."""
-        lane = min(self._served, key=self._served.__getitem__)
-        now, patience = monotonic_seconds(), self._patience.total_seconds()
-        if now - self._served[lane] < patience:
+        lane = self._turns.whose(monotonic_seconds())
+        if lane is None:
             return
-        most = min(self._slots.total, _MOST)
-        found, readable = self._find([(queue, lane, most) for queue in self._queues])
-        late = [run for run in found if run.due_for >= self._patience and run.run_id in readable]
-        late = _by_lane(late).get(lane, [])[: max(self._slots.total // _TURN, 1)]
-        taken = self._slots.take_next(lane, len(late), _FULL_SECONDS) if late else 0
-        # Where none came free it is tried again soon, yet not at once: who is full asks no more often than who is idle.
-        self._served[lane] = now if taken or not late else now - patience + self._every.total_seconds()
-        self._start(lane, taken, late, readable)
+        most = max(self._slots.total // _TURN, 1)
+        late = self._find_late(lane, min(most * _CHOICE, _MOST))
+        taken = self._slots.take_next(lane, min(len(late), most), _FULL_SECONDS) if late else 0
+        if self._start(lane, taken, late) or not late:
+            self._turns.served(lane, monotonic_seconds())
+        else:
+            self._turns.missed(lane, monotonic_seconds())
+
+    def _find_late(self, lane: Lane, most: int) -> list[DueRun]:
+        """What has been due for very long, the longest first."""
+        found = self._find([(queue, lane, most) for queue in self._queues])
+        late = _by_lane([run for run in found if run.due_for >= self._patience]).get(lane, [])
+        if self._turns.has_missed(lane):
+            random.shuffle(late)  # every executor finds the same, and all but one would start nothing again
+        return late
 
     def _wait_for_slots(self) -> bool:
         """Wait a while until any slot is free; returns whether one is."""
@@ -178,8 +222,8 @@ class Sweep:
         young = max((run.due_for for run in found if run.due_for < self._every), default=timedelta(0))
         return max((self._every - young).total_seconds(), _GLANCE_SECONDS)
 
-    def _find(self, wanted: Sequence[tuple[str, Lane, int]]) -> tuple[list[DueRun], Readable]:
-        """What is due, and the messages of what has been due for long enough: what is claimed must be begun."""
+    def _find(self, wanted: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
+        """What is due."""
         lanes = [(queue, lane) for queue, lane, _ in wanted]
         columns = {
             "queues": [queue for queue, _, _ in wanted],
@@ -197,19 +241,16 @@ class Sweep:
             for run in reversed(found):  # the longest due first, lane by lane
                 earliest[run.queue, Lane(run.lane)] = run.publish_at
             self._marks.saw(earliest, cast("datetime", clock[0] if clock else None))
-            requests = build_requests(connection, [run for run in found if run.due_for >= self._every])
-        return found, self._readable(requests)
+        return found
 
-    def _claim(self, lane: Lane, runs: Sequence[DueRun], readable: Readable) -> int:
-        return self._start(lane, self._slots.take(lane, len(runs)), runs, readable)
-
-    def _start(self, lane: Lane, taken: int, runs: Sequence[DueRun], readable: Readable) -> int:
-        """Claim as many as slots were taken for, and have them begun."""
+    def _start(self, lane: Lane, taken: int, runs: Sequence[DueRun]) -> int:
+        """Claim as many as slots were taken for, and have them begun; returns how many, the other slots are free."""
         if not taken:
             return 0
         started = 0
         try:
-            chosen = [run for run in runs[:taken] if run.run_id in readable]
+            readable = self._read(runs[: taken + _UNREADABLE])
+            chosen = [run for run in runs if run.run_id in readable][:taken]
             claims = [Claim(run.run_id, run.attempt + 1, run.job_version, "sweep") for run in chosen]
             claimed = self._claimer.claim(claims, way="sweep").started
             started = len(claimed)
@@ -222,7 +263,10 @@ class Sweep:
             _LOG.info("swept %d runs", started)
         return started
 
-    def _readable(self, requests: Mapping[UUID, RunRequest]) -> Readable:
+    def _read(self, runs: Sequence[DueRun]) -> Readable:
+        """The messages of those that can be read: what is claimed must be begun."""
+        with self._session.transaction() as connection:
+            requests = build_requests(connection, runs)
         found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
         for run_id, request in requests.items():
             try:

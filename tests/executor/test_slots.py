@@ -154,7 +154,11 @@ def test_who_is_next_has_the_slots_that_come_free_and_nobody_claims_ahead_until_
     slots.give_back(Lane.STANDARD, 9)
     assert slots.take_ahead(Lane.STANDARD, 30) == (0, 0)
     assert slots.take_ahead(Lane.CRITICAL, 30) == (2, 2)  # its own, at any time
-    slots.give_back(Lane.STANDARD, 6)
+    slots.give_back(Lane.STANDARD, 4)
+    threading.Event().wait(0.1)
+    assert not next_one.done()  # one is there, and kept until there are two
+    assert slots.take_ahead(Lane.STANDARD, 30) == (0, 0)
+    slots.give_back(Lane.STANDARD, 2)
     assert next_one.result(10) == 2
     assert slots.take_ahead(Lane.STANDARD, 100).real == 1
 
@@ -162,10 +166,17 @@ def test_who_is_next_has_the_slots_that_come_free_and_nobody_claims_ahead_until_
 def test_who_is_next_in_the_critical_lane_is_so_before_everybody() -> None:
     slots = Slots(10)
     assert slots.take(Lane.CRITICAL, 10) == 10
-    next_one = in_background(lambda: slots.take_next(Lane.CRITICAL, 5, 30))
-    slots.give_back(Lane.CRITICAL, 1)
-    assert next_one.result(10) == 1
+    next_one = in_background(lambda: slots.take_next(Lane.CRITICAL, 2, 30))
+    slots.give_back(Lane.CRITICAL, 2)
+    assert next_one.result(10) == 2
     assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
+
+
+def test_who_is_next_has_those_that_came_free_in_time() -> None:
+    slots = Slots(10)
+    assert slots.take(Lane.STANDARD, 9) == 9
+    slots.give_back(Lane.STANDARD, 3)
+    assert slots.take_next(Lane.STANDARD, 5, 0.05) == 3
 
 
 def test_who_is_next_and_gets_none_in_time_keeps_nobody_waiting() -> None:
