@@ -39,8 +39,8 @@ _MOST = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 us mor
 
 
 @dataclass(slots=True)
-class _Claim:
-    """A claim under way.
+class _UnderWay:
+    """A claim that is under way.
 
     Args:
         batch: What it is made of, of partitions that are still ours.
@@ -72,9 +72,10 @@ class LaneConsumer:
         self._consumer, self._topic, self._lane = consumer, topic, lane
         self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
         self._held: list[Fetched] = []
-        self._under_way: _Claim | None = None
-        self._claiming = ThreadPoolExecutor(1, thread_name_prefix=f"claim-{lane}")
         self._held_since = 0.0  # when the oldest of them was fetched
+        self._under_way: _UnderWay | None = None
+        self._claiming = ThreadPoolExecutor(1, thread_name_prefix=f"claim-{lane}")
+        self._failing = False  # the last claim did
         self._offsets = Offsets(consumer, topic)
         self._paused = False
         self._nothing_came, self._plenty = True, False
@@ -111,12 +112,14 @@ class LaneConsumer:
                 _LOG.exception("consuming %s failed", self._topic)
                 patience.wait(error)
                 continue
-            patience.over()
+            if not self._failing:
+                patience.over()
         health.ends()
         self._end()
 
     def _end(self) -> None:
         """Leave the group, with what a claim under way has brought."""
+        self._offsets.tell()  # should that take longer than anybody waits for this thread
         try:
             self._settle()
         except Exception as error:  # noqa: BLE001 - whatever it is, its runs are in the table, for others
@@ -133,6 +136,7 @@ class LaneConsumer:
             self._held_since = monotonic_seconds()
         if not self._held:
             self._settle()
+            self._failing = False  # what a claim failed for is somebody else's now
             return
         if not self._wait_for_slots():
             return
@@ -143,9 +147,8 @@ class LaneConsumer:
         self._plenty = len(self._held) >= wanted
         self._settle()
         taken, once = self._slots.take_ahead(self._lane, min(len(self._held), _MOST))
-        batch, self._held = self._held[:taken], self._held[taken:]
-        if batch:
-            self._claim(batch, taken, once)
+        if taken:
+            self._claim(taken, once)
 
     def _wait_for_slots(self) -> bool:
         """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
@@ -179,9 +182,10 @@ class LaneConsumer:
         self._settle()  # an offset must not move past what is under way
         self._offsets.note([message for message, _ in self._held])
         self._held = []
-        polled = self._poll(0)
-        self._held = polled + self._more(_MOST - len(polled))
+        self._held = self._poll(0)
         self._held_since = monotonic_seconds()
+        more = self._more(_MOST - len(self._held))
+        self._held = self._held + more
 
     def _poll(self, seconds: float) -> list[Fetched]:
         message = self._consumer.poll(seconds)
@@ -191,35 +195,51 @@ class LaneConsumer:
     def _more(self, most: int) -> list[Fetched]:
         return self._taking.read(good(self._consumer.consume(most, 0), self._topic)) if most > 0 else []
 
-    def _claim(self, batch: list[Fetched], taken: int, once: int) -> None:
+    def _claim(self, taken: int, once: int) -> None:
+        batch = self._held[:taken]
         claim = partial(self._taking.take, batch, once=once)
-        self._under_way = _Claim(batch, taken, claim)
-        if self._plenty:
+        self._under_way = _UnderWay(batch, taken, claim)
+        self._held = self._held[taken:]
+        # A claim after one that failed is waited for: only how it ends tells whether it works again.
+        if self._plenty and not self._failing:
             self._under_way.outcome = self._claiming.submit(claim).result
         else:
             self._settle()
 
     def _settle(self) -> None:
         """Wait for the claim that is under way, if one is; what was not claimed is held again."""
-        claim, self._under_way = self._under_way, None
+        claim = self._under_way
         if claim is None:
             return
         started = 0
         try:
             started, left = claim.outcome()
         except BaseException:
-            self._held = claim.batch + self._held
+            self._held, self._failing = claim.batch + self._held, True
             raise
+        else:
+            left = self._keep(claim, left)
         finally:
+            self._under_way = None  # not before: whoever asks whether this lane is idle must see one of the two
             self._slots.give_back(self._lane, claim.taken - started)
-        self._offsets.note([message for message, _ in claim.batch])
-        # Should this process die, what is left of the committed ones is the sweep's.
-        self._held = [*left, *self._held]
         if left:
             # What may begin only once is not claimed ahead, and must not wait for ever: the next slot that there is, is
             # its; unless that takes longer than a message waits here at all.
             self._slots.hold_ahead(self._lane, self._hold_seconds)
             self._stop.wait(_GATHER_SECONDS)
+
+    def _keep(self, claim: _UnderWay, left: Sequence[Fetched]) -> list[Fetched]:
+        """Note a claim that went well, and hold what it left; returns that.
+
+        Should this process die, what is left of the committed ones is the sweep's. What is left of a partition that was
+        revoked meanwhile is its next owner's: held here, it would set the group back should the partition return.
+        """
+        self._failing = False
+        self._offsets.note([message for message, _ in claim.batch])
+        ours = {id(message) for message, _ in claim.batch}
+        kept = [each for each in left if id(each.message) in ours]
+        self._held = kept + self._held
+        return kept
 
     def _pause(self) -> None:
         if not self._paused:

@@ -1,12 +1,17 @@
 """What becomes of messages on a lane: old copies, a queue whose topics come later, a change of the group's protocol."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, LiteralString
 from uuid import uuid4
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
@@ -14,6 +19,8 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import attempts, begin, requeue
+from tidewheel.clock import monotonic_seconds
+from tidewheel.executor.wanted import Fetched, Taken, Taking
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, Lane, RunState
 
@@ -23,6 +30,9 @@ NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
 CLAIMING: LiteralString = """
 SELECT pid FROM pg_stat_activity
  WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name = 'tidewheel-executor-standard'
+"""
+LEAVE: LiteralString = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name <> 'test'
 """
 A_MESSAGE = "SELECT value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%' ORDER BY id DESC LIMIT 1"
 
@@ -98,6 +108,51 @@ def test_a_claim_that_fails_while_more_is_read_is_tried_again_before_what_was_re
     first = executing.database.rows("SELECT run_id FROM attempts ORDER BY started_at LIMIT 2")
     assert {run_id for (run_id,) in first} == set(runs[:2])
     assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) == 20
+
+
+def test_claims_that_fail_are_tried_less_and_less_often_and_told_once(
+    executing: Executing, info: StackInfo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is plenty, and a claim is under way while more is read."""
+    executing.make_topics()
+    runs = [executing.trigger("acts.echo", number) for number in range(20)]
+    for run_id in runs:
+        executing.publish(run_id)
+    lane, tried = f"consuming {executing.topics.runs('default', 'standard')}", list[float]()
+    claim = Taking.take
+
+    def watched(self: Taking, fetched: Sequence[Fetched], *, once: int) -> Taken:
+        tried.append(monotonic_seconds())
+        return claim(self, fetched, once=once)
+
+    monkeypatch.setattr(Taking, "take", watched)
+    lock = executing.database.connection()  # held until all are let in again, or the claim is committed as it goes
+    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+    with caplog.at_level(logging.INFO, "tidewheel"), executing.running(slots=2, **NO_SWEEP):
+        until(lambda: executing.database.rows(CLAIMING), "a claim is held up in its transaction")
+        let_in(executing.database, info, allowed=False)
+        try:
+            until(lambda: len(tried) >= 6, "it is tried again and again")
+        finally:
+            let_in(executing.database, info, allowed=True)
+            lock.rollback()
+        pauses = [after - before for before, after in pairwise(tried[:6])]
+        assert pauses[4] > pauses[2] > pauses[0] / 2
+        assert pauses[4] > 0.8  # of 1.6 s at most, after it was doubled four times
+        assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
+        told = [each.getMessage() for each in caplog.records if each.getMessage().startswith(lane)]
+    assert ["works again" in each for each in told] == [False, True]
+    assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
+
+
+def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:
+    """Let nobody into the database any more, nor leave anybody there but the test; or let them in again."""
+    name = str(conninfo_to_dict(database.url)["dbname"])
+    statement = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+    with psycopg.connect(info.database_url, autocommit=True) as connection:
+        connection.execute(statement.format(sql.Identifier(name), sql.Literal(allowed)))
+        if not allowed:
+            connection.execute(LEAVE, [name])
 
 
 def committed(bootstrap: str, topic: str) -> int:
