@@ -83,7 +83,8 @@ class Turns:
     """
 
     def __init__(self, every: timedelta, now: float) -> None:
-        self._every, self._patience = every.total_seconds(), every.total_seconds() * _PATIENCE
+        self.patience = every * _PATIENCE
+        self._every, self._patience = every.total_seconds(), self.patience.total_seconds()
         self._at = dict.fromkeys(Lane, now + self._patience)
         self._waits: dict[Lane, float] = {}  # of lanes whose last turn started nothing
 
@@ -130,7 +131,6 @@ class Sweep:
         self._definitions = Definitions()
         self._marks = Marks[tuple[str, Lane]]()
         self._misses, self._chain_until = 0, 0.0
-        self._patience = every * _PATIENCE
         self._turns = Turns(every, monotonic_seconds())
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
@@ -184,7 +184,7 @@ class Sweep:
     def _find_late(self, lane: Lane, most: int) -> list[DueRun]:
         """What has been due for very long, the longest first."""
         found = self._find([(queue, lane, most) for queue in self._queues])
-        late = _by_lane([run for run in found if run.due_for >= self._patience]).get(lane, [])
+        late = _by_lane([run for run in found if run.due_for >= self._turns.patience]).get(lane, [])
         if self._turns.has_missed(lane):
             random.shuffle(late)  # every executor finds the same, and all but one would start nothing again
         return late

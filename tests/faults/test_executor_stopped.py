@@ -29,6 +29,15 @@ def pid_of(oracle: Oracle, held: Held, attempt: int) -> int:
     return pid
 
 
+def pause_inside_a_claim(fleet: Fleet, executor: Service) -> None:
+    """Stop it in the middle of its next claim, with locks on its own row and on a run's."""
+    lock = fleet.database.connection()
+    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+    fleet.until(lambda: fleet.database.value(CLAIMING) > 0, "a claim is held up in its transaction")
+    executor.pause()
+    lock.rollback()
+
+
 def entered(fleet: Fleet, executor: Service) -> bool:
     """Whether an executor is entered in the table."""
     rows = fleet.database.rows("SELECT name FROM executors")
@@ -80,12 +89,7 @@ def test_one_that_stands_still_inside_a_claim_holds_up_nothing_else(fleet: Fleet
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1500ms"})
     fleet.flush()
     oracle.wait_answered()
-    # Held up in the middle of the claim, with locks on its own row and on a run's, and stopped there.
-    lock = fleet.database.connection()
-    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
-    fleet.until(lambda: fleet.database.value(CLAIMING) > 0, "a claim is held up in its transaction")
-    sleeper.pause()
-    lock.rollback()
+    pause_inside_a_claim(fleet, sleeper)
     fleet.start("executor")
     fleet.wait_started()
     since = now()
@@ -118,11 +122,7 @@ def test_one_that_stands_still_inside_a_claim_begins_nothing_that_was_taken_from
     in_the_way.let_go(2)
     work.hold(delay="1500ms").let_go()
     oracle.wait_answered()
-    lock = fleet.database.connection()
-    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
-    fleet.until(lambda: fleet.database.value(CLAIMING) > 0, "a claim is held up in its transaction")
-    sleeper.pause()
-    lock.rollback()
+    pause_inside_a_claim(fleet, sleeper)
     fleet.start("executor", **settings)
     claimed.wait_begun(2)
     in_the_way.wait_completed()
