@@ -1,17 +1,16 @@
 """Wearing a new server in: what is measured is one that has been at work, not its first minute.
 
 A JVM compiles what it runs for its first hundred thousand messages, which costs more than these do, and takes both of
-two cores from everybody else. And while PostgreSQL makes a WAL file nobody commits; later it uses old ones again.
+two cores from everybody else: so jobs are run by all services, whose producing, fetching and group's commits are those
+that are measured. And while PostgreSQL makes a WAL file nobody commits; later it uses old ones again.
 """
 
-from collections.abc import Iterator
+from tidewheel.bench.events import Ends
+from tidewheel.bench.options import Options, Progress
+from tidewheel.bench.pipeline import EXECUTORS, all_services, warm_up
+from tidewheel.bench.stage import Server
 
-from tidewheel.bench import floors
-from tidewheel.bench.options import Progress
-from tidewheel.bench.stage import Server, Stage
-
-_MESSAGES = 150_000  # after some 130,000 compiling costs 2 us a message, and 120 before
-_AT_ONCE = 1000
+_RUNS = 100_000
 _WAL_FILES = 64  # of 16 MiB
 
 
@@ -24,8 +23,7 @@ def wear_in(server: Server, tell: Progress) -> None:
     if server.own_database:
         _use_wal(server)
     if server.brokers():
-        with server.stage() as stage:
-            _send_and_read(stage)
+        _run_jobs(server)
 
 
 def _use_wal(server: Server) -> None:
@@ -35,17 +33,8 @@ def _use_wal(server: Server) -> None:
         admin.execute("CHECKPOINT")
 
 
-def _send_and_read(stage: Stage) -> None:
-    topic = stage.installation.topics.completions
-    sender, client = floors.warm_producer(stage, topic), floors.reader(stage, [topic])
-    for first in range(0, _MESSAGES, _AT_ONCE):
-        floors.produce(stage, topic, _messages(first), client=sender)
-        for _ in floors.consume(client, _AT_ONCE):
-            pass
-        client.commit(offsets=client.position(client.assignment()), asynchronous=False)
-    client.close()
-
-
-def _messages(first: int) -> Iterator[floors.Made]:
-    for number in range(first, first + _AT_ONCE):
-        yield str(number).encode(), bytes(300), [("content-type", b"application/octet-stream")]
+def _run_jobs(server: Server) -> None:
+    with server.stage() as stage, stage.connect() as connection:
+        ends = Ends(stage, stage.installation.topics.completions)
+        with all_services(stage, executors=EXECUTORS):
+            warm_up(stage, connection, ends, Options(), _RUNS)

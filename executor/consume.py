@@ -93,6 +93,11 @@ class LaneConsumer:
         """Whether nothing is fetched: the last look brought nothing, and nothing waits for a slot or a claim."""
         return self._nothing_came and not self._held and self._under_way is None
 
+    @property
+    def flooded(self) -> bool:
+        """Whether more has come than could be claimed at once."""
+        return self._plenty
+
     def join(self) -> None:
         """Wait until it has left its group."""
         self._thread.join(timeout=30)
@@ -119,6 +124,7 @@ class LaneConsumer:
 
     def _end(self) -> None:
         """Leave the group, with what a claim under way has brought."""
+        self._plenty = False
         self._offsets.tell()  # should that take longer than anybody waits for this thread
         try:
             self._settle()
@@ -132,6 +138,7 @@ class LaneConsumer:
     def _round(self) -> None:
         self._offsets.tell_in_time()
         if not self._held:
+            self._plenty = self._under_way is not None
             self._held = self._poll(_POLL_SECONDS if self._under_way is None else 0)
             self._held_since = monotonic_seconds()
         if not self._held:

@@ -4,6 +4,9 @@ Where half a batch is left after one was taken, or a whole one comes while one i
 a connection of its own: while PostgreSQL works on one, the other is prepared. What an attempt has told and is not
 written yet is the first one's alone.
 
+In a burst beginnings come first: while the lanes claim as much as they can, ends that have begun to come wait a moment
+before the first of them is written (ADR 0026). A flood that lasts is not held up: its ends have waited long enough.
+
 An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. What an outcome
 means is decided in `record.py`.
 """
@@ -16,6 +19,7 @@ from uuid import UUID
 
 import psycopg
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Session, is_data_fault
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
@@ -34,6 +38,8 @@ _BATCH = 1000
 _GATHER_SECONDS = 0.002
 _BUSY_GATHER_SECONDS = 0.01  # after a batch of some size: as many again come within this
 _MANY = 100
+_YIELD_SECONDS = 0.3  # for so long the first of some ends waits for beginnings. Source: docs/adr/0026
+_MOST_YIELDING = 3000  # so many ends wait no longer; a thousand more would stop the claims
 _BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
 
 Item = tuple[Attempt, Outcome]
@@ -48,6 +54,7 @@ class Finisher:
         installation: What ends are written with.
         executor_id: Whose attempts they are.
         poke: Told of each batch that is written.
+        flooded: Whether more is claimed at this moment than this executor can keep up with.
     """
 
     def __init__(
@@ -57,10 +64,11 @@ class Finisher:
         executor_id: UUID,
         poke: Callable[[], None],
         *,
+        flooded: Callable[[], bool],
         helping: Session | None = None,
     ) -> None:
         self._session, self._helping, self._installation = session, helping, installation
-        self._executor_id, self._poke = executor_id, poke
+        self._executor_id, self._poke, self._flooded = executor_id, poke, flooded
         self._items: deque[Item] = deque()
         self._wake = threading.Event()
         self.beats = Beats(executor_id, self._wake.set)
@@ -70,6 +78,7 @@ class Finisher:
         self._stop.wakes(self._wake)
         self._much = threading.Event()  # there is work for two
         self._stop.wakes(self._much)
+        self._yielding = False
         self._threads = [threading.Thread(target=self._run, name="finisher", daemon=True)]
         if helping is not None:
             second = threading.Thread(target=self._help, args=[helping], name="finisher-2", daemon=True)
@@ -82,7 +91,7 @@ class Finisher:
         self._items.append((attempt, outcome))
         if not self._wake.is_set():  # the writer looks at the items after it has cleared this
             self._wake.set()
-        if len(self._items) >= _BATCH and not self._much.is_set():
+        if len(self._items) >= _BATCH and not self._yielding and not self._much.is_set():
             self._much.set()  # the first writer has its hands full, perhaps for long
 
     def backlog(self) -> int:
@@ -113,6 +122,7 @@ class Finisher:
             # A moment's company: a transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
                 self._stop.wait(_BUSY_GATHER_SECONDS if last >= _MANY else _GATHER_SECONDS)
+                self._yield()
             self._wake.clear()
             # A user's transaction may have a row for minutes (`complete_in`): nobody waits for that here.
             self._put_back(busy)
@@ -125,6 +135,15 @@ class Finisher:
                 busy += self._write_patiently(self._session, batch, patience)
             if self.beats.seconds() == 0.0:
                 self._write_beats(patience)
+
+    def _yield(self) -> None:
+        """Leave PostgreSQL and the processor to beginnings, while there are more than can be kept up with."""
+        until = monotonic_seconds() + _YIELD_SECONDS
+        self._yielding = True
+        while 0 < len(self._items) < _MOST_YIELDING and self._flooded() and monotonic_seconds() < until:
+            if self._stop.wait(_BUSY_GATHER_SECONDS):
+                break
+        self._yielding = False
 
     def _help(self, session: Session) -> None:
         patience = Patience(self._stop, "recording outcomes beside")

@@ -83,6 +83,7 @@ class Executor:
             installation,
             self.executor_id,
             lambda: self._notifier.poke(Channel.OUTBOX),
+            flooded=self._flooded,
             helping=Session(url, "tidewheel-executor-finish-2", options=BY_KEY),
         )
         self._heartbeat = self._make_heartbeat()
@@ -301,6 +302,9 @@ class Executor:
             poke=self._notifier.poke,
             silent=self._heartbeat.is_silent,
         )
+
+    def _flooded(self) -> bool:
+        return self._slots.are_ahead() and any(each.flooded for each in self._consumers)
 
     def _crowded(self) -> bool:
         return self._finisher.backlog() > _CROWD or self._watchdog.stalled()

@@ -72,6 +72,11 @@ class ShareLaneConsumer:
         """Whether nothing is fetched: the last look brought nothing."""
         return self._idle
 
+    @property
+    def flooded(self) -> bool:
+        """Whether more has come than could be claimed at once: never, for nothing is claimed ahead here."""
+        return False
+
     def join(self) -> None:
         """Wait until it has left its group."""
         self._thread.join(timeout=30)

@@ -84,6 +84,10 @@ class Slots:
             self._ahead = count
             self._changed.notify_all()
 
+    def are_ahead(self) -> bool:
+        """Whether more may be claimed than there are slots: nothing that begins waits."""
+        return self._ahead > 0
+
     def hold_ahead(self, lane: Lane, seconds: float) -> None:
         """Let nobody claim ahead until this lane has taken a slot that there is, or the time is over.
 

@@ -3,7 +3,7 @@
 # pyright: reportPrivateUsage=false
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -42,9 +42,15 @@ SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h
 
 
 @contextmanager
-def finishing(database: Database) -> Generator[Finisher]:
-    helping = database.session()
-    finisher = Finisher(database.session(), database.installation, EXECUTOR, lambda: None, helping=helping)
+def finishing(database: Database, flooded: Callable[[], bool] = lambda: False) -> Generator[Finisher]:
+    finisher = Finisher(
+        database.session(),
+        database.installation,
+        EXECUTOR,
+        lambda: None,
+        flooded=flooded,
+        helping=database.session(),
+    )
     try:
         yield finisher
     finally:
@@ -109,6 +115,31 @@ def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> Non
         assert finisher.drain(30)
     run = open_run(with_job, run_id)
     assert (run.state, run.attempt, run.charged, run.lost) == ("retrying", 4, 1, 2)
+
+
+def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_job: Database) -> None:
+    first, *others = [attempt_at(with_job, begun(with_job)) for _ in range(3)]
+
+    def flooded() -> bool:
+        """As long as others end, which would not have been written with the first one."""
+        if others:
+            finisher.add(others.pop(), succeeded(None))
+        return bool(others)
+
+    with finishing(with_job, flooded) as finisher:
+        finisher.add(first, succeeded(None))
+        assert finisher.drain(30)
+    [written] = with_job.rows("SELECT count(*), count(DISTINCT xmin::text) FROM job_runs WHERE state = 'succeeded'")
+    assert written == (3, 1)
+
+
+def test_a_flood_that_lasts_does_not_keep_ends_from_being_written(with_job: Database) -> None:
+    with finishing(with_job, lambda: True) as finisher:
+        for _ in range(2):
+            started = begun(with_job)
+            finisher.add(attempt_at(with_job, started), succeeded(None))
+            assert finisher.drain(30)
+            assert final_state(with_job, started.run_id) == ("succeeded", None)
 
 
 def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: Database) -> None:
