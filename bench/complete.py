@@ -63,15 +63,15 @@ def check_runs(connection: Conn, asked: int, starts: Starts) -> None:
     Raises:
         Incomplete: Something else stands in the database, or was noted.
     """
-    row = connection.execute(_STANDING, {"succeeded": RunState.SUCCEEDED}).fetchone()
-    connection.rollback()
-    assert row is not None
-    found = tuple(int(str(number)) for number in row)
-    handled = starts.count()
+    found, handled = _standing(connection), starts.count()
     if (*found, handled) != (asked, asked, 0, 0, 0, asked):
-        told = ", ".join(f"{count:,} {words}" for count, words in zip(found, _WORDS, strict=True))
-        message = f"{asked:,} runs were asked for; {told}, {handled:,} calls of handlers"
+        message = f"{asked:,} runs were asked for; {_told(found)}, {handled:,} calls of handlers"
         raise Incomplete(message)
+
+
+def what_stands(connection: Conn) -> str:
+    """What is in the database, for whoever is told that it is not all."""
+    return _told(_standing(connection))
 
 
 def check_starts(starts: Sequence[Start], asked: int) -> None:
@@ -106,6 +106,17 @@ def check_events(stage: Stage, asked: int) -> None:
     if len(seen) != asked:
         told = f"{asked:,} runs were asked for; {len(seen):,} have an event that says they succeeded"
         raise Incomplete(told)
+
+
+def _standing(connection: Conn) -> tuple[int, ...]:
+    row = connection.execute(_STANDING, {"succeeded": RunState.SUCCEEDED}).fetchone()
+    connection.rollback()
+    assert row is not None
+    return tuple(int(str(number)) for number in row)
+
+
+def _told(found: tuple[int, ...]) -> str:
+    return ", ".join(f"{count:,} {words}" for count, words in zip(found, _WORDS, strict=True))
 
 
 def _is_empty(connection: Conn, table: str) -> bool:

@@ -90,7 +90,6 @@ def load_jobs(
     record = definition_record(request.job, tenant="default", job_id=str(name), job_version=1, job_key=_key(prefix, 0))
     mould = _Mould(encode(record), str(name).encode(), _key(prefix, 0).encode())
     every_us = int(every.total_seconds() * 1e6)
-    step = spread / count
 
     @cache
     def schedule(at: datetime) -> str:
@@ -102,7 +101,7 @@ def load_jobs(
     connection.execute("UPDATE settings SET value = %s WHERE name = 'tzdata'", [Jsonb(tzdata_version())])
     for first in range(0, count, _AT_ONCE):
         some = [(n, job_id("default", _key(prefix, n))) for n in range(first, min(first + _AT_ONCE, count))]
-        instants = [_whole_ms(due_at + step * number) for number, _ in some]
+        instants = [_whole_ms(due_at + spread * number / count) for number, _ in some]
         shards = [(bucket, shard_of(bucket, installation.shards)) for bucket in (bucket_of(job) for _, job in some)]
         kept = ("interval", due_at, every_us, due_at, due_at)
         _copy(

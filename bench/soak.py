@@ -11,7 +11,7 @@ from typing import cast
 
 import psycopg
 
-from tidewheel.bench.complete import check_runs, check_starts, until_empty
+from tidewheel.bench.complete import check_runs, check_starts, until_empty, what_stands
 from tidewheel.bench.events import Ends
 from tidewheel.bench.load import load_steady
 from tidewheel.bench.measured import Figure, Incomplete, Round, least, percentile, rate
@@ -127,7 +127,8 @@ def _sample(connection: Conn, ends: Ends, wanted: int, due_at: datetime, seconds
         if count >= wanted:
             return series
         if monotonic_seconds() > gives_up:
-            message = f"{count:,} of {wanted:,} runs are done {_MOST_LATE_SECONDS:.0f} s after the last was due"
+            told = f"{count:,} of {wanted:,} runs are done {_MOST_LATE_SECONDS:.0f} s after the last was due"
+            message = f"{told}: {what_stands(connection)}"
             raise Incomplete(message)
         threading.Event().wait(_SAMPLE_SECONDS if wanted - count > WARM_RUNS else 0.5)
 
