@@ -5,7 +5,7 @@ a connection of its own: while PostgreSQL works on one, the other is prepared. W
 written yet is the first one's alone.
 
 In a burst beginnings come first: while the lanes claim as much as they can, ends that have begun to come wait a moment
-before the first of them is written (ADR 0026). A flood that lasts is not held up: its ends have waited long enough.
+before the first of them is written (ADR 0026), once in a flood: one that lasts is not held up.
 
 An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. What an outcome
 means is decided in `record.py`.
@@ -38,7 +38,8 @@ _BATCH = 1000
 _GATHER_SECONDS = 0.002
 _BUSY_GATHER_SECONDS = 0.01  # after a batch of some size: as many again come within this
 _MANY = 100
-_YIELD_SECONDS = 0.3  # for so long the first of some ends waits for beginnings. Source: docs/adr/0026
+_YIELD_SECONDS = 0.3  # for so long the first ends of a flood wait for beginnings. Source: docs/adr/0026
+_FLOOD_SECONDS = 1.0  # so often it is looked whether the flood is over, where no outcome comes
 _MOST_YIELDING = 3000  # so many ends wait no longer; a thousand more would stop the claims
 _BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
 
@@ -78,7 +79,7 @@ class Finisher:
         self._stop.wakes(self._wake)
         self._much = threading.Event()  # there is work for two
         self._stop.wakes(self._much)
-        self._yielding = False
+        self._yielding = self._has_yielded = False  # now; since the flood began
         self._threads = [threading.Thread(target=self._run, name="finisher", daemon=True)]
         if helping is not None:
             second = threading.Thread(target=self._help, args=[helping], name="finisher-2", daemon=True)
@@ -118,7 +119,7 @@ class Finisher:
         busy: list[Item] = []
         last = 0
         while not self._stop.asked():
-            self._wake.wait(_BUSY_SECONDS if busy else self.beats.seconds())
+            self._wake.wait(_BUSY_SECONDS if busy else self._seconds())
             # A moment's company: a transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
                 self._stop.wait(_BUSY_GATHER_SECONDS if last >= _MANY else _GATHER_SECONDS)
@@ -136,21 +137,31 @@ class Finisher:
             if self.beats.seconds() == 0.0:
                 self._write_beats(patience)
 
+    def _seconds(self) -> float | None:
+        """How long to sleep where no outcome comes: until a beat is due, or a flood may be over."""
+        beat = self.beats.seconds()
+        if not self._has_yielded:
+            return beat
+        return _FLOOD_SECONDS if beat is None else min(beat, _FLOOD_SECONDS)
+
     def _yield(self) -> None:
         """Leave PostgreSQL and the processor to beginnings, while there are more than can be kept up with."""
-        until = monotonic_seconds() + _YIELD_SECONDS
-        self._yielding = True
-        while 0 < len(self._items) < _MOST_YIELDING and self._flooded() and monotonic_seconds() < until:
-            if self._stop.wait(_BUSY_GATHER_SECONDS):
-                break
-        self._yielding = False
+        if not self._flooded():
+            self._has_yielded = False
+        elif self._items and not self._has_yielded:
+            until = monotonic_seconds() + _YIELD_SECONDS
+            self._yielding = self._has_yielded = True
+            while len(self._items) < _MOST_YIELDING and self._flooded() and monotonic_seconds() < until:
+                if self._stop.wait(_BUSY_GATHER_SECONDS):
+                    break
+            self._yielding = False
 
     def _help(self, session: Session) -> None:
         patience = Patience(self._stop, "recording outcomes beside")
         while not self._stop.asked():
             self._much.wait()
             self._much.clear()
-            while len(self._items) >= _BATCH // 2 and not self._stop.asked():
+            while len(self._items) >= _BATCH // 2 and not self._yielding and not self._stop.asked():
                 if not self._help_once(session, patience):
                     self._wake.set()
                     break

@@ -20,6 +20,7 @@ from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import attempts, begin, requeue
 from tidewheel.clock import monotonic_seconds
+from tidewheel.executor import finish
 from tidewheel.executor.wanted import Fetched, Taken, Taking
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, Lane, RunState
@@ -108,6 +109,19 @@ def test_a_claim_that_fails_while_more_is_read_is_tried_again_before_what_was_re
     first = executing.database.rows("SELECT run_id FROM attempts ORDER BY started_at LIMIT 2")
     assert {run_id for (run_id,) in first} == set(runs[:2])
     assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) == 20
+
+
+def test_ends_wait_for_beginnings_no_longer_than_the_flood_lasts(
+    executing: Executing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "_YIELD_SECONDS", 3600.0)
+    executing.make_topics()
+    with executing.running(slots=2, **NO_SWEEP):
+        for _ in range(2):
+            runs = [executing.trigger("acts.echo", number) for number in range(100)]
+            for run_id in runs:
+                executing.publish(run_id)
+            assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
 
 
 def test_claims_that_fail_are_tried_less_and_less_often_and_told_once(

@@ -133,13 +133,56 @@ def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_
     assert written == (3, 1)
 
 
-def test_a_flood_that_lasts_does_not_keep_ends_from_being_written(with_job: Database) -> None:
-    with finishing(with_job, lambda: True) as finisher:
-        for _ in range(2):
+def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> None:
+    looks: list[int] = []
+    looked = 0
+
+    def flooded() -> bool:
+        nonlocal looked
+        looked += 1
+        return True
+
+    with finishing(with_job, flooded) as finisher:
+        for _ in range(3):
             started = begun(with_job)
+            looked = 0
             finisher.add(attempt_at(with_job, started), succeeded(None))
             assert finisher.drain(30)
+            looks.append(looked)
             assert final_state(with_job, started.run_id) == ("succeeded", None)
+    first, *others = looks
+    assert first > 3, "it looked again and again whether the flood was over"
+    assert all(each <= 3 for each in others), "who waits looks every hundredth of a second"
+
+
+def test_after_a_flood_the_first_ends_of_the_next_one_wait_again(with_job: Database) -> None:
+    floods = True
+    looked = 0
+
+    def flooded() -> bool:
+        nonlocal looked
+        looked += 1
+        return floods
+
+    with finishing(with_job, flooded) as finisher:
+        for _ in range(2):
+            floods, looked = True, 0
+            finisher.add(attempt_at(with_job, begun(with_job)), succeeded(None))
+            assert finisher.drain(30)
+            assert looked > 3, "it looked again and again whether the flood was over"
+            floods = False
+            until(lambda: not finisher._has_yielded, "the writer has seen that the flood is over")
+
+
+def test_so_many_ends_wait_no_longer(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "_MOST_YIELDING", 2)
+    monkeypatch.setattr(finish, "_YIELD_SECONDS", 3600.0)
+    items = [attempt_at(with_job, begun(with_job)) for _ in range(2)]
+    with finishing(with_job, lambda: True) as finisher:
+        finisher.add(items[0], succeeded(None))
+        assert not finisher.drain(0.3)
+        finisher.add(items[1], succeeded(None))
+        assert finisher.drain(30)
 
 
 def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: Database) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 # Each partition's first message touches two index files of this size, by default 10 MiB, which are mapped into memory:
-# 2.5 ms each where Linux has large folios on ext4, and 0.05 ms of this size. A segment ends at some 85 MiB then.
+# 2.5 ms each where Linux has large folios on ext4, and 0.05 ms of this size.
 _INDEX_BYTES = 256 * 1024
+# A segment ends long before its index is full (12 bytes for each 4 KiB: at 85 MiB), for a follower's append of many
+# batches fails where it fills one (since KAFKA-806).
+_SEGMENT_BYTES = 64 * 1024 * 1024
 _INTERNAL_PARTITIONS = 8  # of offsets, transactions and share state; 50 each are made for hundreds of brokers
 # Crash takeover took 43.1 s with the defaults and 10.1 s with these. Source: docs/adr/0005.
 _QUICK_TAKEOVER_MS = {
@@ -57,6 +60,7 @@ def server_properties(node: Node, nodes: Sequence[Node], data: Path) -> str:
             "log.dirs": data,
             "log.retention.hours": 168,
             "log.index.size.max.bytes": _INDEX_BYTES,
+            "log.segment.bytes": _SEGMENT_BYTES,
             "auto.create.topics.enable": "false",  # a deleted topic must stay deleted
             "group.initial.rebalance.delay.ms": 0,
             # A killed node is replaced as leader, and let in again, when its session has ended: 9 s by default. Below
@@ -106,6 +110,7 @@ def _copies(replication: int) -> dict[str, int]:
         "share.coordinator.state.topic.min.isr": in_sync,
         **{f"{topic}.replication.factor": replication for topic in internal},
         **{f"{topic}.num.partitions": _INTERNAL_PARTITIONS for topic in internal},
+        **{f"{topic}.segment.bytes": _SEGMENT_BYTES for topic in internal},
     }
 
 
