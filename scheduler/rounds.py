@@ -30,7 +30,7 @@ _MISSED_PART = 4  # of a batch may be timers that were missed: each can make a h
 _RUSH_SECONDS = 0.25  # then the scheduler sees to everything else
 _ALONE_SECONDS = 5.0  # without the second connection, where it could not be had
 _BUSY_SECONDS = 0.05  # nothing moved although something is due: its row is in the hands of one who will be done soon
-_GATHER_PART = 50  # of the lookahead may pass while timers come into sight, so that they are fired together
+_GATHER_PART = 16  # of the lookahead may pass while timers come into sight, so that they are fired together
 _NOW = timedelta(0)
 _DUE_NOW = 4  # timers of each shard, of those that have come due in a rush
 
