@@ -5,6 +5,7 @@
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -39,6 +40,19 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.start import Started
 
 SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
+
+
+@dataclass
+class Flood:
+    """Whether more comes than can be kept up with, and how often a writer has looked."""
+
+    lasts: bool = True
+    looked: int = 0
+
+    def on(self) -> bool:
+        """Whether it lasts."""
+        self.looked += 1
+        return self.lasts
 
 
 @contextmanager
@@ -135,20 +149,14 @@ def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_
 
 def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> None:
     looks: list[int] = []
-    looked = 0
-
-    def flooded() -> bool:
-        nonlocal looked
-        looked += 1
-        return True
-
-    with finishing(with_job, flooded) as finisher:
+    flood = Flood()
+    with finishing(with_job, flood.on) as finisher:
         for _ in range(3):
             started = begun(with_job)
-            looked = 0
+            flood.looked = 0
             finisher.add(attempt_at(with_job, started), succeeded(None))
             assert finisher.drain(30)
-            looks.append(looked)
+            looks.append(flood.looked)
             assert final_state(with_job, started.run_id) == ("succeeded", None)
     first, *others = looks
     assert first > 3, "it looked again and again whether the flood was over"
@@ -156,21 +164,14 @@ def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> N
 
 
 def test_after_a_flood_the_first_ends_of_the_next_one_wait_again(with_job: Database) -> None:
-    floods = True
-    looked = 0
-
-    def flooded() -> bool:
-        nonlocal looked
-        looked += 1
-        return floods
-
-    with finishing(with_job, flooded) as finisher:
+    flood = Flood()
+    with finishing(with_job, flood.on) as finisher:
         for _ in range(2):
-            floods, looked = True, 0
+            flood.lasts, flood.looked = True, 0
             finisher.add(attempt_at(with_job, begun(with_job)), succeeded(None))
             assert finisher.drain(30)
-            assert looked > 3, "it looked again and again whether the flood was over"
-            floods = False
+            assert flood.looked > 3, "it looked again and again whether the flood was over"
+            flood.lasts = False
             until(lambda: not finisher._has_yielded, "the writer has seen that the flood is over")
 
 

@@ -8,9 +8,9 @@ from pydantic import BaseModel
 # Each partition's first message touches two index files of this size, by default 10 MiB, which are mapped into memory:
 # 2.5 ms each where Linux has large folios on ext4, and 0.05 ms of this size.
 _INDEX_BYTES = 256 * 1024
-# A segment ends long before its index is full (12 bytes for each 4 KiB: at 85 MiB), for a follower's append of many
-# batches fails where it fills one (since KAFKA-806).
-_SEGMENT_BYTES = 64 * 1024 * 1024
+# A segment ends long before its index is full (12 bytes for each 4 KiB: at 341 times its size), for a follower's append
+# of many batches fails where it fills one (since KAFKA-806).
+_SEGMENT_BYTES = 256 * _INDEX_BYTES
 _INTERNAL_PARTITIONS = 8  # of offsets, transactions and share state; 50 each are made for hundreds of brokers
 # Crash takeover took 43.1 s with the defaults and 10.1 s with these. Source: docs/adr/0005.
 _QUICK_TAKEOVER_MS = {
