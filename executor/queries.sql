@@ -200,8 +200,8 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
 -- Index: open_runs_pkey. No lock; what is written about them carries the same fence.
 SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
-  JOIN open_runs AS o USING (run_id, attempt)
- WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
+ WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: drop_answered
 -- Signals of runs that had ended before, which an executor in another language has answered.

@@ -449,7 +449,8 @@ SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 UPDATE open_runs AS o
    SET deadline_at = least(o.close_at, o.wait_until, (SELECT tidewheel_now()) + told.heartbeat)
   FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS told (run_id, heartbeat)
- WHERE o.run_id = told.run_id
+ CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = told.run_id OFFSET 0) AS found
+ WHERE o.ctid = found.at
 
 -- name: take_partition
 -- Makes a partition of a topic this intake's own; the raised epoch fences the previous owner off.

@@ -3,6 +3,7 @@
 The parameters are those of a busy moment: some dozens of ids, or the shards, slices and lanes of one process.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -225,6 +226,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "cancelled": RunState.CANCELLED,
     },
     "find_unclosed": {"allowed": ["succeeded:running"]},
+    "claim_runs": {"free": "allow_all", "replacing": ["cancel_other", "terminate_other"]},
+    "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_runs": {
         "queues": ["default"] * 3,
         "lanes": ["critical", "standard", "batch"],
@@ -414,6 +417,55 @@ def test_what_concerns_some_runs_plans_their_partitions_alone(
     read = {str(node["Relation Name"]) for node in plan if PARTITION.match(str(node.get("Relation Name")))}
     assert read
     assert {table[-8:] for table in read} == {f"{SystemClock().now():%Y%m%d}"}
+
+
+# What looks a batch of runs up among those that are open.
+LOOKING_UP = {
+    "tidewheel.transitions": """
+        claim_runs lock_claims find_gone_turns start_attempts read_claims close_runs find_unclosed requeue_runs
+        wait_runs find_unmoved save_beats flush_outputs start_cancelling
+    """,
+    "tidewheel.executor": "read_in_hand",
+    "tidewheel.intake": "put_off_deadlines",
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package, names in LOOKING_UP.items() for name in names.split()]
+)
+def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
+    loaded: Database, facts: Mapping[str, object], package: str, name: str
+) -> None:
+    """An ANALYZE may come when nearly all have ended: to the planner reading all that are open is next to nothing."""
+    connection = connect(loaded.url, "test", options=BY_KEY)
+    try:
+        for rows, times in itertools.product((0, 10, 1000), (1, 16)):
+            connection.execute("DELETE FROM pg_statistic WHERE starelid = 'open_runs'::regclass")
+            connection.execute(
+                "UPDATE pg_class SET reltuples = %s"
+                " WHERE oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'open_runs'::regclass"
+                "               UNION SELECT 'open_runs'::regclass)",
+                [rows],
+            )
+            values = {**facts, **SPECIAL.get(name, {})}
+            many = {
+                key: value * times for key, value in values.items() if isinstance(value, list) and len(value) == BATCH
+            }
+            looks = looks_at_open_runs(plan_of(connection, Statements(package)[name], values | many))
+            assert looks
+            assert all(look.startswith("open_runs_pkey ((run_id = ") for look in looks), (rows, times, looks)
+    finally:
+        connection.close()
+
+
+def looks_at_open_runs(plan: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each reading of open_runs that is not by tid: its index, and what is looked for in it."""
+    return [
+        f"{node.get('Index Name')} ({node.get('Index Cond')})"
+        for node in plan
+        if node["Node Type"] in {"Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Index Scan"}
+        and (node.get("Relation Name") == "open_runs" or str(node.get("Index Name")).startswith("open_runs"))
+    ]
 
 
 def test_the_walk_of_the_outbox_begins_at_the_mark(loaded: Database, facts: Mapping[str, object]) -> None:

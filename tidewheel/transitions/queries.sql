@@ -4,35 +4,42 @@
 -- started comes with nulls, its job's turn locked: a later statement looks again, which sees what was waited for here. So
 -- comes a row that was changed while this began: at its new place this statement does not see it. So do all runs of a job
 -- of which several are here and one replaces: what it would make way for must not be started before. Nothing is joined
--- but looked up in a hash: the planner expects one row of a batch, and would go through all for each.
+-- but looked up in a hash: the planner expects one row of a batch, and would go through all for each. Each run is looked up
+-- by its key alone, one after the other, and a CASE keeps publish_at from being a way to it: where the table was as good as
+-- empty at its last ANALYZE, the planner would walk all that is due, and go through the batch for each.
 -- Index: open_runs_pkey, turns_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
 -- waiting for whoever is about to give it up.
 WITH locked AS MATERIALIZED (
-    SELECT o.ctid AS at, o.run_id, o.job_id, o.tenant, o.overlap, o.scheduled_at, wanted.came_by
-      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(came_by)s::text[])
-           AS wanted (run_id, attempt, job_version, came_by)
-      JOIN open_runs AS o USING (run_id)
-     WHERE o.attempt = wanted.attempt - 1
-       AND o.job_version = wanted.job_version
-       AND o.state = ANY (%(sources)s::text[])
-       AND o.publish_at <= (SELECT tidewheel_now())
-       AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
-       AND NOT EXISTS (
-            SELECT FROM cancellations AS c
-             WHERE c.finished_at IS NULL
-               AND c.tenant = o.tenant
-               AND (c.job_id IS NULL OR c.job_id = o.job_id)
-               AND (c.queue IS NULL OR c.queue = o.queue)
-               AND (c.lane IS NULL OR c.lane = o.lane)
-               AND (c.handler IS NULL OR c.handler = o.handler)
-               AND (c.cause IS NULL OR c.cause = o.cause)
-               AND o.made_at <= c.made_before
-               AND (c.begun OR o.attempt = 0)
-               AND (c.labels IS NULL
-                    OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
-           )
-     ORDER BY o.run_id
-       FOR UPDATE OF o SKIP LOCKED
+    SELECT o.*, wanted.came_by
+      FROM (SELECT *
+              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(came_by)s::text[])
+                   AS told (run_id, attempt, job_version, came_by)
+             ORDER BY run_id) AS wanted
+     CROSS JOIN LATERAL (
+        SELECT o.ctid AS at, o.run_id, o.job_id, o.tenant, o.overlap, o.scheduled_at
+          FROM open_runs AS o
+         WHERE o.run_id = wanted.run_id
+           AND o.attempt = wanted.attempt - 1
+           AND o.job_version = wanted.job_version
+           AND o.state = ANY (%(sources)s::text[])
+           AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
+           AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
+           AND NOT EXISTS (
+                SELECT FROM cancellations AS c
+                 WHERE c.finished_at IS NULL
+                   AND c.tenant = o.tenant
+                   AND (c.job_id IS NULL OR c.job_id = o.job_id)
+                   AND (c.queue IS NULL OR c.queue = o.queue)
+                   AND (c.lane IS NULL OR c.lane = o.lane)
+                   AND (c.handler IS NULL OR c.handler = o.handler)
+                   AND (c.cause IS NULL OR c.cause = o.cause)
+                   AND o.made_at <= c.made_before
+                   AND (c.begun OR o.attempt = 0)
+                   AND (c.labels IS NULL
+                        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
+               )
+           FOR UPDATE OF o SKIP LOCKED
+     ) AS o
 ), taken AS (
     INSERT INTO turns (job_id, tenant, run_id)
     SELECT DISTINCT ON (l.job_id) l.job_id, l.tenant, l.run_id
@@ -71,30 +78,36 @@ SELECT l.run_id, NULL, NULL, NULL, NULL, NULL, NULL
 -- The runs that may be claimed now, in run_id order. A later statement than the one that shares the lock `claims`, to see
 -- every cancellation that was accepted before.
 -- Index: open_runs_pkey. Lock: each row, rows locked by others are passed over (the sweep comes back to them).
-SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at
-  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[]) AS wanted (run_id, attempt, job_version)
-  JOIN open_runs AS o USING (run_id)
- WHERE o.attempt = wanted.attempt - 1
-   AND o.job_version = wanted.job_version
-   AND o.state = ANY (%(sources)s::text[])
-   AND o.publish_at <= (SELECT tidewheel_now())
-   AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
-   AND NOT EXISTS (
-        SELECT FROM cancellations AS c
-         WHERE c.finished_at IS NULL
-           AND c.tenant = o.tenant
-           AND (c.job_id IS NULL OR c.job_id = o.job_id)
-           AND (c.queue IS NULL OR c.queue = o.queue)
-           AND (c.lane IS NULL OR c.lane = o.lane)
-           AND (c.handler IS NULL OR c.handler = o.handler)
-           AND (c.cause IS NULL OR c.cause = o.cause)
-           AND o.made_at <= c.made_before
-           AND (c.begun OR o.attempt = 0)
-           AND (c.labels IS NULL
-                OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
-       )
- ORDER BY o.run_id
-   FOR UPDATE OF o SKIP LOCKED
+SELECT o.*
+  FROM (SELECT *
+          FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[])
+               AS told (run_id, attempt, job_version)
+         ORDER BY run_id) AS wanted
+ CROSS JOIN LATERAL (
+    SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at
+      FROM open_runs AS o
+     WHERE o.run_id = wanted.run_id
+       AND o.attempt = wanted.attempt - 1
+       AND o.job_version = wanted.job_version
+       AND o.state = ANY (%(sources)s::text[])
+       AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
+       AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
+       AND NOT EXISTS (
+            SELECT FROM cancellations AS c
+             WHERE c.finished_at IS NULL
+               AND c.tenant = o.tenant
+               AND (c.job_id IS NULL OR c.job_id = o.job_id)
+               AND (c.queue IS NULL OR c.queue = o.queue)
+               AND (c.lane IS NULL OR c.lane = o.lane)
+               AND (c.handler IS NULL OR c.handler = o.handler)
+               AND (c.cause IS NULL OR c.cause = o.cause)
+               AND o.made_at <= c.made_before
+               AND (c.begun OR o.attempt = 0)
+               AND (c.labels IS NULL
+                    OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
+           )
+       FOR UPDATE OF o SKIP LOCKED
+ ) AS o
 
 -- name: take_turns
 -- Takes each job's turn where it is free, and tells who has it. One run of a job per statement.
@@ -112,7 +125,7 @@ RETURNING job_id, run_id, waiting
 SELECT t.job_id, t.run_id
   FROM turns AS t
  WHERE t.job_id = ANY (%(job_ids)s::uuid[])
-   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = t.run_id)
+   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = t.run_id OFFSET 0)
 
 -- name: find_waiting
 -- Who waits for these turns, as far as a policy asks: the first in line, and whoever would replace the holder.
@@ -178,7 +191,8 @@ UPDATE open_runs AS o
        deadline_at = o.close_at,
        came_by = wanted.came_by
   FROM unnest(%(run_ids)s::uuid[], %(came_by)s::text[]) AS wanted (run_id, came_by)
- WHERE o.run_id = wanted.run_id
+ CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS found
+ WHERE o.ctid = found.at
 RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
 
 -- name: wait_for_claims
@@ -191,32 +205,40 @@ SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FO
 -- Index: open_runs_pkey. No lock.
 SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
-  JOIN open_runs AS o USING (run_id, attempt)
- WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
+ WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: close_runs
 -- Ends runs whose attempt is still the current one and in the same hands, and whose state allows the end: the row goes, its
 -- outcome and that of its attempt are written down. One that is being cancelled ends as cancelled whatever is wanted. The
 -- executor belongs to the fence: a run that went back keeps its attempt, but is nobody's.
 -- The bounds on run_id are those of whole days that hold all that are asked for: the plan has their partitions alone, and no
--- reason to walk what lies between the bounds. A row that was changed while this began stays, and counts as locked: at its
+-- reason to walk what lies between the bounds; that the ids are given once more has the partitions looked up by them,
+-- however many rows the planner takes them to have. A row that was changed while this began stays, and counts as locked: at its
 -- new place this statement does not see it.
 -- Index: open_runs_pkey, the partition's primary key. Lock: each row in run_id order, rows locked by others are passed over
 -- and tried again; their rows of job_runs, which nobody else writes.
 WITH gone AS (
     DELETE FROM open_runs AS o
      USING (
-        SELECT p.ctid AS at, wanted.*
-          FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
-                      %(outcomes)s::text[], %(reasons)s::text[], %(error_types)s::text[], %(error_messages)s::text[])
-               WITH ORDINALITY
-               AS wanted (wanted_id, wanted_attempt, wanted_hands, wanted_state, outcome, reason, error_type,
-                          error_message, place)
-          JOIN open_runs AS p ON p.run_id = wanted.wanted_id AND p.attempt = wanted.wanted_attempt
-         WHERE p.executor_id IS NOT DISTINCT FROM wanted.wanted_hands
-           AND wanted.wanted_state || ':' || p.state = ANY (%(allowed)s::text[])
-         ORDER BY p.run_id
-           FOR UPDATE OF p SKIP LOCKED
+        SELECT found.at, wanted.*
+          FROM (SELECT *
+                  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
+                              %(outcomes)s::text[], %(reasons)s::text[], %(error_types)s::text[],
+                              %(error_messages)s::text[])
+                       WITH ORDINALITY
+                       AS told (wanted_id, wanted_attempt, wanted_hands, wanted_state, outcome, reason, error_type,
+                                error_message, place)
+                 ORDER BY wanted_id) AS wanted
+         CROSS JOIN LATERAL (
+            SELECT p.ctid AS at
+              FROM open_runs AS p
+             WHERE p.run_id = wanted.wanted_id
+               AND p.attempt = wanted.wanted_attempt
+               AND p.executor_id IS NOT DISTINCT FROM wanted.wanted_hands
+               AND wanted.wanted_state || ':' || p.state = ANY (%(allowed)s::text[])
+               FOR UPDATE SKIP LOCKED
+         ) AS found
      ) AS chosen
      WHERE o.ctid = chosen.at
     RETURNING chosen.place, chosen.outcome, chosen.reason, chosen.error_type, chosen.error_message, chosen.wanted_state,
@@ -236,6 +258,7 @@ WITH gone AS (
            error_type = g.error_type
       FROM gone AS g
      WHERE r.run_id = g.run_id
+       AND r.run_id = ANY (%(run_ids)s::uuid[])
        AND r.run_id BETWEEN %(first_run_id)s::uuid AND %(last_run_id)s::uuid
 ), tried AS (
     INSERT INTO attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type,
@@ -256,8 +279,9 @@ SELECT place, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, 
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
        AS wanted (run_id, attempt, executor_id, state)
-  JOIN open_runs AS o USING (run_id, attempt)
- WHERE o.executor_id IS NOT DISTINCT FROM wanted.executor_id
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
+ WHERE o.attempt = wanted.attempt
+   AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
    AND wanted.state || ':' || o.state = ANY (%(allowed)s::text[])
 
 -- name: give_up_turns
@@ -372,17 +396,24 @@ UPDATE open_runs AS o
        deadline_at = o.close_at,
        wait_until = NULL
   FROM (
-    SELECT p.run_id, wanted.delay, wanted.charge, wanted.loss, p.started_at, p.executor_id, p.came_by
-      FROM unnest(
-            %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(delays)s::interval[],
-            %(charges)s::integer[], %(losses)s::integer[]
-           ) AS wanted (run_id, attempt, executor_id, delay, charge, loss)
-      JOIN open_runs AS p USING (run_id, attempt)
-     WHERE p.state = ANY (%(sources)s) AND p.executor_id IS NOT DISTINCT FROM wanted.executor_id
-     ORDER BY p.run_id
-       FOR UPDATE OF p SKIP LOCKED
+    SELECT found.*, wanted.delay, wanted.charge, wanted.loss
+      FROM (SELECT *
+              FROM unnest(
+                    %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(delays)s::interval[],
+                    %(charges)s::integer[], %(losses)s::integer[]
+                   ) AS told (run_id, attempt, executor_id, delay, charge, loss)
+             ORDER BY run_id) AS wanted
+     CROSS JOIN LATERAL (
+        SELECT p.ctid AS at, p.started_at, p.executor_id, p.came_by
+          FROM open_runs AS p
+         WHERE p.run_id = wanted.run_id
+           AND p.attempt = wanted.attempt
+           AND p.state = ANY (%(sources)s)
+           AND p.executor_id IS NOT DISTINCT FROM wanted.executor_id
+           FOR UPDATE SKIP LOCKED
+     ) AS found
   ) AS chosen
- WHERE o.run_id = chosen.run_id
+ WHERE o.ctid = chosen.at
 RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
           o.publish_at, chosen.started_at, chosen.executor_id, chosen.came_by, (SELECT tidewheel_now()) AS ended_at
 
@@ -396,17 +427,24 @@ UPDATE open_runs AS o
        wait_until = chosen.now + chosen.timeout,
        deadline_at = least(o.close_at, chosen.now + least(chosen.timeout, chosen.heartbeat))
   FROM (
-    SELECT p.run_id, wanted.timeout, wanted.heartbeat, (SELECT tidewheel_now()) AS now  -- one: the two are compared
-      FROM unnest(
-            %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(timeouts)s::interval[],
-            %(heartbeats)s::interval[]
-           ) AS wanted (run_id, attempt, executor_id, timeout, heartbeat)
-      JOIN open_runs AS p USING (run_id, attempt)
-     WHERE p.state = ANY (%(sources)s) AND p.executor_id = wanted.executor_id
-     ORDER BY p.run_id
-       FOR UPDATE OF p SKIP LOCKED
+    SELECT found.at, wanted.timeout, wanted.heartbeat, (SELECT tidewheel_now()) AS now  -- one: the two are compared
+      FROM (SELECT *
+              FROM unnest(
+                    %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(timeouts)s::interval[],
+                    %(heartbeats)s::interval[]
+                   ) AS told (run_id, attempt, executor_id, timeout, heartbeat)
+             ORDER BY run_id) AS wanted
+     CROSS JOIN LATERAL (
+        SELECT p.ctid AS at
+          FROM open_runs AS p
+         WHERE p.run_id = wanted.run_id
+           AND p.attempt = wanted.attempt
+           AND p.state = ANY (%(sources)s)
+           AND p.executor_id = wanted.executor_id
+           FOR UPDATE SKIP LOCKED
+     ) AS found
   ) AS chosen
- WHERE o.run_id = chosen.run_id
+ WHERE o.ctid = chosen.at
 RETURNING o.run_id
 
 -- name: read_definitions
@@ -482,8 +520,8 @@ SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
         %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(progress)s::bytea[],
         %(checkpoints)s::bytea[]
        ) AS told (run_id, attempt, executor_id, progress, checkpoint)
-  JOIN open_runs AS o USING (run_id, attempt)
- WHERE o.state = ANY (%(states)s) AND (told.executor_id IS NULL OR o.executor_id = told.executor_id)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = told.run_id OFFSET 0) AS o
+ WHERE o.attempt = told.attempt AND o.state = ANY (%(states)s) AND (told.executor_id IS NULL OR o.executor_id = told.executor_id)
  ORDER BY o.run_id
     ON CONFLICT (run_id) DO UPDATE
    SET progress = CASE WHEN i.beats_attempt = excluded.beats_attempt THEN coalesce(excluded.progress, i.progress)
@@ -502,13 +540,20 @@ RETURNING i.run_id
 INSERT INTO attempt_outputs (run_id, attempt, tenant, output, output_bytes)
 SELECT held.run_id, held.attempt, held.tenant, held.output, held.output_bytes
   FROM (
-    SELECT o.run_id, o.attempt, o.tenant, told.output, told.output_bytes
-      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(outputs)s::bytea[], %(output_bytes)s::bigint[])
-           AS told (run_id, attempt, output, output_bytes)
-      JOIN open_runs AS o USING (run_id, attempt)
-     WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
-     ORDER BY o.run_id
-       FOR SHARE OF o SKIP LOCKED
+    SELECT told.run_id, told.attempt, o.tenant, told.output, told.output_bytes
+      FROM (SELECT *
+              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(outputs)s::bytea[], %(output_bytes)s::bigint[])
+                   AS given (run_id, attempt, output, output_bytes)
+             ORDER BY run_id) AS told
+     CROSS JOIN LATERAL (
+        SELECT p.tenant
+          FROM open_runs AS p
+         WHERE p.run_id = told.run_id
+           AND p.attempt = told.attempt
+           AND p.executor_id = %(executor_id)s
+           AND p.state = ANY (%(states)s)
+           FOR SHARE SKIP LOCKED
+     ) AS o
   ) AS held
     ON CONFLICT (run_id, attempt) DO UPDATE SET output = EXCLUDED.output, output_bytes = EXCLUDED.output_bytes
 RETURNING run_id, attempt
@@ -665,14 +710,21 @@ RETURNING o.run_id, o.attempt, o.tenant, o.executor_id
 UPDATE open_runs AS o
    SET state = %(target)s
   FROM (
-    SELECT p.run_id
-      FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
-      JOIN open_runs AS p USING (run_id, attempt)
-     WHERE p.executor_id = %(executor_id)s AND p.state = ANY (%(sources)s)
-     ORDER BY p.run_id
-       FOR UPDATE OF p SKIP LOCKED
+    SELECT found.at
+      FROM (SELECT *
+              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS told (run_id, attempt)
+             ORDER BY run_id) AS wanted
+     CROSS JOIN LATERAL (
+        SELECT p.ctid AS at
+          FROM open_runs AS p
+         WHERE p.run_id = wanted.run_id
+           AND p.attempt = wanted.attempt
+           AND p.executor_id = %(executor_id)s
+           AND p.state = ANY (%(sources)s)
+           FOR UPDATE SKIP LOCKED
+     ) AS found
   ) AS chosen
- WHERE o.run_id = chosen.run_id
+ WHERE o.ctid = chosen.at
 
 -- name: add_signals
 -- What executors read to learn that attempts are to stop; a repeat changes nothing.
@@ -694,8 +746,10 @@ SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'top
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[])
        AS wanted (run_id, attempt, executor_id)
-  JOIN open_runs AS o USING (run_id, attempt)
- WHERE o.state = ANY (%(sources)s) AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
+ WHERE o.attempt = wanted.attempt
+   AND o.state = ANY (%(sources)s)
+   AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
 
 -- name: lock_chained_timers
 -- The timers of fixed_delay jobs whose run ends; alone, in job_id order.
