@@ -133,12 +133,12 @@ def some(database: Database, query: LiteralString) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def facts(loaded: Database) -> dict[str, Any]:
-    """Values of every parameter of the hot statements, by the parameter's name."""
+def batches(loaded: Database) -> dict[str, list[Any]]:
+    """Values of the hot statements' parameters that have one for each of a batch, by the parameter's name."""
     now: datetime = loaded.now()
     runs: list[UUID] = some(loaded, "SELECT run_id FROM open_runs ORDER BY md5(run_id::text) LIMIT %s")
     jobs: list[UUID] = some(loaded, "SELECT job_id FROM jobs ORDER BY md5(job_id::text) LIMIT %s")
-    many: dict[str, Any] = {
+    return {
         "run_ids": runs,
         "job_ids": jobs,
         "attempts": [1] * BATCH,
@@ -167,6 +167,13 @@ def facts(loaded: Database) -> dict[str, Any]:
         "places": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
         "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),
     }
+
+
+@pytest.fixture(scope="module")
+def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Values of every parameter of the hot statements, by the parameter's name."""
+    now: datetime = loaded.now()
+    runs, jobs = batches["run_ids"], batches["job_ids"]
     pairs = [(number, name) for name in ("critical", "standard", "events", "batch") for number in range(8)]
     one: dict[str, Any] = {
         "sources": sources(Move.CLAIM),
@@ -193,7 +200,7 @@ def facts(loaded: Database) -> dict[str, Any]:
         "last": now,
     }
     first, last = run_range(jobs[0], run_instant(runs[0]))
-    return many | one | {"first_run_id": first, "last_run_id": last}
+    return {**batches, **one, "first_run_id": first, "last_run_id": last}
 
 
 # Of lists and walks: no filter but the first, from their beginnings.
@@ -220,6 +227,8 @@ _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SPECIAL: Mapping[str, Mapping[str, object]] = {
     "close_runs": {
         "allowed": ["succeeded:running"],
+        "first_run_id": UUID(int=0),
+        "last_run_id": UUID(int=(1 << 128) - 1),
         "outcomes": "{}",
         "error_messages": "{}",
         "cancelling": RunState.CANCELLING,
@@ -434,9 +443,10 @@ LOOKING_UP = {
     ("package", "name"), [(package, name) for package, names in LOOKING_UP.items() for name in names.split()]
 )
 def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
-    loaded: Database, facts: Mapping[str, object], package: str, name: str
+    loaded: Database, batches: Mapping[str, list[Any]], facts: Mapping[str, object], package: str, name: str
 ) -> None:
     """An ANALYZE may come when nearly all have ended: to the planner reading all that are open is next to nothing."""
+    special = SPECIAL.get(name, {})
     connection = connect(loaded.url, "test", options=BY_KEY)
     try:
         for rows, times in itertools.product((0, 10, 1000), (1, 16)):
@@ -447,11 +457,8 @@ def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
                 "               UNION SELECT 'open_runs'::regclass)",
                 [rows],
             )
-            values = {**facts, **SPECIAL.get(name, {})}
-            many = {
-                key: value * times for key, value in values.items() if isinstance(value, list) and len(value) == BATCH
-            }
-            looks = looks_at_open_runs(plan_of(connection, Statements(package)[name], values | many))
+            many = {key: value * times for key, value in batches.items()}
+            looks = looks_at_open_runs(plan_of(connection, Statements(package)[name], {**facts, **special, **many}))
             assert looks
             assert all(look.startswith("open_runs_pkey ((run_id = ") for look in looks), (rows, times, looks)
     finally:

@@ -6,7 +6,8 @@
 -- of which several are here and one replaces: what it would make way for must not be started before. Nothing is joined
 -- but looked up in a hash: the planner expects one row of a batch, and would go through all for each. Each run is looked up
 -- by its key alone, one after the other, and a CASE keeps publish_at from being a way to it: where the table was as good as
--- empty at its last ANALYZE, the planner would walk all that is due, and go through the batch for each.
+-- empty at its last ANALYZE, the planner would walk all that is due, and go through the batch for each. That nothing is
+-- being cancelled is asked once.
 -- Index: open_runs_pkey, turns_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
 -- waiting for whoever is about to give it up.
 WITH locked AS MATERIALIZED (
@@ -24,7 +25,7 @@ WITH locked AS MATERIALIZED (
            AND o.state = ANY (%(sources)s::text[])
            AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
            AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
-           AND NOT EXISTS (
+           AND (NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL) OR NOT EXISTS (
                 SELECT FROM cancellations AS c
                  WHERE c.finished_at IS NULL
                    AND c.tenant = o.tenant
@@ -37,7 +38,7 @@ WITH locked AS MATERIALIZED (
                    AND (c.begun OR o.attempt = 0)
                    AND (c.labels IS NULL
                         OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
-               )
+               ))
            FOR UPDATE OF o SKIP LOCKED
      ) AS o
 ), taken AS (
