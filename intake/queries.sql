@@ -445,7 +445,7 @@ SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: put_off_deadlines
 -- Waiting runs that have given a sign of life: until when the next one has to come.
--- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows already locked.
+-- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows already locked, and so where they were found.
 UPDATE open_runs AS o
    SET deadline_at = least(o.close_at, o.wait_until, (SELECT tidewheel_now()) + told.heartbeat)
   FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS told (run_id, heartbeat)

@@ -206,7 +206,7 @@ SELECT j.job_id
   FROM cancelled_jobs AS j
  WHERE j.cancellation_id = %(id)s AND j.job_id > %(after)s
    AND (%(job_id)s::uuid IS NULL OR j.job_id = %(job_id)s)
-   AND EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = j.job_id)
+   AND EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = j.job_id OFFSET 0)
  ORDER BY j.job_id
  LIMIT 1
 
@@ -314,7 +314,7 @@ DELETE FROM wanted_cancels WHERE id = ANY (%(ids)s)
 -- name: look_at_turns
 -- Some of the turns that are waited for, and whether their holder is still open.
 -- Index: turns_waiting, open_runs_pkey. No lock: what is found is asked again under it.
-SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id)
+SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
   FROM (
     SELECT t.job_id, t.run_id FROM turns AS t WHERE t.waiting AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(most)s
   ) AS w

@@ -182,8 +182,8 @@ SELECT wanted.job_id, wanted.tenant, %(nobody)s, true
 
 -- name: start_attempts
 -- The claim itself: raises attempt, which is the fence of everything that follows.
--- Index: open_runs_pkey. Lock: rows that lock_claims has locked already; touches no indexed column (HOT) unless
--- a schedule_to_start is over with it.
+-- Index: open_runs_pkey. Lock: rows that lock_claims has locked already, and so where they were found; touches no indexed
+-- column (HOT) unless a schedule_to_start is over with it.
 UPDATE open_runs AS o
    SET state = %(target)s,
        attempt = o.attempt + 1,
@@ -428,7 +428,7 @@ UPDATE open_runs AS o
        wait_until = chosen.now + chosen.timeout,
        deadline_at = least(o.close_at, chosen.now + least(chosen.timeout, chosen.heartbeat))
   FROM (
-    SELECT found.at, wanted.timeout, wanted.heartbeat, (SELECT tidewheel_now()) AS now  -- one: the two are compared
+    SELECT found.at, wanted.timeout, wanted.heartbeat, (SELECT tidewheel_now()) AS now
       FROM (SELECT *
               FROM unnest(
                     %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(timeouts)s::interval[],
@@ -444,6 +444,7 @@ UPDATE open_runs AS o
            AND p.executor_id = wanted.executor_id
            FOR UPDATE SKIP LOCKED
      ) AS found
+    OFFSET 0  -- else each mention of now would be a look of its own, and the two are compared
   ) AS chosen
  WHERE o.ctid = chosen.at
 RETURNING o.run_id
