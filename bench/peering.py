@@ -58,7 +58,8 @@ def measure(server: Server, options: Options) -> Round:
     python = environment(options)
     jobs = options.jobs or JOBS
     own = replace(options, jobs=jobs)
-    flow = replace(own, seconds=options.seconds or _PIPELINE_SECONDS)
+    # As many as come to more than it can do in that time: with a number of jobs their own pace would be measured.
+    flow = replace(options, seconds=options.seconds or _PIPELINE_SECONDS)
     figures: dict[str, Figure] = {
         "tidewheel_execute_per_second": executing.measure_executors(server, jobs, own, executors=1),
         "tidewheel_pipeline_per_second": pipeline.measure(server, flow, executors=1).figures["runs_per_second"],

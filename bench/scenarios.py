@@ -64,7 +64,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "hot-second": (Part(hot_second.measure),),
     "latency": (Part(latency.measure),),
     "idle": (Part(idle.measure, once=True),),
-    "soak": (Part(soak.measure, once=True),),
+    "soak": (Part(soak.free, once=True), Part(soak.held, once=True)),
     "submit": (Part(submitting.measure),),
     "bulk": (Part(bulking.measure, once=True),),
     "costs": (Part(_plain(costs.measure)),),

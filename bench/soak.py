@@ -4,7 +4,7 @@ What is looked for is what changes: throughput and latency flat, tables and WAL 
 """
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import cast
@@ -14,7 +14,7 @@ import psycopg
 from tidewheel.bench.complete import check_runs, check_starts, until_empty, what_stands
 from tidewheel.bench.events import Ends
 from tidewheel.bench.load import load_steady
-from tidewheel.bench.measured import Figure, Incomplete, Round, least, percentile, rate
+from tidewheel.bench.measured import Incomplete, Round, least, percentile, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.pipeline import (
     EXECUTORS,
@@ -26,7 +26,6 @@ from tidewheel.bench.pipeline import (
     warm_up,
 )
 from tidewheel.bench.stage import Server, Stage
-from tidewheel.bench.starts import Start
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn
 
@@ -45,33 +44,24 @@ _WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (SELECT coalesce(sum
 Series = dict[str, list[tuple[float, float]]]
 
 
-def measure(server: Server, options: Options) -> Round:
-    """First with nobody in the way, then with a transaction held open."""
-    figures: dict[str, Figure] = {}
-    series: Series = {}
-    rates: list[float] = []
-    late: dict[str, Sequence[float]] = {}
-    asked = options.rate
-    for held in (False, True):
-        name = "held" if held else "free"
-        found, seen, starts, asked = _soak(server, options, asked, held=held)
-        figures |= {f"{name}_{figure}": value for figure, value in found.items()}
-        series |= {f"{name}: {what}": points for what, points in seen.items()}
-        late[name] = lateness_ms(starts)
-        rates.append(found["runs_per_second"].value)
-    figures["held_share_of_free"] = rate(rates[1] / rates[0], "")
-    return Round(figures, distributions=late, series=series)
+def free(server: Server, options: Options) -> Round:
+    """With nobody in the way."""
+    return _soak(server, options, held=False)
 
 
-def _soak(
-    server: Server, options: Options, asked: float | None, *, held: bool
-) -> tuple[dict[str, Figure], Series, list[Start], float]:
+def held(server: Server, options: Options) -> Round:
+    """With a transaction held open by somebody else."""
+    return _soak(server, options, held=True)
+
+
+def _soak(server: Server, options: Options, *, held: bool) -> Round:
+    name = "held" if held else "free"
     seconds = (options.minutes or MINUTES) * 60
     with server.stage() as stage, stage.connect() as connection:
         ends = Ends(stage, stage.installation.topics.completions)
         with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
             warm_rate = warm_up(stage, connection, ends, options)
-            per_second = asked or warm_rate * SHARE
+            per_second = options.rate or warm_rate * SHARE
             period = min(_PERIOD, timedelta(seconds=seconds))
             jobs, rounds = int(per_second * period.total_seconds()), max(1, round(seconds / period.total_seconds()))
             due_at = due_after_loading(connection, jobs)
@@ -79,7 +69,7 @@ def _soak(
                 connection, stage.installation, jobs, due_at=due_at, period=period, rounds=rounds, prefix="soak"
             )
             runs = jobs * rounds
-            options.tell(f"{'held: ' if held else ''}{per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")
+            options.tell(f"{name}: {per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")
             before = meter.mark()
             with _held_open(stage, seconds * _HELD_SHARE if held else 0.0):
                 series = _sample(connection, ends, WARM_RUNS + runs, due_at, seconds)
@@ -90,17 +80,23 @@ def _soak(
         check_starts(starts, runs)
     late = p99_by_second(starts)
     tenth = max(1, len(late) // 10)
+    reached = runs / series["events"][-1][0]
     figures = {
-        "runs_per_second": rate(runs / (series["events"][-1][0]), "runs/s", spent=spent),
+        "runs_per_second": rate(reached, "runs/s", spent=spent),
+        "share_of_asked": rate(reached / per_second, ""),
         "start_p99_ms": least(percentile(lateness_ms(starts), 99), "ms"),
         "first_tenth_p99_ms": least(percentile([value for _, value in late[:tenth]], 50), "ms"),
         "last_tenth_p99_ms": least(percentile([value for _, value in late[-tenth:]], 50), "ms"),
-        "most_dead_rows": least(max(value for name, each in series.items() if "dead" in name for _, value in each), ""),
+        "most_dead_rows": least(max(value for kind, each in series.items() if "dead" in kind for _, value in each), ""),
         "most_hot_table_mib": least(max(value for _, value in series["MiB of hot tables"]), "MiB"),
         "most_wal_mib": least(max(value for _, value in series["MiB in pg_wal"]), "MiB"),
     }
     series["due to start, p99 of a second, ms"] = list(late)
-    return figures, series, starts, per_second
+    return Round(
+        {f"{name}_{figure}": value for figure, value in figures.items()},
+        distributions={name: lateness_ms(starts)},
+        series={f"{name}: {what}": points for what, points in series.items()},
+    )
 
 
 def _sample(connection: Conn, ends: Ends, wanted: int, due_at: datetime, seconds: float) -> Series:
