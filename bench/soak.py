@@ -78,13 +78,13 @@ def _soak(server: Server, options: Options, *, held: bool) -> Round:
         check_runs(connection, WARM_RUNS + runs, stage.starts())
         starts = [start for start in stage.starts().read() if start.due]
         check_starts(starts, runs)
-    late = p99_by_second(starts)
+    lateness, late = lateness_ms(starts), p99_by_second(starts)
     tenth = max(1, len(late) // 10)
     reached = runs / series["events"][-1][0]
     figures = {
         "runs_per_second": rate(reached, "runs/s", spent=spent),
         "share_of_asked": rate(reached / per_second, ""),
-        "start_p99_ms": least(percentile(lateness_ms(starts), 99), "ms"),
+        "start_p99_ms": least(percentile(lateness, 99), "ms"),
         "first_tenth_p99_ms": least(percentile([value for _, value in late[:tenth]], 50), "ms"),
         "last_tenth_p99_ms": least(percentile([value for _, value in late[-tenth:]], 50), "ms"),
         "most_dead_rows": least(max(value for kind, each in series.items() if "dead" in kind for _, value in each), ""),
@@ -94,7 +94,7 @@ def _soak(server: Server, options: Options, *, held: bool) -> Round:
     series["due to start, p99 of a second, ms"] = list(late)
     return Round(
         {f"{name}_{figure}": value for figure, value in figures.items()},
-        distributions={name: lateness_ms(starts)},
+        distributions={name: lateness},
         series={f"{name}: {what}": points for what, points in series.items()},
     )
 

@@ -215,8 +215,8 @@ SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.clo
 -- executor belongs to the fence: a run that went back keeps its attempt, but is nobody's.
 -- The bounds on run_id are those of whole days that hold all that are asked for: the plan has their partitions alone, and no
 -- reason to walk what lies between the bounds; that the ids are given once more has the partitions looked up by them,
--- however many rows the planner takes them to have. A row that was changed while this began stays, and counts as locked: at its
--- new place this statement does not see it.
+-- however many rows the planner takes them to have. A row that was changed while this began stays, and counts as locked:
+-- at its new place this statement does not see it.
 -- Index: open_runs_pkey, the partition's primary key. Lock: each row in run_id order, rows locked by others are passed over
 -- and tried again; their rows of job_runs, which nobody else writes.
 WITH gone AS (
@@ -523,7 +523,9 @@ SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
         %(checkpoints)s::bytea[]
        ) AS told (run_id, attempt, executor_id, progress, checkpoint)
  CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = told.run_id OFFSET 0) AS o
- WHERE o.attempt = told.attempt AND o.state = ANY (%(states)s) AND (told.executor_id IS NULL OR o.executor_id = told.executor_id)
+ WHERE o.attempt = told.attempt
+   AND o.state = ANY (%(states)s)
+   AND (told.executor_id IS NULL OR o.executor_id = told.executor_id)
  ORDER BY o.run_id
     ON CONFLICT (run_id) DO UPDATE
    SET progress = CASE WHEN i.beats_attempt = excluded.beats_attempt THEN coalesce(excluded.progress, i.progress)
