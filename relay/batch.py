@@ -50,7 +50,7 @@ class Batch:
         rows: In the order in which they are produced: one slice and class after another.
         pairs: The slices and classes that were read.
         counts: How many rows there are of those that have any.
-        full: Whether more was due than was to be taken.
+        full: Whether more may be due than was taken.
     """
 
     rows: Sequence[DueRow]
@@ -67,8 +67,7 @@ class Batch:
         end = 0
         for pair, count in self.counts.items():
             end += count
-            row = self.rows[end - 1]
-            yield pair, (row[PUBLISH_AT], int.from_bytes(row[ID]))
+            yield pair, place_of(self.rows[end - 1])
 
 
 @dataclass(slots=True)
@@ -77,6 +76,11 @@ class Published:
 
     proven: list[DueRow] = field(default_factory=list[DueRow])
     refused: list[tuple[DueRow, str]] = field(default_factory=list[tuple[DueRow, str]])
+
+
+def place_of(row: DueRow) -> Place:
+    """Where a row stands in its slice and class."""
+    return row[PUBLISH_AT], int.from_bytes(row[ID])
 
 
 def counts_of(rows: Iterable[DueRow], pairs: Sequence[Pair]) -> dict[Pair, int]:

@@ -103,7 +103,8 @@ class Relay:
 
     def _step(self) -> float:
         held = self._slices.held()
-        if held and self._slept_through():
+        slept, self._sleeps_until = self._slept_through(), 0.0
+        if held and slept:
             return self._pause(held)
         batch = self._reader.read(held, self._publisher.parked(), self._under_way()) if held else None
         if batch:
@@ -124,8 +125,12 @@ class Relay:
         batch, self._sent = self._sent, None
         if batch is None:
             return
-        published = self._publisher.prove()
-        self._reader.forget_what_stays(batch, published)
+        try:
+            published = self._publisher.prove()
+        except BaseException:
+            self._reader.proven(batch, Published())
+            raise
+        self._reader.proven(batch, published)
         self._deleter.take(batch, published)
 
     def _settle(self) -> None:
@@ -151,7 +156,6 @@ class Relay:
     def _pause(self, held: list[int]) -> float:
         """How long nothing is due, by a look at the earliest rows."""
         self._settle()
-        self._sleeps_until = 0.0
         if not held:
             return self._poll
         left = self._look(held, all_read=True)

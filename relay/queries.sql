@@ -1,16 +1,18 @@
 -- name: read_outbox
--- Due rows of the held slices, class by class, oldest first; parked topics and what is under way are passed over. The
--- order is that of the loop: a subquery with a LIMIT that looks back is run once for each row of `s`, in their order.
--- Index: outbox_due, from the low-water mark. No lock: the slice is this relay's by an advisory lock.
+-- Due rows of the held slices between two places of each, class by class, oldest first; parked topics and what is under
+-- way are passed over. The order is that of the loop: a subquery with a LIMIT that looks back is run once for each row of
+-- `s`, in their order. Index: outbox_due, from the low-water mark. No lock: the slice is this relay's by an advisory lock.
 SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[],
-              %(limits)s::integer[]) WITH ORDINALITY AS s (slice, class, mark, mark_id, most, position)
+              %(ends)s::timestamptz[], %(end_ids)s::bigint[], %(limits)s::integer[])
+       WITH ORDINALITY AS s (slice, class, mark, mark_id, last, last_id, most, position)
  CROSS JOIN LATERAL (
     SELECT r.ctid, r.id, r.publish_at, r.topic, r.key, r.value, r.headers
       FROM outbox AS r
      WHERE r.slice = s.slice
        AND r.class = s.class
        AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+       AND (r.publish_at, r.id) <= (s.last, s.last_id)
        AND r.publish_at <= (SELECT tidewheel_now())
        AND r.topic <> ALL (%(parked)s)
        AND r.id <> ALL (%(under_way)s::bigint[])

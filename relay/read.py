@@ -2,59 +2,75 @@
 
 Reading from the front of the index would meet each dead row that vacuum could not remove yet, and each that is under
 way. A mark says up to where everything of a slice and class has been read, if its transaction committed within a second
-of its clock reading. What lies behind it all the same, because it came later or was read and not published, is found by
-the walk from the very start, once a second at most. Marks are only in memory: a new relay begins with a walk.
+of its clock reading. What was read and not published lowers it again. Late rows, that came behind it all the same, are
+found by a walk from the very start, once a second and for a twentieth of the time at most. Where walks take long, they
+are made beside (`walk.py`), and between them short ones, of what lay behind the marks for less than 15 s. Marks are
+only in memory: a new relay first looks for the earliest row of each slice and class.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import cast
 
-from psycopg import capabilities
-
-from tidewheel import arrays
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
 from tidewheel.marks import Walks
 from tidewheel.outbox import OutboxClass
-from tidewheel.relay.batch import ID, POSITION, VALUE, Batch, DueRow, Pair, Place, Published, counts_of, ids
+from tidewheel.relay.batch import (
+    ID,
+    POSITION,
+    PUBLISH_AT,
+    TOPIC,
+    Batch,
+    DueRow,
+    Pair,
+    Published,
+    counts_of,
+    ids,
+    place_of,
+)
+from tidewheel.relay.low_water import LATE_COMMIT, LowWater, before
+from tidewheel.relay.rows import BEGINNING, ONE_PLAN, Stretch, due_rows, places
+from tidewheel.relay.walk import Walker
 from tidewheel.sql import Statements
 
-_SQL = Statements("tidewheel.relay")
-_READ_OUTBOX = _SQL["read_outbox"]
 _READ_CLOCK = Statements("tidewheel")["read_clock"]
-_PROBE_OUTBOX = _SQL["probe_outbox"]
+_PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]
 
 # Shares of a batch, in the order they are produced: a class that has less leaves nothing to the others, so the sum may
 # exceed 1; what matters is that a flood of one class cannot take another's share.
 _WEIGHTS = {OutboxClass.CRITICAL: 1.0, OutboxClass.STANDARD: 0.6, OutboxClass.EVENTS: 0.6, OutboxClass.BATCH: 0.2}
 
-# The planner takes a small table as a reason to read all of it, and it is often small. With one plan left, that of a
-# look need not be made each time: half of what it costs. A read is never prepared, for its plan hashes the ids that are
-# passed over, which needs to know them.
-_ONE_PLAN = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c plan_cache_mode=auto"
-
-_BEGINNING = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-_LATE_COMMIT = timedelta(seconds=1)  # between a transaction's clock reading and its commit; later ones meet the walk
-_MOST_BYTES = 32 * 1024 * 1024  # of messages in one batch; three are in memory at a time
-# Rows that are received together, so that their bytes are counted as they come: a sum in the statement would cost half
-# as much again as reading. Older client libraries give single rows only.
-_CHUNK_ROWS = 100 if capabilities.has_stream_chunked() else 1
+_LONG_TRANSACTION = timedelta(seconds=15)  # as long as one of ours may be idle; those meet short walks
+_SHORT_WALKS_SHARE = 10  # they go over what has gone since the one before, and 15 s: at 10,000 runs/s 3 s in 30
+_FINDING_SECONDS = 1.0  # how long a read may be held up by looking for where slices begin that are new
 
 
 class Reader:
     """Due rows of the slices that are held."""
 
     def __init__(self, url: str, most: int) -> None:
-        self._session = Session(url, "tidewheel-relay", options=_ONE_PLAN, autocommit=True)
+        """Connects when it first reads.
+
+        Args:
+            url: A libpq connection string.
+            most: Rows in a batch.
+        """
+        self._session = Session(url, "tidewheel-relay", options=ONE_PLAN, autocommit=True)
         self._most = most
-        self._marks: dict[Pair, Place] = {}
-        self._parked: frozenset[str] = frozenset()
-        self._walks = Walks()
-        self._behind = False  # the batch before was full
+        self._low = LowWater()
+        self._unproven: list[Batch] = []
+        self._walks = Walks(at_once=False)
+        self._short_walks = Walks(at_once=False, share=_SHORT_WALKS_SHARE)
+        self._pace = self._walks  # of the walk beside
+        self._walker = Walker(url)
+        self._late: dict[Pair, Sequence[DueRow]] = {}  # what it has found
+        self._finding_seconds = 0.0
+        self._was_full = False  # the batch before
 
     def read(self, held: Sequence[int], parked: list[str], under_way: Sequence[DueRow]) -> Batch:
-        """The next batch; it will not be read again, but by a walk, or after `forget`.
+        """The next batch; it will not be read again, but for what is left of it when it is `proven`, or after `forget`.
 
         Args:
             held: The slices that are ours.
@@ -64,26 +80,31 @@ class Reader:
         Raises:
             Unavailable: PostgreSQL does not answer.
         """
-        if not self._parked.issubset(parked):
-            self._marks.clear()  # they went on past the rows of a topic that is served again, and those come first
-        self._parked = frozenset(parked)
-        walk = self._walks.begin()
-        pairs = _pairs(held)
-        limits = [max(1, int(self._most * _WEIGHTS[name] / len(held))) for _, name in pairs]
-        columns = {
-            **_columns(pairs, {} if walk else self._marks, parked),
-            "limits": arrays.integers(limits),
-            "under_way": ids(under_way),
-        }
-        with self._session.transaction() as connection, connection.cursor() as cursor:
-            now = _clock(connection) if self._behind else _BEGINNING[0]
-            found = cursor.stream(_READ_OUTBOX, columns, binary=True, size=_CHUNK_ROWS)
-            rows, cut = _up_to(_MOST_BYTES, cast("Generator[DueRow]", found))
-        self._walks.ended()
-        counts, most = counts_of(rows, pairs), dict(zip(pairs, limits, strict=True))
-        self._behind = cut or any(count == most[pair] for pair, count in counts.items())
-        batch = Batch(rows, pairs, counts, full=self._behind)
-        self._move_marks(batch, now - _LATE_COMMIT)
+        pairs = self._find_marks(_pairs(held), parked)
+        late = self._late_rows(pairs, parked)
+        limits = self._limits(held)
+        stretch = Stretch(limits, parked=parked, under_way=ids([*under_way, *late]))
+        if not (walk := self._begin_walk(pairs, stretch)):
+            stretch = replace(stretch, after=self._low.read)
+        with self._session.transaction() as connection:
+            now = _clock(connection) if self._was_full else BEGINNING[0]
+            rows, room = due_rows(connection, pairs, stretch)
+        self._late.clear()
+        counts = counts_of(rows, pairs)
+        cut_short = {pair for pair, count in counts.items() if count == limits[pair]}
+        if room <= 0:
+            cut_short.add(pairs[rows[-1][POSITION] - 1])
+        self._was_full = bool(cut_short)
+        batch = Batch(rows, pairs, counts, full=self._was_full)
+        self._low.move(batch, now - LATE_COMMIT, back=cut_short if walk else ())
+        if walk:
+            self._walks.ended()
+            self._low.walked |= self._low.read
+        if late:
+            rows = sorted([*late, *rows], key=_position)
+            batch = Batch(rows, pairs, counts_of(rows, pairs), full=True)
+        if batch:
+            self._unproven.append(batch)
         return batch
 
     def earliest(
@@ -100,69 +121,124 @@ class Reader:
         Raises:
             Unavailable: PostgreSQL does not answer.
         """
-        walk = all_read and self._walks.begin()
-        columns = _columns(_pairs(held), {} if walk else self._marks, parked)
+        pairs = self._find_marks(_pairs(held), parked)
+        walk = all_read and self._begin_walk(pairs, Stretch(self._limits(held), parked=parked))
+        columns = {**places(pairs, {} if walk else self._low.read), "parked": parked}
+        began = monotonic_seconds()
         with self._session.transaction() as connection:
             rows = connection.execute(_PROBE_OUTBOX, columns, binary=True).fetchall()
+        taken = timedelta(seconds=monotonic_seconds() - began)  # the clock may have been read at the end of it
         now = cast("datetime", rows[0][2])
         earliest = {str(name): at for name, at, _ in rows if isinstance(at, datetime)}
-        if walk and all(at > now for at in earliest.values()):
+        due = {name for name, at in earliest.items() if at <= now}
+        safe = now - taken - LATE_COMMIT, 0
+        for pair in pairs:
+            self._low.lower(pair, safe)  # a clock that jumps back takes the marks along
+            if pair[1] not in due:
+                self._low.nothing_due(pair, safe)
+        if walk and not due:
             self._walks.ended()
+            self._low.walked |= self._low.read
+        self._collect_late()
+        for (_, name), late in self._late.items():
+            earliest[name] = min(late[0][PUBLISH_AT], earliest.get(name, now))
+        if len(pairs) < len(_pairs(held)):
+            earliest[OutboxClass.STANDARD] = min(now, earliest.get(OutboxClass.STANDARD, now))  # nobody knows yet
         return now, earliest
 
     def forget(self) -> None:
-        """Read everything again that is still there: something was read and not published."""
-        self._marks.clear()
+        """Read again what was read and is not proven."""
+        for batch in self._unproven:
+            self._low.lower_below(batch.rows, batch.pairs)
+        self._unproven.clear()
 
-    def forget_what_stays(self, batch: Batch, published: Published) -> None:
-        """Read again what was left of a batch, if anything was."""
+    def proven(self, batch: Batch, published: Published) -> None:
+        """What became of a batch: what was left of it is read again."""
+        self._unproven = [one for one in self._unproven if one is not batch]
         if len(batch.rows) > len(published.proven) + len(published.refused):
             done = {row[ID] for row in published.proven} | {row[ID] for row, _ in published.refused}
-            for pair in {batch.pairs[row[POSITION] - 1] for row in batch.rows if row[ID] not in done}:
-                self._marks.pop(pair, None)
+            self._low.lower_below((row for row in batch.rows if row[ID] not in done), batch.pairs)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
+        self._walker.close()
         self._session.close()
 
-    def _move_marks(self, batch: Batch, safe: datetime) -> None:
-        for pair, (publish_at, row_id) in batch.last():
-            # A walk that found a whole share behind the mark moves it back.
-            if publish_at <= safe:
-                self._marks[pair] = publish_at, row_id
-            else:
-                self._marks[pair] = max(safe, publish_at - _LATE_COMMIT), 0
+    def _limits(self, held: Sequence[int]) -> dict[Pair, int]:
+        """The most rows of each slice and class in a batch."""
+        return {pair: max(1, int(self._most * _WEIGHTS[pair[1]] / len(held))) for pair in _pairs(held)}
+
+    def _find_marks(self, pairs: Sequence[Pair], parked: list[str]) -> Sequence[Pair]:
+        """Those that have marks; where there are none, below the earliest row, as many as can be found soon."""
+        self._low.park(parked)
+        missing = self._low.hold(pairs)
+        if not missing:
+            return pairs
+        began = monotonic_seconds()
+        for pair in missing:
+            with self._session.transaction() as connection:
+                mark = _clock(connection) - LATE_COMMIT, 0
+                rows, _ = due_rows(connection, [pair], Stretch({pair: 1}))
+            self._low.found(pair, min(mark, before(rows[0])) if rows else mark)
+            if monotonic_seconds() - began > _FINDING_SECONDS:
+                break
+        self._finding_seconds += monotonic_seconds() - began
+        known = [pair for pair in pairs if pair in self._low.read]
+        if len(known) == len(pairs):
+            self._walks.took(self._finding_seconds, whole=False)
+            self._finding_seconds = 0.0
+        return known
+
+    def _begin_walk(self, pairs: Sequence[Pair], everywhere: Stretch) -> bool:
+        """Whether this look is to be the walk that is due; once they take long it is begun beside instead."""
+        if self._walker.walking or self._late:
+            return False
+        if self._walks.begin():
+            if not self._walks.slow:
+                return True
+            self._walk_beside(self._walks, pairs, everywhere)
+        elif self._walks.slow and self._short_walks.begin():
+            after = {pair: (publish_at - _LONG_TRANSACTION, 0) for pair, (publish_at, _) in self._low.walked.items()}
+            self._walk_beside(self._short_walks, pairs, replace(everywhere, after=after))
+        return False
+
+    def _walk_beside(self, pace: Walks, pairs: Sequence[Pair], stretch: Stretch) -> None:
+        self._pace = pace
+        self._low.walking = {pair: self._low.read[pair] for pair in pairs}
+        self._walker.begin(replace(stretch, upto=dict(self._low.walking)))
+
+    def _collect_late(self) -> None:
+        """What a walk beside has found by now."""
+        if not self._late and (found := self._walker.take()):
+            self._late = dict(found.rows)
+            if not found.more:
+                self._pace.took(found.seconds, whole=found.whole)
+                if found.whole:
+                    self._low.walked |= self._low.walking
+
+    def _late_rows(self, pairs: Sequence[Pair], parked: list[str]) -> list[DueRow]:
+        """That, for a batch of these slices and classes; not what lies above a mark by now, for there it is read."""
+        self._collect_late()
+        rows: list[DueRow] = []
+        for position, pair in enumerate(pairs, start=1):
+            for row in self._late.get(pair, ()):
+                if place_of(row) > self._low.walking.get(pair, BEGINNING):
+                    continue
+                if (topic := row[TOPIC]) in parked:  # since the walk began
+                    self._low.leave(topic, pair, row)
+                else:
+                    rows.append((position, *row[1:]))
+        return rows
 
 
 def _pairs(held: Sequence[int]) -> list[Pair]:
     return [(number, name) for name in _WEIGHTS for number in held]
 
 
-def _columns(pairs: Sequence[Pair], marks: dict[Pair, Place], parked: list[str]) -> dict[str, object]:
-    behind = [marks.get(pair, _BEGINNING) for pair in pairs]
-    return {
-        "slices": arrays.integers(number for number, _ in pairs),
-        "classes": arrays.words(name for _, name in pairs),
-        "marks": arrays.instants(publish_at for publish_at, _ in behind),
-        "mark_ids": arrays.integers(row_id for _, row_id in behind),
-        "parked": parked,
-    }
+def _position(row: DueRow) -> int:
+    return row[POSITION]
 
 
 def _clock(connection: Conn) -> datetime:
     row = connection.execute(_READ_CLOCK, binary=True).fetchone()
     return cast("datetime", row[0] if row else None)
-
-
-def _up_to(most_bytes: int, found: Generator[DueRow]) -> tuple[list[DueRow], bool]:
-    """The rows that are found, up to so many bytes; and whether there are more."""
-    rows: list[DueRow] = []
-    size = 0
-    with closing(found):  # what is not wanted is not sent
-        for row in found:
-            rows.append(row)
-            if (value := row[VALUE]) is not None:
-                size += len(value)
-                if size >= most_bytes:
-                    return rows, True
-    return rows, False

@@ -6,7 +6,7 @@ of the data, which is psycopg's own and names a row to set aside.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeAlias, TypeVar
 
 import psycopg
@@ -30,6 +30,7 @@ _DURABLE = "-c synchronous_commit=on"
 # A statement that waits for a lock, or runs, longer than this is in somebody's way, or somebody is in its: it lets go
 # of everything it holds, and is tried again.
 _PATIENCE = "-c lock_timeout=10s -c statement_timeout=30s"
+_CANCEL_SECONDS = 5.0  # as for connecting: a cancel is a connection of its own
 # A process that is stopped inside a COPY is not idle: only the limit on the whole transaction frees what it has locked.
 _WHOLE_TRANSACTION = "60s"
 _HAS_TRANSACTION_TIMEOUT = 170_000
@@ -132,6 +133,13 @@ class Session:
             if error.sqlstate and not error.sqlstate.startswith(("08", "57")):
                 raise Unavailable(_first_line(error)) from error
             raise CommitUnknown(_first_line(error)) from error
+
+    def cancel(self) -> None:
+        """End the statement that another thread waits for, which then finds it `Unavailable`; never raises."""
+        connection = self._connection
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def close(self) -> None:
         """Close the connection if there is one; never raises."""

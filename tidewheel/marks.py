@@ -4,9 +4,10 @@ What is eaten from the front of an index leaves entries there that vacuum takes 
 somewhere in the database: then each look from the very start would walk over everything since. A mark lies a second
 below the clock and below whatever is still there, for a transaction may commit what is due sooner; what is due earlier
 still (a pause that ended, a clock that jumped back) is found by a walk from the start, once a second at most and for no
-more than a twentieth of the time.
+more than a twentieth of the time. A walk that takes long is made in parts, so that nothing waits long for any of them.
 """
 
+import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
@@ -18,7 +19,7 @@ EVER = datetime.min.replace(tzinfo=UTC)
 K = TypeVar("K", bound=Hashable)
 
 _LATE_COMMIT = timedelta(seconds=1)
-_SHARE = 20  # walks take at most one of so many parts of the time
+_QUICK_SECONDS = 0.1  # a pause that nobody minds: latency at its 99th percentile may be 60 ms (docs/performance.md)
 
 
 class Marks(Generic[K]):
@@ -27,11 +28,20 @@ class Marks(Generic[K]):
     def __init__(self) -> None:
         self._marks: dict[K, datetime] = {}
         self._walks = Walks()
+        self._most = sys.maxsize  # of them that are walked in one look: fewer, when that takes long
+        self._line: list[K] = []  # whose turn is still to come
 
     def begin(self, keys: Sequence[K]) -> list[datetime]:
         """From where to look at each of these now."""
-        walk = self._walks.begin()
-        return [EVER if walk else self._marks.get(key, EVER) for key in keys]
+        walked = self._next(keys) if self._walks.begin() else frozenset[K]()
+        return [EVER if key in walked else self._marks.get(key, EVER) for key in keys]
+
+    def _next(self, keys: Sequence[K]) -> frozenset[K]:
+        self._most = min(self._most, len(keys))
+        self._most = max(self._most // 2, 1) if self._walks.slow else self._most * 2
+        waiting = [key for key in self._line if key in keys] or list(keys)
+        self._line = waiting[self._most :]
+        return frozenset(waiting[: self._most])
 
     def woken(self) -> None:
         """Somebody has written something: it may be due already, and then nobody is to wait a second for it."""
@@ -56,27 +66,43 @@ class Walks:
     Args:
         every_seconds: From the end of one to the next, when they are quick.
         at_once: Whether the first need not wait for that.
+        share: They take at most one of so many parts of the time.
     """
 
-    def __init__(self, every_seconds: float = 1.0, *, at_once: bool = True) -> None:
-        self._every_seconds = every_seconds
+    def __init__(self, every_seconds: float = 1.0, *, at_once: bool = True, share: int = 20) -> None:
+        self._every_seconds, self._share = every_seconds, share
         self._next = 0.0 if at_once else monotonic_seconds() + every_seconds
         self._allowed = self._began = 0.0
         self._walking = False
+        self._seconds = 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether the last one took so long that the next is better made in parts, or beside what waits for it."""
+        return self._seconds > _QUICK_SECONDS
 
     def begin(self) -> bool:
         """A look begins; returns whether it is to be a walk, and is one until it has `ended`."""
-        self._began = monotonic_seconds()
-        self._walking = self._began >= self._next
+        now = monotonic_seconds()
+        if self._walking:  # it has failed; that may have been for the time that it took
+            self._seconds = max(now - self._began, self._seconds)
+        self._began = now
+        self._walking = now >= self._next
         return self._walking
 
     def ended(self) -> None:
         """That look is over; nothing where it was no walk. One that fails does not end, and is due again at once."""
         if self._walking:
-            ended = monotonic_seconds()
-            self._allowed = ended + (ended - self._began) * _SHARE
-            self._next = max(ended + self._every_seconds, self._allowed)
-            self._walking = False
+            self.took(monotonic_seconds() - self._began)
+
+    def took(self, seconds: float, *, whole: bool = True) -> None:
+        """A walk is over that took so long, or a part of one."""
+        ended = monotonic_seconds()
+        allowed = ended + seconds * self._share
+        self._seconds = seconds if whole else max(seconds, self._seconds)
+        self._allowed = allowed if whole else max(allowed, self._allowed)
+        self._next = max(ended + self._every_seconds, self._allowed)
+        self._walking = False
 
     def hurry(self) -> None:
         """Let the next look be one, unless they have had their share of the time."""

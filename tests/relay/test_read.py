@@ -10,7 +10,7 @@ from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, append
-from tidewheel.relay.batch import ID, VALUE, Batch
+from tidewheel.relay.batch import ID, VALUE, Batch, Published
 from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka
@@ -109,4 +109,71 @@ def test_a_look_and_a_read_agree_about_what_is_behind_the_mark(relaying: Relayin
     relaying.database.execute("DELETE FROM outbox WHERE value <> 'late'")
     _, earliest = reader.earliest(HELD, [])
     assert bool(earliest) == bool(reader.read(HELD, [], []).rows)
+    reader.close()
+
+
+def test_a_new_relay_looks_for_where_to_begin_bit_by_bit(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look may take long, and the slices must be kept meanwhile: what has its mark is read, the others wait."""
+    monkeypatch.setattr("tidewheel.relay.read._FINDING_SECONDS", 0.0)
+    past = relaying.due_at(timedelta(minutes=-1))
+    relaying.write(*(relaying.row("a", b"%d" % shard, publish_at=past, shard=shard) for shard in range(64)))
+    reader = Reader(relaying.database.url, 1000)
+    found = [*reader.read(HELD, [], []).rows]
+    now, earliest = reader.earliest(HELD, [])
+    assert min(earliest.values()) <= now, "it does not sleep before it has looked everywhere"
+    for _ in range(SLICES * 4):
+        found += reader.read(HELD, [], found).rows
+    reader.close()
+    assert sorted(row[VALUE] or b"" for row in found) == sorted(b"%d" % shard for shard in range(64))
+
+
+def test_what_is_left_of_a_batch_is_read_again_and_nothing_else(relaying: Relaying) -> None:
+    past = relaying.due_at(timedelta(minutes=-1))
+    relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
+    reader = Reader(relaying.database.url, 1000)
+    batch = reader.read(HELD, [], [])
+    proven, left = batch.rows[:15], batch.rows[15:]
+    reader.proven(batch, Published(proven=list(proven)))
+    assert ids_of(reader.read(HELD, [], proven)) == [row[ID] for row in left]
+    reader.close()
+
+
+def test_what_is_with_the_broker_as_reading_fails_is_read_again_when_its_proof_fails_too(relaying: Relaying) -> None:
+    past = relaying.due_at(timedelta(minutes=-1))
+    relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
+    reader = Reader(relaying.database.url, 80)
+    first = reader.read(HELD, [], [])
+    reader.forget()
+    second = reader.read(HELD, [], first.rows)
+    assert second.rows
+    reader.proven(first, Published())
+    reader.forget()
+    assert ids_of(reader.read(HELD, [], [])) == ids_of(first)
+    reader.close()
+
+
+def test_a_topic_that_was_parked_between_two_reads_is_read_from_where_it_was_left(relaying: Relaying) -> None:
+    """A look was told of it, the reads before and after were not."""
+    past = relaying.due_at(timedelta(seconds=-30))
+    relaying.write(relaying.row("parked", b"old", publish_at=past))
+    reader = Reader(relaying.database.url, 1000)
+    batch = reader.read(HELD, [], [])
+    reader.proven(batch, Published())
+    reader.earliest(HELD, ["parked"])
+    relaying.write(relaying.row("parked", b"new", publish_at=relaying.due_at(timedelta(seconds=-20))))
+    assert [row[VALUE] for row in reader.read(HELD, [], []).rows] == [b"old", b"new"]
+    reader.close()
+
+
+def test_a_topic_keeps_its_place_while_others_are_left_unpublished(relaying: Relaying) -> None:
+    past = relaying.due_at(timedelta(minutes=-1))
+    relaying.write(relaying.row("parked", b"old", publish_at=past))
+    reader = Reader(relaying.database.url, 1000)
+    reader.proven(reader.read(HELD, [], []), Published())
+    relaying.write(*(relaying.row("other", b"%d" % number, publish_at=past) for number in range(20)))
+    others = reader.read(HELD, ["parked"], [])
+    reader.proven(others, Published(proven=list(others.rows[:10])))
+    again = reader.read(HELD, ["parked"], others.rows[:10])
+    reader.proven(again, Published(proven=list(again.rows)))
+    assert [row[VALUE] for row in reader.read(HELD, [], others.rows).rows] == [b"old"]
     reader.close()

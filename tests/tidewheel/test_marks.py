@@ -46,6 +46,42 @@ def test_who_is_woken_walks_at_once() -> None:
     until(lambda: marks.begin([0]) == [EVER], "it walks, as soon as a twentieth of the time allows", seconds=0.5)
 
 
+def test_what_a_part_of_a_walk_has_taken_makes_none_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidewheel.marks.monotonic_seconds", lambda: now)
+    walks = Walks()
+    walks.took(3.0)
+    walks.took(0.01, whole=False)
+    assert walks.slow
+    now += 59.9
+    assert not walks.begin(), "nor sooner due"
+    now += 0.2
+    assert walks.begin()
+    walks.took(0.01)
+    assert not walks.slow
+
+
+def test_walks_that_take_long_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a second for each shard; in the end each shard is walked alone, and all of them in turn."""
+    now = 100.0
+    monkeypatch.setattr("tidewheel.marks.monotonic_seconds", lambda: now)
+    shards = list(range(8))
+    marks = looked(dict.fromkeys(shards))
+    walked: list[list[int]] = []
+    for _ in range(20):
+        now += 1000.0
+        walked.append([shard for shard, at in zip(shards, marks.begin(shards), strict=True) if at == EVER])
+        now += len(walked[-1])
+        marks.saw(dict.fromkeys(shards), NOON)
+    assert [len(some) for some in walked[:4]] == [8, 4, 2, 1]
+    assert sorted(shard for some in walked[-8:] for shard in some) == shards
+    for _ in range(5):
+        now += 1000.0
+        walked.append([shard for shard, at in zip(shards, marks.begin(shards), strict=True) if at == EVER])
+        marks.saw(dict.fromkeys(shards), NOON)
+    assert walked[-1] == shards, "quick again, all at once"
+
+
 def test_walks_take_a_twentieth_of_the_time_at_most_however_long_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.marks.monotonic_seconds", lambda: now)

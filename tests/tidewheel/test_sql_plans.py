@@ -188,6 +188,8 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "most_bytes": 1 << 24,
         "marks": [datetime(1970, 1, 1, tzinfo=UTC)] * len(pairs),
         "mark_ids": [0] * len(pairs),
+        "ends": [datetime(9999, 12, 31, tzinfo=UTC)] * len(pairs),
+        "end_ids": [0] * len(pairs),
         "slices": [number for number, _ in pairs],
         "classes": [name for _, name in pairs],
         "limits": [BATCH] * len(pairs),
