@@ -66,7 +66,7 @@ class Scheduler:
         self._turns = TurnSweep(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._backfilling = Backfilling(self._session, installation)
-        self._unhandled = UnhandledWatch(self._session, installation)
+        self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
         self._zones = ZonesChanged(self._session, installation)
 
     def run(self) -> None:
@@ -119,6 +119,7 @@ class Scheduler:
         self._listener.close()
         self._notifier.close()
         self._rounds.close()
+        self._unhandled.close()
         self._session.close()
 
     def _settle(self) -> int:

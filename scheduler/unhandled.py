@@ -13,6 +13,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.beside import Beside
 from tidewheel.db import Conn, Session
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.marks import Walks
@@ -68,23 +69,31 @@ class Unhandled:
 
 
 class UnhandledWatch:
-    """The duty of looking for them, of one scheduler."""
+    """The duty of looking for them, of one scheduler; on a thread and a connection of its own, which it closes."""
 
     def __init__(self, session: Session, installation: Installation, *, due_for: timedelta = _DUE_FOR) -> None:
         self._session, self._installation, self._due_for = session, installation, due_for
+        self._beside = Beside[list[Unhandled]](session, "unhandled")
         self._walks = Walks(_EVERY_SECONDS, at_once=False)  # executors that start with it come first
 
     def step(self) -> bool:
-        """Look, when it is time to; returns whether something was announced.
+        """Begin to look, when it is time to; returns whether the last look has announced something.
+
+        It may meet all that has gone from the open runs, and firing is not to wait for that.
 
         Raises:
-            Unavailable: The database does not answer.
+            Unavailable: The database did not answer.
         """
-        if not self._walks.begin():
-            return False
-        told = bool(self.look())
-        self._walks.ended()
-        return told
+        told = self._beside.take()
+        if told is not None:
+            self._walks.ended()
+        if not self._beside.busy and self._walks.begin():
+            self._beside.begin(self.look)
+        return bool(told)
+
+    def close(self) -> None:
+        """Give up the look that is under way, and close the connection."""
+        self._beside.close()
 
     def look(self) -> list[Unhandled]:
         """Look now; returns what was announced.
