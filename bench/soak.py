@@ -3,6 +3,7 @@
 What is looked for is what changes: throughput and latency flat, tables and WAL bounded, dead rows kept down.
 """
 
+import math
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from tidewheel.db import Conn
 MINUTES = 15.0
 SHARE = 0.6  # of what the warm-up has shown, where no rate is given
 _HELD_SHARE = 2 / 3  # of the time: ten of fifteen minutes
-_PERIOD = timedelta(minutes=2)  # of a job: later than this, its next run is passed over
+_PERIOD = timedelta(seconds=100)  # of a job: later than this, its next run is passed over; a soak is so many whole ones
 _SAMPLE_SECONDS = 5.0
 _TABLES = ("timers", "open_runs", "turns", "outbox")
 _MOST_LATE_SECONDS = _PERIOD.total_seconds()  # after the last due run
@@ -56,17 +57,16 @@ def held(server: Server, options: Options) -> Round:
 
 def _soak(server: Server, options: Options, *, held: bool) -> Round:
     name = "held" if held else "free"
-    seconds = (options.minutes or MINUTES) * 60
     with server.stage() as stage, stage.connect() as connection:
         ends = Ends(stage, stage.installation.topics.completions)
         with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
             warm_rate = warm_up(stage, connection, ends, options)
             per_second = options.rate or warm_rate * SHARE
-            period = min(_PERIOD, timedelta(seconds=seconds))
-            jobs, rounds = int(per_second * period.total_seconds()), max(1, round(seconds / period.total_seconds()))
+            rounds = max(1, math.ceil((options.minutes or MINUTES) * 60 / _PERIOD.total_seconds()))
+            jobs, seconds = int(per_second * _PERIOD.total_seconds()), rounds * _PERIOD.total_seconds()
             due_at = due_after_loading(connection, jobs)
             load_steady(
-                connection, stage.installation, jobs, due_at=due_at, period=period, rounds=rounds, prefix="soak"
+                connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds, prefix="soak"
             )
             runs = jobs * rounds
             options.tell(f"{name}: {per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")

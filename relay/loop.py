@@ -106,6 +106,8 @@ class Relay:
         slept, self._sleeps_until = self._slept_through(), 0.0
         if held and slept:
             return self._pause(held)
+        if not held:
+            self._reader.leave()
         batch = self._reader.read(held, self._publisher.parked(), self._under_way()) if held else None
         if batch:
             failpoint("relay.read")

@@ -152,6 +152,11 @@ class Reader:
             self._low.lower_below(batch.rows, batch.pairs)
         self._unproven.clear()
 
+    def leave(self) -> None:
+        """No slice is held: somebody else reads them."""
+        self._low.hold(())
+        self._late.clear()
+
     def proven(self, batch: Batch, published: Published) -> None:
         """What became of a batch: what was left of it is read again."""
         self._unproven = [one for one in self._unproven if one is not batch]

@@ -21,6 +21,8 @@ from tidewheel.relay.rows import MOST_BYTES, ONE_PLAN, Stretch, due_rows
 
 _LOG = logging.getLogger("tidewheel.relay")
 
+_PART_SECONDS = 2.0  # what is found by then need not wait for the rest
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -53,7 +55,7 @@ class Walker:
 
     def begin(self, stretch: Stretch) -> None:
         """Look at everything up to the marks; the walk before must have been taken to its end."""
-        self._beside.begin(partial(self._find, stretch, 0.0))
+        self._beside.begin(partial(self._find, stretch))
 
     def take(self) -> Found | None:
         """What was found, once, and nothing while it is looked for; begins to look for the rest, if there is any."""
@@ -62,23 +64,23 @@ class Walker:
             return None
         found, rest = taken
         if found.more:
-            self._beside.begin(partial(self._find, rest, found.seconds))
+            self._beside.begin(partial(self._find, rest, found))
         return found
 
     def close(self) -> None:
         """Give up the look that is under way."""
         self._beside.close()
 
-    def _find(self, stretch: Stretch, seconds: float) -> tuple[Found, Stretch]:
-        """One share of each slice and class, up to so many bytes; and what is left to look at then."""
+    def _find(self, stretch: Stretch, earlier: Found | None = None) -> tuple[Found, Stretch]:
+        """One share of each slice and class, up to so many bytes and seconds; and what is left to look at then."""
         rows: dict[Pair, Sequence[DueRow]] = {}
-        whole = True
+        whole = earlier is None or earlier.whole
         rest = dict(stretch.upto)
         after = dict(stretch.after)
         room = MOST_BYTES
         began = monotonic_seconds()
         for pair in stretch.upto:
-            if room <= 0 or self._beside.closing:
+            if room <= 0 or self._beside.closing or monotonic_seconds() - began > _PART_SECONDS:
                 break
             try:
                 with self._session.transaction() as connection:
@@ -96,5 +98,5 @@ class Walker:
                 rows[pair], after[pair] = found, place_of(found[-1])
             if room > 0 and len(found) < stretch.limits[pair]:
                 del rest[pair]
-        seconds += monotonic_seconds() - began
+        seconds = monotonic_seconds() - began + (earlier.seconds if earlier else 0.0)
         return Found(rows, seconds, bool(rest), whole), replace(stretch, after=after, upto=rest)

@@ -11,10 +11,13 @@ from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
 
+import psycopg
 from psycopg.rows import class_row
 
 from tidewheel.beside import Beside
+from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
+from tidewheel.errors import Unavailable
 from tidewheel.jobs.timestamps import format_timestamp
 from tidewheel.marks import Walks
 from tidewheel.metrics import metrics
@@ -73,27 +76,31 @@ class UnhandledWatch:
 
     def __init__(self, session: Session, installation: Installation, *, due_for: timedelta = _DUE_FOR) -> None:
         self._session, self._installation, self._due_for = session, installation, due_for
-        self._beside = Beside[list[Unhandled]](session, "unhandled")
+        self._beside = Beside[bool](session, "unhandled")
         self._walks = Walks(_EVERY_SECONDS, at_once=False)  # executors that start with it come first
 
     def step(self) -> bool:
         """Begin to look, when it is time to; returns whether the last look has announced something.
 
         It may meet all that has gone from the open runs, and firing is not to wait for that.
-
-        Raises:
-            Unavailable: The database did not answer.
         """
         told = self._beside.take()
-        if told is not None:
-            self._walks.ended()
         if not self._beside.busy and self._walks.begin():
-            self._beside.begin(self.look)
+            self._beside.begin(self._walk)
         return bool(told)
 
     def close(self) -> None:
         """Give up the look that is under way, and close the connection."""
         self._beside.close()
+
+    def _walk(self) -> bool:
+        began, told = monotonic_seconds(), False
+        try:
+            told = bool(self.look())
+        except (Unavailable, psycopg.Error) as error:
+            _LOG.warning("what runs wait for could not be looked at: %s", error)
+        self._walks.took(monotonic_seconds() - began)
+        return told
 
     def look(self) -> list[Unhandled]:
         """Look now; returns what was announced.

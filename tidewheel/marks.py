@@ -29,7 +29,7 @@ class Marks(Generic[K]):
         self._marks: dict[K, datetime] = {}
         self._walks = Walks()
         self._most = sys.maxsize  # of them that are walked in one look: fewer, when that takes long
-        self._line: list[K] = []  # whose turn is still to come
+        self._line: list[K] = []  # whose turn comes first
 
     def begin(self, keys: Sequence[K]) -> list[datetime]:
         """From where to look at each of these now."""
@@ -37,11 +37,12 @@ class Marks(Generic[K]):
         return [EVER if key in walked else self._marks.get(key, EVER) for key in keys]
 
     def _next(self, keys: Sequence[K]) -> frozenset[K]:
-        self._most = min(self._most, len(keys))
+        self._most = max(min(self._most, len(keys)), 1)
         self._most = max(self._most // 2, 1) if self._walks.slow else self._most * 2
-        waiting = [key for key in self._line if key in keys] or list(keys)
-        self._line = waiting[self._most :]
-        return frozenset(waiting[: self._most])
+        line = [*self._line, *(key for key in keys if key not in self._line)]
+        walked = [key for key in line if key in keys][: self._most]
+        self._line = [*(key for key in line if key not in walked), *walked]
+        return frozenset(walked)
 
     def woken(self) -> None:
         """Somebody has written something: it may be due already, and then nobody is to wait a second for it."""

@@ -82,6 +82,20 @@ def test_walks_that_take_long_are_made_in_parts(monkeypatch: pytest.MonkeyPatch)
     assert walked[-1] == shards, "quick again, all at once"
 
 
+def test_nobody_is_passed_over_for_having_been_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a lane is that has no free slot at the moment."""
+    now = 100.0
+    monkeypatch.setattr("tidewheel.marks.monotonic_seconds", lambda: now)
+    marks = looked(dict.fromkeys([0, 1, 2]))
+    walked: list[int] = []
+    for keys in [[0, 1, 2], [0]] * 10:
+        now += 1000.0
+        walked += [key for key, at in zip(keys, marks.begin(keys), strict=True) if at == EVER]
+        now += 1.0
+        marks.saw(dict.fromkeys(keys), NOON)
+    assert {0, 1, 2} <= set(walked[-8:])
+
+
 def test_walks_take_a_twentieth_of_the_time_at_most_however_long_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.marks.monotonic_seconds", lambda: now)
