@@ -31,7 +31,7 @@ def test_two_threads_never_have_the_same_turn() -> None:
     both = Barrier(2)
 
     def take() -> list[int]:
-        taken = list[int]()
+        taken = rush.next(3)  # so that both have some, however long one of them is kept waiting afterwards
         both.wait()
         while some := rush.next(3):
             taken += some
