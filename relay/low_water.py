@@ -1,13 +1,11 @@
 """The low-water marks of one relay: up to where all is read, of each slice and class, by reading and by walking."""
 
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
+from tidewheel.marks import LATE_COMMIT
 from tidewheel.relay.batch import POSITION, Batch, DueRow, Pair, Place, place_of
 from tidewheel.relay.rows import BEGINNING
-
-LATE_COMMIT: Final = timedelta(seconds=1)  # between a transaction's clock reading and its commit; later ones are late
 
 
 class LowWater:

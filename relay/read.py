@@ -15,7 +15,7 @@ from typing import cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.db import Conn, Session
-from tidewheel.marks import Walks
+from tidewheel.marks import LATE_COMMIT, Walks
 from tidewheel.outbox import OutboxClass
 from tidewheel.relay.batch import (
     ID,
@@ -30,7 +30,7 @@ from tidewheel.relay.batch import (
     ids,
     place_of,
 )
-from tidewheel.relay.low_water import LATE_COMMIT, LowWater, before
+from tidewheel.relay.low_water import LowWater, before
 from tidewheel.relay.rows import BEGINNING, ONE_PLAN, Stretch, due_rows, places
 from tidewheel.relay.walk import Walker
 from tidewheel.sql import Statements

@@ -10,7 +10,7 @@ more than a twentieth of the time. A walk that takes long is made in parts, so t
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from tidewheel.clock import monotonic_seconds
 
@@ -18,7 +18,7 @@ EVER = datetime.min.replace(tzinfo=UTC)
 
 K = TypeVar("K", bound=Hashable)
 
-_LATE_COMMIT = timedelta(seconds=1)
+LATE_COMMIT: Final = timedelta(seconds=1)  # between a transaction's clock reading and its commit; later ones are late
 _QUICK_SECONDS = 0.1  # a pause that nobody minds: latency at its 99th percentile may be 60 ms (docs/performance.md)
 
 
@@ -52,7 +52,7 @@ class Marks(Generic[K]):
         """What that look has found: the earliest of each, by the database's clock."""
         self._walks.ended()
         for key, at in earliest.items():
-            self._marks[key] = min(at or now, now) - _LATE_COMMIT
+            self._marks[key] = min(at or now, now) - LATE_COMMIT
 
     def of(self, keys: Iterable[K]) -> dict[K, datetime]:
         """The marks of these, for the statement that takes what is due."""

@@ -63,6 +63,11 @@ class Held:
     def begin(self) -> None:
         self._over.clear()
 
+    def begin_with(self, reader: Reader) -> None:
+        """From now on, and one waits."""
+        self.begin()
+        until(lambda: not reader.read(HELD, [], []) and self.waits.is_set(), "a walk is under way")
+
     def end(self) -> None:
         self._over.set()
 
@@ -151,8 +156,7 @@ def test_what_is_read_again_is_not_found_a_second_time(relaying: Relaying, held:
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(12)))
     reader = Reader(relaying.database.url, 80)
     until(lambda: not reader.read(HELD, [], []).full, "the marks lie behind them")
-    held.begin()
-    until(lambda: not reader.read(HELD, [], []) and held.waits.is_set(), "a walk is under way")
+    held.begin_with(reader)
     reader.forget()
     held.end()
     found: list[DueRow] = []
@@ -172,8 +176,7 @@ def test_what_is_read_again_is_not_found_a_second_time(relaying: Relaying, held:
 def test_what_was_found_of_slices_that_somebody_else_had_meanwhile_is_left(
     relaying: Relaying, reader: Reader, held: Held
 ) -> None:
-    held.begin()
-    until(lambda: not reader.read(HELD, [], []) and held.waits.is_set(), "a walk is under way")
+    held.begin_with(reader)
     past = relaying.due_at(LATELY)
     relaying.write(*(relaying.row("a", b"late", publish_at=past, shard=shard) for shard in range(0, 64, 2)))
     held.end()
@@ -190,8 +193,7 @@ def test_what_was_found_of_slices_that_somebody_else_had_meanwhile_is_left(
 def test_what_was_found_of_a_topic_that_is_parked_by_now_waits_with_the_rest_of_it(
     relaying: Relaying, reader: Reader, held: Held
 ) -> None:
-    held.begin()
-    until(lambda: not reader.read(HELD, [], []) and held.waits.is_set(), "a walk is under way")
+    held.begin_with(reader)
     past = relaying.due_at(LATELY)
     relaying.write(relaying.row("parked", b"late", publish_at=past), relaying.row("other", b"other", publish_at=past))
     held.end()
