@@ -4,8 +4,8 @@ Reading from the front of the index would meet each dead row that vacuum could n
 way. A mark says up to where everything of a slice and class has been read, if its transaction committed within a second
 of its clock reading. What was read and not published lowers it again. Late rows, that came behind it all the same, are
 found by a walk from the very start, once a second and for a twentieth of the time at most. Where walks take long, they
-are made beside (`walk.py`), and between them short ones, of what lay behind the marks for less than 15 s. Marks are
-only in memory: a new relay first looks for the earliest row of each slice and class.
+are made beside (`walk.py`), and where that makes them rare there are short ones between, of what lay behind the marks
+for less than 15 s. Marks are only in memory: a new relay first looks for the earliest row of each slice and class.
 """
 
 from collections.abc import Sequence
@@ -43,6 +43,7 @@ _PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]
 _WEIGHTS = {OutboxClass.CRITICAL: 1.0, OutboxClass.STANDARD: 0.6, OutboxClass.EVENTS: 0.6, OutboxClass.BATCH: 0.2}
 
 _LONG_TRANSACTION = timedelta(seconds=15)  # as long as one of ours may be idle; those meet short walks
+_RARE_SECONDS = 15.0  # between walks; from then on late rows would wait too long, and there are short ones
 _SHORT_WALKS_SHARE = 10  # they go over what has gone since the one before, and 15 s: at 10,000 runs/s 3 s in 30
 _FINDING_SECONDS = 1.0  # how long a read may be held up by looking for where slices begin that are new
 
@@ -202,7 +203,7 @@ class Reader:
             if not self._walks.slow:
                 return True
             self._walk_beside(self._walks, pairs, everywhere)
-        elif self._walks.slow and self._short_walks.begin():
+        elif self._walks.pause_seconds > _RARE_SECONDS and self._short_walks.begin():
             after = {pair: (publish_at - _LONG_TRANSACTION, 0) for pair, (publish_at, _) in self._low.walked.items()}
             self._walk_beside(self._short_walks, pairs, replace(everywhere, after=after))
         return False

@@ -82,6 +82,11 @@ class Walks:
         """Whether the last one took so long that the next is better made in parts, or beside what waits for it."""
         return self._seconds > _QUICK_SECONDS
 
+    @property
+    def pause_seconds(self) -> float:
+        """From the end of the last one to the next."""
+        return max(self._every_seconds, self._seconds * self._share)
+
     def begin(self) -> bool:
         """A look begins; returns whether it is to be a walk, and is one until it has `ended`."""
         now = monotonic_seconds()

@@ -30,6 +30,7 @@ MEBIBYTE = 1 << 20
 @pytest.fixture
 def relaying(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Relaying:
     monkeypatch.setattr("tidewheel.marks._QUICK_SECONDS", 0.0)  # what is long does not depend on the machine
+    monkeypatch.setattr("tidewheel.relay.read._RARE_SECONDS", 0.0)  # short walks too
     return Relaying(database, info.bootstrap)
 
 
