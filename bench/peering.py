@@ -1,7 +1,7 @@
 """`peers`: procrastinate and pgqueuer beside Tidewheel, on the same PostgreSQL, one after the other in each round.
 
 None of the two has a broker or a durable event for each job. Each brings its own handler that does nothing, and one
-worker process; so has Tidewheel, with one process of each other service.
+worker process; so has Tidewheel, with one process of each other service. The clock of each starts when a tenth is done.
 """
 
 import json
@@ -34,6 +34,7 @@ _PIPELINE_SECONDS = 10.0
 
 class _Told(TypedDict):
     seconds: float
+    timed: int  # jobs that were enqueued or handled in that time
     handled: int
 
 
@@ -107,7 +108,7 @@ def _measure_peer(server: Server, python: Path, peer: Peer, jobs: int) -> tuple[
     if processed["handled"] != jobs:
         message = f"{peer.name} was given {jobs:,} jobs and has handled {processed['handled']:,}"
         raise Incomplete(message)
-    return jobs / enqueued["seconds"], jobs / processed["seconds"]
+    return enqueued["timed"] / enqueued["seconds"], processed["timed"] / processed["seconds"]
 
 
 def _run(python: Path, peer: Peer, what: str, url: str, jobs: int) -> _Told:

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+from shutil import which
 from statistics import median
 from typing import cast
 
@@ -122,6 +125,7 @@ def versions(server: Server) -> dict[str, str]:
     assert row is not None
     libraries = {name: version(name) for name in _LIBRARIES}
     return {
+        "build": _build(),
         "python": platform.python_version(),
         "postgresql": str(row[0]),
         "kafka": server.kafka_version(),
@@ -129,9 +133,23 @@ def versions(server: Server) -> dict[str, str]:
     }
 
 
+def _build() -> str:
+    """The commit of the clone that this is run from, or the release."""
+    root = Path(__file__).resolve().parents[1]
+    if (root / ".git").exists() and (git := which("git")):
+        command = [git, "-C", str(root), "describe", "--always", "--dirty"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return version("tidewheel")
+
+
 def settings(server: Server) -> dict[str, object]:
-    """What was set: PostgreSQL's durability, and every setting of ours that is not its default."""
-    names = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression")
+    """What was set: PostgreSQL's durability and rhythm, and every setting of ours that is not its default."""
+    names = (
+        "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression",
+        "checkpoint_timeout", "autovacuum_naptime",
+    )  # fmt: skip
     with server.stage_connection() as connection:
         rows = connection.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name", [list(names)])
         shown: dict[str, object] = {f"postgresql.{name}": value for name, value in rows.fetchall()}

@@ -79,6 +79,6 @@ EVERYTHING = "all"
 
 
 def named(names: list[str]) -> list[str]:
-    """The scenarios that names stand for, each once; `all` for those of the issue's table."""
+    """The scenarios that names stand for, each once; `all` for those of docs/performance.md's tables."""
     found = [each for name in names for each in (ALL if name == EVERYTHING else (name,))]
     return list(dict.fromkeys(found))

@@ -11,7 +11,11 @@ import typer
 
 from tidewheel.control.cli.answers import Answer, Output
 
-Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help="What to measure; all of them: all.")]
+_SCENARIOS = (
+    "Some of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (together: all), peers, "
+    "costs, ledger, conservation, rolling, cancel."
+)
+Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Repetitions; 5, and 1 of what takes minutes, unless told.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Jobs, messages or requests of a round.")]
 Seconds = Annotated[

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tidewheel.bench.scenarios import EVERYTHING, SCENARIOS
 from tidewheel.local.stack import StackInfo
 
 KEYS = {
@@ -72,6 +73,7 @@ def test_rounds_are_measured_beside_their_floors_and_drawn(info: StackInfo, tmp_
     assert found["settings"]["postgresql.synchronous_commit"] == "on"
     assert found["machine"]["cores"]
     assert found["versions"]["postgresql"]
+    assert found["versions"]["build"]
     for name in ("fire", "relay"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in (tmp_path / f"{name}.svg").read_bytes()
@@ -101,6 +103,11 @@ def test_a_scenario_that_there_is_not_is_refused_with_the_nearest() -> None:
     done = bench("fier")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "tidewheel: scenario: there is no 'fier'; write fire\n"
+
+
+def test_the_help_names_every_scenario_that_there_is() -> None:
+    told = " ".join(bench("--help").stdout.split())
+    assert all(name in told for name in (*SCENARIOS, EVERYTHING))
 
 
 def test_none_is_refused_with_those_that_there_are() -> None:
