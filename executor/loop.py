@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from tidewheel.db import BY_KEY, Session
+from tidewheel.db import BY_KEY, KEPT_PLANS, Session
 from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.complete_in import Completer
@@ -292,7 +292,7 @@ class Executor:
         )
 
     def _claimer(self, name: str) -> Claimer:
-        session = Session(self._url, name, options=BY_KEY)
+        session = Session(self._url, name, options=KEPT_PLANS)
         return Claimer(
             session,
             self._installation,

@@ -39,6 +39,9 @@ _HAS_TRANSACTION_TIMEOUT = 170_000
 # than it is: for 500 of 60,000 open runs it read all of them, 53 us for each that was claimed instead of 6. Hash joins
 # stay: where statistics are of an emptier table, what is left without them is a walk over the whole index for each row.
 BY_KEY = "-c enable_mergejoin=off -c enable_seqscan=off -c enable_bitmapscan=off"
+# For those of them whose statements have no other way than the key, whatever the statistics say: planning a claim of a
+# few runs took as long as making it. Not for what often has to do with partitions: a kept plan is of all of them.
+KEPT_PLANS = f"{BY_KEY} -c plan_cache_mode=force_generic_plan"
 
 # Wrong SQL, or values that psycopg itself cannot send: repeating them is no use.
 _OURS = psycopg.ProgrammingError | psycopg.NotSupportedError | psycopg.DataError

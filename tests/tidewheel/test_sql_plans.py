@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 from tests.fixtures.database import Database, Template
 from tests.tidewheel.test_sql import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
-from tidewheel.db import BY_KEY, Conn, connect
+from tidewheel.db import BY_KEY, KEPT_PLANS, Conn, connect
 from tidewheel.ids import run_instant, run_range
 from tidewheel.runs import Move, RunState, sources
 from tidewheel.sql import Statements
@@ -455,13 +455,7 @@ def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
     connection = connect(loaded.url, "test", options=BY_KEY)
     try:
         for rows, times in itertools.product((0, 10, 1000), (1, 16)):
-            connection.execute("DELETE FROM pg_statistic WHERE starelid = 'open_runs'::regclass")
-            connection.execute(
-                "UPDATE pg_class SET reltuples = %s"
-                " WHERE oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'open_runs'::regclass"
-                "               UNION SELECT 'open_runs'::regclass)",
-                [rows],
-            )
+            pretend_open_runs(connection, rows)
             many = {key: value * times for key, value in batches.items()}
             plan = plan_of(connection, Statements(package)[name], {**facts, **special, **many})
             looks = looks_at_open_runs(plan)
@@ -471,6 +465,40 @@ def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
             assert not [node for node in plan if BOTH_WAYS.search(node.get("Index Cond", ""))]
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize("name", ["claim_runs", "lock_claims", "find_gone_turns", "start_attempts", "read_claims"])
+def test_a_plan_that_a_claiming_session_keeps_is_by_keys_too(loaded: Database, name: str) -> None:
+    """It was made for some other batch, at some other time."""
+    numbers: dict[str, int] = {}
+    statement = re.sub(
+        r"%\((\w+)\)s",
+        lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}",
+        Statements("tidewheel.transitions")[name],
+    )
+    connection = connect(loaded.url, "test", options=KEPT_PLANS)
+    try:
+        for rows in (0, 10, 1000):
+            pretend_open_runs(connection, rows)
+            [[document]] = connection.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {statement}".encode()).fetchall()
+            connection.rollback()
+            found: Any = document
+            looks = looks_at_open_runs(list(nodes(found[0]["Plan"])))
+            assert looks
+            assert all(BY_ID.match(look) for look in looks), (rows, looks)
+    finally:
+        connection.close()
+
+
+def pretend_open_runs(connection: Conn, rows: int) -> None:
+    """Statistics of that many, in this transaction."""
+    connection.execute("DELETE FROM pg_statistic WHERE starelid = 'open_runs'::regclass")
+    connection.execute(
+        "UPDATE pg_class SET reltuples = %s"
+        " WHERE oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'open_runs'::regclass"
+        "               UNION SELECT 'open_runs'::regclass)",
+        [rows],
+    )
 
 
 def looks_at_open_runs(plan: Sequence[Mapping[str, Any]]) -> list[str]:
