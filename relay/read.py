@@ -31,7 +31,7 @@ from tidewheel.relay.batch import (
     place_of,
 )
 from tidewheel.relay.low_water import LowWater, before
-from tidewheel.relay.rows import BEGINNING, ONE_PLAN, Stretch, due_rows, places
+from tidewheel.relay.rows import BEGINNING, FEW_ROWS, ONE_PLAN, Stretch, due_rows, places
 from tidewheel.relay.walk import Walker
 from tidewheel.sql import Statements
 
@@ -45,6 +45,7 @@ _WEIGHTS = {OutboxClass.CRITICAL: 1.0, OutboxClass.STANDARD: 0.6, OutboxClass.EV
 _LONG_TRANSACTION = timedelta(seconds=15)  # as long as one of ours may be idle; those meet short walks
 _RARE_SECONDS = 15.0  # between walks; from then on late rows would wait too long, and there are short ones
 _SHORT_WALKS_SHARE = 10  # they go over what has gone since the one before, and 15 s: at 10,000 runs/s 3 s in 30
+_CALM_ROWS = 4  # a batch of so few is followed by a look for few; of more, a slice and class would often have too many
 _FINDING_SECONDS = 1.0  # how long a read may be held up by looking for where slices begin that are new
 
 
@@ -68,7 +69,7 @@ class Reader:
         self._walker = Walker(url)
         self._late: dict[Pair, Sequence[DueRow]] = {}  # what it has found
         self._finding_seconds = 0.0
-        self._was_full = False  # the batch before
+        self._was_full = self._was_small = False  # the batch before
 
     def read(self, held: Sequence[int], parked: list[str], under_way: Sequence[DueRow]) -> Batch:
         """The next batch; it will not be read again, but for what is left of it when it is `proven`, or after `forget`.
@@ -85,17 +86,20 @@ class Reader:
         late = self._late_rows(pairs, parked)
         limits = self._limits(held)
         stretch = Stretch(limits, parked=parked, under_way=ids([*under_way, *late]))
+        few = False
         if not (walk := self._begin_walk(pairs, stretch)):
-            stretch = replace(stretch, after=self._low.read)
+            if few := self._was_small:
+                limits = {pair: min(most, max(FEW_ROWS // len(limits), 1)) for pair, most in limits.items()}
+            stretch = replace(stretch, limits=limits, after=self._low.read)
         with self._session.transaction() as connection:
             now = _clock(connection) if self._was_full else BEGINNING[0]
-            rows, room = due_rows(connection, pairs, stretch)
+            rows, room = due_rows(connection, pairs, stretch, few=few)
         self._late.clear()
         counts = counts_of(rows, pairs)
         cut_short = {pair for pair, count in counts.items() if count == limits[pair]}
         if room <= 0:
             cut_short.add(pairs[rows[-1][POSITION] - 1])
-        self._was_full = bool(cut_short)
+        self._was_full, self._was_small = bool(cut_short), not cut_short and len(rows) <= _CALM_ROWS
         batch = Batch(rows, pairs, counts, full=self._was_full)
         self._low.move(batch, now - LATE_COMMIT, back=cut_short if walk else ())
         if walk:
@@ -184,7 +188,7 @@ class Reader:
         for pair in missing:
             with self._session.transaction() as connection:
                 mark = _clock(connection) - LATE_COMMIT, 0
-                rows, _ = due_rows(connection, [pair], Stretch({pair: 1}))
+                rows, _ = due_rows(connection, [pair], Stretch({pair: 1}), few=True)
             self._low.found(pair, min(mark, before(rows[0])) if rows else mark)
             if monotonic_seconds() - began > _FINDING_SECONDS:
                 break

@@ -127,6 +127,20 @@ def test_a_new_relay_looks_for_where_to_begin_bit_by_bit(relaying: Relaying, mon
     assert sorted(row[VALUE] or b"" for row in found) == sorted(b"%d" % shard for shard in range(64))
 
 
+def test_after_a_small_batch_few_are_looked_for_and_then_the_rest(relaying: Relaying) -> None:
+    past = relaying.due_at(timedelta(minutes=-1))
+    relaying.write(relaying.row("a", b"0", publish_at=past))
+    reader = Reader(relaying.database.url, 1000)
+    found = [*reader.read(HELD, [], []).rows]
+    relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(1, 50)))
+    few = reader.read(HELD, [], found)
+    assert few.full
+    rest = reader.read(HELD, [], [*found, *few.rows])
+    reader.close()
+    assert [row[VALUE] for row in (*found, *few.rows, *rest.rows)] == [b"%d" % number for number in range(50)]
+    assert len(few.rows) < len(rest.rows)
+
+
 def test_what_is_left_of_a_batch_is_read_again_and_nothing_else(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
@@ -168,8 +182,11 @@ def test_a_topic_that_was_parked_between_two_reads_is_read_from_where_it_was_lef
 def test_a_topic_keeps_its_place_while_others_are_left_unpublished(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
+    relaying.write(*(relaying.row("gone", publish_at=past) for _ in range(5)))  # after so many it looks for many
     reader = Reader(relaying.database.url, 1000)
-    reader.proven(reader.read(HELD, [], []), Published())
+    batch = reader.read(HELD, [], [])
+    reader.proven(batch, Published(proven=list(batch.rows[1:])))
+    relaying.database.execute("DELETE FROM outbox WHERE topic = 'gone'")
     relaying.write(*(relaying.row("other", b"%d" % number, publish_at=past) for number in range(20)))
     others = reader.read(HELD, ["parked"], [])
     reader.proven(others, Published(proven=list(others.rows[:10])))
