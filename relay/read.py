@@ -45,7 +45,7 @@ _WEIGHTS = {OutboxClass.CRITICAL: 1.0, OutboxClass.STANDARD: 0.6, OutboxClass.EV
 _LONG_TRANSACTION = timedelta(seconds=15)  # as long as one of ours may be idle; those meet short walks
 _RARE_SECONDS = 15.0  # between walks; from then on late rows would wait too long, and there are short ones
 _SHORT_WALKS_SHARE = 10  # they go over what has gone since the one before, and 15 s: at 10,000 runs/s 3 s in 30
-_CALM_ROWS = 4  # a batch of so few is followed by a look for few; of more, a slice and class would often have too many
+_CALM_ROWS = 4  # a batch of so few is followed by a look for few: at least as many of each slice and class
 _FINDING_SECONDS = 1.0  # how long a read may be held up by looking for where slices begin that are new
 
 
@@ -88,8 +88,8 @@ class Reader:
         stretch = Stretch(limits, parked=parked, under_way=ids([*under_way, *late]))
         few = False
         if not (walk := self._begin_walk(pairs, stretch)):
-            if few := self._was_small:
-                limits = {pair: min(most, max(FEW_ROWS // len(limits), 1)) for pair, most in limits.items()}
+            if few := self._was_small and not late and len(under_way) <= FEW_ROWS:
+                limits = {pair: min(most, max(FEW_ROWS // len(limits), _CALM_ROWS)) for pair, most in limits.items()}
             stretch = replace(stretch, limits=limits, after=self._low.read)
         with self._session.transaction() as connection:
             now = _clock(connection) if self._was_full else BEGINNING[0]

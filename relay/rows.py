@@ -26,7 +26,7 @@ MOST_BYTES = 32 * 1024 * 1024  # of messages that are read together; three such 
 # Rows that are received together, so that their bytes are counted as they come: a sum in the statement would cost half
 # as much again as reading. Older client libraries give single rows only.
 _CHUNK_ROWS = 100 if capabilities.has_stream_chunked() else 1
-FEW_ROWS = 64  # so many are received at once, however large; of a megabyte each, Kafka's most, twice what is said above
+FEW_ROWS = 64  # so many, twice as many at most, are received at once, however large
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def due_rows(
 
     Where no room is left there may be more. Streamed, and so never prepared: the plan hashes the ids that are passed
     over, which needs to know them; a generic one compares them one by one, 16 us a row instead of 2. But of a
-    few, with limits of FEW_ROWS together: there the plan takes twice as long as the rest, and is kept.
+    few, with limits of about FEW_ROWS together: there the plan takes twice as long as the rest, and is kept.
     """
     upto = [stretch.upto.get(pair, _END) for pair in pairs]
     columns = {

@@ -5,15 +5,16 @@ the full one whole, once for each row it looks for. Nothing here is timed: the s
 """
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import date, timedelta
 from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import Database
 from tests.scheduler.firing import look_at
-from tests.transitions.acts import EXECUTOR, submit
-from tidewheel.db import BY_KEY, Session
+from tests.transitions.acts import EXECUTOR, submit, trigger
+from tidewheel.db import BY_KEY, KEPT_PLANS, Session
+from tidewheel.partitions import ensure_days
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
@@ -153,23 +154,54 @@ def test_what_comes_due_in_a_rush_waits_for_no_turn(idle: Database) -> None:
 
 def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -> None:
     """As executors do it: with sessions that look rows up by key."""
-    session = idle.session(options=BY_KEY)
+    claiming, ending = idle.session(options=KEPT_PLANS), idle.session(options=BY_KEY)
     nobody = UUID(int=0)
     for _ in range(POLLS):
-        with session.transaction() as connection:
+        with claiming.transaction() as connection:
             start_runs(connection, idle.installation, [Claim(nobody, 1, 1, "t")], executor_id=EXECUTOR)
+        with ending.transaction() as connection:
             end_runs(connection, idle.installation, [RunEnd(nobody, 1, RunState.SUCCEEDED)])
-    assert prepared(session) > 0
+    assert generic_plans(claiming) > 0
+    assert prepared(ending) > 0
     load_due_jobs(idle)
     firing = idle.session()
     while fire(firing, idle.installation, look_at(idle, batch=BATCH)):
         pass
     before = rows_read(idle, "open_runs", "turns")
-    claim_and_end(idle, session)
-    flush(session)
+    claim_and_end(idle, claiming, ending)
+    flush(claiming)
+    flush(ending)
     assert idle.count("open_runs") == 0
     assert rows_read(idle, "open_runs", "turns") - before < 2 * MOST_READ
-    assert generic_plans(session) == 0
+    assert generic_plans(ending) == 0
+
+
+def test_a_claim_that_finds_the_turn_taken_looks_at_the_days_of_its_runs_alone(idle: Database) -> None:
+    """It ends what is skipped, on a session whose plans are kept, and those are of all partitions."""
+    today = idle.now().date()
+    with idle.transaction() as connection:
+        ensure_days(connection, [today - timedelta(days=ago) for ago in range(2, 20)])
+    before = scans_before(idle, today)
+    submit(idle, overlap="skip")
+    claiming = idle.session(options=KEPT_PLANS)
+    for _ in range(POLLS):
+        chosen = [trigger(idle), trigger(idle)]
+        with claiming.transaction() as connection:
+            claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
+            claimed = start_runs(connection, idle.installation, claims, executor_id=EXECUTOR)
+    assert len(claimed.contested.skipped) == 2
+    flush(claiming)
+    assert scans_before(idle, today) == before
+
+
+def scans_before(database: Database, day: date) -> int:
+    """How often partitions of days well before this one were looked at."""
+    [(scans,)] = database.rows(
+        "SELECT sum(coalesce(idx_scan, 0) + seq_scan)::bigint FROM pg_stat_user_tables"
+        " WHERE relname ~ '_[0-9]{8}$' AND right(relname, 8) < %s",
+        [f"{day - timedelta(days=1):%Y%m%d}"],
+    )
+    return int(scans)
 
 
 def test_what_came_after_the_last_analyze_is_not_walked_for_each_end(idle: Database) -> None:
@@ -191,8 +223,8 @@ def test_what_came_after_the_last_analyze_is_not_walked_for_each_end(idle: Datab
     assert rows_read(idle) - before < 2 * BURST  # of partitions alone: each run's row, once
 
 
-def claim_and_end(database: Database, session: Session) -> None:
-    """All open runs, in no order."""
+def claim_and_end(database: Database, session: Session, ending: Session | None = None) -> None:
+    """All open runs, in no order; ended by another session, where one is given."""
     runs = [run_id for (run_id,) in database.rows("SELECT run_id FROM open_runs ORDER BY random()")]
     for start in range(0, len(runs), BATCH):
         chosen = runs[start : start + BATCH]
@@ -200,7 +232,7 @@ def claim_and_end(database: Database, session: Session) -> None:
             claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
             claimed = start_runs(connection, database.installation, claims, executor_id=EXECUTOR)
             assert len(claimed.started) == len(chosen)
-        with session.transaction() as connection:
+        with (ending or session).transaction() as connection:
             ends = [RunEnd(run_id, 1, RunState.SUCCEEDED, EXECUTOR) for run_id in chosen]
             assert len(end_runs(connection, database.installation, ends).states) == len(chosen)
 

@@ -26,6 +26,7 @@ from tidewheel.transitions.turns import Seeker, Turn, buffer_runs, pass_turns, t
 _SQL = Statements("tidewheel.transitions")
 _FIND_WAITING = _SQL["find_waiting"]
 _LOCK_HOLDERS = _SQL["lock_holders"]
+_PLAN_EACH_TIME = _SQL["plan_each_time"]
 
 _REASON = "overlap"
 _LOOKS_AT_THE_LINE = REPLACING | {Overlap.BUFFER_ONE}
@@ -121,6 +122,7 @@ def contest(connection: Conn, installation: Installation, candidates: Sequence[C
         installation: For events and messages.
         candidates: Runs whose policy is not `allow_all`.
     """
+    connection.execute(_PLAN_EACH_TIME)  # runs may end here, and messages be made again: both look at partitions
     by_job: defaultdict[UUID, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         by_job[candidate.job_id].append(candidate)

@@ -75,6 +75,11 @@ SELECT l.run_id, NULL, NULL, NULL, NULL, NULL, NULL
   FROM locked AS l
  WHERE l.run_id NOT IN (SELECT s.run_id FROM started AS s)
 
+-- name: plan_each_time
+-- What follows in this transaction is planned for what it meets, on a session that keeps its plans too: a plan that is kept
+-- is of all partitions. No index, no lock.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
+
 -- name: lock_claims
 -- The runs that may be claimed now, in run_id order. A later statement than the one that shares the lock `claims`, to see
 -- every cancellation that was accepted before.
