@@ -31,8 +31,10 @@ def test_without_stored_ratios_it_says_how_to_store_them(tmp_path: Path) -> None
 def test_the_stored_ratios_are_those_that_are_measured() -> None:
     assert set(read_baseline()) == {
         "fire.occurrences_per_second",
+        "fire.one_scheduler_occurrences_per_second",
         "relay.messages_per_second",
         "execute.runs_per_second",
+        "execute.one_executor_runs_per_second",
         "pipeline.runs_per_second",
         "latency.due_to_start_p50_ms",
         "latency.due_to_start_p99_ms",
