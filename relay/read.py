@@ -86,10 +86,11 @@ class Reader:
         late = self._late_rows(pairs, parked)
         limits = self._limits(held)
         stretch = Stretch(limits, parked=parked, under_way=ids([*under_way, *late]))
-        few = False
-        if not (walk := self._begin_walk(pairs, stretch)):
-            if few := self._was_small and not late and len(under_way) <= FEW_ROWS:
-                limits = {pair: min(most, max(FEW_ROWS // len(limits), _CALM_ROWS)) for pair, most in limits.items()}
+        walk = self._begin_walk(pairs, stretch)
+        few = self._was_small and not (walk or late) and len(under_way) <= FEW_ROWS
+        if few:
+            limits = {pair: min(most, max(FEW_ROWS // len(limits), _CALM_ROWS)) for pair, most in limits.items()}
+        if not walk:
             stretch = replace(stretch, limits=limits, after=self._low.read)
         with self._session.transaction() as connection:
             now = _clock(connection) if self._was_full else BEGINNING[0]

@@ -210,29 +210,29 @@ def test_what_came_after_the_last_analyze_is_not_walked_for_each_end(idle: Datab
     for number in range(100):
         submit(idle, f"early-{number}", schedule={"once": idle.now().isoformat()})
     fire(firing, idle.installation, look_at(idle, batch=BATCH))
-    claim_and_end(idle, session)
+    claim_and_end(idle, session, session)
     idle.execute("VACUUM ANALYZE")
     load_due_jobs(idle)
     while fire(firing, idle.installation, look_at(idle, batch=BATCH)):
         pass
     flush(session)
     before = rows_read(idle)
-    claim_and_end(idle, session)
+    claim_and_end(idle, session, session)
     flush(session)
     assert idle.count("open_runs") == 0
     assert rows_read(idle) - before < 2 * BURST  # of partitions alone: each run's row, once
 
 
-def claim_and_end(database: Database, session: Session, ending: Session | None = None) -> None:
-    """All open runs, in no order; ended by another session, where one is given."""
+def claim_and_end(database: Database, claiming: Session, ending: Session) -> None:
+    """All open runs, in no order."""
     runs = [run_id for (run_id,) in database.rows("SELECT run_id FROM open_runs ORDER BY random()")]
     for start in range(0, len(runs), BATCH):
         chosen = runs[start : start + BATCH]
-        with session.transaction() as connection:
+        with claiming.transaction() as connection:
             claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
             claimed = start_runs(connection, database.installation, claims, executor_id=EXECUTOR)
             assert len(claimed.started) == len(chosen)
-        with (ending or session).transaction() as connection:
+        with ending.transaction() as connection:
             ends = [RunEnd(run_id, 1, RunState.SUCCEEDED, EXECUTOR) for run_id in chosen]
             assert len(end_runs(connection, database.installation, ends).states) == len(chosen)
 

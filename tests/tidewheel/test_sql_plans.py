@@ -351,13 +351,23 @@ def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from nodes(child)
 
 
-def plan_of(connection: Conn, statement: str, values: Mapping[str, object]) -> list[Mapping[str, Any]]:
-    explained = connection.execute(f"EXPLAIN (FORMAT JSON) {statement}".encode(), values).fetchone()
+def plan_of(connection: Conn, statement: str, values: Mapping[str, object] | None = None) -> list[Mapping[str, Any]]:
+    """The plan for these values; without any, that which a session would keep."""
+    kind = "FORMAT JSON"
+    if values is None:
+        kind, statement = f"GENERIC_PLAN, {kind}", numbered(statement)
+    explained = connection.execute(f"EXPLAIN ({kind}) {statement}".encode(), values).fetchone()
     connection.rollback()
     assert explained is not None
     document: Any = explained[0]
     found: Any = json.loads(document) if isinstance(document, str) else document
     return list(nodes(found[0]["Plan"]))
+
+
+def numbered(statement: str) -> str:
+    """A statement with PostgreSQL's own placeholders."""
+    numbers: dict[str, int] = {}
+    return re.sub(r"%\((\w+)\)s", lambda name: f"${numbers.setdefault(name[1], len(numbers) + 1)}", statement)
 
 
 def indexes_of(plan: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -470,20 +480,11 @@ def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
 @pytest.mark.parametrize("name", ["claim_runs", "lock_claims", "find_gone_turns", "start_attempts", "read_claims"])
 def test_a_plan_that_a_claiming_session_keeps_is_by_keys_too(loaded: Database, name: str) -> None:
     """It was made for some other batch, at some other time."""
-    numbers: dict[str, int] = {}
-    statement = re.sub(
-        r"%\((\w+)\)s",
-        lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}",
-        Statements("tidewheel.transitions")[name],
-    )
     connection = connect(loaded.url, "test", options=KEPT_PLANS)
     try:
         for rows in (0, 10, 1000):
             pretend_open_runs(connection, rows)
-            [[document]] = connection.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {statement}".encode()).fetchall()
-            connection.rollback()
-            found: Any = document
-            looks = looks_at_open_runs(list(nodes(found[0]["Plan"])))
+            looks = looks_at_open_runs(plan_of(connection, Statements("tidewheel.transitions")[name]))
             assert looks
             assert all(BY_ID.match(look) for look in looks), (rows, looks)
     finally:
