@@ -37,7 +37,7 @@ faults: $(STAMP) ## The tests that kill, pause and cut
 	$(BIN)/python -m pytest tests/faults
 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
-	TIDEWHEEL_PROOF=full $(BIN)/python -m pytest -s tests/scheduler/recurrence/test_proof.py
+	TIDEWHEEL_PROOF=full $(BIN)/python -m pytest -s tests/schedules/test_proof.py
 
 up: $(STAMP) ## Start the local PostgreSQL and Kafka
 	$(BIN)/tidewheel up

@@ -7,12 +7,12 @@ from uuid import UUID
 from tidewheel.bench.load import database_now
 from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client import Client
-from tidewheel.db import Conn
+from tidewheel.control.client.client import Client
 from tidewheel.ids import RunId
-from tidewheel.intake.accept import apply_requests
-from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import Incoming
 from tidewheel.jobs.parsing import parse_request
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import RunState
 
 RUNS = 100_000

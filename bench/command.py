@@ -13,7 +13,7 @@ from tidewheel.bench.scenarios import EVERYTHING, SCENARIOS, named
 from tidewheel.bench.stage import open_server
 from tidewheel.bench.wearing import wear_in
 from tidewheel.errors import refuse
-from tidewheel.telemetry import configure_logging
+from tidewheel.process.json_logging import configure_logging
 
 NAMES = (*SCENARIOS, EVERYTHING)
 

@@ -12,10 +12,10 @@ from tidewheel.bench.measured import Incomplete
 from tidewheel.bench.stage import Stage
 from tidewheel.bench.starts import Start, Starts
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import RunCompleted, RunStatus
+from tidewheel.schemas.generated.records import RunCompleted, RunStatus
 
 STALL_SECONDS = 60.0  # without progress
 _EARLY_SECONDS = 0.001  # what two readings of one clock may differ by

@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 from tidewheel.bench.occupancy import Piece, wasted
 from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import Lane
 
 EXECUTORS, SLOTS, PARTITIONS = 2, 4, 16

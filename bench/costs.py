@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 
 from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
-from tidewheel.partitions import day_of, ensure_days
+from tidewheel.postgres.partitions import day_of, ensure_days
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import Cause
 
 ROWS = 100_000

@@ -13,7 +13,7 @@ from tidewheel.bench.options import Options
 from tidewheel.bench.pipeline import EXECUTORS
 from tidewheel.bench.relaying import relay_all
 from tidewheel.bench.stage import EXECUTOR, Server, Stage
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 
 RUNS = 200_000
 _WARM_SHARE = 10  # the first of so many parts is not timed

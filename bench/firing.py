@@ -11,9 +11,9 @@ from tidewheel.bench.measured import Figure, Incomplete, Round, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
+from tidewheel.process.service import Stop
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.service import Stop
 from tidewheel.settings import SchedulerSettings
 
 JOBS = 1_000_000

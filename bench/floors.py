@@ -14,9 +14,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
-from tidewheel.kafka import consumer, producer
-from tidewheel.sql import trusted
+from tidewheel.kafka.clients import consumer, producer
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import trusted
 
 COMMIT = 2000  # rows in one transaction, as firing has them
 _KAFKA_SECONDS = 60.0

@@ -19,7 +19,7 @@ from tidewheel.bench.options import Options
 from tidewheel.bench.pipeline import EXECUTORS, all_services, due_after_loading, lateness_ms, warm_up
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.bench.starts import Start
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 
 SIZES = (10_000, 100_000)
 _IDLE_SECONDS = 15.0  # on an empty table: thirty looks of the scheduler, more than twice seventy of the relay

@@ -14,8 +14,8 @@ from tidewheel.bench.pipeline import all_services, due_after_loading, lateness_m
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.bench.starts import Start
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
-from tidewheel.kafka import producer
+from tidewheel.kafka.clients import producer
+from tidewheel.postgres.session import Conn
 
 RATE = 200.0
 SECONDS = 30.0

@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
+from tidewheel.postgres.session import Conn, Session
 from tidewheel.scheduler.firing import Round, fire
-from tidewheel.transitions.start import Claim, start_runs
+from tidewheel.transitions.claim import Claim, start_runs
 
 JOBS = 50_000
 BATCH = 2000

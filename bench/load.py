@@ -11,13 +11,13 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from tidewheel.db import Conn
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import policy_document, schedule_document
 from tidewheel.jobs.strict_json import Json, canonical
-from tidewheel.scheduler.recurrence.zones import tzdata_version
+from tidewheel.postgres.session import Conn
+from tidewheel.schedules.zones import tzdata_version
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
 from tidewheel.transitions.installation import Installation

@@ -17,7 +17,7 @@ from tidewheel.bench.measured import Points, Round, least, percentile, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import EXECUTOR, Server, Stage
 from tidewheel.bench.starts import Start
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 
 SECONDS = 60.0
 STEADY_SECONDS = 300.0

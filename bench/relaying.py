@@ -13,10 +13,10 @@ from tidewheel.bench.measured import Incomplete, Round, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
 from tidewheel.outbox import OutboxRow, append
+from tidewheel.postgres.session import Conn
+from tidewheel.process.service import Stop
 from tidewheel.relay.loop import Relay
-from tidewheel.service import Stop
 from tidewheel.settings import RelaySettings
 
 MESSAGES = 300_000

@@ -8,7 +8,7 @@ from typing import cast
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 
 EXECUTORS = 3
 RUNS_PER_SECOND = 300  # of a tenth of a second each: 30 slots busy, of 300

@@ -28,7 +28,7 @@ from tidewheel.bench.pipeline import (
 )
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 
 MINUTES = 15.0
 SHARE = 0.6  # of what the warm-up has shown, where no rate is given

@@ -28,12 +28,12 @@ from tidewheel.bench.starts import VARIABLE as STARTS_VARIABLE
 from tidewheel.bench.starts import Starts
 from tidewheel.bench.usage import Meter, process_name
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
+from tidewheel.kafka.topics import Futures, Topics, apply_topics
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings import Connections
-from tidewheel.topics import Futures, Topics, apply_topics
 from tidewheel.transitions.installation import Installation, name_topics, read_installation
 
 BUFFERS_MEGABYTES = 1024  # as the peers were measured, so that figures stand side by side

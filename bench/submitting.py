@@ -11,9 +11,9 @@ from tidewheel.bench.measured import Incomplete, Round, rate
 from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn
-from tidewheel.intake.members import MEMBERS
-from tidewheel.kafka import producer
+from tidewheel.intake.service import MEMBERS
+from tidewheel.kafka.clients import producer
+from tidewheel.postgres.session import Conn
 
 REQUESTS = 100_000
 _WARM_SHARE = 10  # the first of so many parts is not timed

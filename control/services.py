@@ -6,21 +6,21 @@ import os
 import uvloop
 
 from tidewheel.control.api.service import Api
-from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
-from tidewheel.executor.capture import captured
 from tidewheel.executor.handlers import import_handlers, registered
 from tidewheel.executor.loop import Executor
-from tidewheel.executor.runners.kept import hide_from_programs
-from tidewheel.health import health, serve_health
-from tidewheel.intake.members import Intake
-from tidewheel.kafka import check_bootstrap, why_kafka_is_away
+from tidewheel.executor.output_capture import captured
+from tidewheel.executor.programs.process import hide_from_programs
+from tidewheel.intake.service import Intake
+from tidewheel.kafka.clients import check_bootstrap, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.process.health import health, serve_health
+from tidewheel.process.service import Stop, collect_rarely, end_process_with_threads
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.schemas.codec import install_lookup
-from tidewheel.service import Stop, collect_rarely, end_process_with_threads
 from tidewheel.settings import (
     ApiSettings,
     Connections,
@@ -31,7 +31,7 @@ from tidewheel.settings import (
 )
 from tidewheel.transitions.installation import Installation, name_topics, read_installation
 
-_LOG = logging.getLogger("tidewheel.service")
+_LOG = logging.getLogger("tidewheel.process.service")
 
 
 def run_intake(settings: IntakeSettings) -> None:

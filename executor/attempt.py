@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor.beats import Beats
+from tidewheel.executor.attempt_output import Echo, Output
 from tidewheel.executor.complete_in import Completer, Completion, checked
 from tidewheel.executor.context import Flag, Previous
-from tidewheel.executor.echo import Echo
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.output import Output
-from tidewheel.executor.previous import Past
-from tidewheel.schemas.records import JobDefinition, RunRequest
-from tidewheel.transitions.start import Started
+from tidewheel.executor.previous_run import Past
+from tidewheel.executor.progress_buffer import Beats
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
+from tidewheel.transitions.claim import Started
 
 LET_GO_SECONDS = 1.0  # from asking attempts to stop, for the executor does, to handing back those that have not
 

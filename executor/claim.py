@@ -11,15 +11,15 @@ import logging
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from tidewheel.db import CommitUnknown, Conn, Session
 from tidewheel.errors import Unavailable
-from tidewheel.failpoint import failpoint
-from tidewheel.metrics import metrics
-from tidewheel.service import Patience, Stop
-from tidewheel.sql import Statements
+from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.session import CommitUnknown, Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.metrics import metrics
+from tidewheel.process.service import Patience, Stop
+from tidewheel.transitions.claim import Claim, Claimed, Started, read_claims, start_runs
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.start import Claim, Claimed, Started, read_claims, start_runs
-from tidewheel.wakeup import Channel
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -14,16 +14,15 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
 
-from tidewheel.borrowed import borrow, borrowed
-from tidewheel.db import Conn
 from tidewheel.errors import AttemptOver, FieldError, InvalidInput
-from tidewheel.executor.outcome import Outcome, failed
-from tidewheel.executor.result import written
-from tidewheel.failpoint import failpoint
+from tidewheel.executor.outcome import Outcome, failed, written
+from tidewheel.postgres.caller_connection import borrow, borrowed
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.schemas.records import JobDefinition, RunRequest
-from tidewheel.sql import Statements
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.executor")

@@ -21,12 +21,12 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.executor.claim_batch import Fetched, Taken, Taking, good
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
-from tidewheel.executor.wanted import Fetched, Taken, Taking, good
-from tidewheel.health import health
+from tidewheel.process.health import health
+from tidewheel.process.service import Patience, Stop
 from tidewheel.runs import Lane
-from tidewheel.service import Patience, Stop
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -12,15 +12,15 @@ from uuid import UUID
 
 import psycopg
 
-from tidewheel.arrays import integers, uuids
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
-from tidewheel.health import health
+from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.health import health
+from tidewheel.process.service import Patience, Stop
 from tidewheel.runs import IN_HAND
-from tidewheel.service import Patience, Stop
-from tidewheel.skew import Skew
-from tidewheel.sql import Statements
 from tidewheel.transitions.signal import Signal
 
 _LOG = logging.getLogger("tidewheel.executor")

@@ -6,16 +6,16 @@ from datetime import timedelta
 
 from confluent_kafka import ShareConsumer
 
+from tidewheel.executor.claim_batch import Taking
 from tidewheel.executor.consume import LaneConsumer
-from tidewheel.executor.share import ShareLaneConsumer
+from tidewheel.executor.share_consume import ShareLaneConsumer
 from tidewheel.executor.slots import Slots
-from tidewheel.executor.wanted import Taking
-from tidewheel.kafka import consumer, share_consumer
-from tidewheel.kafka_groups import GroupProtocol, group_protocol, read_from_start
+from tidewheel.kafka.clients import consumer, share_consumer
+from tidewheel.kafka.groups import GroupProtocol, group_protocol, read_from_start
+from tidewheel.kafka.topics import Topics
+from tidewheel.process.service import Stop
 from tidewheel.runs import Lane
-from tidewheel.service import Stop
 from tidewheel.settings import ExecutorSettings
-from tidewheel.topics import Topics
 
 _MOST_SHARED = 500  # messages asked of a share group at once
 _LONGEST_HOLD = timedelta(seconds=5)  # far below the 15 s that a broker may set as the shortest lock on a message

@@ -11,42 +11,42 @@ from contextlib import suppress
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from tidewheel.db import BY_KEY, KEPT_PLANS, Session
 from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
 from tidewheel.executor.claim import Claimer
+from tidewheel.executor.claim_batch import Taking
 from tidewheel.executor.complete_in import Completer
-from tidewheel.executor.finish import Finisher
-from tidewheel.executor.flush import Flusher, Stream
+from tidewheel.executor.completer import Finisher
+from tidewheel.executor.dispatch import Work, hand_back
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.executor.lanes import Lanes, choose_lanes
-from tidewheel.executor.line import Line
 from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome
-from tidewheel.executor.previous import Past
+from tidewheel.executor.output_capture import Flusher, Stream
+from tidewheel.executor.previous_run import Past
 from tidewheel.executor.reaper import Reaper
+from tidewheel.executor.run_queue import Line
 from tidewheel.executor.runners.aws import LambdaRunner, has_boto
-from tidewheel.executor.runners.contract import Runner
 from tidewheel.executor.runners.http import http_runner
 from tidewheel.executor.runners.kafka import KafkaRunner
 from tidewheel.executor.runners.python import python_runner
+from tidewheel.executor.runners.runner import Runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
-from tidewheel.executor.wanted import Taking
 from tidewheel.executor.watchdog import Watchdog
-from tidewheel.executor.work import Work, hand_back
-from tidewheel.metrics import metrics
+from tidewheel.kafka.topics import queue_names
+from tidewheel.postgres.notify import Channel, Listener, Notifier
+from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Session
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.metrics import metrics
+from tidewheel.process.service import Stop
 from tidewheel.runs import Lane
 from tidewheel.schemas.definitions import LAMBDA, SHELL
-from tidewheel.schemas.records import JobDefinition, RunRequest, TargetKind
-from tidewheel.service import Stop
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest, TargetKind
 from tidewheel.settings import ExecutorSettings
-from tidewheel.skew import Skew
-from tidewheel.topics import queue_names
+from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.signal import Signal
-from tidewheel.transitions.start import Started
-from tidewheel.wakeup import Channel, Listener, Notifier
 
 _LOG = logging.getLogger("tidewheel.executor")
 

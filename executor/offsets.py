@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.failpoint import failpoint
+from tidewheel.process.failpoint import failpoint
 
 _LOG = logging.getLogger("tidewheel.executor")
 

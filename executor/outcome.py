@@ -1,12 +1,17 @@
-"""How an attempt ended, as its runner tells it; bounded, so that no handler can fill the database."""
+"""How an attempt ended, as its runner tells it; bounded, so that no handler can fill the database.
+
+What a handler returned, as the outcome that holds it.
+"""
 
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.timeouts import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
+from tidewheel.transitions.retry import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
 
 RESULT_BYTES = 64 * 1024
 _MESSAGE_CHARACTERS = 4096
@@ -113,3 +118,17 @@ def from_exception(error: BaseException) -> Outcome:
 def _clean(text: str) -> str:
     # NUL has no place in PostgreSQL's text, lone surrogates none in UTF-8.
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_NOTHING = succeeded(None)
+
+
+def written(returned: object) -> Outcome:
+    """A success with what the handler returned, as JSON."""
+    if returned is None:
+        return _NOTHING
+    try:
+        return succeeded(to_json(returned, inf_nan_mode="strings"))
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        # Its effect is done: a retry would repeat it for the sake of a return value.
+        return failed("ResultNotSerializable", str(error), permanent=True)

@@ -17,18 +17,18 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.failpoint import failpoint
-from tidewheel.metrics import metrics
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.metrics import metrics
+from tidewheel.process.service import Stop, repeat
 from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
-from tidewheel.service import Stop, repeat
-from tidewheel.sql import Statements
-from tidewheel.transitions.dispatch import Definitions, read_definitions
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME
+from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -9,17 +9,17 @@ from datetime import timedelta
 from typing import Protocol
 from uuid import UUID
 
-from tidewheel.db import Conn
+from tidewheel.executor.attempt_output import Output
 from tidewheel.executor.outcome import Outcome, failed
-from tidewheel.executor.output import Output
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.schemas.records import JobDefinition, RunRequest
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
+from tidewheel.transitions.claim import Started
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
 from tidewheel.transitions.signal import start_cancelling
-from tidewheel.transitions.start import Started
 from tidewheel.transitions.waiting import Wait, end_cancelled_waits, wait_runs
 
 _ENDS = {

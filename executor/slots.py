@@ -11,7 +11,7 @@ import threading
 from typing import NamedTuple
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.metrics import metrics
+from tidewheel.process.metrics import metrics
 from tidewheel.runs import Lane
 
 _KEPT_FOR_CRITICAL = 10  # one of so many

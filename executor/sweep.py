@@ -25,18 +25,18 @@ import psycopg
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Session
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
+from tidewheel.executor.claim_batch import Begin
 from tidewheel.executor.slots import Slots
-from tidewheel.executor.wanted import Begin
-from tidewheel.marks import Marks
+from tidewheel.postgres.low_water import Marks
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.service import Stop, repeat
 from tidewheel.runs import Lane, Move, sources
-from tidewheel.schemas.records import JobDefinition, RunRequest
-from tidewheel.service import Stop, repeat
-from tidewheel.sql import Statements
-from tidewheel.transitions.dispatch import Definitions, build_requests
-from tidewheel.transitions.start import Claim
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
+from tidewheel.transitions.claim import Claim
+from tidewheel.transitions.run_messages import Definitions, build_requests
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -9,8 +9,8 @@ import asyncio
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import timed_out
-from tidewheel.schemas.records import TargetKind
-from tidewheel.transitions.timeouts import Timeout
+from tidewheel.schemas.generated.records import TargetKind
+from tidewheel.transitions.retry import Timeout
 
 
 class Timeouts:

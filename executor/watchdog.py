@@ -15,7 +15,7 @@ from types import FrameType
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.metrics import metrics
+from tidewheel.process.metrics import metrics
 
 _LOG = logging.getLogger("tidewheel.executor")
 

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused
 from tidewheel.jobs.requests import JobBackfill
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
-from tidewheel.scheduler.recurrence.kinds import Schedule
-from tidewheel.scheduler.recurrence.once import Manual
-from tidewheel.scheduler.recurrence.ranges import Range, calendars_of, range_of
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.postgres.session import Conn
+from tidewheel.schedules.ranges import Range, calendars_of, range_of
+from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.simple import FixedDelay, Manual
 from tidewheel.transitions.backfills import MOST_VERSIONS, VersionInForce, read_accounted, read_versions
-from tidewheel.transitions.day_sets import read_day_sets
+from tidewheel.transitions.decision_inputs import read_day_sets
 
 MOST_OCCURRENCES = 100_000
 """Of one backfill: a day of a one-second job; looking at each takes a second at most."""

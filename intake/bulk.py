@@ -9,15 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from tidewheel.db import Conn
 from tidewheel.errors import Unavailable
-from tidewheel.intake.accept import unknown_tenant, unknown_tenants
-from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job
-from tidewheel.intake.fresh_rows import write_new_jobs
-from tidewheel.intake.incoming import Incoming, rejected
+from tidewheel.intake.apply import unknown_tenant, unknown_tenants
 from tidewheel.intake.locks import read_now
+from tidewheel.intake.new_job_rows import write_new_jobs
+from tidewheel.intake.new_jobs import Beginnings, NewJob, find_jobs, new_job
+from tidewheel.intake.request import Incoming, rejected
 from tidewheel.intake.submit import apply_submits
-from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.postgres.session import Conn
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.installation import Installation
 
 

@@ -16,21 +16,20 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
-from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id, read_now, settle
+from tidewheel.intake.request import Incoming, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.occurrences import DaySet, Decision, Held
-from tidewheel.scheduler.recurrence.due import next_cursor, next_look
-from tidewheel.scheduler.recurrence.shifted import MOST_SHIFT_DAYS
-from tidewheel.scheduler.recurrence.standing import standing
-from tidewheel.schemas.records import Reply
-from tidewheel.sql import Statements
-from tidewheel.transitions.circumstances import Circumstances, read_circumstances
-from tidewheel.transitions.day_sets import read_day_sets
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.decide import next_cursor, next_look
+from tidewheel.schedules.decision import DaySet, Decision, Held
+from tidewheel.schedules.open_days import MOST_SHIFT_DAYS
+from tidewheel.schedules.timer_state import standing
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances, read_day_sets
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 

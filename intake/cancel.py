@@ -3,21 +3,31 @@
 What does not run ends at once; a running attempt is told to stop and can only become cancelled from then on. A run that
 somebody has in hand for longer than a moment, as a user's own transaction may, is cancelled by the scheduler as soon as
 it is let go of, unless it is over then: the wish is written down.
+
+`runs.cancel`: one row that every claim consults, so that it holds at once however many runs it names.
+
+It is written under the lock `claims`: a batch of claims comes wholly before it, or sees it. The scheduler ends the
+runs, some at a time (scheduler/bulk_cancel.py); what is made after it was accepted is not concerned.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import cast
 from uuid import UUID
 
-from tidewheel.db import Conn
-from tidewheel.errors import UnknownRun
-from tidewheel.intake.busy import still_open, wait_for_runs
-from tidewheel.intake.incoming import Incoming, accepted, rejected
-from tidewheel.jobs.requests import RunCancel
+from psycopg.types.json import Jsonb
+
+from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
+from tidewheel.intake.lock_wait import still_open, wait_for_runs
+from tidewheel.intake.locks import job_id_of, read_now
+from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.jobs.requests import RunCancel, RunsCancel
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Move, RunState
-from tidewheel.schemas.records import Reply
-from tidewheel.sql import Statements
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.signal import ask_to_cancel
 
@@ -85,3 +95,97 @@ class _Cancels:
             return None
         self._connection.execute(_WANT_CANCEL, {**columns, "reason": reason})
         return RunState(left)
+
+
+_READ_JOB_KEY = _SQL["read_job_key"]
+_PLAN_FREELY = _SQL["plan_freely"]
+_FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
+_NUMBER_CANCELLATION = _SQL["number_cancellation"]
+_ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
+_HOLD_CLAIMS = _SQL["hold_claims"]
+_ADD_CANCELLATION = _SQL["add_cancellation"]
+
+MOST_JOBS = 10_000  # of one cancellation by labels: they are written down one by one, in a few hundredths of a second
+
+
+def apply_cancel_filters(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Write cancellations, in the caller's transaction; an answer for each request, in their order."""
+    del installation
+    return [_apply(connection, incoming) for incoming in batch]
+
+
+def hold_claims(connection: Conn) -> None:
+    """Let no claim be under way between now and the end of the caller's transaction."""
+    connection.execute(_HOLD_CLAIMS)
+
+
+def _apply(connection: Conn, incoming: Incoming) -> Reply:
+    request = incoming.request
+    assert isinstance(request, RunsCancel)  # noqa: S101 - by accept's table
+    try:
+        job = _job(connection, incoming, request)
+        labelled = _labelled(connection, incoming.tenant, request)
+        made_before = _made_before(request, read_now(connection))
+    except Refused as refused:
+        return rejected(incoming, refused)
+    number = _number(connection)
+    if labelled:
+        columns: dict[str, object] = {"id": number, "tenant": incoming.tenant, "job_ids": labelled}
+        connection.execute(_ADD_CANCELLED_JOBS, columns)
+    # As late as can be: nobody claims anything from here to the commit.
+    hold_claims(connection)
+    columns = {
+        "id": number,
+        "tenant": incoming.tenant,
+        "job_id": job,
+        "labels": Jsonb(request.labels) if request.labels else None,
+        "queue": request.queue,
+        "lane": request.lane,
+        "handler": request.handler,
+        "cause": request.cause,
+        "made_before": made_before or read_now(connection),
+        "begun": request.begun,
+        "reason": request.reason,
+    }
+    connection.execute(_ADD_CANCELLATION, columns)
+    return accepted(incoming, job_id=str(job) if job else None, cancellation_id=number)
+
+
+def _job(connection: Conn, incoming: Incoming, request: RunsCancel) -> UUID | None:
+    if request.key is None:
+        return None
+    job = job_id_of(incoming)
+    # Also a deleted one: its runs that had begun go on.
+    if connection.execute(_READ_JOB_KEY, {"job_id": job}).fetchone() is None:
+        raise UnknownJob(incoming.tenant, request.key)
+    return job
+
+
+def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
+    if not request.labels:
+        return []
+    columns = {"tenant": tenant, "labels": Jsonb(request.labels), "most": MOST_JOBS + 1}
+    # No index leads to labels. By `BY_KEY`, with which intake plans, a tenant's jobs would be fetched one by one in the
+    # order of their keys: with ten million of them that is no answer within the limit on a statement.
+    with connection.transaction(force_rollback=True):  # a savepoint: what follows is planned as before
+        connection.execute(_PLAN_FREELY)
+        found = connection.execute(_FIND_LABELLED_JOBS, columns, binary=True).fetchall()
+    if not found:
+        refuse("labels", "no job has all of these labels", "correct them: `tidewheel job list --label …`")
+    if len(found) > MOST_JOBS:
+        problem = f"more than {MOST_JOBS} jobs have these labels"
+        refuse("labels", problem, "name a further label, or cancel by queue, lane or handler")
+    return [cast("UUID", job) for (job,) in found]
+
+
+def _made_before(request: RunsCancel, now: datetime) -> datetime | None:
+    if request.made_before is not None and request.made_before > now:
+        problem = f"{format_timestamp(request.made_before)} is still to come: it is {format_timestamp(now)}"
+        refuse("made_before", problem, "leave it out: all that is made until the request is applied")
+    return request.made_before
+
+
+def _number(connection: Conn) -> int:
+    row = connection.execute(_NUMBER_CANCELLATION, binary=True).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM
+    return cast("int", row[0])

@@ -21,24 +21,23 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
 from tidewheel.errors import Unavailable
-from tidewheel.failpoint import failpoint
-from tidewheel.health import health
-from tidewheel.intake.busy import Busy
-from tidewheel.intake.held_back import HeldBack
+from tidewheel.intake.batch import Apart, TooLong, origin_of, take_in
+from tidewheel.intake.lock_wait import Busy
 from tidewheel.intake.locks import read_now
-from tidewheel.intake.messages import Apart, TooLong, origin_of, take_in
-from tidewheel.intake.places import Fenced, Partition, Places, ends_of, partition_of
-from tidewheel.kafka import consumer
-from tidewheel.kafka_groups import quickest_protocol
-from tidewheel.metrics import metrics
-from tidewheel.service import Patience, Stop
+from tidewheel.intake.offsets import Fenced, HeldBack, Partition, Places, ends_of, partition_of
+from tidewheel.kafka.clients import consumer
+from tidewheel.kafka.groups import quickest_protocol
+from tidewheel.postgres.notify import Channel, Notifier
+from tidewheel.postgres.session import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.health import health
+from tidewheel.process.metrics import metrics
+from tidewheel.process.service import Patience, Stop
 from tidewheel.settings import IntakeSettings
-from tidewheel.skew import Skew
-from tidewheel.sql import Statements
 from tidewheel.transitions.installation import Installation
-from tidewheel.wakeup import Channel, Notifier
 
 _LOG = logging.getLogger("tidewheel.intake")
 

@@ -12,16 +12,16 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
-from tidewheel.intake.busy import Busy, wait_a_moment
-from tidewheel.intake.incoming import Incoming
-from tidewheel.intake.telling import tell
-from tidewheel.occurrences import Decision, Held
-from tidewheel.scheduler.recurrence.due import MOST_MADE_UP, decide, passed_by, resume, waits_for_run, with_jitter
-from tidewheel.scheduler.recurrence.standing import Standing, standing
-from tidewheel.sql import Statements
-from tidewheel.transitions.circumstances import Circumstances, read_circumstances
+from tidewheel.intake.lock_wait import Busy, wait_a_moment
+from tidewheel.intake.request import Incoming
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.decide import MOST_MADE_UP, decide, passed_by, resume, waits_for_run, with_jitter
+from tidewheel.schedules.decision import Decision, Held
+from tidewheel.schedules.timer_state import Standing, standing
+from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
+from tidewheel.transitions.events import tell
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links, take_back
 

@@ -13,19 +13,17 @@ from tidewheel.errors import ScheduleRefused
 from tidewheel.intake.locks import JobRow
 from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
 from tidewheel.jobs.strict_json import canonical
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.occurrences import Held
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
-from tidewheel.scheduler.recurrence.calendared import ensure_open_days
-from tidewheel.scheduler.recurrence.due import next_look
-from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
-from tidewheel.scheduler.recurrence.kinds import Schedule
-from tidewheel.scheduler.recurrence.memo import schedule_from_text
-from tidewheel.scheduler.recurrence.nth import nth_occurrence
-from tidewheel.scheduler.recurrence.once import Once
-from tidewheel.scheduler.recurrence.policies import CatchUp
-from tidewheel.scheduler.recurrence.schedules import ensure_can_fire
-from tidewheel.scheduler.recurrence.standing import DaySets, standing
+from tidewheel.schedules.calendars import ensure_open_days
+from tidewheel.schedules.decide import next_look
+from tidewheel.schedules.decision import Held
+from tidewheel.schedules.parse import ensure_can_fire, schedule_from_text
+from tidewheel.schedules.policies import CatchUp
+from tidewheel.schedules.ranges import nth_occurrence
+from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.timer_state import DaySets, standing
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 

@@ -11,26 +11,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from tidewheel.arrays import instants, uuids
-from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob
-from tidewheel.intake.coming import Coming
-from tidewheel.intake.incoming import Incoming, accepted, rejected
+from tidewheel.intake.lifecycle import existing
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
-from tidewheel.intake.moves import forget_overrides, give_up_moves, read_coming_overrides
-from tidewheel.intake.pause import existing
+from tidewheel.intake.override_rules import Coming, forget_overrides, give_up_moves, read_coming_overrides
+from tidewheel.intake.request import Incoming, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobMove, JobSkip, JobUnskip
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.occurrences import Held, Override
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
+from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, RunState
-from tidewheel.scheduler.recurrence.due import next_look
-from tidewheel.scheduler.recurrence.policies import policies_from_text
-from tidewheel.scheduler.recurrence.standing import DaySets, standing
-from tidewheel.schemas.records import Reply
-from tidewheel.sql import Statements
-from tidewheel.transitions.day_sets import read_day_sets
+from tidewheel.schedules.decide import next_look
+from tidewheel.schedules.decision import Held, Override
+from tidewheel.schedules.policies import policies_from_text
+from tidewheel.schedules.timer_state import DaySets, standing
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 

@@ -12,21 +12,21 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, UnknownRun
 from tidewheel.ids import JobId, RunId, run_id
-from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import read_now
+from tidewheel.intake.request import Incoming, accepted, rejected
 from tidewheel.intake.trigger import SharedJob, share_jobs
 from tidewheel.jobs.payload import Payload
 from tidewheel.jobs.requests import RunRetry
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, RunState
-from tidewheel.schemas.records import Reply
-from tidewheel.sql import Statements
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.create import NewRun, RunInputs, write_runs
 from tidewheel.transitions.dead_letters import mark_redriven
-from tidewheel.transitions.dispatch import Definitions, read_definitions
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.write import NewRun, RunInputs, write_runs
+from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _SQL = Statements("tidewheel.intake")
 _READ_RETRIED = _SQL["read_retried"]

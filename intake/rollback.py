@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from typing import cast
 from uuid import UUID
 
-from tidewheel.arrays import integers, uuids
-from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import hold_calendars
-from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import JobRow, job_id_of, lock_jobs
+from tidewheel.intake.request import Incoming, accepted, rejected
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.timers import next_instants
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobRollback, JobSubmit
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import JobDefinition, Reply, ReplyError, ReplyStatus
-from tidewheel.sql import Statements
+from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyError, ReplyStatus
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")

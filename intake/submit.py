@@ -13,15 +13,12 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.db import Conn
 from tidewheel.errors import FieldError, InvalidInput, Refused, VersionConflict
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_job_calendars
-from tidewheel.intake.fresh import Beginnings, NewJob, find_jobs, new_job
-from tidewheel.intake.fresh_rows import write_new_jobs
-from tidewheel.intake.incoming import Incoming, accepted, accepted_new, rejected
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs, read_now, settle
-from tidewheel.intake.moves import fit_moves
+from tidewheel.intake.new_job_rows import write_new_jobs
+from tidewheel.intake.new_jobs import Beginnings, NewJob, find_jobs, new_job
 from tidewheel.intake.next_version import (
     NextVersion,
     Place,
@@ -32,16 +29,19 @@ from tidewheel.intake.next_version import (
     once_at,
     once_text,
 )
+from tidewheel.intake.override_rules import fit_moves
+from tidewheel.intake.request import Incoming, accepted, accepted_new, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec, canonical_spec
-from tidewheel.occurrences import DaySet
 from tidewheel.outbox import append
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
+from tidewheel.schedules.decision import DaySet
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record, needs
-from tidewheel.schemas.records import Reply
-from tidewheel.sql import Statements
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import drop_timers, open_links

@@ -9,15 +9,15 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.arrays import uuids
-from tidewheel.db import Conn
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import RunId, run_id
-from tidewheel.occurrences import Held
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
-from tidewheel.scheduler.recurrence.standing import standing
-from tidewheel.sql import Statements
-from tidewheel.transitions.circumstances import read_circumstances
+from tidewheel.schedules.decision import Held
+from tidewheel.schedules.timer_state import standing
+from tidewheel.transitions.decision_inputs import read_circumstances
 from tidewheel.transitions.timers import LockedTimer
 
 _SQL = Statements("tidewheel.intake")

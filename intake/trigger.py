@@ -10,18 +10,18 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from tidewheel.arrays import uuids
-from tidewheel.db import Conn, rows_of
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import JobId, run_id
-from tidewheel.intake.incoming import Incoming, accepted, rejected
 from tidewheel.intake.locks import read_now
+from tidewheel.intake.request import Incoming, accepted, rejected
 from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
-from tidewheel.schemas.records import Reply
-from tidewheel.sql import Statements
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.create import NewRun, RunInputs, write_runs
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.write import NewRun, RunInputs, write_runs
 
 _SQL = Statements("tidewheel.intake")
 _SHARE_JOBS = _SQL["share_jobs"]

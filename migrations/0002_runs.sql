@@ -1,4 +1,4 @@
--- What occurrences and triggers become. Partitions are made by tidewheel/partitions.py, a day at a time, cut by run_id
+-- What occurrences and triggers become. Partitions are made by tidewheel/postgres/partitions.py, a day at a time, cut by run_id
 -- alone (its first 48 bits are milliseconds); there is no default partition.
 
 -- Identity, origin and outcome. Written at firing, once more at the end. The primary key is the uniqueness of occurrences.

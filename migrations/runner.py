@@ -13,11 +13,11 @@ from hashlib import sha256
 from importlib import resources
 from typing import LiteralString, cast
 
-from tidewheel.db import Conn, connect
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.stored_schemas import store_schemas
-from tidewheel.partitions import ensure_coming_days
-from tidewheel.sql import Statements, trusted
+from tidewheel.postgres.partitions import ensure_coming_days
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.statements import Statements, trusted
 
 _NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # a runner waits for another, and an index takes its time
 

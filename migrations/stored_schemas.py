@@ -5,10 +5,10 @@ from collections.abc import Callable
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.codec import all_schemas
-from tidewheel.sql import Statements
 
 _SQL = Statements("tidewheel.migrations")
 _STORE_SCHEMA = _SQL["store_schema"]

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 import psycopg
 
-from tidewheel.db import Session
 from tidewheel.errors import Unavailable
-from tidewheel.failpoint import failpoint
-from tidewheel.relay.batch import Batch, DueRow, Published, addresses, ids
-from tidewheel.sql import Statements
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.relay.due_rows import Batch, DueRow, Published, addresses, ids
 
 _SQL = Statements("tidewheel.relay")
 _DELETE_OUTBOX = _SQL["delete_outbox"]

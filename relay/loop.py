@@ -12,19 +12,19 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.failpoint import failpoint
 from tidewheel.membership import Membership
-from tidewheel.metrics import metrics
 from tidewheel.outbox import OutboxClass
-from tidewheel.relay.batch import Batch, DueRow, Published, counts_of
+from tidewheel.postgres.notify import Channel, Listener
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.metrics import metrics
+from tidewheel.process.service import Stop, repeat
 from tidewheel.relay.delete import Deleter
+from tidewheel.relay.due_rows import Batch, DueRow, Published, counts_of
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader
 from tidewheel.relay.slices import Slices
-from tidewheel.service import Stop, repeat
 from tidewheel.settings import RelaySettings
-from tidewheel.skew import Skew
-from tidewheel.wakeup import Channel, Listener
 
 # A batch costs as much as hundreds of its rows, above all the broker. So when nothing waits behind it, the next one is
 # left to gather: longer the more came, so that single rows leave at once, and thousands a second in tens of batches.

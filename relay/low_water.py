@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
-from tidewheel.marks import LATE_COMMIT
-from tidewheel.relay.batch import POSITION, Batch, DueRow, Pair, Place, place_of
-from tidewheel.relay.rows import BEGINNING
+from tidewheel.postgres.low_water import LATE_COMMIT
+from tidewheel.relay.due_rows import BEGINNING, POSITION, Batch, DueRow, Pair, Place, place_of
 
 
 class LowWater:

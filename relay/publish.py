@@ -14,11 +14,11 @@ from functools import lru_cache
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tidewheel.errors import Unavailable
-from tidewheel.failpoint import failpoint
-from tidewheel.kafka import producer
-from tidewheel.relay.batch import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
-from tidewheel.relay.parking import Parking
-from tidewheel.service import Stop
+from tidewheel.kafka.clients import producer
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.service import Stop
+from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
+from tidewheel.relay.topic_backoff import Parking
 
 _LOG = logging.getLogger("tidewheel.relay")
 

@@ -14,11 +14,15 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
-from tidewheel.marks import LATE_COMMIT, Walks
 from tidewheel.outbox import OutboxClass
-from tidewheel.relay.batch import (
+from tidewheel.postgres.low_water import LATE_COMMIT, Walks
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.relay.due_rows import (
+    BEGINNING,
+    FEW_ROWS,
     ID,
+    ONE_PLAN,
     POSITION,
     PUBLISH_AT,
     TOPIC,
@@ -26,14 +30,15 @@ from tidewheel.relay.batch import (
     DueRow,
     Pair,
     Published,
+    Stretch,
     counts_of,
+    due_rows,
     ids,
     place_of,
+    places,
 )
+from tidewheel.relay.late_scan import Walker
 from tidewheel.relay.low_water import LowWater, before
-from tidewheel.relay.rows import BEGINNING, FEW_ROWS, ONE_PLAN, Stretch, due_rows, places
-from tidewheel.relay.walk import Walker
-from tidewheel.sql import Statements
 
 _READ_CLOCK = Statements("tidewheel")["read_clock"]
 _PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]

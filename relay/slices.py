@@ -11,12 +11,12 @@ from contextlib import suppress
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
 from tidewheel.membership import Membership, rendezvous
-from tidewheel.metrics import metrics
 from tidewheel.outbox import SLICES
-from tidewheel.sql import Statements
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
 
 _LOG = logging.getLogger("tidewheel.relay")
 

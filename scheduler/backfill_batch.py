@@ -11,14 +11,14 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Overlap
-from tidewheel.scheduler.recurrence.ranges import Range, calendars_of, range_of
-from tidewheel.sql import Statements
+from tidewheel.schedules.ranges import Range, calendars_of, range_of
 from tidewheel.transitions.backfills import Backfill, read_accounted, read_versions
-from tidewheel.transitions.day_sets import read_day_sets
-from tidewheel.transitions.write import NewRun, RunInputs
+from tidewheel.transitions.create import NewRun, RunInputs
+from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_VERSION_FACTS = Statements("tidewheel.scheduler")["read_version_facts"]
 

@@ -15,19 +15,18 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.arrays import uuids
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_HAND, AttemptOutcome, Cause, Move, RunState, sources
-from tidewheel.schemas.records import JobDefinition
-from tidewheel.sql import Statements
-from tidewheel.transitions.dispatch import Definitions, read_definitions
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.schemas.generated.records import JobDefinition
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.retry import Failure, next_attempt
-from tidewheel.transitions.timeouts import FINAL_TIMEOUTS, Timeout, timeout_message, timeout_type
+from tidewheel.transitions.retry import FINAL_TIMEOUTS, Failure, Timeout, next_attempt, timeout_message, timeout_type
+from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 

@@ -16,16 +16,16 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn, Session, rows_of
 from tidewheel.errors import Unavailable
-from tidewheel.failpoint import failpoint
-from tidewheel.marks import EVER
-from tidewheel.metrics import metrics
-from tidewheel.occurrences import Decision, Held
 from tidewheel.outbox import append
-from tidewheel.scheduler.deciding import Decider
-from tidewheel.sql import Statements
-from tidewheel.transitions.circumstances import read_circumstances
+from tidewheel.postgres.low_water import EVER
+from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.metrics import metrics
+from tidewheel.scheduler.decide_batch import Decider
+from tidewheel.schedules.decision import Decision, Held
+from tidewheel.transitions.decision_inputs import read_circumstances
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links

@@ -9,27 +9,27 @@ import socket
 import threading
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import BY_KEY, Session
-from tidewheel.marks import Marks
 from tidewheel.membership import Membership, rendezvous
-from tidewheel.metrics import metrics
-from tidewheel.partitions import ensure_coming_days
-from tidewheel.scheduler.backfilling import Backfilling
-from tidewheel.scheduler.cancelling import Cancelled, Cancelling
+from tidewheel.postgres.low_water import Marks
+from tidewheel.postgres.notify import Channel, Listener, Notifier
+from tidewheel.postgres.partitions import ensure_coming_days
+from tidewheel.postgres.session import BY_KEY, Session
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.metrics import metrics
+from tidewheel.process.service import Stop, repeat
+from tidewheel.scheduler.active_run_repair import TurnSweep
+from tidewheel.scheduler.backfill_loop import Backfilling
+from tidewheel.scheduler.backlog import Rush
+from tidewheel.scheduler.bulk_cancel import Cancelled, Cancelling
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.scheduler.mend import mend_shard, release_chains
-from tidewheel.scheduler.rounds import Rounds
-from tidewheel.scheduler.rush import Rush
-from tidewheel.scheduler.turns import TurnSweep
+from tidewheel.scheduler.pending_cancels import WantedCancels
+from tidewheel.scheduler.poller import Rounds
+from tidewheel.scheduler.repair import mend_shard, release_chains
+from tidewheel.scheduler.tzdata_refresh import ZonesChanged
 from tidewheel.scheduler.unhandled import UnhandledWatch
-from tidewheel.scheduler.wanted_cancels import WantedCancels
-from tidewheel.scheduler.zones_changed import ZonesChanged
-from tidewheel.service import Stop, repeat
 from tidewheel.settings import SchedulerSettings
-from tidewheel.skew import Skew
+from tidewheel.transitions.deferred_effects import MOST_SETTLED, settle_loose_ends
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.loose_ends import MOST_SETTLED, settle_loose_ends
-from tidewheel.wakeup import Channel, Listener, Notifier
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 

@@ -14,16 +14,16 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.beside import Beside
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.marks import Walks
-from tidewheel.metrics import metrics
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
+from tidewheel.postgres.background import Beside
+from tidewheel.postgres.low_water import Walks
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
 from tidewheel.runs import Move, sources
-from tidewheel.sql import Statements
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 

@@ -6,8 +6,8 @@ Source: CloudEvents 1.0.2, "Kafka Protocol Binding", section 3.2 "Binary Content
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.schemas.records import LifecycleEvent, RunStatus
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.schemas.generated.records import LifecycleEvent, RunStatus
 
 Headers: TypeAlias = list[tuple[str, bytes]]
 ContentType: TypeAlias = Literal["application/avro", "application/json"]

@@ -3,12 +3,12 @@
 from datetime import timedelta
 
 from tidewheel.jobs import targets
-from tidewheel.jobs.durations import microseconds
 from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import FixedDelay
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.schemas.records import (
+from tidewheel.jobs.values import microseconds
+from tidewheel.schemas.generated.records import (
     Backoff,
     HttpTarget,
     JobDefinition,

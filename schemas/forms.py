@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tidewheel.schemas import records, wire
 from tidewheel.schemas.files import current
+from tidewheel.schemas.generated import records, wire
 
 R = TypeVar("R")
 

@@ -17,10 +17,10 @@ from typing import Any, TypeVar, cast
 
 from tidewheel.errors import UndecodableMessage
 from tidewheel.jobs.strict_json import MAX_DEPTH, as_list, as_object, compact, depth_within, read_object
-from tidewheel.jobs.timestamps import format_timestamp, parse_timestamp
-from tidewheel.schemas import records
+from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.schemas.files import current
-from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
+from tidewheel.schemas.generated import records
+from tidewheel.schemas.generator.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
 
 R = TypeVar("R")
 

@@ -5,15 +5,15 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from tidewheel.jobs.misfit import Misread
+from tidewheel.jobs.invalid import Misread
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import BYTES_CONTENT, JSON_CONTENT
-from tidewheel.jobs.refusals import shown
 from tidewheel.jobs.requests import Request as ParsedRequest
 from tidewheel.jobs.strict_json import read_object, read_value
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.schemas import records
+from tidewheel.jobs.validation import shown
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.schemas.codec import decode, is_avro
+from tidewheel.schemas.generated import records
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

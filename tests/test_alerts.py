@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.strict_types import ROOT
-from tidewheel.metrics import METRICS, Kind
+from tidewheel.process.metrics import METRICS, Kind
 
 FILE = ROOT / "compose" / "alerts.yml"
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

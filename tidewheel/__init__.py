@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidewheel.control.async_client import AsyncClient
-    from tidewheel.control.client import Client
-    from tidewheel.control.enqueue import enqueue, enqueue_async
+    from tidewheel.control.client.async_client import AsyncClient
+    from tidewheel.control.client.client import Client
+    from tidewheel.control.client.enqueue import enqueue, enqueue_async
     from tidewheel.errors import AttemptOver, Cancel, Permanent, RetryAfter, Snooze
     from tidewheel.executor.context import Context
     from tidewheel.executor.handlers import handler
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 _WHERE = {
-    "AsyncClient": "tidewheel.control.async_client",
-    "Client": "tidewheel.control.client",
-    "enqueue": "tidewheel.control.enqueue",
-    "enqueue_async": "tidewheel.control.enqueue",
+    "AsyncClient": "tidewheel.control.client.async_client",
+    "Client": "tidewheel.control.client.client",
+    "enqueue": "tidewheel.control.client.enqueue",
+    "enqueue_async": "tidewheel.control.client.enqueue",
     "AttemptOver": "tidewheel.errors",
     "Cancel": "tidewheel.errors",
     "Permanent": "tidewheel.errors",

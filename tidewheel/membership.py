@@ -17,11 +17,11 @@ from uuid import UUID, uuid4
 import psycopg
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, connect
 from tidewheel.errors import Unavailable
-from tidewheel.service import Patience, Stop
-from tidewheel.skew import Skew
-from tidewheel.sql import Statements
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.service import Patience, Stop
 
 _SQL = Statements("tidewheel")
 _BEAT = _SQL["beat_member"]

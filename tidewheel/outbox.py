@@ -9,8 +9,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from tidewheel.binary_rows import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
-from tidewheel.db import Conn
+from tidewheel.postgres.pg_copy import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
+from tidewheel.postgres.session import Conn
 
 SLICES = 8  # ranges of shards, each carried by one relay at a time: as many relays as can usefully share the work
 

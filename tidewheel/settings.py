@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, Validat
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from tidewheel.errors import SettingsError
-from tidewheel.jobs.durations import format_duration, parse_duration
+from tidewheel.jobs.values import format_duration, parse_duration
 from tidewheel.local.stack import running_stack
 from tidewheel.webhooks import read_secrets
 

@@ -10,7 +10,7 @@ from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.runs import RunsDoor
 from tidewheel.control.api.schemas import SchemasDoor
 from tidewheel.control.api.workers import Workers
-from tidewheel.service import Stop
+from tidewheel.process.service import Stop
 from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 

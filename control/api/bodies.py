@@ -8,10 +8,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from tidewheel.errors import InvalidInput
-from tidewheel.jobs.misfit import Misfit
-from tidewheel.jobs.refusals import validated
+from tidewheel.jobs.invalid import Misfit
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_object
-from tidewheel.jobs.submitted import Submitted
+from tidewheel.jobs.validation import Submitted, validated
 
 M = TypeVar("M", bound=Submitted)
 

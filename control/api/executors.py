@@ -12,16 +12,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.reports import MOST_SWEPT, Beat, Claiming, Endings, Registration
+from tidewheel.control.api.models import MOST_SWEPT, Beat, Claiming, Endings, Registration
 from tidewheel.control.api.workers import Workers
-from tidewheel.executor.remote_claim import RemoteClaim, RemotelyClaimed
+from tidewheel.executor.remote_executors import RemoteClaim, RemotelyClaimed
 from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode
 from tidewheel.settings import ApiSettings
 from tidewheel.task_tokens import task_token
+from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.start import Started
 
 
 @dataclass(frozen=True, slots=True)

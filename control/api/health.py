@@ -9,8 +9,8 @@ from starlette.routing import Route
 
 from tidewheel.control.api.workers import Desk, Workers
 from tidewheel.errors import Unavailable
-from tidewheel.service import Stop
-from tidewheel.sql import Statements
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.service import Stop
 
 _ANSWER = Statements("tidewheel.control")["answer"]
 

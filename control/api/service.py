@@ -9,10 +9,10 @@ import uvicorn
 from tidewheel.control.api.app import make_app
 from tidewheel.control.api.connections import Connection
 from tidewheel.control.api.workers import Workers
-from tidewheel.db import Session
 from tidewheel.errors import SettingsError
 from tidewheel.executor.reaper import Reaper
-from tidewheel.service import Stop
+from tidewheel.postgres.session import Session
+from tidewheel.process.service import Stop
 from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 

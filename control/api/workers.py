@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
 from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.door import Door
-from tidewheel.db import Session
-from tidewheel.executor.remote import RemoteExecutors
-from tidewheel.schemas.records import Reply
-from tidewheel.service import Stop
+from tidewheel.control.client.connection import Door
+from tidewheel.executor.remote_executors import RemoteExecutors
+from tidewheel.postgres.notify import Notifier
+from tidewheel.postgres.session import Session
+from tidewheel.process.service import Stop
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
-from tidewheel.wakeup import Notifier
 
 T = TypeVar("T")
 

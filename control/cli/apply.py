@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.answers import Answer, Output, say
-from tidewheel.control.cli.bars import bar
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, checked
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, checked
 from tidewheel.control.cli.job_files import STANDARD_INPUT
 from tidewheel.control.cli.job_lists import Written, ensure_readable, read_jobs
-from tidewheel.control.loading import APPLIED_AT_ONCE, MOST_PROBLEMS, Done, Given, Loading, batches, load_in_processes
+from tidewheel.control.cli.output import Answer, Output, say
+from tidewheel.control.cli.progress import bar
+from tidewheel.control.client.bulk_load import (
+    APPLIED_AT_ONCE,
+    MOST_PROBLEMS,
+    Done,
+    Given,
+    Loading,
+    batches,
+    load_in_processes,
+)
 from tidewheel.errors import refuse
 
 _MOST_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB

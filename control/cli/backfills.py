@@ -6,14 +6,14 @@ from uuid import UUID
 
 import typer
 
-from tidewheel.control import backfills as read
-from tidewheel.control.answered import Backfilled
-from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking, reading
-from tidewheel.control.cli.instants import Tz, beside, read_instant
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Key, Tenant, asking, reading
 from tidewheel.control.cli.jobs import Reason
+from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
+from tidewheel.control.cli.time_options import Tz, beside, read_instant
+from tidewheel.control.client.results import Backfilled
+from tidewheel.control.reads import backfills as read
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.occurrences import BackfillState
+from tidewheel.schedules.decision import BackfillState
 
 BackfillId = Annotated[UUID, typer.Argument(metavar="ID", help="The backfill, by the id it was answered with.")]
 

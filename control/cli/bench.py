@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.answers import Answer, Output
+from tidewheel.control.cli.output import Answer, Output
 
 _SCENARIOS = (
     "Some of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (together: all), peers, "

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.calendars import CalendarDetail, list_calendars, show_calendar
-from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json, wrapped
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking, reading
-from tidewheel.control.cli.instants import rfc3339
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking, reading
+from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json, wrapped
+from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.control.ical import HORIZON_YEARS, read_calendar_file
+from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.cli.answers import Answer, Output, say, wrapped
-from tidewheel.control.cli.instants import read_instant, rfc3339, wall
+from tidewheel.control.cli.output import Answer, Output, say, wrapped
+from tidewheel.control.cli.time_options import read_instant, rfc3339, wall
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
-from tidewheel.scheduler.recurrence.cron import uses_hash
-from tidewheel.scheduler.recurrence.explain import MarkedOccurrence, describe, marked_occurrences
-from tidewheel.scheduler.recurrence.localise import DstGap, DstOverlap
-from tidewheel.scheduler.recurrence.schedules import ensure_can_fire, parse_schedule
-from tidewheel.scheduler.recurrence.zones import LAST_YEAR
+from tidewheel.schedules.cron_parser import uses_hash
+from tidewheel.schedules.describe import MarkedOccurrence, describe, marked_occurrences
+from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
+from tidewheel.schedules.zoned_cron import DstGap, DstOverlap
+from tidewheel.schedules.zones import LAST_YEAR
 
 cron = typer.Typer(help="Cron expressions.", no_args_is_help=True)
 

@@ -16,18 +16,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from tidewheel.control.cli.answers import Answer, Output
-from tidewheel.db import connect
+from tidewheel.control.cli.output import Answer, Output
 from tidewheel.errors import StackError
+from tidewheel.kafka.topics import DEFAULT_QUEUE, apply_topics
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step, in_silence
 from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
 from tidewheel.local.state import HOME_VARIABLE, default_home
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.session import connect
+from tidewheel.postgres.statements import Statements
 from tidewheel.settings import Connections
-from tidewheel.sql import Statements
-from tidewheel.topics import DEFAULT_QUEUE, apply_topics
 from tidewheel.transitions.installation import name_topics, read_installation
 
 _READ_QUEUES = Statements("tidewheel.control")["read_queues"]

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control import dead_letters as read
-from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.bars import bar
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking, reading
-from tidewheel.control.cli.instants import Tz, beside, read_instant, rfc3339
-from tidewheel.control.cli.run_words import attempt_facts, attempt_row, lineage_facts, total_words
-from tidewheel.control.redriving import Redriven
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking, reading
+from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
+from tidewheel.control.cli.progress import bar
+from tidewheel.control.cli.run_format import attempt_facts, attempt_row, lineage_facts, total_words
+from tidewheel.control.cli.time_options import Tz, beside, read_instant, rfc3339
+from tidewheel.control.client.dead_letters import Redriven
+from tidewheel.control.reads import dead_letters as read
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import yaml
 
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
-from tidewheel.jobs.misfit import Misread
+from tidewheel.jobs.invalid import Misread
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
 
 STANDARD_INPUT = "-"

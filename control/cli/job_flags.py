@@ -13,13 +13,13 @@ from typing import Annotated, get_type_hints
 
 import typer
 
-from tidewheel.control.cli.instants import SECONDS, read_instant
 from tidewheel.control.cli.job_files import read_bytes
+from tidewheel.control.cli.time_options import SECONDS, read_instant
 from tidewheel.errors import refuse
-from tidewheel.jobs.misfit import Misfit
+from tidewheel.jobs.invalid import Misfit
 from tidewheel.jobs.schedule import Cron, read_schedule
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import format_timestamp
 
 
 def _option(help: str, metavar: str, *names: str) -> object:

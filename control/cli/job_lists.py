@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple, cast
 import yaml
 
 from tidewheel.control.cli.job_files import STANDARD_INPUT, JobLoader
-from tidewheel.control.loading import REMEDY
+from tidewheel.control.client.bulk_load import REMEDY
 from tidewheel.errors import FieldError, refuse
 from tidewheel.jobs.strict_json import as_object
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control import jobs as read
-from tidewheel.control.answered import Job
-from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking, reading
-from tidewheel.control.cli.instants import Tz, beside, read_duration, read_instant, rfc3339
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Key, Tenant, asking, reading
 from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.cli.job_flags import JobFlags, described, read_labels, read_payload, with_job_flags, without
-from tidewheel.control.cli.job_words import job_facts, schedule_words, state_words, took_words
+from tidewheel.control.cli.job_format import job_facts, schedule_words, state_words, took_words
+from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
+from tidewheel.control.cli.time_options import Tz, beside, read_duration, read_instant, rfc3339
+from tidewheel.control.client.results import Job
+from tidewheel.control.reads import jobs as read
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 

@@ -11,18 +11,17 @@ from typing import Annotated
 
 import typer
 
+from tidewheel.control.cli import admin as operate
 from tidewheel.control.cli import (
     apply,
     backfills,
     bench,
     calendars,
-    coming,
     demo,
     dev,
     dlq,
     jobs,
     occurrences,
-    operate,
     run_cancel,
     run_logs,
     runs,
@@ -30,8 +29,9 @@ from tidewheel.control.cli import (
     topics,
     versions,
 )
-from tidewheel.control.cli.answers import COLUMNS
+from tidewheel.control.cli import upcoming as coming
 from tidewheel.control.cli.cron import cron
+from tidewheel.control.cli.output import COLUMNS
 from tidewheel.errors import Refused, TidewheelError
 
 app = typer.Typer(

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control import explaining
-from tidewheel.control.cli.answers import Answer, Output, print_facts, print_table, say_json, wrapped
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking, reading
-from tidewheel.control.cli.instants import Tz, beside, read_instant, rfc3339
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Key, Tenant, asking, reading
 from tidewheel.control.cli.jobs import Reason, say_job
-from tidewheel.control.explanation import AttemptFacts, Explanation
+from tidewheel.control.cli.output import Answer, Output, print_facts, print_table, say_json, wrapped
+from tidewheel.control.cli.time_options import Tz, beside, read_instant, rfc3339
+from tidewheel.control.explain import explain as explaining
+from tidewheel.control.explain.explanation import AttemptFacts, Explanation
 from tidewheel.settings import Connections
 
 AnyInstant = Annotated[str, typer.Option("--at", metavar="TIME", help="Any instant, past or coming.")]

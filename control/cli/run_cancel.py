@@ -9,14 +9,14 @@ from uuid import UUID
 import typer
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.cancellations import Cancellation, RunFilter
-from tidewheel.control.cli.answers import Answer, Output, say, say_json
-from tidewheel.control.cli.bars import bar
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking
-from tidewheel.control.cli.instants import Tz, read_instant
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking
 from tidewheel.control.cli.job_flags import read_labels
 from tidewheel.control.cli.jobs import Reason
-from tidewheel.control.client import Client
+from tidewheel.control.cli.output import Answer, Output, say, say_json
+from tidewheel.control.cli.progress import bar
+from tidewheel.control.cli.time_options import Tz, read_instant
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads.cancellations import Cancellation, RunFilter
 from tidewheel.errors import refuse
 
 _LOOK_SECONDS = 0.2

@@ -6,10 +6,10 @@ from typing import Annotated, cast
 
 import typer
 
-from tidewheel.control.cli.answers import Answer, Output, as_json, say_json
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking
+from tidewheel.control.cli.output import Answer, Output, as_json, say_json
 from tidewheel.control.cli.runs import RunId
-from tidewheel.control.run_logs import LogPiece
+from tidewheel.control.client.logs import LogPiece
 
 _UTF8 = getincrementaldecoder("utf-8")
 

@@ -5,13 +5,13 @@ from uuid import UUID
 
 import typer
 
-from tidewheel.control import run_detail as read_one
-from tidewheel.control import runs as read
-from tidewheel.control.cli.answers import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Tenant, asking, reading
-from tidewheel.control.cli.instants import Tz, read_duration, read_instant
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking, reading
 from tidewheel.control.cli.job_flags import read_labels
-from tidewheel.control.cli.run_words import attempt_facts, attempt_row, came_by, run_facts, run_row, total_words
+from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
+from tidewheel.control.cli.run_format import attempt_facts, attempt_row, came_by, run_facts, run_row, total_words
+from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
+from tidewheel.control.reads import run_detail as read_one
+from tidewheel.control.reads import runs as read
 from tidewheel.jobs.strict_json import as_object
 
 RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run, by the id it was answered with.")]

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tidewheel.control import services as run
+from tidewheel.process.json_logging import configure_logging
 from tidewheel.settings import ApiSettings, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
-from tidewheel.telemetry import configure_logging
 
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 MetricsPort = Annotated[

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.answers import Answer, Output, print_table, say, say_json
+from tidewheel.control.cli.output import Answer, Output, print_table, say, say_json
+from tidewheel.kafka.topics import Topics, apply_topics, queue_names, queues_with_topics, topic_standing
 from tidewheel.settings import Connections
-from tidewheel.topics import Topics, apply_topics, queue_names, queues_with_topics, topic_standing
 
 topics = typer.Typer(help="The Kafka topics.", no_args_is_help=True)
 

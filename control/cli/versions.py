@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control import versions as read
-from tidewheel.control.cli.answers import Answer, Output, print_table, say, say_json, wrapped
-from tidewheel.control.cli.connecting import DEFAULT_TENANT, Key, Tenant, asking, reading
-from tidewheel.control.cli.instants import rfc3339
+from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Key, Tenant, asking, reading
 from tidewheel.control.cli.jobs import IfVersion, say_job
+from tidewheel.control.cli.output import Answer, Output, print_table, say, say_json, wrapped
+from tidewheel.control.cli.time_options import rfc3339
+from tidewheel.control.reads import versions as read
 
 
 def versions(

@@ -3,8 +3,8 @@
 from datetime import datetime, timedelta
 
 from tidewheel.clock import SystemClock, monotonic_seconds
-from tidewheel.db import connect
-from tidewheel.sql import Statements
+from tidewheel.postgres.session import connect
+from tidewheel.postgres.statements import Statements
 
 _READ_NOW = Statements("tidewheel.control.demo")["read_now"]
 

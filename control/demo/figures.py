@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from tidewheel.control.demo.history import Call, History
 from tidewheel.control.demo.seen import Seen
-from tidewheel.schemas.records import Reply, ReplyStatus, RunStatus
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunStatus
 
 _BEFORE_KILL = timedelta(
     seconds=1

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tidewheel.control.demo.due import Occurrence
 from tidewheel.control.demo.requests import Expected
-from tidewheel.schemas.records import DeadLetter, Reply, RunCompleted
+from tidewheel.schemas.generated.records import DeadLetter, Reply, RunCompleted
 
 
 @dataclass(slots=True, kw_only=True)

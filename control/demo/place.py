@@ -20,13 +20,13 @@ from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tidewheel.db import connect
 from tidewheel.errors import StackError
+from tidewheel.kafka.topics import Topics, apply_topics
 from tidewheel.local.progress import Progress, Step
 from tidewheel.local.stack import LocalStack, running_stack
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.session import connect
 from tidewheel.settings import Connections
-from tidewheel.topics import Topics, apply_topics
 
 _DELETE_SECONDS = 30.0
 

@@ -21,8 +21,8 @@ from tidewheel.control.demo.services import EXECUTORS, HEARTBEAT_SECONDS, LEASE_
 from tidewheel.control.demo.snapshot import Snapshot, snapshot_of
 from tidewheel.control.demo.watch import Read, Watcher
 from tidewheel.control.demo.windows import reckon_due
-from tidewheel.db import Session
-from tidewheel.sql import Statements
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
 
 LOAD_SECONDS = 32.0  # the latest instant in the file is a second earlier
 KILL_SECONDS = 14.0

@@ -11,10 +11,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription  # type: ignore[attr-defined]  # as in topics.py
 
 from tidewheel.control.demo.services import EXECUTORS
-from tidewheel.db import Session
+from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Lane
-from tidewheel.sql import Statements
-from tidewheel.topics import DEFAULT_QUEUE, Topics
 
 _COUNT_READY = Statements("tidewheel.control.demo")["count_ready"]
 

@@ -9,7 +9,7 @@ from tidewheel.control.demo.history import History
 from tidewheel.control.demo.screen import Screen
 from tidewheel.control.demo.snapshot import dead_letter, refusal
 from tidewheel.control.demo.tally import Check
-from tidewheel.schemas.records import RunStatus
+from tidewheel.schemas.generated.records import RunStatus
 
 
 def print_summary(screen: Screen, history: History, figures: Figures, checks: Sequence[Check]) -> None:

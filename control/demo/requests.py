@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from tidewheel.jobs.strict_json import as_list, as_object, compact, read_object
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import format_timestamp
 
 _PACKAGE = "tidewheel.control"
 _START = re.compile(r"@start\+(\d+(?:\.\d+)?)s")

@@ -5,7 +5,7 @@ from datetime import timedelta
 from functools import cached_property
 
 from tidewheel.control.demo.history import Call, History
-from tidewheel.schemas.records import RunCompleted
+from tidewheel.schemas.generated.records import RunCompleted
 
 # The longest attempt of the file takes 1.5 s; the rest is room for its end to be written on a slow machine. An older
 # attempt of the executor that was killed had ended before, so the kill explains nothing about it.

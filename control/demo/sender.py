@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from tidewheel.clock import Clock
 from tidewheel.control.demo.requests import Line
 from tidewheel.errors import Unavailable
-from tidewheel.schemas.records import RequestOrigin
+from tidewheel.schemas.generated.records import RequestOrigin
 
 _FLUSH_SECONDS = 30.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tidewheel.control.demo.history import Call
 from tidewheel.control.demo.requests import Line
 from tidewheel.control.demo.watch import Read
-from tidewheel.schemas.records import DeadLetter, Reply, ReplyStatus, RunStatus
+from tidewheel.schemas.generated.records import DeadLetter, Reply, ReplyStatus, RunStatus
 
 _NAMED = 4  # error texts are cut to the first of them
 

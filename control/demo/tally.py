@@ -13,7 +13,7 @@ from itertools import pairwise
 from tidewheel.control.demo.due import Occurrence
 from tidewheel.control.demo.history import Call, History
 from tidewheel.control.demo.seen import Seen
-from tidewheel.schemas.records import ReplyStatus, RequestType, RunCompleted, RunStatus
+from tidewheel.schemas.generated.records import ReplyStatus, RequestType, RunCompleted, RunStatus
 
 # A turn is looked at and an end is written by clocks read a little earlier than their transactions commit.
 _SLACK = timedelta(seconds=1)

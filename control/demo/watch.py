@@ -9,9 +9,9 @@ from confluent_kafka import Consumer, Message
 
 from tidewheel.clock import Clock
 from tidewheel.errors import UndecodableMessage
+from tidewheel.kafka.topics import Topics
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import DeadLetter, LifecycleEvent, Reply, RunCompleted
-from tidewheel.topics import Topics
+from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, RunCompleted
 
 _POLL_SECONDS = 0.2
 _MOST = 500

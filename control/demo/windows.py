@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from tidewheel.control.demo.due import Occurrence, Window, due_instants
 from tidewheel.control.demo.history import Answer
 from tidewheel.control.demo.requests import Line
-from tidewheel.schemas.records import Cause, LifecycleEvent, ReplyStatus
+from tidewheel.schemas.generated.records import Cause, LifecycleEvent, ReplyStatus
 
 _SLACK = timedelta(milliseconds=50)  # two clocks were compared over a network, and ours is read between two steps
 _CREATED = "io.tidewheel.job.created.v1"

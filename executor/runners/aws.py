@@ -18,7 +18,7 @@ from typing import Protocol, TypedDict, cast
 
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import RESULT_BYTES, Outcome, failed, succeeded
-from tidewheel.schemas.records import LambdaTarget
+from tidewheel.schemas.generated.records import LambdaTarget
 
 _CONNECT_SECONDS = 5
 _LONGEST_SECONDS = 1024  # AWS ends an invocation after 15 minutes at the latest. Source: Lambda quotas, "Timeout"

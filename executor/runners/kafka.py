@@ -16,10 +16,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, failed, succeeded, waiting
-from tidewheel.kafka import producer
-from tidewheel.schemas.records import KafkaTarget
+from tidewheel.kafka.clients import producer
+from tidewheel.kafka.topics import Topics
+from tidewheel.schemas.generated.records import KafkaTarget
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
-from tidewheel.topics import Topics
 from tidewheel.transitions.installation import Installation
 
 REPLY_TOPIC_HEADER = "tidewheel-reply-topic"

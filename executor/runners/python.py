@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.calling import call, call_async, logger_of, read_payload, unfit
-from tidewheel.executor.capture import current
 from tidewheel.executor.complete_in import Completer
 from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import Handler
+from tidewheel.executor.invoke import call, call_async, logger_of, read_payload, unfit
+from tidewheel.executor.isolation.pool import Isolated
+from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.runners.isolated import Isolated
-from tidewheel.executor.runners.worker_process import Setup
+from tidewheel.executor.output_capture import current
 from tidewheel.schemas.primitives import slot
 from tidewheel.settings import ExecutorSettings
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
 from tidewheel.executor.outcome import HANDED_BACK, Outcome, failed, succeeded
-from tidewheel.executor.runners.kept import Command, Ending, Keeper, KeeperGone, Program
-from tidewheel.schemas.records import ShellTarget
+from tidewheel.executor.programs.process import Command, Ending, Keeper, KeeperGone, Program
+from tidewheel.schemas.generated.records import ShellTarget
 from tidewheel.settings import ExecutorSettings
 
 _TAIL_BYTES = 2048  # of standard error, for the message: it fits uncut

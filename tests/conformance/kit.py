@@ -16,11 +16,11 @@ from uuid import UUID
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from tests.fixtures.services import Fleet, Service
-from tidewheel.control.answered import Run
-from tidewheel.control.client import Client
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.results import Run
+from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.local.ports import free_port
 from tidewheel.runs import Lane
-from tidewheel.topics import DEFAULT_QUEUE
 
 Target = str | Mapping[str, object]
 

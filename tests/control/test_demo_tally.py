@@ -14,7 +14,7 @@ from tidewheel.control.demo.requests import Expected, Line, examples_folder, fil
 from tidewheel.control.demo.tally import check_all
 from tidewheel.control.demo.windows import reckon_due
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.schemas.records import (
+from tidewheel.schemas.generated.records import (
     Cause,
     DeadLetter,
     Lane,

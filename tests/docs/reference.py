@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from tidewheel.jobs.durations import format_duration
-from tidewheel.metrics import METRICS, Kind
+from tidewheel.jobs.values import format_duration
+from tidewheel.process.metrics import METRICS, Kind
 from tidewheel.settings import (
     ApiSettings,
     Connections,
@@ -62,13 +62,17 @@ _OUTSIDE: tuple[tuple[str, str, str], ...] = (
         "`up`, `down`, `status`, and every command that looks for the local stack",
         "see [tidewheel/local](../tidewheel/local/README.md)",
     ),
-    ("`TIDEWHEEL_FAILPOINT`", "tests", "ends the process by SIGKILL at a named point (`tidewheel/failpoint.py`)"),
+    (
+        "`TIDEWHEEL_FAILPOINT`",
+        "tests",
+        "ends the process by SIGKILL at a named point (`tidewheel/process/failpoint.py`)",
+    ),
 )
 _METRICS_HEAD = """\
 # Metrics
 
-Generated from `METRICS` in `tidewheel/metrics.py` by `python -m tests.docs.reference`; a test compares the two. Edit
-the table.
+Generated from `METRICS` in `tidewheel/process/metrics.py` by `python -m tests.docs.reference`. A test compares the two.
+Edit the table.
 
 A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or
 `TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. Every service registers every metric; one that is not its

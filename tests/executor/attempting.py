@@ -10,8 +10,8 @@ from tidewheel.executor.outcome import Outcome
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
-from tidewheel.schemas.records import Cause, RunRequest
-from tidewheel.transitions.start import Started
+from tidewheel.schemas.generated.records import Cause, RunRequest
+from tidewheel.transitions.claim import Started
 
 RUN = UUID("019d3a1c-7f00-8123-8456-789abcdef012")
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)

@@ -14,8 +14,8 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import EXECUTOR, final_state
 from tidewheel.executor.complete_in import Completer, Completion
+from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.start import Started
 
 MAKE_EFFECTS: LiteralString = "CREATE TABLE effects (run_id uuid NOT NULL, attempt integer NOT NULL)"
 EFFECT: LiteralString = "INSERT INTO effects VALUES (%s, %s)"

@@ -22,10 +22,10 @@ from tests.transitions.acts import submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.loop import Executor
+from tidewheel.kafka.topics import Topics
+from tidewheel.process.service import Stop
 from tidewheel.runs import FINAL, Lane, RunState
-from tidewheel.service import Stop
 from tidewheel.settings import ExecutorSettings
-from tidewheel.topics import Topics
 
 _SECONDS = 30.0
 QUICK = {

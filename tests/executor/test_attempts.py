@@ -13,7 +13,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import ask, attempts, completions, dead_letters
 from tidewheel.local.stack import StackInfo
-from tidewheel.metrics import metrics
+from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
 
 pytestmark = pytest.mark.kafka

@@ -15,10 +15,10 @@ from tests.transitions.acts import ask, final_state, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.local.stack import StackInfo
+from tidewheel.process.service import Stop
 from tidewheel.runs import RunState
-from tidewheel.scheduler.cancelling import Cancelling
-from tidewheel.schemas.records import ReplyStatus
-from tidewheel.service import Stop
+from tidewheel.scheduler.bulk_cancel import Cancelling
+from tidewheel.schemas.generated.records import ReplyStatus
 
 pytestmark = pytest.mark.kafka
 

@@ -9,9 +9,9 @@ from tests.transitions.acts import EXECUTOR, open_run, submit, trigger, wish
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer, LeaseLost
-from tidewheel.service import Stop
-from tidewheel.sql import Statements
-from tidewheel.wakeup import Channel
+from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.service import Stop
 
 SQL = Statements("tidewheel.executor")
 

@@ -50,15 +50,15 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.clock import SystemClock
-from tidewheel.control.enqueue import enqueue
+from tidewheel.control.client.enqueue import enqueue
 from tidewheel.errors import AttemptOver, InvalidInput, Refused
 from tidewheel.executor.complete_in import Completion
 from tidewheel.executor.context import Context, Flag
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.mend import release_chains
-from tidewheel.transitions.loose_ends import settle_loose_ends
-from tidewheel.transitions.start import Started
+from tidewheel.scheduler.repair import release_chains
+from tidewheel.transitions.claim import Started
+from tidewheel.transitions.deferred_effects import settle_loose_ends
 
 MINUTE = timedelta(minutes=1)
 

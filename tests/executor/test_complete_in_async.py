@@ -11,10 +11,10 @@ from tests.executor.own_transactions import EFFECT, MAKE_EFFECTS, completion, ef
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
 from tests.transitions.acts import begun, open_runs, requeue, submit
-from tidewheel.borrowed import borrow
-from tidewheel.control.enqueue import enqueue, enqueue_async
-from tidewheel.db import Conn
+from tidewheel.control.client.enqueue import enqueue, enqueue_async
 from tidewheel.errors import AttemptOver, InvalidInput, Refused
+from tidewheel.postgres.caller_connection import borrow
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
 
 Own = psycopg.AsyncConnection[TupleRow]

@@ -9,7 +9,7 @@ from tests.executor.own_transactions import MAKE_EFFECTS, completion, die_at, ef
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, requeue, submit
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.loose_ends import settle_loose_ends
+from tidewheel.transitions.deferred_effects import settle_loose_ends
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _MOST_STEPS = 100

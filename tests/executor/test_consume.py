@@ -20,8 +20,8 @@ from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import attempts, begin, requeue
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor import finish
-from tidewheel.executor.wanted import Fetched, Taken, Taking
+from tidewheel.executor import completer as finish
+from tidewheel.executor.claim_batch import Fetched, Taken, Taking
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, Lane, RunState
 

@@ -13,7 +13,7 @@ from tidewheel.clock import SystemClock
 from tidewheel.executor.outcome import Outcome
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import encode_json
-from tidewheel.schemas.records import Cause, Lane, RunCompleted, RunStatus
+from tidewheel.schemas.generated.records import Cause, Lane, RunCompleted, RunStatus
 
 
 def call(url: str, **rest: Any) -> Outcome:  # noqa: ANN401 - passed on

@@ -14,8 +14,8 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts, begin, open_run, some_executor
 from tidewheel.local.stack import StackInfo
+from tidewheel.process.service import Stop
 from tidewheel.runs import RunState
-from tidewheel.service import Stop
 
 pytestmark = pytest.mark.kafka
 

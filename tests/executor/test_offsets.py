@@ -10,7 +10,7 @@ from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tidewheel.executor import offsets
 from tidewheel.executor.offsets import Offsets
-from tidewheel.kafka import consumer
+from tidewheel.kafka.clients import consumer
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka

@@ -16,10 +16,10 @@ from tests.transitions.acts import EXECUTOR, attempts, begin, claim, open_run, s
 from tests.transitions.overlapping import make, signals
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.local.stack import StackInfo
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.service import Stop
 from tidewheel.runs import RunState
-from tidewheel.service import Stop
 from tidewheel.settings import ExecutorSettings
-from tidewheel.skew import Skew
 from tidewheel.transitions.signal import Attempting, Signal, add_signals
 
 A_SECOND = timedelta(seconds=1)

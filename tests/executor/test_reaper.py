@@ -22,7 +22,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.executor.reaper import Reaper, Watch
-from tidewheel.service import Stop
+from tidewheel.process.service import Stop
 
 LEASE = timedelta(seconds=15)
 A, B = UUID(int=1), UUID(int=2)

@@ -19,8 +19,8 @@ from tests.executor.attempting import RUN, attempt_of
 from tests.fixtures.services import until
 from tidewheel.errors import SettingsError
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.attempt_output import OUTPUT_BYTES
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.output import OUTPUT_BYTES
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.runs import AttemptOutcome
 from tidewheel.settings import ExecutorSettings

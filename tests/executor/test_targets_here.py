@@ -52,7 +52,7 @@ def names(executing: Executing) -> list[bool]:
 def test_an_executor_that_runs_programs_hides_its_memory_from_them() -> None:
     """A process of the same user can read neither its environment nor its memory; root's can."""
     source = (
-        "import ctypes; from tidewheel.executor.runners.kept import hide_from_programs as hide; hide();"
+        "import ctypes; from tidewheel.executor.programs.process import hide_from_programs as hide; hide();"
         "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)

@@ -13,9 +13,9 @@ from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, make_fleet
-from tidewheel.db import connect
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.session import connect
 from tidewheel.settings import Connections
 from tidewheel.transitions.installation import read_installation
 

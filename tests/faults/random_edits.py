@@ -19,13 +19,13 @@ from tests.fixtures.oracle import read_effects
 from tests.fixtures.reader import Seen, TopicReader
 from tests.fixtures.services import Fleet
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.answered import Job
-from tidewheel.control.client import Client
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.results import Job
 from tidewheel.errors import InvalidInput, TidewheelError
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import Reply, ReplyStatus, RunCompleted
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunCompleted
 
 _JOBS = 8
 _LONGEST_BURST = 4

@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet
-from tidewheel.control.backfills import BackfillProgress, backfill
+from tidewheel.control.reads.backfills import BackfillProgress, backfill
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause
 

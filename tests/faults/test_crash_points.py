@@ -11,7 +11,7 @@ import pytest
 from tests.faults.workload import DOOMED, Workload, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import ROLES, Fleet, Role
-from tidewheel.failpoint import POINTS
+from tidewheel.process.failpoint import POINTS
 from tidewheel.runs import AttemptOutcome
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]

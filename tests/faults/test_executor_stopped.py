@@ -9,7 +9,7 @@ from tests.faults.workload import DOOMED, Held, Workload, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import LONG_LEASE, Fleet, Service
 from tidewheel.runs import AttemptOutcome
-from tidewheel.schemas.records import RunStatus
+from tidewheel.schemas.generated.records import RunStatus
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

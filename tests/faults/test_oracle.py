@@ -13,7 +13,7 @@ from tests.fixtures.oracle import Oracle
 from tests.fixtures.reader import Seen
 from tests.fixtures.services import LONG_LEASE, Fleet
 from tidewheel.schemas.codec import decode, encode
-from tidewheel.schemas.records import Cause, ReplyStatus, RunCompleted, RunStatus
+from tidewheel.schemas.generated.records import Cause, ReplyStatus, RunCompleted, RunStatus
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 

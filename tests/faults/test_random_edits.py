@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.random_edits import RandomEdits
 from tests.fixtures.services import LONG_LEASE, Fleet
-from tidewheel.control.client import Client
+from tidewheel.control.client.client import Client
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 

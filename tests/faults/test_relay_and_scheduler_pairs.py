@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from tests.faults.workload import DOOMED, Workload, metric, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet, Service
-from tidewheel.control.client import Client
+from tidewheel.control.client.client import Client
 from tidewheel.local.stack import LocalStack
 from tidewheel.outbox import SLICES
 

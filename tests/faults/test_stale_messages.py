@@ -10,10 +10,10 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import LONG_LEASE, PATIENCE_SECONDS, Fleet
+from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import Cause, RunRequest
-from tidewheel.topics import DEFAULT_QUEUE
+from tidewheel.schemas.generated.records import Cause, RunRequest
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -10,7 +10,7 @@ from typing import LiteralString
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet, Service
 from tidewheel.clock import SystemClock
-from tidewheel.schemas.records import Cause
+from tidewheel.schemas.generated.records import Cause
 
 RECURRING: tuple[str, ...] = ("tick", "tock")
 DOOMED = ("lost-cause",)

@@ -6,7 +6,7 @@ from typing import Any
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, lifecycle, open_runs, submit
-from tidewheel.schemas.records import Reply
+from tidewheel.schemas.generated.records import Reply
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}

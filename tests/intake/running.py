@@ -16,13 +16,13 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.stepping import in_background
-from tidewheel.intake.members import Intake
+from tidewheel.intake.service import Intake
+from tidewheel.kafka.topics import Topics
+from tidewheel.process.service import Stop
 from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.schemas.json_form import from_json
-from tidewheel.schemas.records import Reply
-from tidewheel.service import Stop
 from tidewheel.settings import IntakeSettings
-from tidewheel.topics import Topics
 from tidewheel.transitions.installation import Installation
 
 _SECONDS = 30.0

@@ -10,10 +10,9 @@ from tests.fixtures.database import Database
 from tests.intake.running import Requests
 from tests.transitions.acts import HANDLER, submission
 from tidewheel.local.stack import StackInfo
-from tidewheel.metrics import metrics
+from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import encode
-from tidewheel.schemas.json_form import from_json
-from tidewheel.schemas.records import (
+from tidewheel.schemas.generated.records import (
     JobSubmission,
     Reply,
     Request,
@@ -21,6 +20,7 @@ from tidewheel.schemas.records import (
     ScheduleSubmission,
     TargetSubmission,
 )
+from tidewheel.schemas.json_form import from_json
 
 pytestmark = pytest.mark.kafka
 

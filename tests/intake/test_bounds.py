@@ -8,7 +8,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, open_runs, submission, submit
 from tidewheel.jobs.parsing import RequestRefused
-from tidewheel.schemas.records import Reply
+from tidewheel.schemas.generated.records import Reply
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 

@@ -10,7 +10,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, ask_within, lifecycle, open_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.bulk import Loaded, load_jobs
-from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.request import Incoming
 from tidewheel.jobs.parsing import parse_request
 
 

@@ -11,7 +11,7 @@ from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, ask_within, begin, open_runs, submission, submit
 from tests.transitions.stepping import in_background
-from tidewheel.schemas.records import Reply
+from tidewheel.schemas.generated.records import Reply
 
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)

@@ -9,7 +9,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, submit
 from tidewheel.intake import calendars
-from tidewheel.schemas.records import Reply
+from tidewheel.schemas.generated.records import Reply
 
 SECOND = timedelta(seconds=1)
 FRIDAY_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

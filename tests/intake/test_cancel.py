@@ -25,11 +25,11 @@ from tests.transitions.acts import (
     wish,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.intake import busy
+from tidewheel.intake import lock_wait as busy
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.schemas.records import Reply
-from tidewheel.transitions.end import end_runs
-from tidewheel.transitions.start import start_runs
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.claim import start_runs
+from tidewheel.transitions.finish import end_runs
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from tests.transitions.acts import (
     wish,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.db import BY_KEY, Conn, connect
-from tidewheel.intake import cancel_filter
+from tidewheel.intake import cancel as cancel_filter
+from tidewheel.postgres.session import BY_KEY, Conn, connect
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome
-from tidewheel.schemas.records import Reply, ReplyStatus
-from tidewheel.sql import Statements
-from tidewheel.transitions.start import Claim, Claimed, start_runs
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.transitions.claim import Claim, Claimed, start_runs
 
 HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
 

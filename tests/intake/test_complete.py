@@ -26,11 +26,11 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import RunId
-from tidewheel.intake import busy
+from tidewheel.intake import lock_wait as busy
 from tidewheel.runs import RunState
-from tidewheel.schemas.records import Reply
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token
-from tidewheel.transitions.end import end_runs
+from tidewheel.transitions.finish import end_runs
 
 
 @pytest.fixture

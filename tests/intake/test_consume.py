@@ -11,7 +11,7 @@ from tests.intake.running import Requests
 from tests.transitions.acts import about, open_runs, submission
 from tidewheel.errors import Unusable
 from tidewheel.local.stack import StackInfo
-from tidewheel.service import Stop
+from tidewheel.process.service import Stop
 
 pytestmark = pytest.mark.kafka
 
@@ -101,7 +101,7 @@ def test_an_error_that_is_not_the_datas_rejects_nobody_and_is_tried_again(
     requests = Requests(fresh_database, info.bootstrap)
     fresh_database.execute("ALTER TABLE jobs RENAME TO jobs_elsewhere")
     offsets = requests.send(submission("a"), submission("b"), key=b"k")
-    with caplog.at_level(logging.WARNING, "tidewheel.service"), requests.running():
+    with caplog.at_level(logging.WARNING, "tidewheel.process.service"), requests.running():
         until(lambda: "applying requests" in caplog.text, "it fails")
         assert (requests.next_offset(), requests.replies(b"k")) == (0, [])
         fresh_database.execute("ALTER TABLE jobs_elsewhere RENAME TO jobs")

@@ -9,11 +9,11 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import about, ask, ask_within, open_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Unavailable
-from tidewheel.intake.accept import apply_requests
-from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import Incoming
 from tidewheel.jobs.parsing import parse_request
-from tidewheel.schemas.records import ReplyStatus, RequestOrigin
-from tidewheel.sql import Statements
+from tidewheel.postgres.statements import Statements
+from tidewheel.schemas.generated.records import ReplyStatus, RequestOrigin
 
 TRIGGER: dict[str, Any] = about("job.trigger", request_id="r-1")
 

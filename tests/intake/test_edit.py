@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import EXECUTOR, about, ask, begin, claim, lifecycle, open_runs, submit, wish
-from tidewheel.transitions.start import start_runs
+from tidewheel.transitions.claim import start_runs
 
 SECOND = timedelta(seconds=1)
 AHEAD = 5 * SECOND

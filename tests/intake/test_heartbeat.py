@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.intake.waiting import beat, complete, token_of, waiting
 from tests.transitions.acts import EXECUTOR, ask, begin, begun, requests, some_executor, submit, succeed
-from tidewheel.transitions.beats import Beat, save_beats
+from tidewheel.transitions.attempts import Beat, save_beats
 
 
 @pytest.fixture

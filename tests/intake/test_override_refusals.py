@@ -22,9 +22,9 @@ from tests.intake.minutes import (
 from tests.scheduler.firing import fire_due, look_at
 from tests.transitions.acts import EXECUTOR, about, ask, ask_within, open_runs, submit, wish
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.scheduler.firing import fire
-from tidewheel.transitions.start import start_runs
+from tidewheel.transitions.claim import start_runs
 
 AHEAD = 5 * SECOND
 

@@ -10,11 +10,11 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import look_at
 from tests.transitions.acts import about, ask_within, open_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.db import Conn, Session
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.firing import fire
-from tidewheel.scheduler.recurrence.due import decide
-from tidewheel.scheduler.recurrence.standing import standing
-from tidewheel.sql import Statements
+from tidewheel.schedules.decide import decide
+from tidewheel.schedules.timer_state import standing
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 
 SECOND = timedelta(seconds=1)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
-from tidewheel.intake.replies import reply_row
+from tidewheel.intake.request import reply_row
 from tidewheel.schemas.codec import encode, encode_json
-from tidewheel.schemas.records import Reply, ReplyError, ReplyStatus, RequestOrigin, RequestType
+from tidewheel.schemas.generated.records import Reply, ReplyError, ReplyStatus, RequestOrigin, RequestType
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ACCEPTED: dict[str, Any] = {"type": RequestType.JOB_SUBMIT, "tenant": "default", "status": ReplyStatus.ACCEPTED}

@@ -28,7 +28,7 @@ from tests.transitions.acts import (
 )
 from tidewheel.ids import job_id, run_bucket, run_id, run_instant
 from tidewheel.runs import AttemptOutcome, Cause, RunState
-from tidewheel.schemas.records import Reply, ReplyStatus, RunRequest
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunRequest
 
 
 @pytest.fixture

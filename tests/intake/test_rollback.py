@@ -11,15 +11,15 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.intake.minutes import refusal
 from tests.tidewheel.jobs.submitting import submitted
 from tests.transitions.acts import about, ask, lifecycle, submission, submit
-from tidewheel.intake.accept import apply_requests
-from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import Incoming
 from tidewheel.intake.rollback import stored_spec
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import definition_record
-from tidewheel.schemas.records import JobDefinition, Reply, RequestOrigin
+from tidewheel.schemas.generated.records import JobDefinition, Reply, RequestOrigin
 
 
 def rollback(database: Database, version: int, **fields: Any) -> Reply:  # noqa: ANN401

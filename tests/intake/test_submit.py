@@ -10,11 +10,11 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import HANDLER, about, ask, lifecycle, open_runs, submission, submit
 from tidewheel.ids import bucket_of, job_id, shard_of
-from tidewheel.intake.accept import apply_requests
-from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import Incoming
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import JobDefinition, Reply, ReplyStatus, RequestOrigin, RequestType
+from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyStatus, RequestOrigin, RequestType
 
 SECOND = timedelta(seconds=1)
 

@@ -11,12 +11,12 @@ from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.waiting import token_of, waiting
 from tests.transitions.acts import final_state, messages, open_run, submission, submit
-from tidewheel.control.client import Client
+from tidewheel.control.client.client import Client
 from tidewheel.errors import UndecodableMessage
 from tidewheel.ids import RunId
-from tidewheel.intake.target_replies import read_target_reply
+from tidewheel.intake.batch import read_target_reply
 from tidewheel.local.stack import StackInfo
-from tidewheel.schemas.records import RunCompleted
+from tidewheel.schemas.generated.records import RunCompleted
 from tidewheel.task_tokens import task_token
 
 KEY = b"of this installation"

@@ -23,7 +23,7 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import InvalidInput
 from tidewheel.ids import job_id, run_id, run_instant
 from tidewheel.runs import Cause
-from tidewheel.schemas.records import ReplyStatus
+from tidewheel.schemas.generated.records import ReplyStatus
 
 
 @pytest.fixture

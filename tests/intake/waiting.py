@@ -4,9 +4,9 @@ from datetime import timedelta
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, ask, begun
-from tidewheel.schemas.records import Reply
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token
-from tidewheel.transitions.start import Started
+from tidewheel.transitions.claim import Started
 from tidewheel.transitions.waiting import Wait, wait_runs
 
 

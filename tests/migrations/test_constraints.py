@@ -7,11 +7,11 @@ import pytest
 
 from tests.fixtures.database import Database
 from tidewheel.ids import BUCKETS
-from tidewheel.occurrences import Held, SkipReason
 from tidewheel.outbox import SLICES, OutboxClass
-from tidewheel.partitions import TABLES
+from tidewheel.postgres.partitions import TABLES
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
-from tidewheel.schemas import records
+from tidewheel.schedules.decision import Held, SkipReason
+from tidewheel.schemas.generated import records
 
 CHECKS: LiteralString = """
 SELECT r.relname::text, pg_get_constraintdef(c.oid) FROM pg_constraint AS c JOIN pg_class AS r ON r.oid = c.conrelid

@@ -16,7 +16,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.clock import SystemClock
 from tidewheel.errors import MigrationError, Unavailable
 from tidewheel.migrations.runner import Standing, migrate, migrations, require_current, status
-from tidewheel.partitions import AHEAD_DAYS, TABLES, day_of
+from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
 
 NAMES = [migration.name for migration in migrations()]
 LAST = NAMES[-1]

@@ -2,7 +2,7 @@
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, about, ask, submit
-from tidewheel.transitions.start import Claim, start_runs
+from tidewheel.transitions.claim import Claim, start_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
 NOBODYS = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox"}

@@ -19,8 +19,8 @@ from tests.relay.topics import delete_topic, make_topics
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxClass, OutboxRow, append
+from tidewheel.process.service import Stop
 from tidewheel.relay.loop import Relay
-from tidewheel.service import Stop
 from tidewheel.settings import RelaySettings
 
 _SECONDS = 30.0

@@ -14,8 +14,8 @@ from tests.transitions.stepping import in_background
 from tidewheel.local.stack import StackInfo
 from tidewheel.membership import rendezvous
 from tidewheel.outbox import SLICES, OutboxClass, append
-from tidewheel.service import Stop
-from tidewheel.wakeup import Channel, Notifier
+from tidewheel.postgres.notify import Channel, Notifier
+from tidewheel.process.service import Stop
 
 pytestmark = pytest.mark.kafka
 

@@ -10,7 +10,7 @@ from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, append
-from tidewheel.relay.batch import ID, VALUE, Batch, Published
+from tidewheel.relay.due_rows import ID, VALUE, Batch, Published
 from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka

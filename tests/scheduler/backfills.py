@@ -5,9 +5,9 @@ from uuid import UUID
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, ask
-from tidewheel.control.backfills import BackfillProgress, backfill
-from tidewheel.scheduler.backfilling import Backfilling, make_some
-from tidewheel.schemas.records import Reply, ReplyStatus
+from tidewheel.control.reads.backfills import BackfillProgress, backfill
+from tidewheel.scheduler.backfill_loop import Backfilling, make_some
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 
 def asking(first: datetime, last: datetime, key: str = "job", **fields: object) -> dict[str, object]:

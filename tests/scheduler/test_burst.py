@@ -13,15 +13,15 @@ import pytest
 from tests.fixtures.database import Database
 from tests.scheduler.firing import look_at
 from tests.transitions.acts import EXECUTOR, submit, trigger
-from tidewheel.db import BY_KEY, KEPT_PLANS, Session
-from tidewheel.partitions import ensure_days
+from tidewheel.postgres.partitions import ensure_days
+from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Session
+from tidewheel.process.service import Stop
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.service import Stop
 from tidewheel.settings import SchedulerSettings
-from tidewheel.transitions.end import RunEnd, end_runs
-from tidewheel.transitions.start import Claim, start_runs
+from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.finish import RunEnd, end_runs
 
 BURST = 10_000
 BATCH = 2_000

@@ -12,9 +12,9 @@ from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, begin, claim, completions, open_runs, submission, submit, succeed
 from tests.transitions.stepping import in_background
-from tidewheel.partitions import TABLES
+from tidewheel.postgres.partitions import TABLES
+from tidewheel.process.service import Stop
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.service import Stop
 from tidewheel.settings import SchedulerSettings
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)

@@ -13,10 +13,10 @@ from tests.scheduler.firing import fire_due, look_at
 from tests.transitions.acts import ask, lifecycle, open_runs, requests, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.process.service import Stop
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.service import Stop
 from tidewheel.settings import SchedulerSettings
 
 SECOND = timedelta(seconds=1)

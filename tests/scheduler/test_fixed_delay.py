@@ -21,8 +21,8 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.mend import release_chains
-from tidewheel.transitions.start import Started
+from tidewheel.scheduler.repair import release_chains
+from tidewheel.transitions.claim import Started
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 

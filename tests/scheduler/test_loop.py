@@ -15,11 +15,11 @@ from tests.transitions.acts import ask, open_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.clock import SystemClock
 from tidewheel.membership import rendezvous
-from tidewheel.partitions import AHEAD_DAYS, TABLES, day_of
+from tidewheel.postgres.notify import Channel, Notifier
+from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
+from tidewheel.process.service import Stop
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.service import Stop
 from tidewheel.settings import SchedulerSettings
-from tidewheel.wakeup import Channel, Notifier
 
 SECOND = timedelta(seconds=1)
 EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}

@@ -8,7 +8,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, begin, end, ending, lifecycle, open_runs, submit
 from tidewheel.runs import RunState
-from tidewheel.schemas.records import Reply
+from tidewheel.schemas.generated.records import Reply
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 AHEAD = 5 * SECOND

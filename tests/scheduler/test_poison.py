@@ -10,7 +10,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, lifecycle, open_runs, submission, submit
 from tidewheel.ids import job_id
-from tidewheel.schemas.records import ReplyStatus
+from tidewheel.schemas.generated.records import ReplyStatus
 
 SECOND = timedelta(seconds=1)
 EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}

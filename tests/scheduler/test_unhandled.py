@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import HANDLER, begin, lifecycle, open_run, submit, trigger
 from tidewheel.scheduler.unhandled import Unhandled, UnhandledWatch
-from tidewheel.schemas.records import LifecycleEvent
+from tidewheel.schemas.generated.records import LifecycleEvent
 
 LATER = timedelta(seconds=11)
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tidewheel.schemas.records import Cause, Lane, RunCompleted, RunStatus
+from tidewheel.schemas.generated.records import Cause, Lane, RunCompleted, RunStatus
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from fastavro import parse_schema
 from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
 from hypothesis import strategies as st
 
-from tidewheel.schemas import records
 from tidewheel.schemas.files import current
 from tidewheel.schemas.forms import FORMS
-from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
+from tidewheel.schemas.generated import records
+from tidewheel.schemas.generator.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
 
 _write = cast("Callable[[BytesIO, object, object], None]", _writer)
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from tests.schemas.strategies import ROOTS, any_record, fastavro_body
 from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.schemas import codec, files, records, wire
+from tidewheel.schemas import codec, files
 from tidewheel.schemas.codec import MAX_MESSAGE_BYTES, all_schemas, decode, encode, encode_json, install_lookup, is_avro
 from tidewheel.schemas.fingerprints import fingerprint, single_object_header
 from tidewheel.schemas.forms import FORMS
+from tidewheel.schemas.generated import records, wire
 
 each_record = pytest.mark.parametrize("record_type", ROOTS, ids=lambda record_type: record_type.__name__)
 example_count = settings(max_examples=40, deadline=None)

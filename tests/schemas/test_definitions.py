@@ -5,7 +5,7 @@ import pytest
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.definitions import definition_record
-from tidewheel.schemas.records import Backoff, JobDefinition, Lane, Overlap, TargetKind
+from tidewheel.schemas.generated.records import Backoff, JobDefinition, Lane, Overlap, TargetKind
 
 
 def spec(**fields: object) -> JobSpec:

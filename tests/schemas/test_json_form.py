@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidewheel.errors import UndecodableMessage
 from tidewheel.schemas.codec import decode, encode_json
-from tidewheel.schemas.records import Lane, Reply, ReplyStatus, RequestType, RunCompleted
+from tidewheel.schemas.generated.records import Lane, Reply, ReplyStatus, RequestType, RunCompleted
 
 
 def as_json(record: object) -> dict[str, object]:

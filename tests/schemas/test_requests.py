@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.schemas.strategies import any_record
 from tidewheel.errors import InvalidInput, UndecodableMessage
-from tidewheel.jobs.misfit import Misread
+from tidewheel.jobs.invalid import Misread
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.schemas.codec import encode
-from tidewheel.schemas.records import (
+from tidewheel.schemas.generated.records import (
     JobSubmission,
     Request,
     RequestType,

@@ -15,13 +15,13 @@ from typing import LiteralString, cast
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.scheduler.recurrence.brute_force import Reading, matcher, occurrences, pinned_zone, wall_clock
+from tests.schedules.brute_force import Reading, matcher, occurrences, pinned_zone, wall_clock
 from tests.transitions.acts import EXECUTOR, about, ask, submission
 from tests.transitions.acts import end as end_runs
 from tidewheel.runs import RunState
-from tidewheel.schemas.records import Reply, ReplyStatus
-from tidewheel.transitions.end import RunEnd
-from tidewheel.transitions.start import Claim, start_runs
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.finish import RunEnd
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)  # a Saturday; Berlin's clock goes forward on Sunday
 END = START + timedelta(hours=56)

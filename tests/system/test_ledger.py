@@ -14,8 +14,8 @@ from tests.scheduler.firing import fire_due
 from tests.system.history import History, Job
 from tests.transitions.acts import about, ask, submit
 from tidewheel.ids import job_id
-from tidewheel.occurrences import SkipReason
 from tidewheel.runs import RunState
+from tidewheel.schedules.decision import SkipReason
 
 JOBS = 10
 OF_THE_TIMER = frozenset({SkipReason.MISFIRE, SkipReason.PAUSED, SkipReason.LIMIT})

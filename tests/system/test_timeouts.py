@@ -4,7 +4,7 @@ import pytest
 
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import LONG_LEASE, Fleet
-from tidewheel.schemas.records import RunStatus
+from tidewheel.schemas.generated.records import RunStatus
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.fixtures.services import admin_of
 from tests.strict_types import ROOT
-from tidewheel.db import connect
 from tidewheel.local.stack import StackInfo
+from tidewheel.postgres.session import connect
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
 _PATIENCE_SECONDS = 300

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.testing import fixture_handlers
-from tidewheel.control.enqueue import enqueue
+from tidewheel.control.client.enqueue import enqueue
 from tidewheel.errors import InvalidInput, UnknownJob
 from tidewheel.testing.stack import Tidewheel
 

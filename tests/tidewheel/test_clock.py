@@ -3,18 +3,17 @@
 import re
 
 from tests.strict_types import LINKED, ROOT
-from tests.tidewheel.test_sql import real_files
+from tests.tidewheel.postgres.test_statements import real_files
 
 FOLDERS = ("tidewheel", *LINKED)
 
 # Who asks for this machine's time, and what for.
 PYTHON = {
     "tidewheel/clock.py": "it is the clock",
-    "tidewheel/skew.py": "measures how far it is from the database's",
-    "executor/runners/http.py": "the instant in a signature, which its receiver holds against his own clock",
+    "tidewheel/process/clock_skew.py": "measures how far it is from the database's",
+    "executor/runners/http.py": "signatures and Retry-After dates: the other side's clock",
     "bench/floors.py": "beside the broker's timestamps, on the same machine",
     "bench/starts.py": "what a measured handler notes when it begins, on the database's machine",
-    "executor/runners/http_answer.py": "a server's Retry-After date, where the server has no clock of its own",
     "executor/context.py": "tells a handler when its time is over; the executor goes by durations",
     "tidewheel/testing/handlers.py": "when an attempt without a database pretends to be",
     "tidewheel/testing/stack.py": "where the clock of a test's database stands at first",

@@ -8,7 +8,7 @@ import pytest
 
 from tidewheel import errors
 from tidewheel.errors import FieldError, TidewheelError
-from tidewheel.intake.busy import Busy
+from tidewheel.intake.lock_wait import Busy
 from tidewheel.jobs.parsing import RequestIdentity, RequestRefused
 
 _FIELD = FieldError("job.key", "it is missing", "write one")

@@ -14,7 +14,7 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.outbox import SLICES
-from tidewheel.skew import Skew
+from tidewheel.process.clock_skew import Skew
 
 TIMEOUT = timedelta(seconds=1)
 FOREVER = timedelta(minutes=30)  # for tests in which silence is not what is waited for

@@ -10,16 +10,16 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from tests.fixtures.database import Database
-from tidewheel.db import Conn
-from tidewheel.intake.accept import apply_requests
-from tidewheel.intake.incoming import Incoming
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import Incoming
 from tidewheel.jobs.parsing import parse_request
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import DeadLetter, LifecycleEvent, Reply, ReplyStatus, RunCompleted, RunRequest
-from tidewheel.transitions.end import Ended, RunEnd, end_runs
+from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, ReplyStatus, RunCompleted, RunRequest
+from tidewheel.transitions.claim import Claim, Claimed, Started, start_runs
+from tidewheel.transitions.finish import Ended, RunEnd, end_runs
 from tidewheel.transitions.requeue import Requeue, Requeued, requeue_runs
-from tidewheel.transitions.start import Claim, Claimed, Started, start_runs
 
 R = TypeVar("R")
 

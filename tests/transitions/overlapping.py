@@ -7,8 +7,8 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import begin
 from tidewheel.ids import JobId, RunId, job_id, run_id
 from tidewheel.runs import Cause, Overlap
-from tidewheel.transitions.start import Started
-from tidewheel.transitions.write import NewRun, write_runs
+from tidewheel.transitions.claim import Started
+from tidewheel.transitions.create import NewRun, write_runs
 
 JOB = job_id("default", "job")
 

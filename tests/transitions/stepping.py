@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tidewheel.db import Conn
+from tidewheel.postgres.session import Conn
 
 T = TypeVar("T")
 

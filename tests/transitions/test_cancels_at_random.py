@@ -17,16 +17,16 @@ from tests.transitions.acts import ask_within, open_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Conn, Session
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, AttemptOutcome, RunState
-from tidewheel.scheduler.cancelling import Cancelling
-from tidewheel.scheduler.turns import TurnSweep
-from tidewheel.sql import Statements
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.scheduler.active_run_repair import TurnSweep
+from tidewheel.scheduler.bulk_cancel import Cancelling
+from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.start import Claim, start_runs
 
 JOBS = {"free": "allow_all", "turns": "buffer_all", "once": "skip"}
 THREADS = 4

@@ -21,7 +21,7 @@ from tests.transitions.acts import (
     wish,
 )
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.start import Claim, Claimed, read_claims, start_runs
+from tidewheel.transitions.claim import Claim, Claimed, read_claims, start_runs
 
 
 def claimed(database: Database, *claims: Claim) -> Claimed:

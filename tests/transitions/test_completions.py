@@ -6,11 +6,11 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, begin, begun, completions, end, ending, submit, trigger
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode, encode_json
-from tidewheel.schemas.records import RunCompleted
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.schemas.generated.records import RunCompleted
+from tidewheel.transitions.finish import RunEnd, end_runs
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -19,9 +19,9 @@ from tests.transitions.acts import (
     succeed,
 )
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.transitions.outputs import Written, flush_outputs
+from tidewheel.transitions.attempts import Written, flush_outputs
+from tidewheel.transitions.claim import Started
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.start import Started
 
 
 def flush(database: Database, started: Started, output: bytes, executor_id: UUID = EXECUTOR) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.jobs.retry import MOST_ATTEMPTS, RetryPolicy
-from tidewheel.schemas.records import Backoff, Retry
+from tidewheel.schemas.generated.records import Backoff, Retry
 from tidewheel.transitions import retry as module
 from tidewheel.transitions.retry import Failure, delay_before_next
 

@@ -13,14 +13,14 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, attempts, completions, submit, trigger
-from tidewheel.db import Conn
 from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.active_runs import NOBODY, Seeker, buffer_runs, give_up_turns, wait_for_turns
+from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.signal import ask_to_cancel
-from tidewheel.transitions.start import Claim, start_runs
-from tidewheel.transitions.turns import NOBODY, Seeker, buffer_runs, give_up_turns, wait_for_turns
 
 ENDS = {Move.SUCCEED, Move.FAIL, Move.TIME_OUT, Move.CANCEL, Move.SKIP}
 REQUEUES = {

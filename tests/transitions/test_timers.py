@@ -11,7 +11,7 @@ from tests.transitions.acts import EXECUTOR, begin, claim, lifecycle, open_runs,
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.start import start_runs
+from tidewheel.transitions.claim import start_runs
 from tidewheel.transitions.timers import take_back
 
 JOB = job_id("default", "job")

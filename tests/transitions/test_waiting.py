@@ -19,7 +19,7 @@ from tests.transitions.acts import (
     submit,
     succeed,
 )
-from tidewheel.transitions.start import Started
+from tidewheel.transitions.claim import Started
 from tidewheel.transitions.waiting import Wait, end_cancelled_waits, wait_runs
 
 HOUR = timedelta(hours=1)

@@ -8,12 +8,12 @@ from typing import get_args
 from pydantic import TypeAdapter, ValidationError
 
 from tidewheel.errors import FieldError, InvalidInput
-from tidewheel.jobs.misfit import Misfit, Misread
-from tidewheel.jobs.pattern import made, read_job
-from tidewheel.jobs.refusals import shown, validated
+from tidewheel.jobs.invalid import Misfit, Misread
 from tidewheel.jobs.requests import AnyRequest, JobSubmit, Request
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.jobs.spec_cache import made, read_job
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.validation import shown, validated
 from tidewheel.jobs.values import Key, RunId, Tenant, is_plain_key, is_tenant, is_traceparent
 
 _MODELS: dict[str, type[AnyRequest]] = {

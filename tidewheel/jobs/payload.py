@@ -5,8 +5,8 @@ from typing import Self
 
 from pydantic import model_validator
 
-from tidewheel.jobs.misfit import Misfit
-from tidewheel.jobs.submitted import Submitted
+from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.validation import Submitted
 from tidewheel.jobs.values import BytesPayload, JsonPayload
 
 JSON_CONTENT = "application/json"

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.misfit import Misfit
-from tidewheel.jobs.pattern import Known
+from tidewheel.jobs.invalid import Misfit
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.submitted import Submitted
+from tidewheel.jobs.spec_cache import Known
+from tidewheel.jobs.validation import Submitted
 from tidewheel.jobs.values import (
     MAX_PROGRESS_BYTES,
     MAX_RESULT_BYTES,

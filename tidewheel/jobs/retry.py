@@ -7,11 +7,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.durations import format_duration
-from tidewheel.jobs.misfit import Misfit, Misread
-from tidewheel.jobs.refusals import shown
-from tidewheel.jobs.submitted import Submitted
-from tidewheel.jobs.values import Finite, Key, few, span
+from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.validation import Submitted, shown
+from tidewheel.jobs.values import Finite, Key, few, format_duration, span
 
 DEFAULT_ATTEMPTS = 4
 MOST_ATTEMPTS = 1000

@@ -10,13 +10,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
-from tidewheel.jobs.durations import microseconds
-from tidewheel.jobs.misfit import Misfit, Misread
-from tidewheel.jobs.refusals import shown, validated
+from tidewheel.jobs.invalid import Misfit, Misread
 from tidewheel.jobs.strict_json import Json, as_list, as_object
-from tidewheel.jobs.submitted import Submitted
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.jobs.values import Instant, span
+from tidewheel.jobs.validation import Submitted, shown, validated
+from tidewheel.jobs.values import Instant, format_timestamp, microseconds, span
 
 MAX_EXPRESSIONS = 20
 MAX_EXPRESSION = 256

@@ -10,16 +10,14 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.durations import microseconds
-from tidewheel.jobs.misfit import Misfit
+from tidewheel.jobs.invalid import Misfit
 from tidewheel.jobs.payload import WithPayload
-from tidewheel.jobs.refusals import shown
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import AnySchedule, Cron, FixedDelay, Interval, Schedule
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import HandlerTarget, HttpTarget, KafkaTarget, Target
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import (
     CalendarName,
     Description,
@@ -29,6 +27,8 @@ from tidewheel.jobs.values import (
     OverlapPolicy,
     Queue,
     few,
+    format_timestamp,
+    microseconds,
     span,
 )
 
@@ -182,7 +182,7 @@ def policy_document(spec: JobSpec) -> dict[str, Json]:
     """Return how the spec's occurrences are fired beyond its schedule, every default in sight.
 
     It is the form that `job_versions.policy` stores, so its names and shapes outlast releases; read by
-    `tidewheel.scheduler.recurrence.policies`.
+    `tidewheel.schedules.policies`.
     """
     return {
         "catch_up": spec.catch_up,

@@ -12,7 +12,7 @@ from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-
 from typing import TypeAlias, cast
 
 from tidewheel.errors import UndecodableMessage
-from tidewheel.jobs.misfit import Misfit, Misread
+from tidewheel.jobs.invalid import Misfit, Misread
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

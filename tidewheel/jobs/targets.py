@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.misfit import Misfit, Misread
-from tidewheel.jobs.refusals import shown, validated
+from tidewheel.jobs.invalid import Misfit, Misread
 from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.jobs.submitted import Submitted
+from tidewheel.jobs.validation import Submitted, shown, validated
 from tidewheel.jobs.values import Key, one_line, span
 
 MAX_URL = 2048

@@ -1,19 +1,148 @@
-"""The kinds of value that fields of submitted documents have, each with its limits."""
+"""The kinds of value that fields of submitted documents have, each with its limits.
+
+Spans of time as people write them: `10s`, `1h30m`, `250ms`, ISO 8601 such as `PT10S`, or a number of seconds.
+
+Instants as text: RFC 3339 with an offset, and nothing else.
+
+Source: RFC 3339 section 5.6, "Internet Date/Time Format".
+"""
 
 import base64
+import math
 import re
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from fractions import Fraction
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from tidewheel.jobs.durations import format_duration, parse_duration
-from tidewheel.jobs.misfit import Misfit, Misread
-from tidewheel.jobs.refusals import shown
+from tidewheel.jobs.invalid import Misfit, Misread
 from tidewheel.jobs.strict_json import as_list, as_object, compact
-from tidewheel.jobs.timestamps import parse_timestamp
+from tidewheel.jobs.validation import shown
+
+_NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
+_SHORT = re.compile(
+    rf"(?:{_NUMBER}w)?(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m(?!s))?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?(?:{_NUMBER}us)?",
+    re.ASCII,
+)
+_ISO = re.compile(rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?", re.ASCII)
+_ISO_CALENDAR = re.compile(r"P[\d.]*[YM]", re.ASCII)
+_MICROSECONDS = (604_800_000_000, 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1)
+_LONGEST = timedelta(days=36_525)  # a century: beyond any use, within what every reader can count
+_REMEDY = "write a duration such as 10s, 5m, 1h30m, 250ms or PT10S, or a number of seconds"
+
+
+def parse_duration(value: str | float) -> timedelta:
+    """Return the span of time a duration names.
+
+    >>> parse_duration("1h30m") == parse_duration("PT1H30M") == parse_duration(5400)
+    True
+
+    Args:
+        value: Text, or a number of seconds.
+
+    Raises:
+        Misfit: It is none, negative, finer than a microsecond or longer than a century.
+    """
+    if isinstance(value, str):
+        return _from_text(value) if len(value) <= 64 else _refuse(f"{value[:20]!r}... is no duration")
+    return _from_seconds(value)
+
+
+def format_duration(span: timedelta) -> str:
+    """Return a span of time as it may be written.
+
+    >>> format_duration(timedelta(minutes=90)), format_duration(timedelta(milliseconds=250))
+    ('1h30m', '250ms')
+    """
+    left = microseconds(span)
+    parts: list[str] = []
+    for unit, size in zip(("d", "h", "m", "s", "ms", "us"), _MICROSECONDS[1:], strict=True):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def microseconds(span: timedelta) -> int:
+    """Return a span of time as a whole number of microseconds."""
+    return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
+
+
+@lru_cache(maxsize=4096)  # the same few durations come again and again
+def _from_text(text: str) -> timedelta:
+    match = _SHORT.fullmatch(text) or _ISO.fullmatch(text)
+    if match is None or not any(match.groups()) or text.endswith("T"):
+        if _ISO_CALENDAR.match(text):
+            return _refuse(f"{text!r} counts months or years, which have no fixed length", "count days, or use cron")
+        return _refuse(f"{text!r} is no duration")
+    total = sum(Fraction(number) * size for number, size in zip(match.groups(), _MICROSECONDS, strict=False) if number)
+    if total.denominator != 1:
+        return _refuse(f"{text!r} is finer than a microsecond")
+    return _bounded_durations(int(total), text)
+
+
+def _from_seconds(seconds: float) -> timedelta:
+    if isinstance(seconds, bool) or not math.isfinite(seconds):
+        return _refuse(f"{seconds!r} is no duration")
+    if abs(seconds) > _LONGEST.total_seconds():
+        return _refuse(f"{seconds:.6g} s is longer than a century")
+    return _bounded_durations(round(seconds * 1_000_000), f"{seconds!r} s")
+
+
+def _bounded_durations(micros: int, text: str) -> timedelta:
+    if micros < 0:
+        return _refuse(f"{text} is negative")
+    if micros > microseconds(_LONGEST):
+        return _refuse(f"{text} is longer than a century")
+    return timedelta(microseconds=micros)
+
+
+def _refuse(problem: str, remedy: str = _REMEDY) -> timedelta:
+    raise Misfit(problem=problem, remedy=remedy)
+
+
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+_EARLIEST_YEAR = 1970  # run ids count milliseconds from here
+_EXAMPLE = "2026-03-29T08:00:00+02:00"
+
+
+def parse_timestamp(text: str) -> datetime:
+    """Return an instant in UTC; what is finer than a microsecond is cut off.
+
+    >>> parse_timestamp("2026-03-29T08:00:00+02:00").isoformat()
+    '2026-03-29T06:00:00+00:00'
+
+    Raises:
+        Misfit: It names no instant.
+    """
+    match = _RFC3339.fullmatch(text) if len(text) <= 64 else None
+    if match is None:
+        raise Misfit(problem=f"{text[:64]!r} is no RFC 3339 timestamp", remedy=f"write one such as {_EXAMPLE}")
+    date, time, offset = match.groups()
+    if offset is None:
+        problem = f"{text!r} has no offset, so it names no instant"
+        raise Misfit(problem=problem, remedy=f"write {date}T{time}Z, or an offset such as +02:00 in place of the Z")
+    try:
+        moment = datetime.fromisoformat(f"{date}T{time}{offset.upper()}").astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise Misfit(problem=f"{text!r} is no instant ({error})", remedy=f"write one such as {_EXAMPLE}") from error
+    if moment.year < _EARLIEST_YEAR:
+        raise Misfit(problem=f"{text!r} lies before {_EARLIEST_YEAR}", remedy="write a later instant")
+    return moment
+
+
+def format_timestamp(moment: datetime) -> str:
+    """Return an aware instant in UTC with microseconds, so that equal instants are equal text.
+
+    >>> format_timestamp(datetime(2026, 3, 29, 6, tzinfo=UTC))
+    '2026-03-29T06:00:00.000000Z'
+    """
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
 
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_LABELS = 64

@@ -13,11 +13,11 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tidewheel.db import Conn, connect
 from tidewheel.errors import Unusable
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.statements import trusted
 from tidewheel.settings import Connections
-from tidewheel.sql import trusted
 from tidewheel.transitions.installation import read_installation
 
 # As in production databases, but for the offset and the instant, which only databases made for tests have.

@@ -16,11 +16,11 @@ from pydantic_core import to_json
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.capture import captured
 from tidewheel.executor.complete_in import kept
 from tidewheel.executor.context import Previous
 from tidewheel.executor.handlers import Handler, registered
 from tidewheel.executor.outcome import Outcome, from_exception, timed_out
+from tidewheel.executor.output_capture import captured
 from tidewheel.executor.record import next_delay
 from tidewheel.executor.runners.python import PythonRunner
 from tidewheel.ids import job_id
@@ -28,10 +28,10 @@ from tidewheel.ids import run_id as derived_run_id
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.runs import AttemptOutcome, Cause
-from tidewheel.schemas import records
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
-from tidewheel.transitions.start import Started
+from tidewheel.schemas.generated import records
+from tidewheel.transitions.claim import Started
 
 _JSON, _BYTES = "application/json", "application/octet-stream"
 _VERSION = 1

@@ -17,20 +17,20 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stub re-exports none of these
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.db import Session, is_data_fault
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.lanes import Lanes
 from tidewheel.executor.loop import Executor
+from tidewheel.intake.batch import take_in
 from tidewheel.intake.locks import read_now
-from tidewheel.intake.messages import take_in
-from tidewheel.kafka import consumer
+from tidewheel.kafka.clients import consumer
+from tidewheel.postgres.session import Session, is_data_fault
+from tidewheel.process.service import Patience, Stop
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.service import Patience, Stop
 from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
+from tidewheel.transitions.claim import Claim, Claimed
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.start import Claim, Claimed
 
 _KAFKA_SECONDS = 30.0
 _STOP_SECONDS = 30.0

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
-from tidewheel.control.clock_notes import occurrence_notes
-from tidewheel.control.explanation import MISFIRE_AFTER
-from tidewheel.control.preview import no_job, version_of
-from tidewheel.control.versions_near import Place
+from tidewheel.control.explain.dst_notes import occurrence_notes
+from tidewheel.control.explain.explanation import MISFIRE_AFTER
+from tidewheel.control.explain.preview import no_job, version_of
+from tidewheel.control.explain.version_timeline import Place
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import job_id
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.occurrences import DaySet, Decision, Fire, Skip, SkipReason
-from tidewheel.scheduler.recurrence.due import decide, with_jitter
-from tidewheel.scheduler.recurrence.explain import on_clock
-from tidewheel.scheduler.recurrence.fixed_delay import FixedDelay
-from tidewheel.scheduler.recurrence.standing import DaySets, Standing, standing, zone_name
+from tidewheel.schedules.decide import decide, with_jitter
+from tidewheel.schedules.decision import DaySet, Decision, Fire, Skip, SkipReason
+from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.timer_state import DaySets, Standing, standing, zone_name
 
 MOST = 100_000
 """Occurrences in one simulation: what has more is better simulated in parts."""

@@ -14,20 +14,20 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from psycopg.rows import class_row
 
 from tidewheel.clock import SystemClock, monotonic_seconds
-from tidewheel.control.answered import Job, Run
-from tidewheel.control.client import Client
-from tidewheel.db import Session
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.results import Job, Run
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.executor.handlers import registered
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
 from tidewheel.local.stack import LocalStack
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_HAND, Move, RunState, sources
 from tidewheel.settings import Connections
-from tidewheel.sql import Statements
 from tidewheel.testing.databases import CLOCK, Template, stop_clock
 from tidewheel.testing.services import Inbox, Services
-from tidewheel.topics import DEFAULT_QUEUE, Topics
 from tidewheel.transitions.installation import Installation, name_topics, read_installation
 
 _SQL = Statements("tidewheel.testing")

@@ -2,6 +2,17 @@
 
 A flush may have made the second one while the attempt ran (`outputs.py`). Whoever knows that none has may say so, and
 the row is copied, which is quicker.
+
+`flush_outputs`: what attempts have written so far, while they run.
+
+The end of an attempt writes its output too, and must never wait for a flush (ADR 0008): a flush holds the open run's
+row, shared, for the length of one statement, and passes over what somebody else has; an end that finds the row taken
+comes again. So there is no flush of an attempt under way once its end holds the row, and none after it.
+
+`save_beats`: what attempts under way tell of themselves: progress, and the checkpoint for the next attempt.
+
+The rows are `run_inputs`; nobody else writes these columns. What an older attempt says after a newer one has spoken
+changes nothing, so that no lock is needed for that; who has to know that the run stands still meanwhile locks it.
 """
 
 from collections import Counter
@@ -10,13 +21,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from tidewheel.arrays import integers, uuids
-from tidewheel.db import Conn
 from tidewheel.ids import run_instant
-from tidewheel.metrics import metrics
-from tidewheel.partitions import day_of, ensure_days
-from tidewheel.runs import AttemptOutcome
-from tidewheel.sql import Statements
+from tidewheel.postgres.partitions import day_of, ensure_days
+from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
+from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
 
 _ADD_OUTPUTS = Statements("tidewheel.transitions")["add_outputs"]
 
@@ -102,3 +113,100 @@ def _add_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
         "output_bytes": [e.output_bytes for e in ends],
     }
     connection.execute(_ADD_OUTPUTS, columns)
+
+
+_FLUSH_OUTPUTS = Statements("tidewheel.transitions")["flush_outputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an attempt has written so far.
+
+    Args:
+        run_id: The run.
+        attempt: The fence.
+        output: The last of it, at most 64 KiB.
+        output_bytes: How much it ever wrote.
+    """
+
+    run_id: UUID
+    attempt: int
+    output: bytes
+    output_bytes: int
+
+
+def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[Written]) -> set[tuple[UUID, int]]:
+    """Store what an executor's attempts have written so far, in a transaction that does nothing else.
+
+    Returns:
+        The attempts whose output is stored. The others are over, another executor's, or in somebody's hands just now.
+    """
+    if not outputs:
+        return set()
+    # Made with the run already, unless somebody dropped it while the run was open for weeks.
+    ensure_days(connection, {day_of(run_instant(output.run_id)) for output in outputs})
+    columns: dict[str, object] = {
+        "run_ids": uuids(output.run_id for output in outputs),
+        "attempts": integers(output.attempt for output in outputs),
+        "outputs": [output.output for output in outputs],
+        "output_bytes": [output.output_bytes for output in outputs],
+        "executor_id": executor_id,
+        "states": IN_HAND,
+    }
+    stored: set[tuple[UUID, int]] = set()
+    for run_id, attempt in connection.execute(_FLUSH_OUTPUTS, columns, binary=True):
+        assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
+        assert isinstance(attempt, int)  # noqa: S101 - the column's type
+        stored.add((run_id, attempt))
+    return stored
+
+
+_SAVE_BEATS = Statements("tidewheel.transitions")["save_beats"]
+
+# What has begun and is not over: a run that is being cancelled may still say how far it came.
+BEATING = [RunState.RUNNING, RunState.WAITING, RunState.CANCELLING]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life.
+
+    Args:
+        run_id: The run.
+        attempt: The fence.
+        executor_id: In whose hands it is; None where the attempt's task token speaks for it.
+        progress: JSON text; None leaves what this attempt said before.
+        checkpoint: What the next attempt receives; None leaves what is there.
+    """
+
+    run_id: UUID
+    attempt: int
+    executor_id: UUID | None = None
+    progress: bytes | None = None
+    checkpoint: bytes | None = None
+
+
+def save_beats(connection: Conn, beats: Sequence[Beat]) -> set[UUID]:
+    """Store what attempts say of themselves, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        beats: At most one per run: the newest, with the last progress and the last checkpoint.
+
+    Returns:
+        The runs of which it was stored. The others are over, or another attempt's.
+    """
+    if not beats:
+        return set()
+    # Made with the run already, unless somebody dropped it while the run was open for weeks.
+    ensure_days(connection, {day_of(run_instant(beat.run_id)) for beat in beats})
+    columns: dict[str, object] = {
+        "run_ids": uuids(beat.run_id for beat in beats),
+        "attempts": integers(beat.attempt for beat in beats),
+        "executor_ids": uuids(beat.executor_id for beat in beats),
+        "progress": [beat.progress for beat in beats],
+        "checkpoints": [beat.checkpoint for beat in beats],
+        "states": BEATING,
+    }
+    rows = connection.execute(_SAVE_BEATS, columns, binary=True).fetchall()
+    return {run_id for (run_id,) in rows if isinstance(run_id, UUID)}

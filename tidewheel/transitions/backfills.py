@@ -10,12 +10,12 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn
 from tidewheel.ids import first_run_id
-from tidewheel.jobs.timestamps import format_timestamp
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.sql import Statements
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 

@@ -12,12 +12,12 @@ from tidewheel.ids import event_text
 from tidewheel.outbox import OutboxClass, OutboxRow, pack
 from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
 from tidewheel.schemas.cloudevents import completion_headers
-from tidewheel.schemas.records import RunError
-from tidewheel.schemas.wire import read_run_completed, run_completed
+from tidewheel.schemas.generated.records import RunError
+from tidewheel.schemas.generated.wire import read_run_completed, run_completed
 from tidewheel.transitions.installation import Installation
 
 if TYPE_CHECKING:
-    from tidewheel.transitions.end import Outcome, RunEnd
+    from tidewheel.transitions.finish import Outcome, RunEnd
 
 _KINDS = {state: state.encode() for state in RunState}
 _BLANK = bytes(36)  # stands for an id in headers made for many; no text in them has a NUL

@@ -8,19 +8,19 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.arrays import uuids
-from tidewheel.db import Conn
 from tidewheel.ids import event_id
 from tidewheel.jobs.payload import Payload
 from tidewheel.outbox import Headers, OutboxClass, OutboxRow, append, headers_of, parts_of
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState, sequence_of
-from tidewheel.schemas import records
 from tidewheel.schemas.definitions import NO_PAYLOAD
-from tidewheel.sql import Statements
+from tidewheel.schemas.generated import records
 from tidewheel.transitions.installation import Installation
 
 if TYPE_CHECKING:
-    from tidewheel.transitions.end import ClosedRun, RunEnd
+    from tidewheel.transitions.finish import ClosedRun, RunEnd
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_FAILED_RUN = _SQL["add_failed_run"]

@@ -1,13 +1,18 @@
-"""Lifecycle events: what happened to jobs, for whoever watches `tidewheel.events`."""
+"""Lifecycle events: what happened to jobs, for whoever watches `tidewheel.events`.
 
-from collections.abc import Mapping
+Telling of changes: the lifecycle event of each job that was changed.
+"""
+
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Protocol
 from uuid import UUID
 
 from tidewheel.ids import hashed_id, micros
-from tidewheel.outbox import OutboxClass, OutboxRow
-from tidewheel.schemas import records
+from tidewheel.outbox import OutboxClass, OutboxRow, append
+from tidewheel.postgres.session import Conn
 from tidewheel.schemas.cloudevents import lifecycle_headers
+from tidewheel.schemas.generated import records
 from tidewheel.transitions.installation import Installation
 
 
@@ -66,3 +71,45 @@ def lifecycle_row(
         publish_at=now,
         headers=lifecycle_headers(event, source=installation.source, content_type=installation.content_type),
     )
+
+
+class Told(Protocol):
+    """The part of a job's row that its event needs."""
+
+    @property
+    def job_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
+    @property
+    def tenant(self) -> str: ...  # noqa: D102
+    @property
+    def key(self) -> str: ...  # noqa: D102
+    @property
+    def shard(self) -> int: ...  # noqa: D102
+    @property
+    def version(self) -> int: ...  # noqa: D102
+
+
+def tell(
+    connection: Conn,
+    installation: Installation,
+    kind: str,
+    jobs: Sequence[Told],
+    *,
+    now: datetime,
+    reasons: Mapping[UUID, str | None],
+) -> None:
+    """Write the lifecycle event of each job that was changed."""
+    events = [
+        lifecycle_row(
+            installation,
+            kind=kind,
+            tenant=job.tenant,
+            job_id=job.job_id,
+            job_key=job.key,
+            job_version=job.version,
+            shard=job.shard,
+            now=now,
+            reason=reasons.get(job.job_id),
+        )
+        for job in jobs
+    ]
+    append(connection, events, shards=installation.shards)

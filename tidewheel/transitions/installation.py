@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 
-from tidewheel.db import Conn
 from tidewheel.errors import SettingsError
+from tidewheel.kafka.topics import Topics
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.cloudevents import ContentType
 from tidewheel.schemas.codec import encode, encode_json
-from tidewheel.schemas.records import DeadLetter, LifecycleEvent, RunCompleted
+from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, RunCompleted
 from tidewheel.settings import Connections
-from tidewheel.sql import Statements
-from tidewheel.topics import Topics
 
 _SQL = Statements("tidewheel.transitions")
 _READ_INSTALLATION = _SQL["read_installation"]

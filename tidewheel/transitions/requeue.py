@@ -11,14 +11,14 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.db import Conn
 from tidewheel.outbox import append
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, sources, target
-from tidewheel.sql import Statements
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
-from tidewheel.transitions.dispatch import build_requests, request_rows
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _REQUEUE_RUNS = _SQL["requeue_runs"]

@@ -1,14 +1,19 @@
 """Whether a failed attempt is followed by another, and when: pure.
 
 The budget is `charged`, compared with `max_attempts`; hand-back, snooze and loss leave it alone.
+
+The names of timeouts: what reason, error type, completion and dead letter say when one has struck.
+
+Who keeps which is told in docs/adr/0018-who-keeps-which-timeout.md.
 """
 
 import random
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from uuid import UUID
 
-from tidewheel.schemas.records import Backoff, JobDefinition, Retry
+from tidewheel.schemas.generated.records import Backoff, JobDefinition, Retry
 
 UNKNOWN_OUTCOME = "unknown_outcome"  # error type and reason: of a run that may be attempted once, nobody knows the end
 
@@ -62,7 +67,7 @@ def delay_before_next(retry: Retry, failure: Failure, charged: int, *, spread: f
     Returns:
         None where there is no next attempt.
 
-    >>> from tidewheel.schemas.records import Backoff, Retry
+    >>> from tidewheel.schemas.generated.records import Backoff, Retry
     >>> policy = Retry(max_attempts=4, backoff=Backoff.EXPONENTIAL, initial_ms=2000, factor=2.0, max_ms=3_600_000,
     ...                jitter=0.1, intervals_ms=(), non_retryable=())
     >>> [delay_before_next(policy, Failure("ValueError"), n, spread=0.0) for n in (1, 2, 3, 4)]
@@ -83,3 +88,42 @@ def _backoff_ms(retry: Retry, charged: int) -> float:
         return float(retry.initial_ms)  # `max` bounds what grows
     # The exponent is bounded, so that a policy of a thousand attempts does not overflow a float.
     return min(retry.initial_ms * retry.factor ** min(charged - 1, 64), float(retry.max_ms))
+
+
+class Timeout(StrEnum):
+    """A timeout, by the name of the field that sets it."""
+
+    START_TO_CLOSE = "start_to_close"  # one attempt took too long
+    HEARTBEAT = "heartbeat"  # an attempt said nothing for too long
+    SCHEDULE_TO_START = "schedule_to_start"  # no attempt began in time
+    SCHEDULE_TO_CLOSE = "schedule_to_close"  # all attempts together took too long
+    ASYNC_TIMEOUT = "async_timeout"  # nobody completed an http target's run that had answered 202
+    REPLY_TIMEOUT = "reply_timeout"  # no reply came to a kafka target's message
+
+
+FINAL_TIMEOUTS = frozenset({Timeout.SCHEDULE_TO_START, Timeout.SCHEDULE_TO_CLOSE})  # no attempt follows
+
+_PREFIX = "timeout_"
+
+
+def timeout_type(which: str) -> str:
+    """The error type of a timeout, as `non_retryable` would name it.
+
+    >>> timeout_type(Timeout.HEARTBEAT)
+    'timeout_heartbeat'
+    """
+    return f"{_PREFIX}{which}"
+
+
+def timeout_of(error_type: str) -> str:
+    """The timeout that an error type names."""
+    return error_type.removeprefix(_PREFIX)
+
+
+def timeout_message(which: str, seconds: float) -> str:
+    """What its error says.
+
+    >>> timeout_message(Timeout.SCHEDULE_TO_START, 1.5)
+    'schedule_to_start of 1.5 s has passed'
+    """
+    return f"{which} of {seconds:g} s has passed"

@@ -11,10 +11,10 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.arrays import integers, uuids
-from tidewheel.db import Conn
+from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, sources, target
-from tidewheel.sql import Statements
 
 _SQL = Statements("tidewheel.transitions")
 _ASK_TO_CANCEL = _SQL["ask_to_cancel"]

@@ -9,21 +9,21 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.arrays import NEVER, instants, instants_of, uuids, words
-from tidewheel.binary_rows import instant
-from tidewheel.db import Conn
 from tidewheel.ids import JobId, run_id
-from tidewheel.jobs.timestamps import format_timestamp
-from tidewheel.metrics import metrics
-from tidewheel.occurrences import Decision, Fire, Skip
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
+from tidewheel.postgres.pg_arrays import NEVER, instants, instants_of, uuids, words
+from tidewheel.postgres.pg_copy import instant
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
 from tidewheel.runs import Cause, Move, Overlap, sources
+from tidewheel.schedules.decision import Decision, Fire, Skip
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import JobDefinition
-from tidewheel.sql import Statements
+from tidewheel.schemas.generated.records import JobDefinition
+from tidewheel.transitions.create import NewRun, RunInputs, write_runs
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.write import NewRun, RunInputs, write_runs
 
 _SQL = Statements("tidewheel.transitions")
 _MOVE_TIMERS = _SQL["move_timers"]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-from tidewheel.arrays import integers, uuids
-from tidewheel.db import Conn
+from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources, target
-from tidewheel.sql import Statements
-from tidewheel.transitions.end import RunEnd, end_runs
+from tidewheel.transitions.finish import RunEnd, end_runs
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")

@@ -14,7 +14,7 @@ import httpx
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER
 from tidewheel.control.api.service import Api
-from tidewheel.service import Stop
+from tidewheel.process.service import Stop
 from tidewheel.settings import ApiSettings
 
 _SECONDS = 60.0

@@ -14,8 +14,8 @@ from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.api.service import Api
 from tidewheel.errors import SettingsError
+from tidewheel.process.service import Stop
 from tidewheel.schemas.codec import all_schemas
-from tidewheel.service import Stop
 from tidewheel.settings import ApiSettings
 
 TOKEN = "correct-horse-battery"

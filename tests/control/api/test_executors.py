@@ -23,7 +23,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.records import RunRequest
+from tidewheel.schemas.generated.records import RunRequest
 from tidewheel.task_tokens import read_task_token
 
 

@@ -12,7 +12,7 @@ from tests.fixtures.database import Database
 from tests.intake.waiting import token_of, waiting
 from tests.transitions.acts import completions, final_state, open_run, submit
 from tidewheel.task_tokens import task_token
-from tidewheel.transitions.start import Started
+from tidewheel.transitions.claim import Started
 
 
 @pytest.fixture

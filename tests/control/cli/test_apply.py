@@ -11,7 +11,7 @@ from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.cli.job_lists import MOST_WHOLE_BYTES
-from tidewheel.control.loading import APPLIED_AT_ONCE
+from tidewheel.control.client.bulk_load import APPLIED_AT_ONCE
 
 Write = Callable[[str, str], str]
 

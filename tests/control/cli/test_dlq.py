@@ -3,7 +3,7 @@
 import pytest
 
 from tests.control.cli.command import asked, tidewheel
-from tests.control.test_redriving import fail, garble
+from tests.control.client.test_dead_letters import fail, garble
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, ask, open_runs, submit
 

@@ -10,7 +10,7 @@ import pytest
 from tests.control.cli.command import NOBODY, Done, asked, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, end, ending, succeed, trigger
-from tidewheel.control.client import Client
+from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 

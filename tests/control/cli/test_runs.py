@@ -12,9 +12,9 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
+from tidewheel.process.service import Stop
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.cancelling import Cancelling
-from tidewheel.service import Stop
+from tidewheel.scheduler.bulk_cancel import Cancelling
 
 
 @pytest.fixture

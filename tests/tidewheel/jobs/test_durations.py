@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewheel.jobs.durations import format_duration, microseconds, parse_duration
-from tidewheel.jobs.misfit import Misfit
+from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.values import format_duration, microseconds, parse_duration
 
 
 @settings(deadline=None)

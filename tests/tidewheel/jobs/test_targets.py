@@ -6,7 +6,7 @@ import pytest
 
 from tests.tidewheel.jobs.submitting import refused_job, submitted
 from tidewheel.schemas.definitions import definition_record, needs
-from tidewheel.schemas.records import HttpTarget, KafkaTarget, LambdaTarget, ShellTarget, Target, TargetKind
+from tidewheel.schemas.generated.records import HttpTarget, KafkaTarget, LambdaTarget, ShellTarget, Target, TargetKind
 
 DAY_MS = 24 * 60 * 60 * 1000
 ARN = "arn:aws:lambda:eu-west-1:123456789012:function:report"

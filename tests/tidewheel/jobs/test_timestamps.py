@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.jobs.misfit import Misfit
-from tidewheel.jobs.timestamps import format_timestamp, parse_timestamp
+from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.values import format_timestamp, parse_timestamp
 
 
 @given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=st.timezones()))  # noqa: DTZ001

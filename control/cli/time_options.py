@@ -1,0 +1,114 @@
+"""Instants on the command line: RFC 3339 or on the wall clock of a zone; shown in UTC, with that clock beside.
+
+A local time that no clock shows, or that it shows twice, is refused with the instants that can be meant.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.values import parse_duration, parse_timestamp
+from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.schedule import at_second, whole_second
+from tidewheel.schedules.zones import Zone, zone
+
+Tz = Annotated[
+    str | None, typer.Option("--tz", metavar="ZONE", help="IANA zone, for times without an offset and for answers.")
+]
+
+SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
+"""A span of time as a bare number."""
+
+_LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
+_NEAR = 2 * 86_400  # no zone's clock was ever set by more than a day
+
+
+def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime:
+    """The instant that a text names: RFC 3339, or a local time such as `2026-03-29T08:00` where a zone is given.
+
+    Raises:
+        InvalidInput: It names none, or two.
+        ScheduleRefused: There is no such zone.
+    """
+    if not _LOCAL.fullmatch(text):
+        try:
+            return parse_timestamp(text)
+        except Misfit as misfit:
+            raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in misfit.errors]) from misfit
+    if zone_name is None:
+        problem = f"{text!r} has no offset, so it names no instant"
+        refuse(path, problem, f"say whose clock it is on with --tz, or write {_utc(text)}")
+    try:
+        local = datetime.fromisoformat(text)
+    except ValueError as error:
+        refuse(path, f"{text!r} is no time ({error})", "write one such as 2026-03-29T08:00")
+    return _on_the_clock(local, text, path, zone(zone_name))
+
+
+def read_duration(text: str, path: str) -> timedelta:
+    """The span of time that a text names; a bare number is seconds.
+
+    Raises:
+        InvalidInput: It names none.
+    """
+    try:
+        return parse_duration(float(text) if SECONDS.fullmatch(text) else text)
+    except Misfit as misfit:
+        raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in misfit.errors]) from misfit
+
+
+def rfc3339(at: datetime) -> str:
+    """An instant in UTC, as short as it can be said exactly.
+
+    >>> from datetime import timezone
+    >>> rfc3339(datetime(2026, 3, 29, 8, tzinfo=timezone(timedelta(hours=2))))
+    '2026-03-29T06:00:00Z'
+    """
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
+def wall(local: datetime) -> str:
+    """A local time with its weekday, offset and abbreviation; of UTC, which stands beside it, the weekday alone.
+
+    >>> wall(on_clock(datetime(2026, 3, 29, 1, tzinfo=UTC), "Europe/Berlin"))
+    'Sun 2026-03-29T03:00:00+02:00 CEST'
+    """
+    if local.tzname() == "UTC":
+        return f"{local:%a}"
+    name = local.tzname() or ""
+    return f"{local:%a} {local.isoformat()}" + (f" {name}" if name[:1].isalpha() else "")
+
+
+def beside(at: datetime, zone_name: str | None) -> str:
+    """An instant in UTC, with the wall time beside it where a zone other than UTC is known."""
+    if zone_name is None or zone_name == "UTC":
+        return rfc3339(at)
+    return f"{rfc3339(at)}  {wall(on_clock(at, zone_name))}"
+
+
+def _on_the_clock(local: datetime, text: str, path: str, of: Zone) -> datetime:
+    second = whole_second(local.replace(tzinfo=UTC))
+    spans = range(max(of.span_at(second - _NEAR), 0), of.span_at(second + _NEAR) + 1)
+    found = sorted(second - of.offsets[span] for span in spans if of.span_at(second - of.offsets[span]) == span)
+    if not found:
+        after = next(of.starts[span] for span in spans if span and second < of.starts[span] + of.offsets[span])
+        problem = f"{text!r} does not exist: the clock of {of.name} leaves it out"
+        refuse(path, problem, f"the first time after is {_pasted(after, of)}")
+    if len(found) > 1:
+        problem = f"{text!r} comes {'twice' if len(found) == 2 else 'several times'} in {of.name}"
+        refuse(path, problem, f"write {' or '.join(_pasted(one, of) for one in found)}")
+    return at_second(found[0]).replace(microsecond=local.microsecond)
+
+
+def _pasted(second: int, of: Zone) -> str:
+    return on_clock(at_second(second), of.name).isoformat()
+
+
+def _utc(text: str) -> str:
+    day, _, time = text.upper().replace(" ", "T").partition("T")
+    parts = (time or "00:00").split(":")
+    return f"{day}T{':'.join(parts if len(parts) == 3 else [*parts, '00'])}Z"

@@ -1,0 +1,1 @@
+"""The Python client: submit, trigger, read and wait for runs."""

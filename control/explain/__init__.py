@@ -1,0 +1,1 @@
+"""Explanations: why a job fires or does not fire at an instant."""

@@ -1,0 +1,67 @@
+"""What a change of the clock does to an instant, or to its neighbours, in sentences."""
+
+from datetime import datetime, timedelta
+
+from tidewheel.schedules.calendars import Calendared
+from tidewheel.schedules.cron_matching import following
+from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.describe import effects
+from tidewheel.schedules.schedule import Schedule, at_second, whole_second
+from tidewheel.schedules.zoned_cron import LocalisedCron
+from tidewheel.schedules.zones import zone
+
+_NEAR = timedelta(days=2)  # a change of the clock further away has nothing to do with the question
+_TICK = timedelta(microseconds=1)
+
+
+def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = None) -> tuple[str, ...]:
+    """The effects on an occurrence, with what a clock change has swallowed since the one before.
+
+    Args:
+        schedule: Which says so.
+        at: The occurrence.
+        since: The one before; looked up when not given.
+    """
+    bare = schedule.schedule if isinstance(schedule, Calendared) else schedule
+    if not isinstance(bare, CronSchedule):
+        return ()
+    since = max(since or bare.before(at) or at - _NEAR, at - 2 * _NEAR)
+    several = len(bare.entries) > 1
+    return tuple(
+        f"`{entry.fields.expression}`: {note}" if several else note
+        for entry in bare.entries
+        if entry.following(whole_second(at)) == whole_second(at)
+        for note in effects(entry, whole_second(since), whole_second(at))
+    )
+
+
+def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
+    """Why the clock on the wall may have made somebody expect an occurrence where there is none."""
+    bare = schedule.schedule if isinstance(schedule, Calendared) else schedule
+    if not isinstance(bare, CronSchedule):
+        return ()
+    other_pass = [note for entry in bare.entries if (note := _other_pass(entry, at)) is not None]
+    notes = [*other_pass]
+    for neighbour in (bare.before(at), bare.after(at)):
+        if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
+            told = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
+            notes += [f"of the occurrence at {told}: {note}" for note in occurrence_notes(bare, neighbour)]
+    return tuple(notes)
+
+
+def _other_pass(entry: LocalisedCron, at: datetime) -> str | None:
+    """Of a local time that comes twice and fires in the other pass alone."""
+    second, of = whole_second(at), zone(entry.zone_name)
+    span = of.span_at(second)
+    local = second + of.offsets[span]
+    if at.microsecond or following(entry.fields, local) != local:
+        return None
+    for index in (span - 1, span + 1):
+        if 0 <= index < len(of.starts):
+            other = local - of.offsets[index]
+            if of.span_at(other) == index and entry.following(other) == other:
+                which = "second" if index < span else "first"
+                shown = f"{at_second(local):%Y-%m-%d %H:%M:%S}"
+                fires = f"{at_second(other):%Y-%m-%dT%H:%M:%S}Z"
+                return f"{shown} comes twice; this is the {which} time, and it fires at the other, {fires}"
+    return None

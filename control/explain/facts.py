@@ -1,0 +1,260 @@
+"""Everything that is read to explain one instant of a job: rows as they are, nothing decided."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.explain.explanation import AttemptFacts, RunFacts, SkipSpan
+from tidewheel.control.explain.version_timeline import Saying, VersionsNear, read_versions_near
+from tidewheel.errors import UnknownJob
+from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Cause
+from tidewheel.schedules.decision import Override
+from tidewheel.schedules.simple import Once
+
+_SQL = Statements("tidewheel.control")
+_READ_PLACE = _SQL["read_place"]
+_READ_RUNS_AT = _SQL["read_runs_at"]
+_READ_ATTEMPTS_OF = _SQL["read_attempts_of"]
+_READ_SKIPS_AT = _SQL["read_skips_at"]
+_READ_SAID = _SQL["read_said"]
+_READ_JOB_ERROR = _SQL["read_job_error"]
+_FIND_HOLDER_AT = _SQL["find_holder_at"]
+_FIND_TURN = _SQL["find_turn"]
+_FIND_CHAIN = _SQL["find_chain"]
+_OLDEST_DAY_OF_RUNS = _SQL["oldest_day_of_runs"]
+
+_FOREVER = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """A job's row and its timer's, with the clock."""
+
+    job_id: UUID
+    key: str
+    tenant: str
+    version: int
+    paused: bool
+    paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    paused_until: datetime | None
+    finished_at: datetime | None
+    deleted_at: datetime | None
+    cursor_at: datetime | None
+    due_at: datetime | None
+    held: str | None
+    catch_up_end: datetime | None
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What somebody said about one occurrence: to leave it out, or to move it."""
+
+    scheduled_at: datetime
+    moved_to: datetime | None
+    made_at: datetime
+    made_by: str | None
+    reason: str | None
+    done_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of one instant.
+
+    Args:
+        connection: To read more by, where it is needed.
+        at: The instant, in UTC.
+        job: The job.
+        near: Its versions around the instant.
+        runs: The instant's, the timer's first.
+        spans: What the ledger has of it, the shortest first.
+        said: What was said about single occurrences, in their order.
+        misfire_after: How late an occurrence may be before it is missed.
+    """
+
+    connection: Conn
+    at: datetime
+    job: JobPlace
+    near: VersionsNear
+    runs: tuple[RunFacts, ...]
+    spans: tuple[SkipSpan, ...]
+    said: tuple[Said, ...]
+    misfire_after: timedelta
+
+    @property
+    def run(self) -> RunFacts | None:
+        """What the occurrence became."""
+        return self.runs[0] if self.runs and self.runs[0].cause == Cause.TIMER else None
+
+    @property
+    def saying(self) -> Saying | None:
+        """The version in force; of a `once` whose time had passed when it came, that one."""
+        found = self.near.in_force(self.at)
+        if found is not None and found.says(self.at):
+            return found
+        late = (each for each in self.near.sayings if isinstance(each.schedule, Once) and each.schedule.at == self.at)
+        return next(late, found)
+
+    @property
+    def about_it(self) -> Said | None:
+        """What was said about this very occurrence."""
+        return next((each for each in self.said if each.scheduled_at == self.at), None)
+
+    @property
+    def moved_here(self) -> Said | None:
+        """The occurrence that was moved to this instant."""
+        return next((each for each in self.said if each.moved_to == self.at), None)
+
+    @property
+    def overrides(self) -> list[Override]:
+        """What decisions about the timer must know of what was said."""
+        cursor = self.job.cursor_at or _FOREVER
+        return [
+            Override(each.scheduled_at, each.moved_to, each.done_at is not None)
+            for each in self.said
+            if each.scheduled_at >= cursor or (each.moved_to is not None and each.done_at is None)
+        ]
+
+    def error(self) -> tuple[str, datetime] | None:
+        """Why the job was set aside, and when."""
+        return read_job_error(self.connection, self.job.job_id)
+
+    def holder(self, then: datetime, run_id: UUID) -> UUID | None:
+        """Which run had the turn that another did not get then, as far as it can still be told."""
+        columns = {"job_id": self.job.job_id, "at": then, "run_id": run_id}
+        found = self.connection.execute(_FIND_HOLDER_AT, columns, binary=True).fetchone()
+        return cast("UUID", found[0]) if found else None
+
+    def turn(self) -> UUID | None:
+        """Which run has the job's turn now."""
+        found = self.connection.execute(_FIND_TURN, {"job_id": self.job.job_id}, binary=True).fetchone()
+        return cast("UUID", found[0]) if found else None
+
+    def chain(self) -> tuple[datetime | None, datetime | None]:
+        """The instants before and after for which the timer made runs."""
+        columns = {"job_id": self.job.job_id, "at": self.at}
+        found = self.connection.execute(_FIND_CHAIN, columns, binary=True).fetchone()
+        return cast("tuple[datetime | None, datetime | None]", found or (None, None))
+
+    def oldest_day(self) -> datetime | None:
+        """The oldest day whose runs are kept; None while there are none."""
+        found = self.connection.execute(_OLDEST_DAY_OF_RUNS).fetchone()
+        text = found[0] if found else None
+        return datetime.strptime(str(text), "%Y%m%d").replace(tzinfo=UTC) if text else None
+
+
+def read_asked(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> Asked:
+    """Read what is known of an instant.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+        ScheduleRefused: A stored schedule cannot be read.
+    """
+    job = read_place(connection, tenant, key)
+    said = read_said(connection, job.job_id, job.cursor_at or _FOREVER, at)
+    with connection.cursor(row_factory=class_row(SkipSpan), binary=True) as cursor:
+        spans = tuple(cursor.execute(_READ_SKIPS_AT, {"job_id": job.job_id, "at": at}))
+    about_it = next((each for each in said if each.scheduled_at == at), None)
+    due = about_it.moved_to if about_it is not None and about_it.moved_to is not None else at
+    return Asked(
+        connection=connection,
+        at=at,
+        job=job,
+        near=read_versions_near(
+            connection, job.job_id, tenant, at, cursor=job.cursor_at, catch_up_end=job.catch_up_end
+        ),
+        runs=_read_runs(connection, job.job_id, at, due),
+        spans=spans,
+        said=said,
+        misfire_after=misfire_after,
+    )
+
+
+def read_place(connection: Conn, tenant: str, key: str) -> JobPlace:
+    """Where a job stands, deleted or not.
+
+    Raises:
+        UnknownJob: There is none and never was one.
+    """
+    with connection.cursor(row_factory=class_row(JobPlace), binary=True) as cursor:
+        found = cursor.execute(_READ_PLACE, {"job_id": job_id(tenant, key)}).fetchone()
+    if found is None:
+        raise UnknownJob(tenant, key)
+    return found
+
+
+def read_said(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[Said, ...]:
+    """What was said about occurrences from `cursor_at` on, about moved ones that have not fired, and about `at`."""
+    with connection.cursor(row_factory=class_row(Said), binary=True) as cursor:
+        return tuple(cursor.execute(_READ_SAID, {"job_id": job, "at": at, "cursor_at": cursor_at}))
+
+
+def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:
+    """Why a job was set aside, and when."""
+    found = connection.execute(_READ_JOB_ERROR, {"job_id": job}, binary=True).fetchone()
+    return cast("tuple[str, datetime] | None", found)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunRow:
+    run_id: UUID
+    cause: str
+    state: str
+    reason: str | None
+    job_version: int
+    queue: str
+    handler: str | None
+    made_at: datetime
+    publish_at: datetime | None
+    late_ms: int | None
+    attempt: int
+    started_at: datetime | None
+    executor_id: UUID | None
+    finished_at: datetime | None
+    error_type: str | None
+
+
+def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:
+    with connection.cursor(row_factory=class_row(_RunRow), binary=True) as cursor:
+        rows = cursor.execute(_READ_RUNS_AT, {"job_id": job, "at": at}).fetchall()
+    return tuple(_facts(row, _read_attempts(connection, row), due) for row in rows)
+
+
+def _read_attempts(connection: Conn, row: _RunRow) -> Sequence[AttemptFacts]:
+    with connection.cursor(row_factory=class_row(AttemptFacts), binary=True) as cursor:
+        over = cursor.execute(_READ_ATTEMPTS_OF, {"run_id": row.run_id}).fetchall()
+    if row.executor_id is None:
+        return over
+    return [*over, AttemptFacts(row.attempt, None, row.executor_id, row.started_at, None, None, None)]
+
+
+def _facts(row: _RunRow, attempts: Sequence[AttemptFacts], due: datetime) -> RunFacts:
+    late = row.made_at - due if row.cause == Cause.TIMER and row.made_at > due else None
+    return RunFacts(
+        run_id=row.run_id,
+        cause=row.cause,
+        state=row.state,
+        reason=row.reason,
+        job_version=row.job_version,
+        queue=row.queue,
+        handler=row.handler,
+        made_at=row.made_at,
+        publish_at=row.publish_at,
+        late=late,
+        made_up=row.late_ms is not None,
+        attempt=row.attempt,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        error_type=row.error_type,
+        attempts=tuple(attempts),
+    )

@@ -1,0 +1,222 @@
+"""`preview`: what a job would do that is not saved, by the code that would accept and fire it. Writes nothing."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from psycopg.rows import class_row
+
+from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.text import instant, length, waiting_for
+from tidewheel.control.explain.upcoming import MOST_SHOWN, Coming, Walk
+from tidewheel.control.explain.version_timeline import Place as TimerPlace
+from tidewheel.errors import Refused
+from tidewheel.ids import JobId, job_id
+from tidewheel.intake.calendars import unknown_calendars
+from tidewheel.intake.locks import JobRow, read_now
+from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version
+from tidewheel.intake.submit import at_root
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobSubmit
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Overlap
+from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.describe import describe, on_clock
+from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.simple import FixedDelay, Interval, Once
+from tidewheel.schedules.timer_state import DaySets, Standing, standing, zone_name
+from tidewheel.transitions.decision_inputs import read_day_sets
+
+_READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # as intake reads them, here without their locks
+
+_MICROSECOND = timedelta(microseconds=1)
+_OVERLAP: Mapping[str, str] = {
+    Overlap.SKIP: "an occurrence that finds a run under way is skipped",
+    Overlap.BUFFER_ONE: "one occurrence waits for the run under way, further ones are skipped",
+    Overlap.BUFFER_ALL: "occurrences wait for the run under way, one after another",
+    Overlap.CANCEL_OTHER: "the run under way is cancelled, and the new one starts when it has ended",
+    Overlap.TERMINATE_OTHER: "the run under way is ended by the new one",
+    Overlap.ALLOW_ALL: "runs may be under way side by side",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a job would do.
+
+    Args:
+        key: Its key; None where it has none.
+        version: The version it would become.
+        zone: On whose clock it goes.
+        now: The database's clock.
+        words: What its schedule and its policies mean, a sentence each.
+        coming: Its next occurrences in their order; what calendars leave out lies between them, and is not counted.
+        exhausted: Whether there are no more.
+    """
+
+    key: str | None
+    version: int
+    zone: str
+    now: datetime
+    words: tuple[str, ...]
+    coming: tuple[Coming, ...]
+    exhausted: bool
+
+
+def preview(
+    connection: Conn,
+    tenant: str,
+    job: Mapping[str, object] | JobSpec,
+    n: int = 10,
+    after: datetime | None = None,
+) -> Preview:
+    """What a job would do that is not saved: as a new job, or as the next version of the one that has its key.
+
+    Args:
+        connection: To read by; REPEATABLE READ, so that all of it is of one moment.
+        tenant: Whose job.
+        job: As in a `job.submit`.
+        n: How many occurrences, up to 1,000.
+        after: They are later than this; now when not given.
+
+    Raises:
+        Refused: As a submit would be; `errors` names each field and its remedy.
+    """
+    given = job if isinstance(job, JobSpec) else dict(job)
+    request = parse_request({"type": "job.submit", "tenant": tenant, "job": given})
+    assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
+    now = read_now(connection)
+    version = _version(connection, tenant, request.job, now)
+    where = _standing(connection, tenant, version, after or now)
+    schedule, zone, n = where.schedule, zone_name(where.schedule), min(max(n, 0), MOST_SHOWN)
+    lines = tuple(_lines(where, version, after or now, now, n))
+    counted = sum(line.outcome is not Outcome.COMING_EXCLUDED for line in lines)
+    words = tuple(_words(version, where, now))
+    return Preview(request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule))
+
+
+def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> NextVersion:
+    row = _job_row(connection, tenant, spec.key or "", now)
+    days = read_day_sets(connection, {(tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)})
+    unknown = unknown_calendars(connection, tenant, spec, days)
+    if unknown is not None:
+        raise unknown
+    return version_of(spec, row, now, days)
+
+
+def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> NextVersion:
+    """The version that a spec would become; pure.
+
+    Raises:
+        Refused: As a submit would be.
+    """
+    try:
+        ensure_worth_it(spec, row, now, days)
+    except Refused as refused:
+        raise at_root(refused) from refused
+    return next_version(spec, row, Place(now=now, left=None, settled=False, chained=False), days)
+
+
+def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
+    """The job that has the key, else one that is still to be."""
+    job = job_id(tenant, key)
+    with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
+        found = cursor.execute(_READ_JOBS, {"job_ids": [job]}).fetchone()
+    return found or no_job(job, tenant, key, now)
+
+
+def no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
+    """The row of a job that is still to be."""
+    return JobRow(
+        job_id=job,
+        tenant=tenant,
+        key=key,
+        shard=0,
+        version=0,
+        spec_hash=None,
+        anchor=None,
+        every_us=None,
+        paused=False,
+        paused_until=None,
+        failures=0,
+        pause_on_failure=None,
+        created_at=now,
+        finished_at=None,
+        deleted_at=None,
+        schedule=None,
+        policy=None,
+        set_aside=False,
+    )
+
+
+def _standing(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> Standing:
+    days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
+    place = TimerPlace(version.job.job_id, tenant, version.schedule_text, version.policy_text, cursor)
+    return standing(place, days)
+
+
+def _lines(where: Standing, version: NextVersion, after: datetime, now: datetime, n: int) -> Iterator[Coming]:
+    zone, first = zone_name(where.schedule), version.next_at
+    if isinstance(where.schedule, FixedDelay | Once):
+        if n and first is not None and (after <= now or first > after):
+            yield Coming(first, on_clock(first, zone), Outcome.COMING if first >= now else Outcome.WAITING, first)
+        return
+    yield from Walk(where, version.job.job_id, zone, after).lines(n)
+
+
+def _ends(schedule: Schedule) -> bool:
+    return not isinstance(schedule, FixedDelay)
+
+
+def _words(version: NextVersion, where: Standing, now: datetime) -> Iterator[str]:
+    yield from _schedule_words(where.schedule, now)
+    yield from _bound_words(version)
+    policies, spec = where.policies, version.spec
+    if spec.recurring:
+        yield f"overlap is {spec.overlap_policy}: {_OVERLAP[spec.overlap_policy]}."
+    if not isinstance(where.schedule, FixedDelay | Once) and spec.recurring:
+        yield f"After downtime catch_up decides. {waiting_for(policies.catch_up, policies.window)}"
+        yield f"After a pause on_resume decides. {waiting_for(policies.on_resume, policies.window)}"
+    if policies.jitters:
+        longest = f"{policies.jitter_percent:g}% of the time to the next" if policies.jitter_percent else ""
+        yield f"Each run leaves up to {longest or length(policies.jitter)} later than its instant."
+        if spec.key is None:
+            yield "How much later depends on the key, which is not given."
+    if policies.calendars:
+        shift = ", and fire at the same local time on the next open day" if policies.shift else ""
+        named = [f"on days of {', '.join(policies.exclude)}"] if policies.exclude else []
+        named += [f"outside the days of {', '.join(policies.include)}"] if policies.include else []
+        yield f"Occurrences {' and '.join(named)} are left out{shift}."
+    if version.paused:
+        yield "The job is paused." if version.job.exists else "The job begins paused."
+
+
+def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
+    match schedule:
+        case CronSchedule(entries=entries):
+            for entry in entries:
+                gap = {} if entry.gap is None else {"dst_gap": entry.gap}
+                overlap = {} if entry.overlap is None else {"dst_overlap": entry.overlap}
+                said = describe(entry.fields.expression, entry.zone_name, **gap, **overlap)
+                yield f"{entry.fields.expression}: {said}"
+        case Interval(every_us=every_us, anchor=anchor):
+            yield f"Every {length(every_us * _MICROSECOND)}, counted from {instant(anchor)}, whatever clocks do."
+        case FixedDelay(every_us=every_us):
+            yield f"The first at once, then each {length(every_us * _MICROSECOND)} after the end of the run before it."
+        case Once(at=at):
+            late = f", {length(now - at)} ago: it fires at once, marked late" if at < now else ""
+            yield f"Once, at {instant(at)}{late}."
+        case _:
+            yield "Manual: runs come from triggers alone."
+
+
+def _bound_words(version: NextVersion) -> Iterator[str]:
+    spec = version.spec
+    if spec.start_at is not None:
+        yield f"None before {instant(spec.start_at)} (start_at)."
+    if spec.end_at is not None:
+        yield f"None after {instant(spec.end_at)} (end_at)."
+    if spec.max_runs is not None:
+        yield f"{spec.max_runs} occurrences in all (max_runs), fired or not, from when the job is first accepted."

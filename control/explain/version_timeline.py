@@ -1,0 +1,206 @@
+"""The versions of a job around an instant, and what each of them said was to happen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.explain.explanation import VersionInForce
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.calendars import is_occurrence
+from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.decision import DaySet, Override
+from tidewheel.schedules.policies import Policies, policies_from_text
+from tidewheel.schedules.schedule import UNBOUNDED, Schedule
+from tidewheel.schedules.simple import Interval
+from tidewheel.schedules.timer_state import DaySets, Standing, standing, zone_name
+from tidewheel.transitions.decision_inputs import read_day_sets
+
+_READ_VERSIONS_NEAR = Statements("tidewheel.control")["read_versions_near"]
+
+MOST_NEAR = 5  # versions on either side; an instant whose neighbours lie further away is shown without them
+
+_EVERY_DAY = DaySet(weekdays=frozenset(range(7)))
+_WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
+_TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """A version's row."""
+
+    version: int
+    effective_at: datetime
+    retired_at: datetime | None
+    schedule: str
+    policy: str
+    overlap: str
+    handler: str | None
+    queue: str
+    max_runs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A timer's row, or where one would stand, as far as deciding needs it."""
+
+    job_id: UUID
+    tenant: str
+    schedule: str
+    policy: str
+    scheduled_at: datetime
+    catch_up_end: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """What one version says, and between which times it counts.
+
+    Args:
+        row: The version.
+        until: The last instant it counts for; None while it is current.
+        schedule: What it says, within its bounds.
+        effective: The same without excluded days.
+        policies: How it is fired.
+        days: The calendars it names.
+        place: For decisions.
+    """
+
+    row: VersionRow
+    until: datetime | None
+    schedule: Schedule
+    effective: Schedule
+    policies: Policies
+    days: DaySets
+    place: Place
+
+    @property
+    def force(self) -> VersionInForce:
+        """When it counted."""
+        return VersionInForce(self.row.version, self.row.effective_at, self.until)
+
+    @property
+    def zone(self) -> str:
+        """On whose clock it goes."""
+        return zone_name(self.schedule)
+
+    def says(self, at: datetime) -> bool:
+        """Whether an instant is one of its occurrences, excluded or not."""
+        return is_occurrence(self.schedule, at) or is_occurrence(self.effective, at)
+
+    def fires(self, at: datetime) -> bool:
+        """Whether an instant is one of its occurrences and no calendar leaves it out."""
+        return is_occurrence(self.effective, at)
+
+    def standing(self, overrides: Sequence[Override] = ()) -> Standing:
+        """Where its timer stands."""
+        return standing(self.place, self.days, overrides)
+
+    def outside_bounds(self, at: datetime) -> bool:
+        """Whether it would say so but for its bounds."""
+        schedule = self.schedule
+        if not isinstance(schedule, CronSchedule | Interval) or schedule.bounds.holds(at):
+            return False
+        return is_occurrence(replace(schedule, bounds=UNBOUNDED), at)
+
+    def closed_by(self, day: date) -> list[str]:
+        """Which calendars leave a day out, each as a sentence says it."""
+        tenant, named = self.place.tenant, f"{day:%Y-%m-%d} is a {_WEEKDAYS[day.isoweekday() % 7]}"
+        closing = [
+            f"calendar {name!r} has {day:%Y-%m-%d}"
+            if day in self.days[tenant, name].days
+            else f"calendar {name!r} has every {_WEEKDAYS[day.isoweekday() % 7]}, and {named}"
+            for name in self.policies.exclude
+            if day in self.days[tenant, name]
+        ]
+        included = self.policies.include
+        if included and not any(day in self.days[tenant, name] for name in included):
+            closing.append(f"{day:%Y-%m-%d} is in none of the calendars it is limited to ({', '.join(included)})")
+        return closing
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsNear:
+    """Versions around an instant, oldest first.
+
+    Args:
+        sayings: Each with what it says.
+        gone: Calendars that one of them names and that are no more.
+    """
+
+    sayings: tuple[Saying, ...]
+    gone: frozenset[str]
+
+    def in_force(self, at: datetime) -> Saying | None:
+        """The version in force; None before the first, and while the job was deleted."""
+        earlier = [saying for saying in self.sayings if saying.row.effective_at < at]
+        if not earlier or (earlier[-1].until is not None and earlier[-1].until < at):
+            return None
+        return earlier[-1]
+
+    def before(self, at: datetime) -> datetime | None:
+        """The last occurrence earlier than an instant, of the version in force at it."""
+        for saying in reversed(self.sayings):
+            end = at if saying.until is None else min(at, saying.until + _TICK)
+            found = saying.effective.before(end)
+            if found is not None and saying.row.effective_at < found:
+                return found
+        return None
+
+    def after(self, at: datetime) -> datetime | None:
+        """The first occurrence later than an instant, of the version in force at it."""
+        for saying in self.sayings:
+            found = saying.effective.after(max(at, saying.row.effective_at))
+            if found is not None and (saying.until is None or found <= saying.until):
+                return found
+        return None
+
+
+def read_versions_near(
+    connection: Conn,
+    job_id: UUID,
+    tenant: str,
+    at: datetime,
+    *,
+    cursor: datetime | None,
+    catch_up_end: datetime | None,
+) -> VersionsNear:
+    """The versions around an instant.
+
+    Args:
+        connection: To read by.
+        job_id: The job.
+        tenant: Its tenant.
+        at: The instant.
+        cursor: Where its timer stands.
+        catch_up_end: Likewise.
+
+    Raises:
+        ScheduleRefused: A stored schedule cannot be read.
+    """
+    with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
+        columns = {"job_id": job_id, "at": at, "most": MOST_NEAR}
+        rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
+    wanted = {(tenant, name) for row in rows for name in _calendars(row.policy)}
+    known = read_day_sets(connection, wanted)
+    # A calendar that only old versions name may be gone: nobody knows any more which days it had.
+    included = {(tenant, name) for row in rows for name in policies_from_text(row.policy).include}
+    days = {pair: known.get(pair, _EVERY_DAY if pair in included else DaySet()) for pair in wanted}
+    sayings = tuple(
+        _saying(row, following, days, Place(job_id, tenant, row.schedule, row.policy, cursor or at, catch_up_end))
+        for row, following in zip(rows, [*rows[1:], None], strict=True)
+    )
+    return VersionsNear(sayings, frozenset(name for _, name in wanted - known.keys()))
+
+
+def _calendars(policy: str) -> tuple[str, ...]:
+    return policies_from_text(policy).calendars
+
+
+def _saying(row: VersionRow, following: VersionRow | None, days: DaySets, place: Place) -> Saying:
+    until = row.retired_at or (following.effective_at if following else None)
+    where = standing(place, days)
+    return Saying(row, until, where.schedule, where.effective, where.policies, days, place)

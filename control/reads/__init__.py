@@ -1,0 +1,1 @@
+"""Read models for the command line, the API and the client."""

@@ -1,0 +1,88 @@
+"""Reading calendars: a tenant's, or one with its days and the jobs that name it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.errors import UnknownCalendar
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_LIST_CALENDARS = _SQL["list_calendars"]
+_SHOW_CALENDAR = _SQL["show_calendar"]
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarSummary:
+    """A calendar as lists show it.
+
+    Args:
+        name: Unique in its tenant.
+        version: Raised by every change.
+        days: How many single days it has.
+        weekdays: Days of every week, such as `SAT`.
+        jobs: How many jobs name it.
+        source: Where its days came from.
+        updated_at: When it was last changed.
+    """
+
+    name: str
+    version: int
+    days: int
+    weekdays: Sequence[str]
+    jobs: int
+    source: str | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarDetail:
+    """A calendar with its days.
+
+    Args:
+        name: Unique in its tenant.
+        version: Raised by every change.
+        days: Single days, ascending.
+        weekdays: Days of every week, such as `SAT`.
+        jobs: How many jobs name it.
+        keys: The first hundred of their keys.
+        source: Where its days came from.
+        updated_at: When it was last changed.
+    """
+
+    name: str
+    version: int
+    days: Sequence[date]
+    weekdays: Sequence[str]
+    jobs: int
+    keys: Sequence[str]
+    source: str | None
+    updated_at: datetime
+
+
+def list_calendars(connection: Conn, tenant: str) -> list[CalendarSummary]:
+    """The calendars of a tenant, by name.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+    """
+    require_tenant(connection, tenant)
+    with connection.cursor(row_factory=class_row(CalendarSummary), binary=True) as cursor:
+        return cursor.execute(_LIST_CALENDARS, {"tenant": tenant}).fetchall()
+
+
+def show_calendar(connection: Conn, tenant: str, name: str) -> CalendarDetail:
+    """One calendar.
+
+    Raises:
+        UnknownCalendar: There is none of this name in this tenant.
+    """
+    with connection.cursor(row_factory=class_row(CalendarDetail), binary=True) as cursor:
+        found = cursor.execute(_SHOW_CALENDAR, {"tenant": tenant, "name": name}).fetchone()
+    if found is None:
+        raise UnknownCalendar(tenant, name, "`tidewheel calendar list` shows those there are")
+    return found

@@ -1,0 +1,294 @@
+"""Reading dead letters: runs that were given up, and messages that were no request.
+
+A message that cannot be read names no tenant: it is the default one's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TypedDict
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.explain.facts import read_place
+from tidewheel.control.reads.run_detail import RunDetail, show_run
+from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.errors import UnknownDeadLetter, UnknownRun, refuse
+from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import DEAD_LETTERED, Lane
+
+_SQL = Statements("tidewheel.control")
+_LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
+_WALK_DEAD_LETTERS = _SQL["walk_dead_letters"]
+_READ_DEAD_LETTER = _SQL["read_dead_letter"]
+
+COUNTED = 10_000  # what there is beyond so many is not counted: nobody pages through more
+
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9999, 12, 31, tzinfo=UTC)
+_LAST_ID = (1 << 63) - 1
+
+
+class LetterKind(StrEnum):
+    """What a dead letter is."""
+
+    RUN = "run"
+    """A run that was given up."""
+    REQUEST = "request"
+    """A message that was no request."""
+
+
+class LetterFilter(TypedDict, total=False):
+    """Which dead letters are meant: those that fit all of it.
+
+    Attributes:
+        ids: Only these.
+        kind: `run` or `request`.
+        key: Only of this job.
+        status: How the run ended: `failed` or `timed_out`.
+        error_type: What its last attempt failed with.
+        queue: Of this queue.
+        lane: Of this lane.
+        since: Made at this instant or later.
+        until: Made at this instant or before.
+        redriven: Only those that were redriven, or only the others.
+    """
+
+    ids: Sequence[int] | None
+    kind: str | None
+    key: str | None
+    status: str | None
+    error_type: str | None
+    queue: str | None
+    lane: str | None
+    since: datetime | None
+    until: datetime | None
+    redriven: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSummary:
+    """A dead letter as lists show it.
+
+    Args:
+        id: Its id.
+        kind: What it is.
+        run_id: The run, of a run.
+        key: Its job's.
+        job_id: Its job.
+        status: How the run ended.
+        cause: Why there was a run.
+        queue: The run's.
+        lane: The run's.
+        attempt: Its last attempt.
+        error_type: What that failed with.
+        topic: Where the message lay, of a message.
+        partition: In which partition.
+        offset: At which offset.
+        reason: Why it was given up.
+        made_at: When.
+        redriven_as: The run that was made of it.
+        redriven_at: When that was, or when the message was sent again.
+    """
+
+    id: int
+    kind: str
+    run_id: UUID | None
+    key: str | None
+    job_id: UUID | None
+    status: str | None
+    cause: str | None
+    queue: str | None
+    lane: str | None
+    attempt: int | None
+    error_type: str | None
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    reason: str
+    made_at: datetime
+    redriven_as: UUID | None
+    redriven_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPage:
+    """Dead letters, the newest first.
+
+    Args:
+        letters: The page.
+        following: The id to go on after; None on the last page.
+        total: How many there are on all pages, or at least.
+        at_least: Whether there are more than `total`.
+    """
+
+    letters: tuple[DeadLetterSummary, ...]
+    following: int | None
+    total: int
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterDetail:
+    """A dead letter with everything about it.
+
+    Args:
+        summary: What lists show.
+        run: The run with its attempts and the chain of its retries; None where it is none, or not kept any more.
+        message_key: The key of a message, byte for byte.
+        message_value: Its value.
+    """
+
+    summary: DeadLetterSummary
+    run: RunDetail | None
+    message_key: bytes | None
+    message_value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """As much of a dead letter as who redrives or purges it needs."""
+
+    id: int
+    kind: str
+    run_id: UUID | None
+    made_at: datetime
+    redriven_at: datetime | None
+
+
+def list_dead_letters(
+    connection: Conn, tenant: str, which: LetterFilter, *, after: int | None = None, most: int = 50
+) -> DeadLetterPage:
+    """A page of a tenant's dead letters, the newest first.
+
+    Args:
+        connection: To read by.
+        tenant: Whose.
+        which: Those that are wanted.
+        after: Begin after this one.
+        most: How many.
+
+    Raises:
+        InvalidInput: There is no such tenant, kind, status or lane.
+        UnknownJob: There is no such job and never was one.
+        UnknownDeadLetter: There is no dead letter `after`.
+    """
+    columns = _columns(connection, tenant, which)
+    counted = count_letters(connection, tenant, which)
+    before = _LATEST if after is None else _made_at(connection, tenant, after)
+    columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "most": most + 1}
+    found = _list(connection, columns)
+    return DeadLetterPage(
+        letters=tuple(found[:most]),
+        following=found[most - 1].id if len(found) > most else None,
+        total=min(counted, COUNTED),
+        at_least=counted > COUNTED,
+    )
+
+
+def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
+    """One dead letter.
+
+    Raises:
+        UnknownDeadLetter: There is none of this id in this tenant.
+    """
+    columns = _columns(connection, tenant, {"ids": [number]})
+    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": 1})
+    row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
+    if not found or row is None:
+        raise UnknownDeadLetter(number)
+    key, value = row[1:]
+    return DeadLetterDetail(
+        summary=found[0],
+        run=_run(connection, tenant, found[0].run_id),
+        message_key=key if isinstance(key, bytes) else None,
+        message_value=value if isinstance(value, bytes) else None,
+    )
+
+
+def oldest_dead_letters(
+    connection: Conn, tenant: str, which: LetterFilter, *, most: int
+) -> tuple[DeadLetterSummary, ...]:
+    """The first of a tenant's dead letters, the oldest first."""
+    ids = [letter.id for letter in walk_letters(connection, tenant, which, after=None, most=most)]
+    columns = _columns(connection, tenant, {"ids": ids})
+    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": most})
+    return tuple(reversed(found))
+
+
+def count_letters(connection: Conn, tenant: str, which: LetterFilter) -> int:
+    """How many there are; one more than `COUNTED` stands for all that is beyond."""
+    return len(walk_letters(connection, tenant, which, after=None, most=COUNTED + 1))
+
+
+def walk_letters(
+    connection: Conn, tenant: str, which: LetterFilter, *, after: Letter | None, most: int
+) -> list[Letter]:
+    """Some dead letters after one of them, the oldest first.
+
+    Raises:
+        InvalidInput: There is no such tenant, kind, status or lane.
+        UnknownJob: There is no such job and never was one.
+    """
+    columns = _columns(connection, tenant, which) | {
+        "after_at": _EARLIEST if after is None else after.made_at, "after_id": 0 if after is None else after.id,
+        "most": most,
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(Letter), binary=True) as cursor:
+        return cursor.execute(_WALK_DEAD_LETTERS, columns).fetchall()
+
+
+def _columns(connection: Conn, tenant: str, which: LetterFilter) -> dict[str, object]:
+    require_tenant(connection, tenant)
+    for path, allowed in _ALLOWED:
+        said = which.get(path)
+        if said is not None and said not in allowed:
+            refuse(path, f"{said!r} was read", f"write one of {', '.join(allowed)}")
+    key = which.get("key")
+    if key is not None:
+        read_place(connection, tenant, key)
+    return {
+        "tenant": tenant,
+        "ids": None if (ids := which.get("ids")) is None else list(ids),
+        "kind": which.get("kind"),
+        "job_id": None if key is None else job_id(tenant, key),
+        "status": which.get("status"),
+        "error_type": which.get("error_type"),
+        "queue": which.get("queue"),
+        "lane": which.get("lane"),
+        "since": which.get("since") or _EARLIEST,
+        "until": which.get("until") or _LATEST,
+        "redriven": which.get("redriven"),
+    }
+
+
+_ALLOWED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("kind", tuple(LetterKind)),
+    ("status", tuple(sorted(DEAD_LETTERED))),
+    ("lane", tuple(Lane)),
+)
+
+
+def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:
+    with connection.cursor(row_factory=class_row(DeadLetterSummary), binary=True) as cursor:
+        return cursor.execute(_LIST_DEAD_LETTERS, columns).fetchall()
+
+
+def _made_at(connection: Conn, tenant: str, number: int) -> datetime:
+    row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
+    if row is None or not isinstance(row[0], datetime):
+        raise UnknownDeadLetter(number)
+    return row[0]
+
+
+def _run(connection: Conn, tenant: str, run_id: UUID | None) -> RunDetail | None:
+    if run_id is None:
+        return None
+    try:
+        return show_run(connection, tenant, run_id)
+    except UnknownRun:
+        return None  # its day is not kept any more

@@ -1,0 +1,269 @@
+"""Reading jobs: a page of a tenant's, or one with everything about it.
+
+What comes next is what is written ahead of its time, else the timer's instant, the first that nothing is recorded of
+yet; where calendars leave out days, or somebody has skipped or moved an occurrence, the next that fires. The timer of a
+job that is paused, set aside, or waits for the end of its run has none.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.upcoming import upcoming
+from tidewheel.control.reads.spec_export import submitted_job
+from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.errors import UnknownJob
+from tidewheel.ids import job_id
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import JobDefinition
+
+_SQL = Statements("tidewheel.control")
+_LIST_JOBS = _SQL["list_jobs"]
+_SHOW_JOB = _SQL["show_job"]
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """A job's latest run whose instant has come.
+
+    Args:
+        run_id: Its id.
+        state: Where it stands.
+        scheduled_at: Its nominal instant.
+        started_at: When its last attempt began.
+        finished_at: When it ended.
+        duration: From the one to the other.
+        reason: Why skipped or cancelled, or which timeout struck.
+        error_type: What its last attempt failed with.
+    """
+
+    run_id: UUID
+    state: str
+    scheduled_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    duration: timedelta | None
+    reason: str | None
+    error_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job as lists show it.
+
+    Args:
+        key: Unique in its tenant.
+        job_id: Derived from tenant and key.
+        version: The current version.
+        kind: Of its schedule: `once`, `interval`, `fixed_delay`, `cron` or `manual`.
+        schedule: In the form that is stored, every default in sight.
+        timezone: On whose clock a cron schedule goes.
+        labels: As submitted.
+        paused: Whether it is paused.
+        paused_until: When the pause ends by itself.
+        finished_at: When it was found to have nothing left to fire.
+        held: Why its timer stands still: `pause`, `set_aside` or `run`.
+        next_at: The next occurrence; None where there is none, or the timer stands still.
+        last_run: The latest run whose instant has come.
+    """
+
+    key: str
+    job_id: UUID
+    version: int
+    kind: str
+    schedule: Mapping[str, object]
+    timezone: str | None
+    labels: Mapping[str, str]
+    paused: bool
+    paused_until: datetime | None
+    finished_at: datetime | None
+    held: str | None
+    next_at: datetime | None
+    last_run: LastRun | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Jobs in the order of their keys.
+
+    Args:
+        jobs: The page.
+        following: The key to go on after; None on the last page.
+    """
+
+    jobs: tuple[JobSummary, ...]
+    following: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """A job with everything about it.
+
+    Args:
+        summary: What lists show.
+        job: As it can be submitted again: what was submitted, before defaults, with its payload.
+        effective_at: Since when the current version is in force.
+        created_at: When the job was first submitted.
+        paused_by: Who paused it.
+        pause_reason: Why.
+        paused_at: When.
+        failures: How many runs in a row have failed.
+    """
+
+    summary: JobSummary
+    job: Mapping[str, object]
+    effective_at: datetime
+    created_at: datetime
+    paused_by: str | None
+    pause_reason: str | None
+    paused_at: datetime | None
+    failures: int
+
+
+def list_jobs(
+    connection: Conn,
+    tenant: str,
+    *,
+    prefix: str = "",
+    labels: Mapping[str, str] | None = None,
+    paused: bool | None = None,
+    kind: str | None = None,
+    after: str = "",
+    most: int = 50,
+) -> JobPage:
+    """A page of a tenant's jobs, in the order of their keys.
+
+    Args:
+        connection: To read by.
+        tenant: Whose jobs.
+        prefix: Only keys that begin so.
+        labels: Only jobs that have all of these.
+        paused: Only paused ones, or only others.
+        kind: Only schedules of this kind.
+        after: Begin after this key.
+        most: How many.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+    """
+    require_tenant(connection, tenant)
+    columns: dict[str, object] = {
+        "tenant": tenant, "after": after, "prefix": prefix, "labels": Jsonb(dict(labels or {})), "paused": paused,
+        "kind": kind, "most": most + 1,
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        found = cursor.execute(_LIST_JOBS, columns).fetchall()
+    page = tuple(_summary(row, _next_at(connection, tenant, row)) for row in found[:most])
+    return JobPage(page, page[-1].key if len(found) > most else None)
+
+
+def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
+    """One job.
+
+    Raises:
+        UnknownJob: There is none of this key in this tenant.
+    """
+    with connection.cursor(row_factory=class_row(_DetailRow), binary=True) as cursor:
+        row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
+    if row is None:
+        raise UnknownJob(tenant, key)
+    definition = decode(row.definition, JobDefinition)
+    return JobDetail(
+        summary=_summary(row, _next_at(connection, tenant, row)),
+        job=submitted_job(row.key, row.spec, definition.payload, definition.payload_content_type),
+        effective_at=row.effective_at,
+        created_at=row.created_at,
+        paused_by=row.paused_by,
+        pause_reason=row.pause_reason,
+        paused_at=row.paused_at,
+        failures=row.failures,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    key: str
+    job_id: UUID
+    version: int
+    schedule: str
+    labels: Mapping[str, str] | None
+    paused: bool
+    paused_until: datetime | None
+    finished_at: datetime | None
+    next_at: datetime | None
+    ahead_at: datetime | None
+    held: str | None
+    leaves_out: bool | None
+    run_id: UUID | None
+    state: str | None
+    scheduled_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    reason: str | None
+    error_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _DetailRow(_Row):
+    spec: object
+    definition: bytes
+    effective_at: datetime
+    paused_by: str | None
+    pause_reason: str | None
+    paused_at: datetime | None
+    failures: int
+    created_at: datetime
+
+
+def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
+    """When the next occurrence fires that does."""
+    if row.held is not None or not row.leaves_out:
+        known = (row.ahead_at, row.next_at if row.held is None else None)
+        return min((at for at in known if at is not None), default=None)
+    firing = [each for each in upcoming(connection, tenant, row.key, 1).coming if each.leaves_at is not None]
+    return next((each.leaves_at if each.outcome is Outcome.COMING_MOVED else each.at for each in firing), None)
+
+
+def _summary(row: _Row, next_at: datetime | None) -> JobSummary:
+    schedule = as_object(json.loads(row.schedule)) or {}
+    timezone = schedule.get("timezone")
+    return JobSummary(
+        key=row.key,
+        job_id=row.job_id,
+        version=row.version,
+        kind=str(schedule.get("kind")),
+        schedule=schedule,
+        timezone=timezone if isinstance(timezone, str) else None,
+        labels=row.labels or {},
+        paused=row.paused,
+        paused_until=row.paused_until,
+        finished_at=row.finished_at,
+        held=row.held,
+        next_at=next_at,
+        last_run=_last_run(row),
+    )
+
+
+def _last_run(row: _Row) -> LastRun | None:
+    if row.run_id is None or row.state is None or row.scheduled_at is None:
+        return None
+    took = row.ended_at - row.started_at if row.ended_at and row.started_at else None
+    return LastRun(
+        run_id=row.run_id,
+        state=row.state,
+        scheduled_at=row.scheduled_at,
+        started_at=row.started_at,
+        finished_at=row.ended_at,
+        duration=took,
+        reason=row.reason,
+        error_type=row.error_type,
+    )

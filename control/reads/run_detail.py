@@ -1,0 +1,187 @@
+"""Reading one run: everything that is known about it, its attempts, and the chain of retries that it is in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.retry_chain import Kin, Lineage, lineage_of
+from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
+from tidewheel.errors import UnknownRun
+from tidewheel.ids import first_run_id
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_SHOW_RUN = _SQL["show_run"]
+_READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
+_READ_KIN = _SQL["read_kin"]
+
+
+@dataclass(frozen=True, slots=True)
+class PastAttempt:
+    """An attempt that is over.
+
+    Args:
+        attempt: Its number.
+        outcome: How it ended.
+        executor_id: Who had it.
+        started_at: When it was claimed.
+        finished_at: When it ended.
+        error_type: The error's type.
+        error_message: What it said.
+        came_by: The message it came by, as topic/partition/offset@timestamp, or `sweep`.
+        trace: Its traceback.
+        output: The last that it wrote.
+        output_bytes: How much it wrote in all, where that is known.
+        result: What it returned, as JSON text.
+    """
+
+    attempt: int
+    outcome: str
+    executor_id: UUID | None
+    started_at: datetime | None
+    finished_at: datetime
+    error_type: str | None
+    error_message: str | None
+    came_by: str | None
+    trace: str | None
+    output: bytes | None
+    output_bytes: int | None
+    result: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetail:
+    """A run with everything about it.
+
+    Args:
+        summary: What lists show.
+        handler: What an executor must have to run it.
+        labels: Its job's, with its own laid on top.
+        charged: How many attempts count against its budget; None once it is over.
+        lost: How many were lost with their executors; None once it is over.
+        deadline_at: The earliest of its timeouts that PostgreSQL keeps.
+        close_at: When schedule_to_close strikes.
+        wait_until: While it waits for an answer from outside: how long.
+        executor_id: In whose hands it is.
+        executor: That executor's name.
+        came_by: The message by which the attempt under way came.
+        progress: What the attempt under way, or the last, has told of itself, as JSON text.
+        beat_at: When it told that.
+        checkpoint: What the next attempt receives, as JSON text.
+        checkpoint_attempt: Which attempt left it.
+        error_message: What the last attempt said.
+        result: What it returned, as JSON text.
+        late: How late it was made, where it makes up for a missed occurrence.
+        request_id: Of the request that made it.
+        traceparent: The trace it belongs to.
+        dead_letter: Its dead letter, if it is one.
+        lineage: What it is a retry of, and its own retries.
+        attempts: Those that are over, oldest first, at most the last hundred.
+    """
+
+    summary: RunSummary
+    handler: str | None
+    labels: Mapping[str, str]
+    charged: int | None
+    lost: int | None
+    deadline_at: datetime | None
+    close_at: datetime | None
+    wait_until: datetime | None
+    executor_id: UUID | None
+    executor: str | None
+    came_by: str | None
+    progress: bytes | None
+    beat_at: datetime | None
+    checkpoint: bytes | None
+    checkpoint_attempt: int | None
+    error_message: str | None
+    result: bytes | None
+    late: timedelta | None
+    request_id: str | None
+    traceparent: str | None
+    dead_letter: int | None
+    lineage: Lineage
+    attempts: tuple[PastAttempt, ...]
+
+
+def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
+    """One run.
+
+    Raises:
+        UnknownRun: There is none of this id in this tenant.
+    """
+    with connection.cursor(row_factory=class_row(_DetailRow), binary=True) as cursor:
+        row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
+    if row is None:
+        raise UnknownRun(str(run_id))
+    return RunDetail(
+        summary=summary_of(row),
+        handler=row.handler,
+        labels=row.labels,
+        charged=row.charged,
+        lost=row.lost,
+        deadline_at=row.deadline_at,
+        close_at=row.close_at,
+        wait_until=row.wait_until,
+        executor_id=row.executor_id,
+        executor=row.executor,
+        came_by=row.came_by,
+        progress=row.progress,
+        beat_at=row.beat_at,
+        checkpoint=row.checkpoint,
+        checkpoint_attempt=row.checkpoint_attempt,
+        error_message=row.error_message,
+        result=row.result,
+        late=None if row.late_ms is None else timedelta(milliseconds=row.late_ms),
+        request_id=row.request_id,
+        traceparent=row.traceparent,
+        dead_letter=row.dead_letter,
+        lineage=lineage_of(run_id, row.parent_run_id, row.root_run_id, _read_kin(connection, row)),
+        attempts=tuple(past_attempts(connection, run_id)),
+    )
+
+
+def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
+    """The attempts of a run that are over, oldest first, at most the last hundred."""
+    with connection.cursor(row_factory=class_row(PastAttempt), binary=True) as cursor:
+        return cursor.execute(_READ_PAST_ATTEMPTS, {"run_id": run_id}).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class _DetailRow(RunRow):
+    handler: str | None
+    charged: int | None
+    lost: int | None
+    deadline_at: datetime | None
+    close_at: datetime | None
+    wait_until: datetime | None
+    executor_id: UUID | None
+    executor: str | None
+    came_by: str | None
+    parent_run_id: UUID | None
+    root_run_id: UUID | None
+    labels: dict[str, str]
+    request_id: str | None
+    traceparent: str | None
+    late_ms: int | None
+    progress: bytes | None
+    beat_at: datetime | None
+    beats_attempt: int | None
+    checkpoint: bytes | None
+    checkpoint_attempt: int | None
+    error_message: str | None
+    result: bytes | None
+    dead_letter: int | None
+    redriven_as: UUID | None
+
+
+def _read_kin(connection: Conn, row: RunRow) -> list[Kin]:
+    columns = {
+        "job_id": row.job_id, "scheduled_at": row.scheduled_at, "first_id": first_run_id(row.scheduled_at)
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(Kin), binary=True) as cursor:
+        return cursor.execute(_READ_KIN, columns).fetchall()

@@ -1,0 +1,247 @@
+"""Reading runs: a page of a tenant's.
+
+An open run is shown in its true state, which `open_runs` has; one that is queued but not due yet as `scheduled`. With a
+job, lists go by the nominal instants of its runs. Without, by run_id: that begins with the instant of runs that a timer
+or a trigger made, and with when it was asked for of backfills and retries.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from tidewheel.control.explain.facts import read_place
+from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.errors import UnknownRun, refuse
+from tidewheel.ids import first_run_id, job_id
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, SCHEDULED, RunState
+
+_SQL = Statements("tidewheel.control")
+_FIND_RUNS = _SQL["find_runs"]
+_FIND_RUNS_OF_JOB = _SQL["find_runs_of_job"]
+_FIND_OPEN_RUNS = _SQL["find_open_runs"]
+_FIND_FAILED_RUNS = _SQL["find_failed_runs"]
+_READ_RUNS = _SQL["read_runs"]
+
+COUNTED = 10_000  # what there is beyond so many is not counted: nobody pages through more
+STATUSES = (*sorted(RunState), SCHEDULED)
+
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9999, 12, 31, tzinfo=UTC)
+_FIRST, _LAST = UUID(int=0), UUID(int=(1 << 128) - 1)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run as lists show it.
+
+    Args:
+        run_id: Its id.
+        key: Its job's.
+        job_id: Its job.
+        job_version: The version it is made from.
+        status: Where it stands, `scheduled` among the rest.
+        cause: Why there is a run.
+        queue: Which executors may take it.
+        lane: Its priority class.
+        attempt: The last attempt begun; 0 before the first.
+        scheduled_at: The nominal instant.
+        made_at: When it was written.
+        publish_at: When it may be claimed; None once it is over, and while it waits for something else than its time.
+        started_at: When the last attempt began.
+        finished_at: When it ended.
+        reason: Why skipped or cancelled, or which timeout struck.
+        error_type: What its last attempt failed with, once it is over.
+    """
+
+    run_id: UUID
+    key: str
+    job_id: UUID
+    job_version: int
+    status: str
+    cause: str
+    queue: str
+    lane: str
+    attempt: int
+    scheduled_at: datetime
+    made_at: datetime
+    publish_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    reason: str | None
+    error_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Runs, the newest first.
+
+    Args:
+        runs: The page.
+        following: The run to go on after; None on the last page.
+        total: How many there are on all pages, or at least.
+        at_least: Whether there are more than `total`.
+    """
+
+    runs: tuple[RunSummary, ...]
+    following: UUID | None
+    total: int
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as its rows have it."""
+
+    run_id: UUID
+    key: str
+    job_id: UUID
+    job_version: int
+    state: str
+    ahead: bool
+    cause: str
+    queue: str
+    lane: str
+    attempt: int
+    scheduled_at: datetime
+    made_at: datetime
+    publish_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    reason: str | None
+    error_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WhichRuns:
+    """Which runs a list is of.
+
+    Args:
+        status: Only those that stand there: a state, or `scheduled`.
+        key: Only this job's.
+        labels: Only those that have all of these, of their own or of their jobs as they are now.
+        since: From this instant on.
+        until: Up to this instant.
+    """
+
+    status: str | None = None
+    key: str | None = None
+    labels: Mapping[str, str] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def list_runs(connection: Conn, tenant: str, which: WhichRuns, *, after: UUID | None = None, most: int = 50) -> RunPage:
+    """A page of a tenant's runs, the newest first.
+
+    Args:
+        connection: To read by.
+        tenant: Whose runs.
+        which: Those that are wanted.
+        after: Begin after this run.
+        most: How many.
+
+    Raises:
+        InvalidInput: There is no such tenant or status, or the filter would have to look at every run there is.
+        UnknownJob: There is no such job and never was one.
+        UnknownRun: There is no run `after`.
+    """
+    require_tenant(connection, tenant)
+    _require_narrow(which)
+    if which.key is not None:
+        read_place(connection, tenant, which.key)
+    counted = _find(connection, tenant, which, None, COUNTED + 1)
+    found = counted[: most + 1] if after is None else _find(connection, tenant, which, after, most + 1)
+    page = _read(connection, found[:most])
+    return RunPage(
+        runs=tuple(page),
+        following=found[most - 1] if len(found) > most else None,
+        total=min(len(counted), COUNTED),
+        at_least=len(counted) > COUNTED,
+    )
+
+
+def _require_narrow(which: WhichRuns) -> None:
+    if which.status is not None and which.status not in STATUSES:
+        refuse("status", f"{which.status!r} was read", f"write one of {', '.join(STATUSES)}")
+    if which.key is not None or which.since is not None:
+        return
+    if which.labels:
+        refuse("labels", "they are looked for in the runs of one job, or of some time", "name the job, or since when")
+    if which.status in _SELDOM:
+        problem = f"few runs are {which.status}: all there are would be looked through"
+        refuse("status", problem, "name the job, or since when")
+
+
+_SELDOM = FINAL - DEAD_LETTERED - {RunState.SUCCEEDED}
+
+
+def _find(connection: Conn, tenant: str, which: WhichRuns, after: UUID | None, most: int) -> list[UUID]:
+    """The ids of the runs that are wanted, in order, after one of them."""
+    since, until = which.since or _EARLIEST, which.until or _LATEST
+    columns: dict[str, object] = {
+        "tenant": tenant, "labels": Jsonb(dict(which.labels)) if which.labels else None, "most": most,
+        "job_id": None, "state": None, "since": _EARLIEST, "until": _LATEST,
+        "first_id": first_run_id(since), "before_id": after or _LAST,
+    }  # fmt: skip
+    if which.key is not None:
+        columns |= {"job_id": job_id(tenant, which.key), "since": since, "until": until}
+    elif which.until is not None:
+        columns["before_id"] = min(after or _LAST, first_run_id(until + _MILLISECOND))
+    if which.status == SCHEDULED or (which.status is not None and RunState(which.status) in OPEN):
+        queued = which.status in {SCHEDULED, RunState.QUEUED}
+        columns["states"] = [RunState.QUEUED if queued else which.status]
+        columns["ahead"] = which.status == SCHEDULED if queued else None
+        statement = _FIND_OPEN_RUNS
+    else:
+        columns["state"] = which.status
+        if which.key is not None:
+            statement = _FIND_RUNS_OF_JOB
+            columns["before_at"] = _instant_of(connection, after) if after else _LATEST
+        elif which.status is not None and RunState(which.status) in DEAD_LETTERED:
+            statement = _FIND_FAILED_RUNS
+        else:
+            statement = _FIND_RUNS
+    rows = connection.execute(statement, columns, binary=True).fetchall()
+    return [run_id for (run_id,) in rows if isinstance(run_id, UUID)]
+
+
+def _instant_of(connection: Conn, run_id: UUID) -> datetime:
+    found = _read(connection, [run_id])
+    if not found:
+        raise UnknownRun(str(run_id))
+    return found[0].scheduled_at
+
+
+def _read(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:
+    with connection.cursor(row_factory=class_row(RunRow), binary=True) as cursor:
+        found = {row.run_id: row for row in cursor.execute(_READ_RUNS, {"run_ids": list(run_ids)})}
+    return [summary_of(found[run_id]) for run_id in run_ids if run_id in found]
+
+
+def summary_of(row: RunRow) -> RunSummary:
+    """A run as lists show it."""
+    return RunSummary(
+        run_id=row.run_id,
+        key=row.key,
+        job_id=row.job_id,
+        job_version=row.job_version,
+        status=SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state,
+        cause=row.cause,
+        queue=row.queue,
+        lane=row.lane,
+        attempt=row.attempt,
+        scheduled_at=row.scheduled_at,
+        made_at=row.made_at,
+        publish_at=row.publish_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        reason=row.reason,
+        error_type=row.error_type,
+    )

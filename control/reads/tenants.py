@@ -1,0 +1,18 @@
+"""Refusing a tenant that there is none of, where a list would only be empty. The table's rows are an operator's."""
+
+from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_FIND_TENANT = Statements("tidewheel.control")["find_tenant"]
+
+
+def require_tenant(connection: Conn, tenant: str) -> None:
+    """See that there is such a tenant.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    if connection.execute(_FIND_TENANT, {"tenant": tenant}).fetchone() is None:
+        problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or have it created"
+        raise InvalidInput([FieldError("tenant", problem, remedy)])

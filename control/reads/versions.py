@@ -1,0 +1,166 @@
+"""A job's versions, each with what it changed, and any two of them compared field by field.
+
+Compared is what was submitted, before defaults, as it can be submitted again: what a release changes in its defaults is
+no difference between versions. Payloads are told apart by their hash.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.spec_export import submitted_job
+from tidewheel.errors import FieldError, InvalidInput, UnknownJob
+from tidewheel.ids import job_id
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import JobDefinition
+
+_SQL = Statements("tidewheel.control")
+_READ_VERSIONS = _SQL["read_versions"]
+_READ_TWO_VERSIONS = _SQL["read_two_versions"]
+
+MOST_VERSIONS = 100  # of one page: each is read with its payload, 256 KiB at most
+_LATEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field that differs.
+
+    Args:
+        path: Where, dotted from the job, such as `schedule.cron`.
+        before: What it was; None where it was not given.
+        after: What it is; None where it is not given.
+    """
+
+    path: str
+    before: object
+    after: object
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a job.
+
+    Args:
+        number: Its number.
+        effective_at: It counts for instants later than this.
+        until: And up to this one; None while it is current.
+        retired_at: When the job was deleted under it.
+        payload_sha256: Of its payload.
+        payload_bytes: How long that is.
+        changes: What it changed against the one before; empty for the first.
+    """
+
+    number: int
+    effective_at: datetime
+    until: datetime | None
+    retired_at: datetime | None
+    payload_sha256: str
+    payload_bytes: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    version: int
+    effective_at: datetime
+    retired_at: datetime | None
+    superseded_at: datetime | None
+    spec: object
+    definition: bytes
+
+
+def versions(connection: Conn, tenant: str, key: str, *, most: int = 20, before: int | None = None) -> list[Version]:
+    """A job's versions, the newest first; also of a job that was deleted.
+
+    Args:
+        connection: To read by.
+        tenant: Whose job.
+        key: The job.
+        most: How many, up to 100.
+        before: Only versions with lower numbers, for the next page.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+    """
+    most = min(max(most, 1), MOST_VERSIONS)
+    columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "most": most + 1}
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        rows = cursor.execute(_READ_VERSIONS, columns).fetchall()
+    if not rows and before is None:
+        raise UnknownJob(tenant, key)
+    read = [(row, _document(key, row)) for row in rows]
+    return [
+        _version(row, document, earlier[1] if earlier else None)
+        for (row, document), earlier in zip(read[:most], [*read[1:], None], strict=False)
+    ]
+
+
+def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change]:
+    """What differs in version `b` of a job from version `a`, field by field.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+        InvalidInput: It has no such version.
+    """
+    columns = {"job_id": job_id(tenant, key), "versions": [a, b]}
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        rows = {row.version: row for row in cursor.execute(_READ_TWO_VERSIONS, columns)}
+    missing = [number for number in (a, b) if number not in rows]
+    if missing:
+        newest = versions(connection, tenant, key, most=1)[0].number
+        problem = f"job {key!r} has no version {missing[0]}"
+        raise InvalidInput([FieldError("version", problem, f"write one from 1 to {newest}")])
+    return changes(_document(key, rows[a]), _document(key, rows[b]))
+
+
+def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
+    """What differs between two jobs as submitted, in the order of the paths.
+
+    >>> for each in changes({"target": "a", "schedule": {"cron": "0 8 * * *"}}, {"schedule": {"cron": "0 9 * * *"}}):
+    ...     print(each.path, each.before, each.after)
+    schedule.cron 0 8 * * * 0 9 * * *
+    target a None
+    """
+    was, now = dict(_leaves(before)), dict(_leaves(after))
+    return [Change(path, was.get(path), now.get(path)) for path in sorted(was | now) if was.get(path) != now.get(path)]
+
+
+def _leaves(document: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in document.items():
+        here = f"{path}.{name}" if path else name
+        parts = as_object(value)
+        if parts:
+            yield from _leaves(parts, here)
+        else:
+            yield here, value
+
+
+def _version(row: _Row, document: Mapping[str, object], earlier: Mapping[str, object] | None) -> Version:
+    payload = decode(row.definition, JobDefinition).payload
+    return Version(
+        number=row.version,
+        effective_at=row.effective_at,
+        until=row.retired_at or row.superseded_at,
+        retired_at=row.retired_at,
+        payload_sha256=sha256(payload).hexdigest(),
+        payload_bytes=len(payload),
+        changes=tuple(changes(earlier, document)) if earlier is not None else (),
+    )
+
+
+def _document(key: str, row: _Row) -> dict[str, object]:
+    """A version as it can be submitted again, but for its payload, of which the hash stands there."""
+    definition = decode(row.definition, JobDefinition)
+    document = submitted_job(key, row.spec, b"", definition.payload_content_type)
+    document.pop("payload_base64", None)
+    if definition.payload:
+        digest = sha256(definition.payload).hexdigest()
+        document["payload"] = f"sha256 {digest} ({len(definition.payload)} bytes)"
+    return document

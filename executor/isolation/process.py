@@ -1,0 +1,279 @@
+"""One worker process as its executor sees it: started, told, read, and ended with everything it has started.
+
+What is started is its guardian, which leads the group and repeats the worker's end as its own. The group is killed
+before that is taken note of, so that its number cannot be somebody else's by then.
+"""
+
+import logging
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, cast
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.executor.complete_in import Completer
+from tidewheel.executor.isolation.protocol import Frame, Frames, Garbage, Kind, packed
+
+_LOG = logging.getLogger("tidewheel.executor")
+
+_KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL; a draining executor waits a second for it
+_LOOK_SECONDS = 0.1  # where the system cannot tell at once that a process has ended
+_READ_BYTES = 64 * 1024
+_REST_BYTES = 1024 * 1024  # of what lies in the pipe at the end; whoever goes on writing then is not listened to
+
+Sink = Callable[[bytes], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How worker processes are made.
+
+    Args:
+        modules: What they import, separated by commas.
+        memory_bytes: Their whole address space; None is no limit.
+        completer: What their handlers complete runs with.
+    """
+
+    modules: str
+    memory_bytes: int | None = None
+    completer: Completer | None = None
+
+
+class Died(Exception):
+    """The process has ended; `words` say how."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words = words
+
+
+class WorkerProcess:
+    """A worker process; used by one thread."""
+
+    def __init__(self, setup: Setup, doorbell: socket.socket) -> None:
+        self._doorbell = doorbell
+        life, self._life = os.pipe()
+        child_reads, self._to_child = os.pipe()
+        self._from_child, child_writes = os.pipe()
+        theirs = (life, child_reads, child_writes)
+        command = [sys.executable, "-P", "-m", "tidewheel.executor.isolation.supervisor"]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                [*command, *map(str, theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=theirs,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        except OSError:
+            for pipe in (self._life, self._to_child, self._from_child):
+                os.close(pipe)
+            raise
+        finally:
+            for pipe in theirs:
+                os.close(pipe)
+        self._output = cast("IO[bytes]", self._process.stdout).fileno()
+        self._exit = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
+        self._frames = Frames()
+        self._came: list[Frame] = []
+        self._to_send = bytearray(packed(_setup_frame(setup)))
+        self._kill_at: float | None = None
+        self._words: str | None = None
+        self._interrupted = self._closed = self._killed = False
+        self._selector = selectors.DefaultSelector()
+        for pipe in (self._to_child, self._from_child, self._output):
+            os.set_blocking(pipe, False)
+        for readable in (self._from_child, self._output, doorbell, self._exit):
+            if readable is not None:
+                self._selector.register(readable, selectors.EVENT_READ)
+
+    def send(self, frame: Frame) -> None:
+        """Tell it something; sent while `receive` waits."""
+        self._to_send += packed(frame)
+
+    def receive(self, sink: Sink, on_ring: Callable[[], object]) -> Frame:
+        """Wait for its next frame.
+
+        Args:
+            sink: Takes what it writes to standard output and error meanwhile.
+            on_ring: Called when the doorbell has rung.
+
+        Raises:
+            Died: It has ended, and everything it had started is killed; or it sent garbage, and was.
+        """
+        while True:
+            frame = self._next_frame()
+            if frame is not None:
+                if frame.kind is Kind.OUTCOME:
+                    self._read_rest(sink)  # written before it was sent, so it is in the pipe
+                return frame
+            if self._words is not None:
+                raise Died(self._words)
+            self._wait(sink, on_ring)
+
+    def interrupt(self) -> None:
+        """Ask its group to end; what is still there after a short while is killed."""
+        if not self._interrupted:
+            self._interrupted = True
+            self._signal(signal.SIGTERM)
+            self.limit(_KILL_SECONDS)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its group has been asked to end."""
+        return self._interrupted
+
+    def limit(self, seconds: float | None) -> None:
+        """Kill it after so long; None lets it live."""
+        self._kill_at = None if seconds is None else monotonic_seconds() + seconds
+
+    def discard_output(self) -> None:
+        """Forget what threads of earlier attempts have written since."""
+        self._read_rest(lambda _: None)
+
+    def alive(self) -> bool:
+        """Whether it can be told something."""
+        return self._words is None and not self._exited()
+
+    def end(self) -> None:
+        """Kill whatever is left of it, and let go."""
+        self._reap()
+        self._selector.close()
+        for pipe in (self._life, self._to_child, self._from_child, self._exit):
+            if pipe is not None:
+                os.close(pipe)
+        cast("IO[bytes]", self._process.stdout).close()
+
+    def _wait(self, sink: Sink, on_ring: Callable[[], object]) -> None:
+        self._want_to_write()
+        ready = {key.fileobj for key, _ in self._selector.select(self._seconds())}
+        if self._to_child in ready:
+            self._write()
+        if self._output in ready:
+            self._read_output(sink)
+        if self._from_child in ready:
+            self._read_frames()
+        if self._doorbell in ready:
+            with suppress(BlockingIOError):
+                self._doorbell.recv(1024)
+            on_ring()
+        if self._kill_at is not None and monotonic_seconds() >= self._kill_at:
+            self._killed = True
+            self._signal(signal.SIGKILL)
+        # Without the file descriptor that tells it, it is looked for.
+        if self._exit in ready or (self._exit is None and self._exited()):
+            self._ended(sink)
+
+    def _seconds(self) -> float | None:
+        if self._kill_at is not None:
+            return max(self._kill_at - monotonic_seconds(), 0.01)
+        return None if self._exit is not None else _LOOK_SECONDS
+
+    def _want_to_write(self) -> None:
+        registered = self._to_child in self._selector.get_map()
+        if self._to_send and not registered:
+            self._selector.register(self._to_child, selectors.EVENT_WRITE)
+        elif registered and not self._to_send:
+            self._selector.unregister(self._to_child)
+
+    def _write(self) -> None:
+        try:
+            del self._to_send[: os.write(self._to_child, self._to_send[:_READ_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._to_send.clear()  # it is on its way out, which is told otherwise
+
+    def _read_output(self, sink: Sink) -> bool:
+        try:
+            data = os.read(self._output, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            sink(data)
+        elif self._output in self._selector.get_map():
+            self._selector.unregister(self._output)  # it has closed it
+        return bool(data)
+
+    def _read_rest(self, sink: Sink) -> None:
+        for _ in range(_REST_BYTES // _READ_BYTES):
+            if not self._read_output(sink):
+                return
+
+    def _read_frames(self) -> bool:
+        try:
+            data = os.read(self._from_child, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._feed(data)
+        elif self._from_child in self._selector.get_map():
+            self._selector.unregister(self._from_child)  # it ends; or it has closed it, and can tell nothing any more
+            self._closed = True
+            if self._kill_at is None:
+                self.limit(_KILL_SECONDS)
+        return bool(data)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._came.extend(self._frames.feed(data))
+        except Garbage as error:
+            self._words = f"it wrote garbage into the executor's pipe ({error})"
+            self._reap()
+
+    def _next_frame(self) -> Frame | None:
+        return self._came.pop(0) if self._came else None
+
+    def _exited(self) -> bool:
+        """Whether it has ended; its entry stays, and with it the number of its group."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _ended(self, sink: Sink) -> None:
+        self._signal(signal.SIGKILL)  # what it has started; its own entry is kept until it is waited for
+        while self._read_frames():
+            pass
+        self._read_rest(sink)
+        code = self._reap()
+        closed = self._closed and self._killed
+        self._words = self._words or ("the handler closed the pipe to the executor" if closed else _words(code))
+
+    def _reap(self) -> int:
+        self._signal(signal.SIGKILL)
+        return self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+
+def _setup_frame(setup: Setup) -> Frame:
+    head = {
+        "path": sys.path,
+        "pythonpath": os.environ.get("PYTHONPATH"),
+        "modules": setup.modules,
+        "memory_bytes": setup.memory_bytes,
+        "level": logging.getLogger().level,
+    }
+    return Frame(Kind.SETUP, head, [pickle.dumps(setup.completer)])
+
+
+def _words(code: int) -> str:
+    """How a process has ended, by its exit code."""
+    if code >= 0:
+        return f"the handler's process ended with exit code {code} before the handler had"
+    name = signal.Signals(-code).name
+    hint = "; the system does that where memory is short" if -code == signal.SIGKILL else ""
+    return f"the handler's process was killed by {name}{hint}"

@@ -1,0 +1,197 @@
+"""What crosses the pipes between an executor and its worker processes.
+
+A frame is a head, which is JSON and names its kind, and parts, which are bytes or missing. Both sides are of one
+release: nothing here has to last.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import cast
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from tidewheel.errors import Unavailable
+from tidewheel.executor.context import Channel, Context, Flag, Previous
+from tidewheel.executor.invoke import logger_of
+from tidewheel.executor.outcome import Outcome
+from tidewheel.runs import AttemptOutcome
+
+_SIZES = struct.Struct("!II")
+_MOST_BYTES = 16 * 1024 * 1024  # a frame is a payload or a checkpoint at most; what claims to be longer is garbage
+_NO_PART = -1
+
+
+class Kind(StrEnum):
+    """What a frame is.
+
+    To the worker: its settings, an attempt, the wish that it stops, what came before. From it: that it is ready or
+    cannot be, an outcome, a sign of life, a question.
+    """
+
+    SETUP = "setup"
+    ATTEMPT = "attempt"
+    CANCEL = "cancel"
+    PREVIOUS = "previous"
+    READY = "ready"
+    UNREADY = "unready"
+    OUTCOME = "outcome"
+    BEAT = "beat"
+    ASK = "ask"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message."""
+
+    kind: Kind
+    head: Mapping[str, object]
+    parts: Sequence[bytes | None] = ()
+
+
+class Garbage(Exception):
+    """What came is no frame of ours: somebody else writes to the pipe."""
+
+
+def packed(frame: Frame) -> bytes:
+    """A frame as bytes."""
+    sizes = [_NO_PART if part is None else len(part) for part in frame.parts]
+    head = json.dumps({**frame.head, "kind": frame.kind, "parts": sizes}).encode()
+    body = b"".join(part for part in frame.parts if part is not None)
+    return _SIZES.pack(len(head), len(body)) + head + body
+
+
+class Frames:
+    """Frames out of what is read in whatever portions."""
+
+    def __init__(self) -> None:
+        self._read = bytearray()
+
+    def feed(self, data: bytes) -> Generator[Frame]:
+        """Take what was read; gives the frames that are whole.
+
+        Raises:
+            Garbage: It is none of ours.
+        """
+        self._read += data
+        while len(self._read) >= _SIZES.size:
+            head_size, body_size = _SIZES.unpack_from(self._read)
+            end = _SIZES.size + head_size + body_size
+            if end > _MOST_BYTES:
+                message = f"a frame of {end} bytes"
+                raise Garbage(message)
+            if len(self._read) < end:
+                return
+            taken = bytes(self._read[_SIZES.size : end])
+            del self._read[:end]
+            yield _frame(taken[:head_size], taken[head_size:])
+
+
+def _frame(head_text: bytes, body: bytes) -> Frame:
+    try:
+        head = cast("dict[str, object]", json.loads(head_text))
+        kind, sizes = Kind(str(head.pop("kind"))), cast("list[int]", head.pop("parts"))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise Garbage(str(error)) from error
+    parts: list[bytes | None] = []
+    for size in sizes:
+        parts.append(None if size == _NO_PART else body[:size])
+        body = body[max(size, 0) :]
+    return Frame(kind, head, parts)
+
+
+def whose(run_id: object, attempt: object) -> dict[str, object]:
+    """The part of a head that says which attempt it is of: what one has left running may still talk in the next."""
+    return {"run_id": str(run_id), "attempt": attempt}
+
+
+def whose_is(frame: Frame) -> tuple[object, object]:
+    """The attempt that a frame is of."""
+    return frame.head["run_id"], frame.head["attempt"]
+
+
+def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
+    """An attempt's end; `spent` where the process is better not used again."""
+    head = {
+        "outcome": outcome.kind,
+        "error_type": outcome.error_type,
+        "error_message": outcome.error_message,
+        "trace": outcome.trace,
+        "permanent": outcome.permanent,
+        "retry_after": None if outcome.retry_after is None else outcome.retry_after.total_seconds(),
+        "snooze": outcome.snooze.total_seconds(),
+        "spent": spent,
+    }
+    return Frame(Kind.OUTCOME, head, [outcome.result])
+
+
+def outcome_of(frame: Frame) -> Outcome:
+    """The outcome that a frame tells."""
+    head = frame.head
+    after = cast("float | None", head["retry_after"])
+    return Outcome(
+        AttemptOutcome(str(head["outcome"])),
+        result=frame.parts[0],
+        error_type=cast("str | None", head["error_type"]),
+        error_message=cast("str | None", head["error_message"]),
+        trace=cast("str | None", head["trace"]),
+        permanent=bool(head["permanent"]),
+        retry_after=None if after is None else timedelta(seconds=after),
+        snooze=timedelta(seconds=cast("float", head["snooze"])),
+    )
+
+
+def context_of(frame: Frame, cancelled: Flag, channel: Channel) -> Context:
+    """The context that an attempt's frame tells, with the worker's own flag and channel."""
+    head = frame.head
+    run_id, attempt, job_key = UUID(str(head["run_id"])), cast("int", head["attempt"]), str(head["job_key"])
+    return Context(
+        run_id=run_id,
+        attempt=attempt,
+        job_key=job_key,
+        tenant=str(head["tenant"]),
+        scheduled_at=datetime.fromisoformat(str(head["scheduled_at"])),
+        deadline_seconds=cast("float", head["deadline_seconds"]),
+        labels=cast("dict[str, str]", head["labels"]),
+        idempotency_key=str(run_id),
+        traceparent=cast("str | None", head["traceparent"]),
+        logger=logger_of(str(run_id), attempt, job_key),
+        _cancelled=cancelled,
+        _channel=channel,
+        _checkpoint=frame.parts[1],
+    )
+
+
+def previous_frame(asked: Frame, ask: Callable[[], Previous]) -> Frame:
+    """What came before a run, for the attempt that asked; or why that cannot be told."""
+    attempt = whose(*whose_is(asked))
+    try:
+        found = ask()
+    except Unavailable as error:
+        return Frame(Kind.PREVIOUS, {**attempt, "error": str(error)}, [None])
+    head = {**attempt, "at": _text(found.scheduled_at), "result_at": _text(found.result_at)}
+    return Frame(Kind.PREVIOUS, head, [to_json(found.result)])
+
+
+def previous_of(frame: Frame) -> Previous:
+    """What came before the run.
+
+    Raises:
+        Unavailable: The database did not answer.
+    """
+    if "error" in frame.head:
+        raise Unavailable(str(frame.head["error"]))
+    result = json.loads(frame.parts[0] or b"null")
+    return Previous(_instant(frame.head["at"]), result, _instant(frame.head["result_at"]))
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+def _instant(text: object) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(str(text))

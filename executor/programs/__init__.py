@@ -1,0 +1,1 @@
+"""Programs of shell targets: the process and its supervisor."""

@@ -1,0 +1,238 @@
+"""`job.backfill`: a past range is looked at, bounded and written down; the scheduler makes its runs.
+
+Everything is decided under the job's lock: how many backfills it has, which versions its range has, and the instant
+that tells this backfill's runs from those of all others. Asked for again under the same name, it is found, not made.
+
+`backfill.pause`, `backfill.resume` and `backfill.cancel`: each idempotent, answered with the state that stands then.
+
+A pause makes no further run. A cancellation ends those that never began in the same transaction: at most a thousand can
+be open at once. What has begun goes on, also between two attempts. What is over stays as it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID, uuid4
+
+from psycopg.rows import class_row
+
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownBackfill, UnknownJob
+from tidewheel.ids import hashed_id, run_range
+from tidewheel.intake.backfill_range import Found, find_occurrences
+from tidewheel.intake.locks import job_id_of, lock_jobs, read_now
+from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResume, JobBackfill
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+from tidewheel.schedules.decision import BackfillState
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.backfills import Backfill, tell_backfill
+from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.intake")
+_READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
+_FIND_BACKFILL = _SQL["find_backfill"]
+_ADD_BACKFILL = _SQL["add_backfill"]
+
+MOST_UNFINISHED = 100
+"""Backfills of one job at once: each is looked at several times a second."""
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    job_id: UUID
+    key: str
+    shard: int
+    version: int
+    deleted_at: datetime | None
+    unfinished: int
+    last_made_at: datetime | None
+
+
+def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Accept backfills, in the caller's transaction; an answer for each request, in their order."""
+    ids = sorted({job_id_of(incoming) for incoming in batch})
+    lock_jobs(connection, installation, batch)  # their timers too: a pause of one may be next in the transaction
+    with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
+        found = cursor.execute(_READ_BACKFILLED_JOBS, {"job_ids": ids})
+        jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
+    return [_answer(connection, installation, incoming, jobs.get(job_id_of(incoming))) for incoming in batch]
+
+
+def _answer(connection: Conn, installation: Installation, incoming: Incoming, job: _Job | None) -> Reply:
+    request = incoming.request
+    assert isinstance(request, JobBackfill)  # noqa: S101 - by accept's table
+    if job is None:
+        return rejected(incoming, UnknownJob(incoming.tenant, incoming.key or ""))
+    backfill_id = _backfill_id(incoming, job.job_id)
+    known = connection.execute(_FIND_BACKFILL, {"backfill_id": backfill_id}, binary=True).fetchone()
+    if known and not request.dry_run:
+        return _accepted(incoming, job, occurrences=known[0], backfill_id=str(backfill_id), unchanged=True)
+    now = read_now(connection)
+    try:
+        _ensure_few(job, request)
+        found = find_occurrences(connection, job.job_id, job.version, request, now=now)
+    except Refused as refused:
+        return rejected(incoming, refused)
+    if request.dry_run:
+        return _accepted(incoming, job, occurrences=found.wanted)
+    backfill = _backfill(backfill_id, request, job, found, _made_at(job, now))
+    connection.execute(_ADD_BACKFILL, asdict(backfill))
+    tell_backfill(
+        connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
+    )
+    return _accepted(incoming, job, occurrences=found.wanted, backfill_id=str(backfill_id))
+
+
+def _accepted(incoming: Incoming, job: _Job, **facts: object) -> Reply:
+    return accepted(incoming, job_id=str(job.job_id), job_version=job.version, **facts)
+
+
+def _backfill_id(incoming: Incoming, job_id: UUID) -> UUID:
+    seed = incoming.seed()
+    return hashed_id(b"backfill%b%b" % (job_id.bytes, seed)) if seed else uuid4()
+
+
+def _ensure_few(job: _Job, request: JobBackfill) -> None:
+    if job.unfinished >= MOST_UNFINISHED and not request.dry_run:
+        problem = f"the job has {job.unfinished} backfills that are not finished, and may have {MOST_UNFINISHED}"
+        raise InvalidInput([FieldError("key", problem, "wait for them, or cancel some")])
+
+
+def _made_at(job: _Job, now: datetime) -> datetime:
+    """A millisecond that no other backfill of the job has: it tells their runs apart."""
+    made_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
+    return made_at if job.last_made_at is None else max(made_at, job.last_made_at + _MILLISECOND)
+
+
+def _backfill(backfill_id: UUID, request: JobBackfill, job: _Job, found: Found, made_at: datetime) -> Backfill:
+    newest_first = request.order == "newest_first"
+    return Backfill(
+        backfill_id=backfill_id,
+        tenant=request.tenant,
+        job_id=job.job_id,
+        shard=job.shard,
+        job_version=job.version,
+        state=BackfillState.RUNNING,
+        first_at=request.from_at,
+        last_at=request.to_at,
+        what=request.what,
+        versions=request.versions,
+        overlap=request.overlap,
+        newest_first=newest_first,
+        max_concurrent=request.max_concurrent,
+        occurrences=found.occurrences,
+        wanted=found.wanted,
+        cursor_at=request.to_at if newest_first else request.from_at,
+        request_id=request.request_id,
+        traceparent=request.traceparent,
+        reason=request.reason,
+        made_at=made_at,
+    )
+
+
+_LOCK_BACKFILL = _SQL["lock_backfill"]
+_READ_JOB_KEY = _SQL["read_job_key"]
+_MOVE_BACKFILL = _SQL["move_backfill"]
+_LOCK_UNBEGUN_OF_BACKFILL = _SQL["lock_unbegun_of_backfill"]
+
+_UNBEGUN = [RunState.QUEUED, RunState.BUFFERED]
+_REASON = "backfill_cancelled"
+
+
+def apply_backfill_pauses(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Pause backfills, in the caller's transaction; an answer for each request, in their order."""
+    return [_move(connection, installation, incoming, (BackfillState.RUNNING,)) for incoming in batch]
+
+
+def apply_backfill_resumes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Resume backfills, in the caller's transaction; an answer for each request, in their order."""
+    return [_move(connection, installation, incoming, (BackfillState.PAUSED,)) for incoming in batch]
+
+
+def apply_backfill_cancels(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Cancel backfills, in the caller's transaction; an answer for each request, in their order."""
+    sources = (BackfillState.RUNNING, BackfillState.PAUSED)
+    return [_move(connection, installation, incoming, sources) for incoming in batch]
+
+
+def _move(connection: Conn, installation: Installation, incoming: Incoming, sources: Sequence[BackfillState]) -> Reply:
+    request = incoming.request
+    assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by accept's table
+    found = _lock(connection, UUID(request.backfill_id), incoming.tenant)
+    if found is None:
+        return rejected(incoming, UnknownBackfill(request.backfill_id))
+    state = BackfillState(found.state)
+    changed = state in sources
+    row = connection.execute(_READ_JOB_KEY, {"job_id": found.job_id}, binary=True).fetchone()
+    key = str(row[0]) if row else ""
+    if changed:
+        state = _target(request)
+        _write(connection, installation, found, state, job_key=key, reason=request.reason)
+    return accepted(
+        incoming,
+        key=key,
+        job_id=str(found.job_id),
+        backfill_id=request.backfill_id,
+        backfill_status=state.value,
+        occurrences=found.wanted,
+        unchanged=not changed,
+    )
+
+
+def _target(request: BackfillPause | BackfillResume | BackfillCancel) -> BackfillState:
+    match request:
+        case BackfillPause():
+            return BackfillState.PAUSED
+        case BackfillResume():
+            return BackfillState.RUNNING
+        case BackfillCancel():
+            return BackfillState.CANCELLED
+
+
+_KINDS = {
+    BackfillState.PAUSED: "job.backfill_paused",
+    BackfillState.RUNNING: "job.backfill_resumed",
+    BackfillState.CANCELLED: "job.backfill_cancelled",
+}
+
+
+def _write(
+    connection: Conn,
+    installation: Installation,
+    backfill: Backfill,
+    state: BackfillState,
+    *,
+    job_key: str,
+    reason: str | None,
+) -> None:
+    now = read_now(connection)
+    cancelled = state is BackfillState.CANCELLED
+    columns: dict[str, object] = {
+        "backfill_id": backfill.backfill_id, "state": state, "reason": reason, "finished_at": now if cancelled else None
+    }  # fmt: skip
+    connection.execute(_MOVE_BACKFILL, columns)
+    if cancelled:
+        _end_unbegun(connection, installation, backfill, reason or _REASON)
+    tell_backfill(connection, installation, _KINDS[state], backfill, job_key=job_key, now=now, reason=reason)
+
+
+def _end_unbegun(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
+    first, last = run_range(backfill.job_id, backfill.made_at)
+    columns: dict[str, object] = {
+        "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": _UNBEGUN
+    }  # fmt: skip
+    rows = connection.execute(_LOCK_UNBEGUN_OF_BACKFILL, columns, binary=True).fetchall()
+    ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]
+    end_runs(connection, installation, ends)
+
+
+def _lock(connection: Conn, backfill_id: UUID, tenant: str) -> Backfill | None:
+    columns = {"backfill_id": backfill_id, "tenant": tenant}
+    with connection.cursor(row_factory=class_row(Backfill), binary=True) as cursor:
+        return cursor.execute(_LOCK_BACKFILL, columns).fetchone()

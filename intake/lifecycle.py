@@ -1,0 +1,212 @@
+"""`job.pause` and `job.resume`, set-wise.
+
+A pause settles what is overdue, takes back what has not left, and holds the timer at the next instant, until it is
+resumed or `paused_until` (then firing resumes it). What the instants of the pause become is decided when it ends, by
+`on_resume`; a `once` whose instant lies in it fires then. Triggers work on a paused job.
+
+`job.delete`, set-wise: a tombstone stays, so that versions never repeat for a job_id.
+
+Runs that have begun finish; those that never began are cancelled, those of instants still ahead taken back.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
+from tidewheel.intake.calendars import write_job_calendars
+from tidewheel.intake.locks import JobRow, Locked, after_pause, job_id_of, lock_jobs, settle
+from tidewheel.intake.override_rules import forget_all
+from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
+from tidewheel.jobs.requests import JobDelete, JobPause
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+from tidewheel.schedules.decide import waits_for_run
+from tidewheel.schedules.decision import Decision, Held
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.after_end import is_pause_on_failure
+from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
+from tidewheel.transitions.events import tell
+from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import LockedTimer, advance_timers, drop_timers, open_links
+
+_SQL = Statements("tidewheel.intake")
+_PAUSE_JOBS = _SQL["pause_jobs"]
+_RESUME_JOBS = _SQL["resume_jobs"]
+
+
+def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Pause jobs, in the caller's transaction; an answer for each request, in their order."""
+    locked = lock_jobs(connection, installation, batch)
+    asked = {job_id_of(incoming): incoming.request for incoming in batch if isinstance(incoming.request, JobPause)}
+    there = existing(locked, batch)
+    refused = {job.job_id: error for job in there if (error := _until_refused(job, asked[job.job_id], locked))}
+    jobs = [job for job in there if job.job_id not in refused and _changes(job, asked[job.job_id])]
+    following = settle(connection, installation, locked, [job.job_id for job in jobs if not job.paused])
+    following |= {
+        job.job_id: locked.timers[job.job_id].scheduled_at for job in jobs if job.paused and job.job_id in locked.timers
+    }
+    put_timers(
+        connection,
+        [
+            TimerToPut(
+                job.job_id,
+                job.tenant,
+                job.shard,
+                job.version,
+                following[job.job_id],
+                held=Held.PAUSE,
+                until=asked[job.job_id].until,
+            )
+            for job in jobs
+            if job.job_id in following
+        ],
+    )
+    reasons = {job: request.reason for job, request in asked.items()}
+    columns: dict[str, object] = {
+        "job_ids": [job.job_id for job in jobs],
+        "reasons": [reasons[job.job_id] for job in jobs],
+        "untils": [asked[job.job_id].until for job in jobs],
+        "makers": ["failures" if is_pause_on_failure(asked[job.job_id].request_id) else "request" for job in jobs],
+        "revived": [job.job_id in following for job in jobs],
+        "now": locked.now,
+    }
+    connection.execute(_PAUSE_JOBS, columns)
+    tell(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
+    return [
+        rejected(incoming, refused[job_id_of(incoming)])
+        if job_id_of(incoming) in refused
+        else _answer(incoming, locked, changed=jobs, next_run_at={})
+        for incoming in batch
+    ]
+
+
+def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Resume jobs, in the caller's transaction; an answer for each request, in their order."""
+    locked = lock_jobs(connection, installation, batch)
+    jobs = [job for job in existing(locked, batch) if job.paused]
+    timers = [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers]
+    circumstances = read_circumstances(connection, timers)
+    waiting = open_links(connection, timers)
+    advance_timers(
+        connection,
+        installation,
+        timers,
+        lambda timer: _resumed(timer, circumstances, locked.now, waits=timer.job_id in waiting),
+        now=locked.now,
+    )
+    connection.execute(_RESUME_JOBS, {"job_ids": [job.job_id for job in jobs], "now": locked.now})
+    tell(connection, installation, "job.resumed", jobs, now=locked.now, reasons={})
+    following = next_instants(connection, [job.job_id for job in existing(locked, batch)])
+    return [_answer(incoming, locked, changed=jobs, next_run_at=following) for incoming in batch]
+
+
+def _resumed(timer: LockedTimer, circumstances: Circumstances, now: datetime, *, waits: bool) -> Decision:
+    decision = after_pause(timer, circumstances, now)
+    return waits_for_run(decision) if waits else decision
+
+
+def _changes(job: JobRow, request: JobPause) -> bool:
+    """Whether a pause changes anything.
+
+    What `pause_on_failure` asked for may come late: it counts only while the failures it was asked for still do, by the
+    policy now in force, and it never touches a pause that somebody made.
+    """
+    if is_pause_on_failure(request.request_id):
+        return not job.paused and job.pause_on_failure is not None and job.failures >= job.pause_on_failure
+    return not job.paused or job.paused_until != request.until
+
+
+def _until_refused(job: JobRow, request: JobPause, locked: Locked) -> InvalidInput | None:
+    if request.until is None:
+        return None
+    if request.until <= locked.now:
+        now = format_timestamp(locked.now)
+        problem = f"{format_timestamp(request.until)} has passed: it is {now} by the database's clock"
+        return InvalidInput([FieldError("until", problem, "write a later instant, or leave it out")])
+    if job.job_id not in locked.timers:
+        problem = "the job has nothing to fire by itself, so nothing would end the pause"
+        return InvalidInput([FieldError("until", problem, "leave it out, and send job.resume when it is time")])
+    return None
+
+
+def existing(locked: Locked, batch: Sequence[Incoming]) -> list[JobRow]:
+    """The jobs of a batch that exist, each once."""
+    ids = dict.fromkeys(job_id_of(incoming) for incoming in batch)
+    return [locked.jobs[job] for job in ids if job in locked.jobs and locked.jobs[job].exists]
+
+
+def _answer(
+    incoming: Incoming, locked: Locked, *, changed: Sequence[JobRow], next_run_at: dict[UUID, datetime]
+) -> Reply:
+    job = locked.jobs.get(job_id_of(incoming))
+    if job is None or not job.exists:
+        return rejected(incoming, UnknownJob(incoming.tenant, incoming.key or ""))
+    return accepted(
+        incoming,
+        job_id=str(job.job_id),
+        job_version=job.version,
+        next_run_at=next_run_at.get(job.job_id),
+        unchanged=job not in changed,
+    )
+
+
+_DELETE_JOBS = _SQL["delete_jobs"]
+_RETIRE_VERSIONS = _SQL["retire_versions"]
+_LOCK_UNBEGUN = _SQL["lock_unbegun"]
+_ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
+
+_AT_ONCE = 1000  # runs cancelled by the request itself; tens of milliseconds
+
+
+def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+    """Delete jobs, in the caller's transaction; an answer for each request, in their order."""
+    locked = lock_jobs(connection, installation, batch, to_delete=True)
+    refused = {job_id_of(incoming): error for incoming in batch if (error := _refusal(incoming, locked)) is not None}
+    jobs = [job for job in existing(locked, batch) if job.job_id not in refused]
+    ids = [job.job_id for job in jobs]
+    settle(connection, installation, locked, ids, given_up=ids)
+    forget_all(connection, installation, jobs, locked.now)
+    drop_timers(connection, ids)
+    write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
+    columns: dict[str, object] = {
+        "job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED], "most": _AT_ONCE,
+        "tenants": [job.tenant for job in jobs], "now": locked.now,
+    }  # fmt: skip
+    unbegun = connection.execute(_LOCK_UNBEGUN, columns, binary=True).fetchall()
+    ends = [
+        RunEnd(run_id=run, attempt=attempt, state=RunState.CANCELLED, reason="job_deleted")
+        for run, attempt in unbegun
+        if isinstance(run, UUID) and isinstance(attempt, int)
+    ]
+    end_runs(connection, installation, ends)
+    if len(ends) == _AT_ONCE:
+        # A backlog of a million must not hold up the requests behind this one: claims refuse it, the scheduler ends it.
+        connection.execute(_ADD_JOB_CANCELLATION, columns)
+    connection.execute(_DELETE_JOBS, {"job_ids": ids, "now": locked.now})
+    retired = {"job_ids": ids, "versions": [job.version for job in jobs], "now": locked.now}
+    connection.execute(_RETIRE_VERSIONS, retired)
+    reasons = {
+        job_id_of(incoming): incoming.request.reason for incoming in batch if isinstance(incoming.request, JobDelete)
+    }
+    tell(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
+    return [
+        rejected(incoming, refused[job_id_of(incoming)])
+        if job_id_of(incoming) in refused
+        else accepted(incoming, job_id=str(job_id_of(incoming)), job_version=locked.jobs[job_id_of(incoming)].version)
+        for incoming in batch
+    ]
+
+
+def _refusal(incoming: Incoming, locked: Locked) -> Refused | None:
+    request, job = incoming.request, locked.jobs.get(job_id_of(incoming))
+    assert isinstance(request, JobDelete)  # noqa: S101 - by accept's table
+    if job is None or not job.exists:
+        return UnknownJob(incoming.tenant, request.key)
+    if request.if_version is not None and request.if_version != job.version:
+        return VersionConflict(request.if_version, job.version)
+    return None

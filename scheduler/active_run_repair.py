@@ -1,0 +1,78 @@
+"""Hands on turns whose holder is gone while others wait, and whatever else a crash or a person could leave behind.
+
+Who ends a run hands its turn on in the same transaction, so there is little to find: a turn whose waiting runs were all
+in somebody's hands just then, runs ended or turns removed by somebody else than Tidewheel, signals for executors that
+have died. Everything here works under the turn's lock and asks again under it whether the holder is really gone.
+"""
+
+import logging
+from datetime import timedelta
+from typing import cast
+from uuid import UUID
+
+from tidewheel.ids import job_range
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
+from tidewheel.runs import RunState
+from tidewheel.transitions.active_runs import NOBODY, hand_on_gone, wait_for_turns
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.signal import Signal
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SQL = Statements("tidewheel.scheduler")
+_LOOK_AT_TURNS = _SQL["look_at_turns"]
+_LOCK_TURNS = _SQL["lock_turns"]
+_FIND_STRANDED = _SQL["find_stranded"]
+_DROP_STALE_SIGNALS = _SQL["drop_stale_signals"]
+
+_MOST = 1000  # turns looked at in a round: about ten milliseconds
+_STALE_AFTER = timedelta(minutes=1)  # an executor that lives reads its signals within seconds
+
+
+class TurnSweep:
+    """Walks the turns that are waited for, some at a time, round and round."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._after = NOBODY
+
+    def step(self) -> int:
+        """Look at some turns; returns how many were handed on or freed.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        with self._session.transaction() as connection:
+            columns: dict[str, object] = {"after": self._after, "most": _MOST}
+            rows = connection.execute(_LOOK_AT_TURNS, columns, binary=True).fetchall()
+            self._after = cast("UUID", rows[-1][0]) if len(rows) == _MOST else NOBODY
+            gone = [cast("UUID", job) for job, held in rows if not held]
+            if not gone:
+                return 0
+            locked = connection.execute(_LOCK_TURNS, {"job_ids": gone}, binary=True).fetchall()
+            freed = hand_on_gone(connection, self._installation, [cast("UUID", job) for (job,) in locked])
+        metrics.count("turns_mended", len(freed))
+        return len(freed)
+
+    def mend_shard(self, shard: int) -> int:
+        """Find runs of one shard that wait for a turn which is not marked so; returns how many jobs had any.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        first, last = job_range(shard, self._installation.shards)
+        columns: dict[str, object] = {"first": first, "last": last, "buffered": RunState.BUFFERED}
+        with self._session.transaction() as connection:
+            rows = connection.execute(_FIND_STRANDED, columns, binary=True).fetchall()
+            jobs = [(cast("UUID", job), str(tenant)) for job, tenant in rows]
+            if jobs:
+                wait_for_turns(connection, jobs)
+                hand_on_gone(connection, self._installation, [job for job, _ in jobs])
+            stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
+            connection.execute(_DROP_STALE_SIGNALS, stale)
+        if jobs:
+            metrics.count("turns_mended", len(jobs))
+            _LOG.error("runs of %d jobs of shard %d waited for turns that were removed; mended", len(jobs), shard)
+        return len(jobs)

@@ -1,0 +1,201 @@
+"""Makes the runs of backfills, some at a time, after what is on time has been fired.
+
+A batch is one transaction: runs, their messages and the cursor. Killed anywhere, the next batch begins where the last
+committed one ended. The job's row is locked meanwhile, so that two backfills of one job do not make up for one instant
+twice. At most `max_concurrent` of a backfill's runs are open at any time, however they are claimed.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+from tidewheel.ids import run_range
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.process.metrics import metrics
+from tidewheel.scheduler.backfill_batch import next_batch
+from tidewheel.schedules.decision import BackfillState
+from tidewheel.transitions.backfills import Backfill, tell_backfill
+from tidewheel.transitions.create import write_runs
+from tidewheel.transitions.installation import Installation
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SQL = Statements("tidewheel.scheduler")
+_FIND_OPEN_BACKFILLS = _SQL["find_open_backfills"]
+_LOCK_OPEN_BACKFILL = _SQL["lock_open_backfill"]
+_LOCK_BACKFILLED_JOB = _SQL["lock_backfilled_job"]
+_READ_BACKFILL_PLACE = _SQL["read_backfill_place"]
+_MOVE_BACKFILL_ON = _SQL["move_backfill_on"]
+_END_BACKFILL = _SQL["end_backfill"]
+
+_EVERY_SECONDS = 0.2  # between two looks: how soon a run that has ended is followed by another
+_SHARE_SECONDS = 0.05  # of each look; a batch that has begun by then is the last, for firing goes first
+_NOBODY = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How a backfill stands: `gone` when its job was deleted under it; `open` of its runs are."""
+
+    key: str
+    gone: bool
+    open: int
+    now: datetime
+
+
+class Backfilling:
+    """Walks the backfills of a scheduler's shards, round and round."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._next = 0.0
+        self._after = _NOBODY
+
+    def step(self, shards: Sequence[int]) -> tuple[int, float]:
+        """Make some runs, unless it is too soon.
+
+        Returns:
+            How many were made, and after how many seconds to look again at the latest.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        now = monotonic_seconds()
+        if now < self._next:
+            return 0, self._next - now
+        running = self._running(shards)
+        made = self._make(running, until=now + _SHARE_SECONDS)
+        self._next = monotonic_seconds() + _EVERY_SECONDS
+        return made, _EVERY_SECONDS if running else math.inf
+
+    def _running(self, shards: Sequence[int]) -> list[UUID]:
+        """The backfills to be worked on, beginning after the one that was the last."""
+        if not shards:
+            return []
+        with self._session.transaction() as connection:
+            rows = connection.execute(_FIND_OPEN_BACKFILLS, {"shards": list(shards)}, binary=True).fetchall()
+        found = [cast("UUID", backfill_id) for (backfill_id,) in rows]
+        return sorted(found, key=lambda backfill_id: (backfill_id <= self._after, backfill_id))
+
+    def _make(self, running: Sequence[UUID], *, until: float) -> int:
+        made = 0
+        for backfill_id in running:
+            more = True
+            while more and monotonic_seconds() < until:
+                self._after = backfill_id
+                written, more = make_some(self._session, self._installation, backfill_id)
+                made += written
+        return made
+
+
+def make_some(session: Session, installation: Installation, backfill_id: UUID) -> tuple[int, bool]:
+    """Make the next runs of a backfill that is running; end one of which nothing is left, or whose job was deleted.
+
+    One that fails otherwise than by losing the database is paused, with the error as the reason.
+
+    Returns:
+        How many were made, and whether the next batch need not wait for a run to end.
+
+    Raises:
+        Unavailable: The database was lost; the batch happened wholly or not at all.
+    """
+    try:
+        with session.transaction() as connection:
+            result = _batch(connection, installation, backfill_id)
+            failpoint("backfilling.before_commit")
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns one backfill, and all the others go on
+        _hold(session, installation, backfill_id, error)
+        return 0, False
+    failpoint("backfilling.after_commit")
+    metrics.count("backfilled_runs", result[0])
+    return result
+
+
+def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> tuple[int, bool]:
+    backfill = _lock(connection, backfill_id)
+    if backfill is None:
+        return 0, False
+    place = _read_place(connection, backfill)
+    if place.gone:
+        _end(connection, installation, backfill, place, BackfillState.CANCELLED, reason="job_deleted")
+    elif backfill.state == BackfillState.PAUSED:
+        pass
+    elif backfill.cursor_at is not None and place.open < backfill.max_concurrent:
+        return _make_batch(connection, installation, backfill, place)
+    elif backfill.cursor_at is None and not place.open:
+        _end(connection, installation, backfill, place, BackfillState.FINISHED)
+    return 0, False
+
+
+def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
+    """Lock a backfill and its job; None where it is over, or somebody has the one or the other."""
+    with connection.cursor(row_factory=class_row(Backfill), binary=True) as cursor:
+        backfill = cursor.execute(_LOCK_OPEN_BACKFILL, {"backfill_id": backfill_id}).fetchone()
+    if backfill is None or not connection.execute(_LOCK_BACKFILLED_JOB, {"job_id": backfill.job_id}).fetchone():
+        return None
+    return backfill
+
+
+def _make_batch(connection: Conn, installation: Installation, backfill: Backfill, place: _Place) -> tuple[int, bool]:
+    batch = next_batch(connection, backfill, place.open, place.now)
+    written = write_runs(connection, installation, batch.runs, now=place.now, repeats=True)
+    columns: dict[str, object] = {
+        "backfill_id": backfill.backfill_id, "made": len(written), "passed_over": batch.passed_over,
+        "cursor_at": batch.cursor_at,
+    }  # fmt: skip
+    connection.execute(_MOVE_BACKFILL_ON, columns)
+    return len(written), batch.more
+
+
+def _read_place(connection: Conn, backfill: Backfill) -> _Place:
+    first, last = run_range(backfill.job_id, backfill.made_at)
+    columns: dict[str, object] = {
+        "job_id": backfill.job_id, "job_version": backfill.job_version, "first_run_id": first, "last_run_id": last
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(_Place), binary=True) as cursor:
+        place = cursor.execute(_READ_BACKFILL_PLACE, columns).fetchone()
+    assert place is not None  # noqa: S101 - the job's row is locked
+    return place
+
+
+def _end(
+    connection: Conn,
+    installation: Installation,
+    backfill: Backfill,
+    place: _Place,
+    state: BackfillState,
+    *,
+    reason: str | None = None,
+) -> None:
+    finished_at = None if state is BackfillState.PAUSED else place.now
+    columns: dict[str, object] = {
+        "backfill_id": backfill.backfill_id, "state": state, "reason": reason, "finished_at": finished_at
+    }  # fmt: skip
+    connection.execute(_END_BACKFILL, columns)
+    kind = f"job.backfill_{state}"
+    tell_backfill(connection, installation, kind, backfill, job_key=place.key, now=place.now, reason=reason)
+
+
+def _hold(session: Session, installation: Installation, backfill_id: UUID, error: Exception) -> None:
+    # PostgreSQL's own words in one line, without the row that it would quote beside them.
+    said = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
+    reason = f"{type(error).__name__}: {said}"[:1000]
+    _LOG.error("backfill %s is paused: %s", backfill_id, reason)
+    with session.transaction() as connection:
+        backfill = _lock(connection, backfill_id)
+        if backfill is not None and backfill.state == BackfillState.RUNNING:
+            place = _read_place(connection, backfill)
+            _end(connection, installation, backfill, place, BackfillState.PAUSED, reason=reason)

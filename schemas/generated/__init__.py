@@ -1,0 +1,1 @@
+"""Generated from the schemas: records and their codec. Do not edit."""

@@ -1,0 +1,1 @@
+"""Generate `schemas/generated/` from the schemas."""

@@ -1,0 +1,316 @@
+"""The clients: requests, runs and waiting, from Python."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, LiteralString, TypeVar
+from uuid import uuid4
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import Fleet, until
+from tests.transitions.acts import EXECUTOR, begin, end, ending, requests, succeed
+from tests.transitions.stepping import in_background
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.async_client import AsyncClient
+from tidewheel.control.client.client import Client
+from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun
+from tidewheel.ids import RunId, job_id
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.runs import RunState
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import JobDefinition
+from tidewheel.transitions.attempts import Beat, save_beats
+
+T = TypeVar("T")
+
+NOBODY = "postgresql://127.0.0.1:1/none"
+TALK: LiteralString = """
+SELECT state, wait_event_type = 'Lock' FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-client'
+"""
+TRANSACTIONS: LiteralString = "SELECT count(DISTINCT xmin::text) FROM open_runs"
+CUT: LiteralString = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-client'
+"""
+
+
+def job(key: str = "job", /, **fields: object) -> dict[str, object]:
+    return {"key": key, "schedule": "manual", "target": "send-email"} | fields
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[Client]:
+    """A client of an empty database."""
+    with Client(database.url) as made:
+        yield made
+
+
+def awaited(database: Database, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """What a coroutine does with an AsyncClient."""
+
+    async def run() -> T:
+        async with AsyncClient(database.url) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def refusal_code(call: Callable[[], object]) -> str:
+    with pytest.raises(Refused) as caught:
+        call()
+    assert caught.value.errors[0].remedy
+    return caught.value.code
+
+
+def test_an_identical_submit_changes_nothing(client: Client) -> None:
+    first = client.submit(job(schedule="@every 1h"))
+    assert (first.job_id, first.version, first.unchanged) == (job_id("default", "job"), 1, False)
+    assert first.next_run_at is not None
+    again = client.submit(job(schedule={"interval": 3600}))
+    assert (again.version, again.unchanged, again.next_run_at) == (1, True, first.next_run_at)
+    spec = JobSpec.model_validate(job(schedule="@every 1h"))
+    assert client.submit(spec).unchanged
+    assert client.submit(job(schedule="@every 1h", labels={"a": "b"})).version == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"payload": {"to": "ann"}},
+        {"payload": "text"},
+        {"payload": None},
+        {"payload_base64": "AP8="},
+        {"retry": {"jitter": "20%", "intervals": ["1s", "5s"], "non_retryable": ["ValueError"]}},
+        {"schedule": {"cron": "0 8 * * *", "timezone": "Europe/Berlin"}, "end_at": "2999-01-01T00:00:00Z"},
+        {"target": {"type": "http", "url": "http://a.example", "headers": {"X": "1"}}, "jitter": "0s"},
+        {"start_to_close": "250ms", "paused": True, "labels": {"a": "b"}, "description": "why"},
+    ],
+)
+def test_a_job_as_a_spec_and_as_a_mapping_is_one_version(client: Client, fields: dict[str, Any]) -> None:
+    first = client.submit(JobSpec.model_validate(job(**fields)), request_id="r-1")
+    assert (first.version, first.unchanged) == (1, False)
+    again = client.submit(job(**fields))
+    assert (again.version, again.unchanged) == (1, True)
+    assert client.submit(job(**fields), request_id="r-1") == first, "it is the same request, too"
+
+
+def test_the_payload_of_a_spec_reaches_its_runs_as_it_was_given(client: Client, database: Database) -> None:
+    client.submit(JobSpec.model_validate(job(payload={"to": "ann"})))
+    client.trigger("job")
+    [request] = requests(database)
+    definition = decode(request.definition, JobDefinition)
+    assert (definition.payload, definition.payload_content_type) == (b'{"to":"ann"}', "application/json")
+
+
+def test_a_spec_that_can_never_fire_is_refused_with_its_path(client: Client) -> None:
+    spec = JobSpec.model_validate(job(schedule="0 8 30 2 *"))
+    with pytest.raises(Refused) as caught:
+        client.submit(spec)
+    assert caught.value.errors[0].path == "job.schedule.cron"
+
+
+def test_the_same_request_has_the_same_answer(client: Client, database: Database) -> None:
+    first = client.submit(job(), request_id="r-1")
+    client.submit(job(labels={"a": "b"}))
+    assert client.submit(job(), request_id="r-1") == first
+    run = client.trigger("job", request_id="r-2")
+    assert client.trigger("job", request_id="r-2") == run
+    assert database.count("open_runs") == 1
+    assert refusal_code(lambda: client.trigger("job", 1, request_id="r-2")) == "request_conflict"
+
+
+def test_everything_wrong_with_a_job_is_told_with_its_path(client: Client, database: Database) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        client.submit({"key": "", "schedule": "61 * * * *", "target": "x", "overlap": "maybe"})
+    assert {error.path.split(".")[1] for error in caught.value.errors} >= {"key", "overlap"}
+    assert database.count("jobs") == 0
+
+
+def test_a_triggered_run_can_be_looked_at(client: Client, database: Database) -> None:
+    client.submit(job())
+    run_id = client.trigger("job", {"to": "ann"}, labels={"a": "b"})
+    queued = client.run(run_id)
+    assert (queued.run_id, queued.job_id) == (run_id, job_id("default", "job"))
+    assert (queued.state, queued.attempt) == ("queued", 0)
+    assert (queued.started_at, queued.finished_at, queued.result, queued.final) == (None, None, None, False)
+    started = begin(database, run_id)
+    running = client.run(run_id)
+    assert (running.state, running.attempt, running.started_at) == ("running", 1, started.started_at)
+    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no stamp"))
+    failed = client.run(run_id)
+    assert (failed.state, failed.error_type, failed.error_message) == ("failed", "ValueError", "no stamp")
+    assert (failed.final, failed.finished_at is None) == (True, False)
+
+
+def test_a_trigger_may_name_its_time(client: Client, database: Database) -> None:
+    client.submit(job())
+    at = database.now() + timedelta(hours=1)
+    assert client.run(client.trigger("job", run_at=at)).scheduled_at == at
+    for delay in (3600, 3600.0, timedelta(hours=1)):
+        later = client.run(client.trigger("job", delay=delay)).scheduled_at
+        assert timedelta(0) <= later - at < timedelta(minutes=1)
+
+
+def test_a_job_is_paused_resumed_and_deleted(client: Client, database: Database) -> None:
+    client.submit(job(schedule="@every 1h"))
+    paused = client.pause("job", reason="a holiday")
+    assert (paused.unchanged, paused.next_run_at) == (False, None)
+    assert database.rows("SELECT paused, pause_reason FROM jobs") == [(True, "a holiday")]
+    assert client.pause("job").unchanged
+    client.trigger("job")  # which a pause does not concern
+    resumed = client.resume("job")
+    assert not resumed.unchanged
+    assert resumed.next_run_at is not None
+    assert client.resume("job").unchanged
+    client.delete("job")
+    assert refusal_code(lambda: client.trigger("job")) == "unknown_job"
+    assert client.submit(job()).version > resumed.version
+
+
+def test_a_run_under_way_tells_how_far_it_is_and_when_its_time_is_over(client: Client, database: Database) -> None:
+    client.submit(job(schedule_to_close="1h"))
+    run_id = client.trigger("job")
+    assert (client.run(run_id).progress, client.run(run_id).beat_at) == (None, None)
+    started = begin(database, run_id)
+    with database.transaction() as connection:
+        save_beats(connection, [Beat(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
+    run = client.run(run_id)
+    assert (run.progress, run.deadline_at) == (b'{"pages":3}', started.close_at)
+    assert run.beat_at is not None
+    succeed(database, started)
+    over = client.run(run_id)
+    assert (over.progress, over.deadline_at) == (b'{"pages":3}', None)
+
+
+def test_cancelling_tells_what_state_a_run_was_in(client: Client, database: Database) -> None:
+    client.submit(job())
+    queued, running = client.trigger("job"), client.trigger("job")
+    begin(database, running)
+    assert client.cancel(queued, reason="by mistake") is RunState.QUEUED
+    assert (client.run(queued).state, client.run(queued).reason) == ("cancelled", "by mistake")
+    assert client.cancel(running) is RunState.RUNNING
+    assert client.run(running).state == "cancelling"
+    assert client.cancel(queued) is RunState.CANCELLED
+
+
+@pytest.mark.parametrize("call", [Client.trigger, Client.pause, Client.resume, Client.delete])
+def test_a_job_that_is_unknown_is_refused(client: Client, call: Callable[[Client, str], object]) -> None:
+    assert refusal_code(lambda: call(client, "nobody")) == "unknown_job"
+
+
+def test_a_run_that_is_unknown_is_refused(client: Client) -> None:
+    for call in (client.run, client.cancel, client.wait):
+        assert refusal_code(lambda call=call: call(uuid4())) == "unknown_run"
+
+
+def test_tenants_do_not_see_each_others_runs(client: Client, database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    with Client(database.url, tenant="acme") as acme:
+        acme.submit(job())
+        run_id = acme.trigger("job")
+        assert acme.run(run_id).job_id == job_id("acme", "job")
+        with pytest.raises(UnknownRun):
+            client.run(run_id)
+        assert refusal_code(lambda: client.cancel(run_id)) == "unknown_run"
+        assert refusal_code(lambda: client.trigger("job")) == "unknown_job"
+        assert acme.run(run_id).state == "queued"
+
+
+def test_waiting_ends_when_the_run_does(client: Client, database: Database) -> None:
+    client.submit(job())
+    run_id = client.trigger("job")
+    waiting = in_background(lambda: client.wait(run_id, timedelta(seconds=30)))
+    succeed(database, begin(database, run_id))
+    assert waiting.result(30).state == "succeeded"
+    assert client.wait(run_id, 0).final
+
+
+def test_waiting_too_long_tells_the_state(client: Client, database: Database) -> None:
+    client.submit(job())
+    run_id = client.trigger("job")
+    began = monotonic_seconds()
+    with pytest.raises(TimeoutError, match=f"^run {run_id} is queued after 0.1 s$"):
+        client.wait(run_id, 0.1)
+    assert monotonic_seconds() - began >= 0.1
+    begin(database, run_id)
+    with pytest.raises(TimeoutError, match="is running after 0 s"):
+        awaited(database, lambda other: other.wait(run_id, timedelta(0)))
+
+
+def test_a_client_whose_connection_broke_asks_again(client: Client, database: Database) -> None:
+    client.submit(job())
+    for ask in (lambda: client.trigger("job"), lambda: client.trigger("job", request_id="r-1")):
+        assert database.value(CUT) == 1
+        ask()
+    assert database.count("open_runs") == 2
+
+
+def test_a_database_that_does_not_answer_is_told_as_such() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(Unavailable):
+            kind(NOBODY)
+
+
+def test_coroutines_are_served_alike(database: Database) -> None:
+    async def work(client: AsyncClient) -> tuple[RunState, str]:
+        assert (await client.submit(job())).version == 1
+        assert (await client.submit(JobSpec.model_validate(job()))).unchanged
+        runs = await asyncio.gather(*(client.trigger("job", number) for number in range(10)))
+        assert len(set(runs)) == 10
+        with pytest.raises(Refused):
+            await client.trigger("nobody")
+        found = await client.cancel(runs[0])
+        return found, (await client.wait(runs[0], 5)).state
+
+    assert awaited(database, work) == (RunState.QUEUED, "cancelled")
+    assert database.count("open_runs") == database.value(TRANSACTIONS) == 9
+
+
+def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) -> None:
+    holding = database.connection()
+
+    async def work(client: AsyncClient) -> RunId:
+        await client.submit(job())
+        holding.execute("SELECT FROM jobs FOR UPDATE")
+        given_up = asyncio.create_task(client.trigger("job", request_id="given-up"))
+        await asyncio.sleep(0)
+        until(lambda: database.rows(TALK) == [("active", True)], "the trigger waits for the job's row")
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        following = asyncio.create_task(client.trigger("job", request_id="following"))
+        await asyncio.sleep(0)
+        assert database.count("open_runs") == 0
+        holding.commit()
+        run_id = await following
+        # Both are whole, and nothing is left open.
+        assert [state for state, _ in database.rows(TALK)] == ["idle"]
+        assert await client.trigger("job", request_id="given-up") != run_id
+        return run_id
+
+    run_id = awaited(database, work)
+    assert database.count("open_runs") == database.count("requests") == database.count("job_runs") == 2
+    assert (run_id,) in database.rows("SELECT run_id FROM open_runs")
+    assert database.value(TRANSACTIONS) == 2
+    assert database.rows(TALK) == []
+
+
+@pytest.mark.kafka
+def test_what_is_triggered_is_run_by_the_services_and_waited_for(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)
+    (open_gate := tmp_path / "open").touch()
+    fleet.start_all("relay", "executor")
+    with Client(fleet.database.url) as client:
+        for target in ("gated", "gated-sync"):
+            client.submit(job(target, target=target))
+            run = client.wait(client.trigger(target, str(open_gate)), 40)
+            assert (run.state, run.attempt, run.result, run.error_type) == ("succeeded", 1, b"1", None)
+            times = [at for at in (run.scheduled_at, run.started_at, run.finished_at) if at is not None]
+            assert (len(times), times) == (3, sorted(times))
+    fleet.stop()

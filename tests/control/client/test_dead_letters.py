@@ -1,0 +1,282 @@
+"""Dead letters: listed by any filter, shown whole, redriven once each, purged on request."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from psycopg import Connection, OperationalError
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import about, ask, ask_within, begin, begun, end, ending, open_runs, requeue, submit
+from tests.transitions.stepping import in_background
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client import dead_letters as redriving
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads import dead_letters as module
+from tidewheel.control.reads.dead_letters import DeadLetterPage, LetterFilter
+from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.transitions.dead_letters import DeadRequest, bury_request
+
+WAITS = """
+    SELECT count(*) > 0 FROM pg_stat_activity
+     WHERE application_name = 'tidewheel-client' AND cardinality(pg_blocking_pids(pid)) > 0
+       AND datname = current_database()
+"""
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[Client]:
+    submit(database, "job")
+    submit(database, "other", lane="batch", queue="reports")
+    with Client(database.url) as made:
+        yield made
+
+
+def fail(database: Database, key: str = "job", *, error: str = "ValueError", state: RunState = RunState.FAILED) -> UUID:
+    """A run that is given up."""
+    started = begun(database, key)
+    end(database, ending(started, state, error_type=error, error_message="no", trace="at line 1", output=b"hello"))
+    return started.run_id
+
+
+def garble(database: Database, offset: int = 0, value: bytes = b"\xff{") -> None:
+    """A message that is no request."""
+    topic = database.installation.topics.requests
+    with database.transaction() as connection:
+        dead = DeadRequest(topic, 3, offset, b"k", value, "it is neither JSON nor Avro")
+        bury_request(connection, database.installation, dead, database.now())
+
+
+def runs(page: DeadLetterPage) -> list[UUID | None]:
+    return [letter.run_id for letter in page.letters]
+
+
+def redriven(database: Database) -> dict[UUID, UUID]:
+    return dict(database.rows("SELECT run_id, redriven_as FROM dead_letters WHERE redriven_as IS NOT NULL"))
+
+
+def test_every_filter_finds_what_it_names(client: Client, database: Database) -> None:
+    plain = fail(database)
+    late = fail(database, error="Late", state=RunState.TIMED_OUT)
+    other = fail(database, "other")
+    garble(database)
+    page = client.dead_letters()
+    assert (runs(page), page.total, page.at_least) == ([None, other, late, plain], 4, False)
+    made = {letter.run_id: letter.made_at for letter in page.letters}
+    client.retry(plain)
+    wanted: list[tuple[LetterFilter, list[UUID | None]]] = [
+        ({"key": "other"}, [other]),
+        ({"error_type": "Late"}, [late]),
+        ({"status": "timed_out"}, [late]),
+        ({"kind": "request"}, [None]),
+        ({"kind": "run"}, [other, late, plain]),
+        ({"queue": "reports"}, [other]),
+        ({"lane": "batch"}, [other]),
+        ({"since": made[other]}, [None, other]),
+        ({"until": made[late]}, [late, plain]),
+        ({"redriven": True}, [plain]),
+        ({"redriven": False}, [None, other, late]),
+        ({"key": "job", "status": "failed", "redriven": False}, []),
+    ]
+    for which, found in wanted:
+        assert runs(client.dead_letters(**which)) == found, which
+
+
+def test_pages_follow_each_other_and_many_are_not_counted(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COUNTED", 3)
+    failed = [fail(database) for _ in range(5)]
+    first = client.dead_letters(most=2)
+    second = client.dead_letters(most=2, after=first.following)
+    third = client.dead_letters(most=2, after=second.following)
+    assert runs(first) + runs(second) + runs(third) == list(reversed(failed))
+    assert (first.total, first.at_least, third.following) == (3, True, None)
+
+
+def test_what_cannot_be_meant_is_refused(client: Client) -> None:
+    for path, value in {"kind": "letter", "status": "succeeded", "lane": "fast"}.items():
+        with pytest.raises(InvalidInput) as refused:
+            client.dead_letters(**{path: value})  # type: ignore[arg-type]  # one of each
+        assert [error.path for error in refused.value.errors] == [path]
+    with pytest.raises(UnknownJob):
+        client.dead_letters(key="nope")
+    with pytest.raises(UnknownDeadLetter):
+        client.dead_letter(404)
+    with pytest.raises(UnknownDeadLetter):
+        client.redrive(ids=[404])
+    with pytest.raises(UnknownDeadLetter):
+        client.dead_letters(after=404)
+
+
+def test_one_is_shown_with_every_attempt_and_its_chain(client: Client, database: Database) -> None:
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED)
+    again = begin(database, started.run_id)
+    end(
+        database, ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o")
+    )
+    new = client.retry(started.run_id)
+    [letter] = client.dead_letters().letters
+    shown = client.dead_letter(letter.id)
+    assert shown.run is not None
+    assert [(one.attempt, one.error_type, one.trace, one.output) for one in shown.run.attempts] == [
+        (1, "ValueError", None, None),
+        (2, "ValueError", "at 1", b"o"),
+    ]
+    assert [one.run_id for one in shown.run.lineage.newer] == [new]
+    assert (shown.summary.redriven_as, shown.message_value) == (new, None)
+
+
+def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) -> None:
+    garble(database)
+    [letter] = client.dead_letters().letters
+    shown = client.dead_letter(letter.id)
+    assert (shown.message_key, shown.message_value, shown.run) == (b"k", b"\xff{", None)
+    assert (letter.topic, letter.partition, letter.offset) == (database.installation.topics.requests, 3, 0)
+
+
+def test_each_is_redriven_once_however_often_it_is_asked_for(client: Client, database: Database) -> None:
+    failed = [fail(database) for _ in range(3)]
+    done = client.redrive(key="job")
+    assert (done.wanted, done.redriven, done.refused) == (3, 3, 0)
+    made = redriven(database)
+    assert set(made) == set(failed)
+    assert {run.run_id for run in open_runs(database)} == set(made.values())
+    again = client.redrive(key="job")
+    assert (again.wanted, again.redriven, redriven(database)) == (0, 0, made)
+
+
+def test_who_is_interrupted_asks_again(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redriving, "_AT_ONCE", 2)
+    failed = [fail(database) for _ in range(5)]
+
+    def interrupted(handled: int) -> None:
+        if handled == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.redrive(kind="run", tell=interrupted)
+    assert set(redriven(database)) == set(failed[:4])
+    assert client.redrive(kind="run").redriven == 1
+    assert len(open_runs(database)) == len(redriven(database)) == 5
+
+
+def test_two_who_redrive_the_same_make_one_run_of_each(client: Client, database: Database) -> None:
+    run = fail(database)
+    [letter] = client.dead_letters().letters
+    with database.transaction() as connection:
+        # Both have looked before either has written.
+        ask_within(connection, database, {"type": "run.retry", "run_id": str(run)})
+        other = in_background(lambda: client.redrive(ids=[letter.id]))
+        until(lambda: database.value(WAITS), "it waits for the letter")
+    assert other.result(60).redriven == 1
+    assert [open_run.run_id for open_run in open_runs(database)] == list(redriven(database).values())
+
+
+def test_an_answer_that_is_lost_makes_no_second_run(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(database)
+    lost: list[bool] = []
+    commit = Connection.commit
+
+    def committing(self: Connection) -> None:
+        commit(self)
+        if not lost and redriven(database):
+            lost.append(True)
+            raise OperationalError
+
+    monkeypatch.setattr(Connection, "commit", committing)
+    done = client.redrive(key="job")
+    assert (lost, done.redriven, len(open_runs(database))) == ([True], 1, 1)
+
+
+def test_what_was_refused_can_be_redriven_once_it_is_mended(client: Client, database: Database) -> None:
+    run = fail(database, "other")
+    ask(database, about("job.delete", "other"))
+    for _ in range(2):
+        assert client.redrive(kind="run").refused == 1
+    submit(database, "other")
+    done = client.redrive(kind="run")
+    assert (done.redriven, done.refused) == (1, 0)
+    assert set(redriven(database)) == {run}
+
+
+def test_what_fails_again_is_left_for_another_time(client: Client, database: Database) -> None:
+    fail(database)
+
+    def fails_again(handled: int) -> None:
+        del handled
+        for run in open_runs(database):
+            end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
+
+    assert client.redrive(key="job", tell=fails_again).redriven == 1
+    assert client.dead_letters(redriven=False).total == 1
+
+
+def test_a_dry_run_counts_and_shows_the_oldest_ten(client: Client, database: Database) -> None:
+    failed = [fail(database) for _ in range(12)]
+    counted = client.redrive(key="job", dry_run=True)
+    assert (counted.wanted, counted.redriven) == (12, 0)
+    assert [letter.run_id for letter in counted.first] == failed[:10]
+    assert redriven(database) == {}
+
+
+def test_a_rate_is_kept(client: Client, database: Database) -> None:
+    for _ in range(4):
+        fail(database)
+    begun_at = monotonic_seconds()
+    assert client.redrive(key="job", rate=10.0).redriven == 4
+    assert monotonic_seconds() - begun_at >= 0.3
+
+
+def test_one_that_is_refused_does_not_keep_the_others(client: Client, database: Database) -> None:
+    kept, gone = fail(database), fail(database, "other")
+    ask(database, about("job.delete", "other"))
+    done = client.redrive(kind="run")
+    assert (done.redriven, done.refused) == (1, 1)
+    [refusal] = done.refusals
+    assert [error.path for error in refusal.errors] == ["key"]
+    assert set(redriven(database)) == {kept}
+    assert runs(client.dead_letters(redriven=False)) == [gone]
+
+
+def test_a_message_is_sent_again_as_it_was(client: Client, database: Database) -> None:
+    garble(database)
+    assert client.redrive(kind="request").redriven == 1
+    requests = database.installation.topics.requests
+    assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
+    assert client.redrive(kind="request").redriven == 0
+    [letter] = client.dead_letters(redriven=True).letters
+    assert (letter.redriven_as, letter.redriven_at is not None) == (None, True)
+
+
+def test_what_is_purged_is_gone_and_its_run_is_not(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redriving, "_PURGED_AT_ONCE", 2)
+    failed = [fail(database) for _ in range(5)]
+    other = fail(database, "other")
+    counted = client.purge_dead_letters(key="job", dry_run=True)
+    assert (counted.wanted, len(counted.first), counted.purged) == (5, 5, 0)
+    assert client.purge_dead_letters(key="job").purged == 5
+    assert runs(client.dead_letters()) == [other]
+    assert client.run(failed[0]).state == RunState.FAILED
+    assert client.purge_dead_letters(until=database.now() - timedelta(days=1)).purged == 0
+
+
+def test_another_tenant_sees_and_touches_none_of_it(client: Client, database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    fail(database)
+    garble(database)
+    [_, letter] = client.dead_letters().letters
+    with Client(database.url, tenant="acme") as other:
+        assert (other.dead_letters().total, other.redrive(kind="run").redriven) == (0, 0)
+        assert other.purge_dead_letters().purged == 0
+        with pytest.raises(UnknownDeadLetter):
+            other.dead_letter(letter.id)
+    assert database.count("dead_letters") == 2

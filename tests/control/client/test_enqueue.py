@@ -1,0 +1,245 @@
+"""A run enqueued in the caller's transaction: it stands or falls with the caller's rows."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import LiteralString
+
+import psycopg
+import pytest
+from psycopg.rows import DictRow, TupleRow, dict_row, tuple_row
+from psycopg.sql import SQL, Identifier
+
+from tests.fixtures.database import Database, Template
+from tests.fixtures.services import until
+from tests.transitions.acts import submit
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.control.client.enqueue import enqueue
+from tidewheel.errors import Refused
+from tidewheel.ids import RunId
+from tidewheel.postgres.notify import Channel
+
+ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
+READ_RUN: LiteralString = "SELECT publish_at, handler, cause, job_version FROM open_runs WHERE run_id = %s"
+READ_INPUTS: LiteralString = "SELECT payload, labels, request_id FROM run_inputs WHERE run_id = %s"
+
+
+@pytest.fixture(scope="module")
+def shop(template: Template) -> Iterator[Database]:
+    """A database that holds an application's rows beside Tidewheel's, and one job."""
+    made = Database(template.copy(), template.installation)
+    made.execute("CREATE TABLE orders (name text)")
+    submit(made, "charge")
+    made.execute("TRUNCATE outbox")
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_orders(shop: Database) -> Iterator[None]:
+    yield
+    shop.close()
+    shop.execute("TRUNCATE orders, open_runs, job_runs, run_inputs, outbox, requests")
+
+
+@pytest.fixture
+def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
+    """The application's own connection, as psycopg makes it."""
+    with psycopg.connect(shop.url) as connection:
+        yield connection
+
+
+def written(shop: Database) -> tuple[int, int, int]:
+    """How many orders, open runs and messages there are."""
+    return shop.count("orders"), shop.count("open_runs"), shop.count("outbox")
+
+
+def test_a_run_commits_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    own.execute(ORDER)
+    run = enqueue(own, "charge", {"cents": 900})
+    own.execute(ORDER)
+    assert written(shop) == (0, 0, 0)
+    own.commit()
+    orders, runs, messages = written(shop)
+    assert (orders, runs) == (2, 1)
+    assert messages >= 1
+    [(_, handler, cause, version)] = shop.rows(READ_RUN, [run])
+    assert (handler, cause, version) == ("send-email", "trigger", 1)
+
+
+def test_a_run_that_is_the_first_thing_in_a_transaction_is_the_callers_to_commit(
+    shop: Database, own: psycopg.Connection[TupleRow]
+) -> None:
+    """psycopg's `transaction()` commits where it finds no transaction begun."""
+    enqueue(own, "charge")
+    with pytest.raises(Refused):
+        enqueue(own, "nobody")
+    own.execute(ORDER)
+    assert written(shop) == (0, 0, 0)
+    own.rollback()
+    assert written(shop) == (0, 0, 0)
+    enqueue(own, "charge")
+    own.commit()
+    assert written(shop)[:2] == (0, 1)
+
+
+def test_a_run_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    own.execute(ORDER)
+    first = enqueue(own, "charge", request_id="order-1")
+    own.rollback()
+    assert written(shop) == (0, 0, 0)
+    # The answer went too: the same request makes its run now.
+    second = enqueue(own, "charge", request_id="order-1")
+    own.commit()
+    assert shop.rows("SELECT run_id FROM open_runs") == [(second,)]
+    assert first != second or shop.count("requests") == 1
+
+
+def test_a_run_falls_with_the_callers_savepoint(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    kept = enqueue(own, "charge")
+    with own.transaction(force_rollback=True):
+        enqueue(own, "charge")
+    own.commit()
+    assert shop.rows("SELECT run_id FROM open_runs") == [(kept,)]
+
+
+def test_on_an_autocommit_connection_the_run_stands_at_once(shop: Database) -> None:
+    with psycopg.connect(shop.url, autocommit=True) as own:
+        run = enqueue(own, "charge")
+        assert len(shop.rows(READ_RUN, [run])) == 1
+        with own.transaction(force_rollback=True):
+            enqueue(own, "charge")
+        assert shop.rows("SELECT run_id FROM open_runs") == [(run,)]
+
+
+def test_a_connection_that_returns_dicts_is_served_and_goes_on_returning_them(shop: Database) -> None:
+    with psycopg.Connection[DictRow].connect(shop.url, row_factory=dict_row) as own:
+        run = enqueue(own, "charge")
+        assert own.row_factory is dict_row
+        with pytest.raises(Refused):
+            enqueue(own, "nobody")
+        assert own.row_factory is dict_row
+        assert own.execute("SELECT run_id FROM open_runs").fetchone() == {"run_id": run}
+
+
+@pytest.mark.parametrize("kind", [psycopg.Cursor, psycopg.ClientCursor, psycopg.RawCursor])
+def test_a_connection_with_cursors_of_its_own_is_served(shop: Database, kind: type[psycopg.Cursor[TupleRow]]) -> None:
+    """Django's connections bind on the client's side."""
+    with psycopg.connect(shop.url, row_factory=tuple_row, cursor_factory=kind) as own:
+        enqueue(own, "charge", {"cents": 1}, labels={"team": "billing"}, request_id="order-1")
+        assert own.cursor_factory is kind
+    assert shop.count("open_runs") == 1
+
+
+def test_another_time_zone_and_isolation_change_nothing(shop: Database) -> None:
+    with psycopg.connect(shop.url, options="-c timezone=Pacific/Auckland") as own:
+        own.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+        before = shop.now()
+        run = enqueue(own, "charge", delay=30)
+    [(publish_at, *_)] = shop.rows(READ_RUN, [run])
+    assert before + timedelta(seconds=30) <= publish_at <= shop.now() + timedelta(seconds=30)
+
+
+def test_the_same_request_is_the_same_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    first = enqueue(own, "charge", {"cents": 900}, request_id="order-1")
+    assert enqueue(own, "charge", {"cents": 900}, request_id="order-1") == first
+    own.commit()
+    assert enqueue(own, "charge", {"cents": 900}, request_id="order-1") == first
+    assert enqueue(own, "charge", {"cents": 900}, request_id="order-2") != first
+    own.commit()
+    assert shop.count("open_runs") == 2
+    with pytest.raises(Refused, match="was used before with another body") as caught:
+        enqueue(own, "charge", {"cents": 901}, request_id="order-1")
+    assert caught.value.code == "request_conflict"
+
+
+def test_the_same_request_by_two_at_once_is_the_same_run(shop: Database) -> None:
+    one, other = shop.connection(), shop.connection()
+    first = enqueue(one, "charge", request_id="order-1")
+    other.execute(ORDER)
+    second = in_background(lambda: enqueue(other, "charge", request_id="order-1"))
+    until_blocked(shop, other)
+    one.commit()
+    assert second.result(20) == first
+    other.commit()
+    assert written(shop)[:2] == (1, 1)
+
+
+def test_an_unknown_job_is_refused_and_the_callers_transaction_goes_on(
+    shop: Database, own: psycopg.Connection[TupleRow]
+) -> None:
+    own.execute(ORDER)
+    with pytest.raises(Refused, match="tenant 'default' has no job 'chrage'") as caught:
+        enqueue(own, "chrage")
+    assert (caught.value.code, caught.value.errors[0].path) == ("unknown_job", "key")
+    assert "submit the job first" in caught.value.errors[0].remedy
+    enqueue(own, "charge")
+    own.execute(ORDER)
+    own.commit()
+    assert written(shop)[:2] == (2, 1)
+
+
+def test_an_unknown_tenant_is_refused(own: psycopg.Connection[TupleRow]) -> None:
+    with pytest.raises(Refused, match="there is no tenant 'acme'"):
+        enqueue(own, "charge", tenant="acme")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ({"payload": object()}, "payload"),
+        ({"payload": {"cents": float("nan")}}, "payload"),
+        ({"payload": "x" * 300_000}, "payload"),
+        ({"payload": b"x" * 300_000}, "payload_base64"),
+        ({"labels": {"team": 7}}, "labels.team"),
+        ({"delay": -1}, "delay"),
+        ({"delay": timedelta(days=401)}, "delay"),
+        ({"delay": 1, "run_at": "now"}, "delay"),
+        ({"request_id": ""}, "request_id"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_fit_is_refused_with_its_path_before_anything_is_asked(
+    shop: Database, own: psycopg.Connection[TupleRow], arguments: dict[str, object], path: str
+) -> None:
+    if "run_at" in arguments:
+        arguments = arguments | {"run_at": shop.now()}
+    own.execute(ORDER)
+    with pytest.raises(Refused) as caught:
+        enqueue(own, "charge", **arguments)  # type: ignore[arg-type]  # which is what is tested
+    assert [error.path for error in caught.value.errors] == [path]
+    assert caught.value.errors[0].remedy
+    own.commit()
+    assert written(shop) == (1, 0, 0)
+
+
+def test_what_is_given_is_carried(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    def inputs(run: RunId) -> object:
+        own.commit()
+        [row] = shop.rows(READ_INPUTS, [run])
+        return row
+
+    assert inputs(enqueue(own, "charge", b"\x00\xff", request_id="o-1")) == (b"\x00\xff", None, "o-1")
+    assert inputs(enqueue(own, "charge", {"ä": [1]}, labels={"a": "b"})) == ('{"ä":[1]}'.encode(), {"a": "b"}, None)
+    assert shop.rows(READ_INPUTS, [enqueue(own, "charge")]) == []
+
+
+def test_a_run_may_wait_for_its_time(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    at = shop.now() + timedelta(days=20)
+    runs = [enqueue(own, "charge", run_at=at), enqueue(own, "charge", delay=timedelta(days=30))]
+    own.commit()
+    [(first, *_)], [(second, *_)] = (shop.rows(READ_RUN, [run]) for run in runs)
+    assert first == at
+    assert timedelta(days=10) - timedelta(minutes=1) < second - at < timedelta(days=10) + timedelta(minutes=1)
+
+
+def test_a_callers_commit_sends_no_notification(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    """A pending one would make every commit of the caller's wait for an instance-wide lock."""
+    ear = shop.connection(autocommit=True)
+    for channel in Channel:
+        ear.execute(SQL("LISTEN {}").format(Identifier(channel)))
+    enqueue(own, "charge")
+    own.commit()
+    shop.execute("SELECT pg_notify(%s, 'last')", [Channel.TIMERS])
+    heard: list[str] = []
+    until(lambda: heard.extend(n.payload for n in ear.notifies(timeout=0)) or "last" in heard, "the last is heard")
+    assert heard == ["last"]

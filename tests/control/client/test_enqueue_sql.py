@@ -1,0 +1,224 @@
+"""The SQL function `tidewheel_enqueue`: a request in the outbox, in the caller's own transaction, from any language."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import LiteralString
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import errors
+from psycopg.rows import TupleRow
+from psycopg.sql import SQL, Identifier
+
+from tests.fixtures.database import Database, Template
+from tests.transitions.acts import submit
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import Incoming
+from tidewheel.outbox import slice_of
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.schemas.requests import read_request
+from tidewheel.settings import Connections
+from tidewheel.transitions.installation import name_topics
+
+CHARGE: LiteralString = "SELECT tidewheel_enqueue('charge', request_id => %s)"
+ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
+
+
+@pytest.fixture(scope="module")
+def shop(template: Template) -> Iterator[Database]:
+    """A database that holds an application's rows beside Tidewheel's, and one job."""
+    made = Database(template.copy(), template.installation)
+    made.execute("CREATE TABLE orders (name text)")
+    with made.transaction() as connection:
+        name_topics(connection, Connections.load(topic_prefix="shop"))
+    submit(made, "charge", lane="critical")
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_orders(shop: Database) -> Iterator[None]:
+    shop.execute("TRUNCATE orders, open_runs, job_runs, run_inputs, outbox, requests")
+    yield
+    shop.close()
+
+
+@pytest.fixture
+def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
+    """The application's own connection."""
+    with psycopg.connect(shop.url) as connection:
+        yield connection
+
+
+def written(shop: Database) -> tuple[int, int]:
+    return shop.count("orders"), shop.count("outbox")
+
+
+def take_in(shop: Database) -> list[Reply]:
+    """Do with what lies in the outbox as intake does, having read it from Kafka."""
+    values = [value for (value,) in shop.rows("DELETE FROM outbox WHERE topic = 'shop.requests' RETURNING value")]
+    with shop.transaction() as connection:
+        return apply_requests(connection, shop.installation, [Incoming(read_request(value)[0]) for value in values])
+
+
+def test_it_commits_or_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    for ends, left in ((own.rollback, (0, 0)), (own.commit, (1, 1))):
+        own.execute(ORDER)
+        own.execute(CHARGE, ["order-1"])
+        assert written(shop) == (0, 0)
+        ends()
+        assert written(shop) == left
+
+
+def test_the_message_lies_where_its_jobs_relay_finds_it(shop: Database) -> None:
+    shop.rows(CHARGE, ["order-1"])
+    [(lane, key, topic, slice_number, shard)] = shop.rows(
+        "SELECT o.class, o.key, o.topic, o.slice, j.shard FROM outbox AS o, jobs AS j"
+    )
+    assert (lane, key, topic) == ("critical", b"charge", "shop.requests")
+    assert slice_number == slice_of(shard, shop.installation.shards)
+
+
+def test_all_that_can_be_said_arrives(shop: Database) -> None:
+    at = shop.now() + timedelta(days=3)
+    [(request_id,)] = shop.rows(
+        "SELECT tidewheel_enqueue('charge', %s, run_at => %s, labels => %s, request_id => 'order-1')",
+        [json.dumps({"cents": 900, "ä": [None, 1.5]}), at, json.dumps({"team": "billing"})],
+    )
+    [reply] = take_in(shop)
+    assert (request_id, reply.request_id, reply.status) == ("order-1", "order-1", ReplyStatus.ACCEPTED)
+    [(publish_at, payload, labels)] = shop.rows(
+        "SELECT o.publish_at, i.payload, i.labels FROM open_runs AS o JOIN run_inputs AS i USING (run_id)"
+    )
+    assert (publish_at, json.loads(payload), labels) == (at, {"cents": 900, "ä": [None, 1.5]}, {"team": "billing"})
+
+
+def test_a_delay_is_counted_from_when_it_is_taken_in(shop: Database) -> None:
+    shop.rows("SELECT tidewheel_enqueue('charge', delay => '1 hour 1.5 seconds')")
+    before = shop.now()
+    take_in(shop)
+    wait = shop.value("SELECT publish_at FROM open_runs") - before
+    assert timedelta(seconds=3601) < wait < timedelta(seconds=3700)
+
+
+def test_the_same_request_is_one_run_and_each_without_an_id_is_its_own(shop: Database) -> None:
+    for _ in range(2):
+        shop.rows("SELECT tidewheel_enqueue('charge', delay => '1 min', request_id => 'order-1')")
+    first, second = (shop.value("SELECT tidewheel_enqueue('charge')") for _ in range(2))
+    assert UUID(first) != UUID(second)
+    replies = take_in(shop)
+    assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 4
+    assert replies[0].run_id == replies[1].run_id
+    assert shop.count("open_runs") == 3
+
+
+def test_a_payload_that_is_null_is_one_and_none_is_the_jobs(shop: Database) -> None:
+    shop.rows("SELECT tidewheel_enqueue('charge', 'null'), tidewheel_enqueue('charge')")
+    take_in(shop)
+    assert shop.rows("SELECT payload FROM run_inputs WHERE payload IS NOT NULL") == [(b"null",)]
+
+
+@pytest.mark.parametrize(
+    ("call", "words", "hint"),
+    [
+        ("'chrage'", "key: tenant 'default' has no job 'chrage'", "submit the job first"),
+        ("'charge', tenant => 'acme'", "key: tenant 'acme' has no job", "submit the job first"),
+        ("NULL", "key: it is null", "give the key"),
+        ("'charge', delay => '-1 s'", "delay: -00:00:01 is not between", "submit a job"),
+        ("'charge', delay => '401 days'", "delay: 401 days is not between", "submit a job"),
+        ("'charge', delay => '1 s', run_at => now()", "delay: delay and run_at exclude", "leave one"),
+        ("'charge', run_at => 'infinity'", "run_at: infinity is more than", "submit a job"),
+        ("'charge', labels => '[1]'", "labels: [1] is no map of strings", "write them as"),
+        ("'charge', labels => '{\"a\": 1}'", 'labels: {"a": 1} is no map', "write them as"),
+        ("'charge', labels => '{\"\": \"x\"}'", "labels: there are too many, or one is too long", "at most 64"),
+        ("'charge', labels => jsonb_build_object('a', repeat('x', 256))", "labels: there are too many", "255"),
+        (
+            "'charge', labels => (SELECT jsonb_object_agg(n, 'x') FROM generate_series(1, 65) AS n)",
+            "labels: there are too many",
+            "at most 64",
+        ),
+        ("'charge', run_at => '1969-12-31Z'", "lies before 1970", "a later instant"),
+        ("'charge', (repeat('[', 33) || repeat(']', 33))::jsonb", "payload: it is nested more than 32", "flatten it"),
+        (
+            "'charge', (SELECT jsonb_agg('{}'::jsonb) FROM generate_series(1, 33000))",
+            "payload: it holds more than 32000 arrays and objects",
+            "pass a reference",
+        ),
+        ("'charge', ('-1' || repeat('0', 4300))::jsonb", "payload: it holds a number that is too long", "as a string"),
+        (
+            "'charge', ('{\"a\": [1' || repeat('0', 309) || '.5]}')::jsonb",
+            "payload: it holds a number that is too long",
+            "as a string",
+        ),
+        ("'charge', request_id => U&'a\\2028b'", "request_id: it has 3 characters, or some that", "or leave it out"),
+        ("'charge', request_id => ''", "request_id: it has 0 characters", "or leave it out"),
+        ("'charge', to_jsonb(repeat('x', 300000))", "payload: it has 300002 bytes, more than", "pass a reference"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_once_with_field_and_remedy(
+    shop: Database, own: psycopg.Connection[TupleRow], call: LiteralString, words: str, hint: str
+) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        own.execute(SQL("SELECT tidewheel_enqueue({})").format(SQL(call)))
+    own.rollback()
+    assert words in (caught.value.diag.message_primary or "")
+    assert hint in (caught.value.diag.message_hint or "")
+    assert written(shop) == (0, 0)
+
+
+def test_what_is_just_within_the_bounds_is_taken_in(shop: Database) -> None:
+    deep = "(repeat('[', 32) || repeat(']', 32))::jsonb"
+    labels = "(SELECT jsonb_object_agg(repeat(chr(255 + n), 63), repeat('ä', 255)) FROM generate_series(1, 64) AS n)"
+    many = "(SELECT jsonb_agg('{}'::jsonb) FROM generate_series(1, 31999))"
+    long = "('[-1' || repeat('0', 4299) || ', 179' || repeat('0', 306) || '.5, 1' || repeat('0', 400) || ']')::jsonb"
+    fine = "('[0.' || repeat('1', 5000) || ', \"1' || repeat('0', 5000) || '\"]')::jsonb"
+    for payload in (deep, many, long, fine):
+        shop.rows(
+            SQL("SELECT tidewheel_enqueue('charge', {}, labels => {}, run_at => '1970-01-01Z')").format(
+                SQL(payload), SQL(labels)
+            )
+        )
+    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 4
+
+
+def test_a_deleted_job_is_unknown(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    own.execute("UPDATE jobs SET deleted_at = now()")
+    with pytest.raises(errors.NoDataFound):
+        own.execute(CHARGE, ["order-1"])
+    own.rollback()
+
+
+def test_before_any_service_has_named_the_topics_it_says_so(database: Database) -> None:
+    submit(database, "charge")
+    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="named this installation's topics"):
+        database.rows(CHARGE, ["order-1"])
+
+
+def test_an_application_needs_no_right_but_that_of_calling_it(shop: Database) -> None:
+    role = Identifier(f"app_{uuid4().hex[:8]}")
+
+    def call_as_application(*, trap: bool) -> TupleRow | None:
+        with psycopg.connect(shop.url) as own:
+            own.execute(SQL("SET ROLE {}").format(role))
+            if trap:
+                own.execute("CREATE TEMP TABLE outbox (value bytea)")
+                own.execute("CREATE TEMP TABLE settings (name text, value jsonb)")
+            return own.execute(CHARGE, [None]).fetchone()
+
+    shop.execute(SQL("CREATE ROLE {}").format(role))
+    try:
+        with pytest.raises(errors.InsufficientPrivilege, match="tidewheel_enqueue"):
+            call_as_application(trap=False)
+        shop.execute(SQL("GRANT EXECUTE ON FUNCTION tidewheel_enqueue TO {}").format(role))
+        for trap in (False, True):
+            assert call_as_application(trap=trap)
+        assert shop.count("outbox") == 2
+        with psycopg.connect(shop.url) as own:
+            own.execute(SQL("SET ROLE {}").format(role))
+            with pytest.raises(errors.InsufficientPrivilege):
+                own.execute("SELECT value FROM settings")
+    finally:
+        shop.execute(SQL("DROP OWNED BY {}").format(role))
+        shop.execute(SQL("DROP ROLE {}").format(role))

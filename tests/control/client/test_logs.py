@@ -1,0 +1,131 @@
+"""Reading runs' output: what is kept of each attempt, and what is new since somebody looked."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from tests.control.cli.command import asked, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed, trigger
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.logs import LogPiece
+from tidewheel.errors import InvalidInput, UnknownRun
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.transitions.attempts import Written, flush_outputs
+from tidewheel.transitions.claim import Started
+
+
+def flush(database: Database, started: Started, output: bytes, written: int | None = None) -> None:
+    """Let an attempt have written something; `output` is the last of it."""
+    told = Written(started.run_id, started.attempt, output, len(output) if written is None else written)
+    with database.transaction() as connection:
+        assert flush_outputs(connection, EXECUTOR, [told])
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[Client]:
+    with Client(database.url) as made:
+        yield made
+
+
+@pytest.fixture
+def started(database: Database) -> Started:
+    submit(database)
+    return begun(database)
+
+
+def test_each_attempts_output_is_told_the_older_ones_first(
+    database: Database, client: Client, started: Started
+) -> None:
+    flush(database, started, b"one\n")
+    requeue(database, started, AttemptOutcome.FAILED)
+    again = begin(database, started.run_id)
+    flush(database, again, b"two\n", 1000)
+    first, second = LogPiece(1, "failed", 0, b"one\n"), LogPiece(2, None, 996, b"two\n")
+    assert client.logs(started.run_id) == [first, second]
+    assert client.logs(started.run_id, 1) == [first]
+    assert client.logs(started.run_id, 2) == [second]
+
+
+def test_a_run_that_has_written_nothing_has_no_logs(database: Database, client: Client) -> None:
+    submit(database)
+    assert client.logs(trigger(database)) == []
+
+
+def test_what_there_is_not_is_refused(database: Database, client: Client, started: Started) -> None:
+    with pytest.raises(UnknownRun):
+        client.logs(uuid4())
+    with pytest.raises(UnknownRun):
+        list(client.follow_logs(uuid4()))
+    with pytest.raises(InvalidInput, match="attempt"):
+        client.logs(started.run_id, 2)
+    with Client(database.url, tenant="other") as stranger, pytest.raises(UnknownRun):
+        stranger.logs(started.run_id)
+
+
+def test_who_follows_gets_each_part_once_and_hears_of_what_was_missed(
+    database: Database, client: Client, started: Started
+) -> None:
+    pieces = client.follow_logs(started.run_id)
+    flush(database, started, b"one\n")
+    assert next(pieces) == LogPiece(1, None, 0, b"one\n")
+    flush(database, started, b"one\ntwo\n")
+    assert next(pieces) == LogPiece(1, None, 0, b"two\n")
+    flush(database, started, b"three\n", 100)
+    assert next(pieces) == LogPiece(1, None, 86, b"three\n")
+    requeue(database, started, AttemptOutcome.FAILED)
+    again = begin(database, started.run_id)
+    flush(database, again, b"again\n")
+    assert next(pieces) == LogPiece(2, None, 0, b"again\n")
+    end(database, ending(again, RunState.SUCCEEDED, output=b"again\nend\n", output_bytes=10))
+    assert list(pieces) == [LogPiece(2, "succeeded", 0, b"end\n")]
+
+
+def test_who_follows_one_attempt_is_done_when_that_is_over(
+    database: Database, client: Client, started: Started
+) -> None:
+    flush(database, started, b"one\n")
+    requeue(database, started, AttemptOutcome.FAILED)
+    begin(database, started.run_id)
+    assert list(client.follow_logs(started.run_id, 1)) == [LogPiece(1, "failed", 0, b"one\n")]
+
+
+def test_many_attempts_come_page_by_page(database: Database, client: Client, started: Started) -> None:
+    for _ in range(44):
+        flush(database, started, b"x")
+        requeue(database, started, AttemptOutcome.SNOOZED)
+        started = begin(database, started.run_id)
+    succeed(database, started)
+    assert [piece.attempt for piece in client.logs(started.run_id)] == list(range(1, 45))
+    assert len(list(client.follow_logs(started.run_id))) == 44
+
+
+def test_the_command_prints_the_output_alone_and_says_the_rest_beside_it(database: Database, started: Started) -> None:
+    flush(database, started, "eins\nä".encode(), 100)
+    done = tidewheel(database, "run", "logs", started.run_id)
+    assert (done.code, done.out) == (0, "eins\nä")
+    assert done.err == "-- attempt 1\n-- 93 bytes before this are no longer kept\n"
+    flushed = asked(database, "run", "logs", started.run_id)
+    assert flushed == {
+        "run_id": str(started.run_id),
+        "attempts": [{"attempt": 1, "outcome": None, "missed_bytes": 93, "output": "eins\nä"}],
+    }
+
+
+def test_the_command_follows_to_the_end(database: Database, started: Started) -> None:
+    flush(database, started, b"one\n")
+    succeed(database, started)
+    done = tidewheel(database, "run", "logs", started.run_id, "--follow")
+    assert (done.code, done.out, done.err) == (0, "one\n", "-- attempt 1, succeeded\n")
+    line = {"attempt": 1, "outcome": "succeeded", "missed_bytes": 0, "output": "one\n"}
+    assert asked(database, "run", "logs", started.run_id, "--follow") == line
+
+
+def test_the_command_says_where_there_is_nothing(database: Database, started: Started) -> None:
+    done = tidewheel(database, "run", "logs", started.run_id)
+    assert (done.code, done.out) == (0, "")
+    assert done.err == f"nothing is kept of what run {started.run_id} has written\n"
+    assert tidewheel(database, "run", "logs", started.run_id, "--attempt", "7").refusals == [
+        "attempt: there is no attempt 7, the newest is 1; leave it out for all of them"
+    ]

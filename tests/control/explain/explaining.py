@@ -1,0 +1,55 @@
+"""Asking what became of instants, in a database whose clock the test moves."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from tests.fixtures.database import Database
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask
+from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explanation import Explanation
+from tidewheel.control.explain.preview import Preview, preview
+from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.schemas.generated.records import ReplyStatus
+
+
+def t(text: str) -> datetime:
+    """An instant, as `03-29T01:00` of 2026 in UTC."""
+    return datetime.fromisoformat(f"2026-{text}+00:00")
+
+
+def told(database: Database, at: datetime, key: str = "job") -> Explanation:
+    """What is said about an instant."""
+    with database.transaction() as connection:
+        return explain(connection, "default", key, at)
+
+
+def coming(database: Database, n: int = 10, key: str = "job") -> Upcoming:
+    """What comes of a job."""
+    with database.transaction() as connection:
+        return upcoming(connection, "default", key, n)
+
+
+def previewed(database: Database, n: int = 10, after: datetime | None = None, /, **job: object) -> Preview:
+    """What a job would do."""
+    document: Mapping[str, object] = {"key": "job", "schedule": "manual", "target": "send-email"} | job
+    with database.transaction() as connection:
+        return preview(connection, "default", document, n, after)
+
+
+def done(database: Database, kind: str, key: str = "job", **fields: object) -> None:
+    """Ask something about a job, which is accepted."""
+    [reply] = ask(database, about(kind, key, **fields))
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+
+
+def calendar(database: Database, name: str = "closed", **days: object) -> None:
+    """Put a calendar."""
+    [reply] = ask(database, {"type": "calendar.put", "name": name, **days})
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+
+
+def fire_all(database: Database, *, lookahead: timedelta = timedelta(0)) -> None:
+    """Fire until nothing is due."""
+    while fire_due(database, lookahead=lookahead):
+        pass

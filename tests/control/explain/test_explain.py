@@ -1,0 +1,352 @@
+"""`explain`: for any instant of a job, its one outcome and why."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.control.explain.explaining import calendar, done, fire_all, t, told
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import EXECUTOR, begin, end, ending, open_runs, submit, succeed, trigger, turn_of
+from tidewheel.control.explain.explanation import Outcome
+from tidewheel.ids import job_id, run_id
+from tidewheel.runs import Cause, RunState
+
+JOB = job_id("default", "job")
+DAILY = {"cron": "0 9 * * *"}
+MINUTES = {"cron": "* * * * *"}
+
+
+def at_clock(database: ClockedDatabase, text: str) -> None:
+    database.stop_clock(t(text))
+
+
+def run_of(text: str) -> UUID:
+    return run_id(JOB, t(text), Cause.TIMER)
+
+
+def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule=DAILY)
+    at_clock(clocked, "03-02T09:00:02")
+    fire_all(clocked)
+    waiting = told(clocked, t("03-02T09:00"))
+    assert waiting.outcome is Outcome.FIRED
+    assert "has waited" in waiting.words
+    assert "'send-email'" in waiting.words
+    started = begin(clocked, run_of("03-02T09:00"))
+    running = told(clocked, t("03-02T09:00"))
+    assert running.run is not None
+    assert [(each.attempt, each.outcome, each.executor_id) for each in running.run.attempts] == [(1, None, EXECUTOR)]
+    assert "attempt 1 since 2026-03-02T09:00:02Z" in running.words
+    end(clocked, ending(started, RunState.FAILED, error_type="ValueError", error_message="no such address"))
+    fired = told(clocked, t("03-02T09:00"))
+    assert fired.run is not None
+    assert (fired.outcome, fired.run.state, fired.run.run_id) == (Outcome.FIRED, RunState.FAILED, started.run_id)
+    assert [(each.outcome, each.error_message) for each in fired.run.attempts] == [("failed", "no such address")]
+    assert fired.run.late == timedelta(seconds=2)
+    assert "2s late" in fired.words
+    assert "ValueError" in fired.words
+    assert (fired.before, fired.after) == (None, t("03-03T09:00"))
+    assert fired.version is not None
+    assert (fired.version.number, fired.version.until) == (1, None)
+
+
+def test_triggers_of_the_same_instant_stand_beside_the_occurrence(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule=DAILY)
+    at_clock(clocked, "03-02T09:00")
+    run = trigger(clocked)
+    fire_all(clocked)
+    both = told(clocked, t("03-02T09:00"))
+    assert both.run is not None
+    assert both.run.cause == Cause.TIMER
+    assert [(other.run_id, other.cause) for other in both.others] == [(run, "trigger")]
+    alone = told(clocked, t("03-02T08:59:59"))
+    assert (alone.outcome, alone.run, alone.others) == (Outcome.NO_OCCURRENCE, None, ())
+
+
+def test_what_downtime_passed_over_names_the_policy_and_the_span(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00:30")
+    submit(clocked, schedule=MINUTES)
+    at_clock(clocked, "03-02T09:00:30")
+    fire_all(clocked)
+    missed = told(clocked, t("03-02T08:30"))
+    assert (missed.outcome, missed.reason) == (Outcome.SKIPPED, "misfire")
+    assert missed.span is not None
+    assert (missed.span.first_at, missed.span.last_at) == (t("03-02T08:01"), t("03-02T08:58"))
+    assert missed.span.occurrences == 58
+    assert "fire_once made one run for the latest" in missed.words
+    assert "2026-03-02T08:59:00Z" in missed.words
+    latest = told(clocked, t("03-02T08:59"))
+    assert latest.run is not None
+    assert latest.run.made_up
+    assert "made up for" in latest.words
+    within = told(clocked, t("03-02T08:30:30"))
+    assert within.outcome is Outcome.NO_OCCURRENCE
+    assert (within.before, within.after) == (t("03-02T08:30"), t("03-02T08:31"))
+
+
+def test_what_is_late_says_what_becomes_of_it(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00:30")
+    submit(clocked, schedule=MINUTES, catch_up="skip")
+    at_clock(clocked, "03-02T08:10:30")
+    late = told(clocked, t("03-02T08:10"))
+    assert late.outcome is Outcome.WAITING
+    assert "30s late" in late.words
+    assert "The next look at it makes its run" in late.words
+    assert "The timer stands at 2026-03-02T08:01:00Z" in late.words
+    missed = told(clocked, t("03-02T08:05"))
+    assert missed.outcome is Outcome.WAITING
+    assert "passes it over" in missed.words
+    fire_all(clocked)
+    assert told(clocked, t("03-02T08:10")).outcome is Outcome.FIRED
+    assert told(clocked, t("03-02T08:05")).outcome is Outcome.SKIPPED
+
+
+def test_an_overlap_names_the_run_that_had_the_turn(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00:30")
+    submit(clocked, schedule=MINUTES, overlap="skip")
+    at_clock(clocked, "03-02T08:01")
+    fire_all(clocked)
+    holder = begin(clocked, run_of("03-02T08:01"))
+    at_clock(clocked, "03-02T08:02")
+    fire_all(clocked)
+    loser = run_of("03-02T08:02")
+    with pytest.raises(ValueError, match="unpack"):
+        begin(clocked, loser)
+    skipped = told(clocked, t("03-02T08:02"))
+    assert (skipped.outcome, skipped.reason) == (Outcome.SKIPPED, "overlap")
+    assert str(holder.run_id) in skipped.words
+    assert "overlap is skip" in skipped.words
+    at_clock(clocked, "03-02T08:02:30")
+    succeed(clocked, holder)
+    assert str(holder.run_id) in told(clocked, t("03-02T08:02")).words, "also when it is long over"
+
+
+def test_a_buffered_run_waits_for_the_turn_of_another(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00:30")
+    submit(clocked, schedule=MINUTES, overlap="buffer_all")
+    at_clock(clocked, "03-02T08:02")
+    fire_all(clocked)
+    begin(clocked, run_of("03-02T08:01"))
+    with pytest.raises(ValueError, match="unpack"):
+        begin(clocked, run_of("03-02T08:02"))
+    buffered = told(clocked, t("03-02T08:02"))
+    assert buffered.run is not None
+    assert (buffered.outcome, buffered.run.state) == (Outcome.FIRED, RunState.BUFFERED)
+    assert str(turn_of(clocked, JOB)) in buffered.words
+
+
+def test_a_pause_says_who_why_and_what_then(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00:30")
+    submit(clocked, schedule=MINUTES, on_resume="fire_once")
+    done(clocked, "job.pause", reason="maintenance", until="2026-03-02T08:10:00Z")
+    at_clock(clocked, "03-02T08:05:30")
+    inside = told(clocked, t("03-02T08:03"))
+    assert (inside.outcome, inside.reason) == (Outcome.PAUSED, "paused")
+    for part in ("since 2026-03-02T08:00:30Z", "maintenance", "until 2026-03-02T08:10:00Z", "fire_once"):
+        assert part in inside.words
+    assert told(clocked, t("03-02T08:08")).outcome is Outcome.PAUSED
+    assert told(clocked, t("03-02T08:11")).outcome is Outcome.COMING
+    done(clocked, "job.resume")
+    fire_all(clocked)
+    over = told(clocked, t("03-02T08:03"))
+    assert (over.outcome, over.reason) == (Outcome.SKIPPED, "paused")
+    assert "on_resume is fire_once" in over.words
+    assert told(clocked, t("03-02T08:05")).outcome is Outcome.FIRED
+
+
+def test_a_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-06T12:00")
+    calendar(clocked, days=["2026-03-09"], weekdays=["SUN"])
+    submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
+    ahead = told(clocked, t("03-09T09:00"))
+    assert (ahead.outcome, ahead.reason) == (Outcome.COMING_EXCLUDED, "excluded")
+    assert "calendar 'closed' has 2026-03-09" in ahead.words
+    assert "every Sunday" in told(clocked, t("03-08T09:00")).words
+    at_clock(clocked, "03-08T10:00")
+    not_written = told(clocked, t("03-08T09:00"))
+    assert (not_written.outcome, not_written.reason, not_written.span) == (Outcome.SKIPPED, "excluded", None)
+    at_clock(clocked, "03-10T10:00")
+    fire_all(clocked)
+    written = told(clocked, t("03-09T09:00"))
+    assert (written.outcome, written.reason) == (Outcome.SKIPPED, "excluded")
+    assert written.span is not None
+    assert written.span.occurrences == 2
+    assert (written.before, written.after) == (t("03-07T09:00"), t("03-10T09:00"))
+    calendar(clocked, days=["2026-12-25"])
+    assert "changed since" in told(clocked, t("03-09T09:00")).words
+
+
+def test_an_excluded_day_inside_downtime_is_told_from_what_was_missed(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-05T12:00")
+    calendar(clocked, weekdays=["SAT", "SUN"])
+    submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
+    at_clock(clocked, "03-12T12:00")
+    fire_all(clocked)
+    reasons = [told(clocked, t(f"03-{day:02}T09:00")).reason for day in range(6, 12)]
+    assert reasons == ["misfire", "excluded", "excluded", "misfire", "misfire", "misfire"]
+
+
+def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule=DAILY)
+    done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
+    done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z", reason="inventory")
+    skipped, moved = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T09:00"))
+    assert (skipped.outcome, skipped.reason) == (Outcome.COMING_SKIPPED, "by_hand")
+    assert "skipped, by request at 2026-03-02T08:00:00Z: closed" in skipped.words
+    assert "moved, by request at 2026-03-02T08:00:00Z: inventory" in moved.words
+    assert (moved.outcome, moved.reason, moved.moved_to) == (Outcome.COMING_MOVED, "moved", t("03-03T11:30"))
+    there = told(clocked, t("03-03T11:30"))
+    assert there.outcome is Outcome.NO_OCCURRENCE
+    assert "the one of 2026-03-03T09:00:00Z was moved here" in there.words
+    for clock in ("03-02T09:00:01", "03-03T09:00:01"):
+        at_clock(clocked, clock)
+        fire_all(clocked)
+    gone = told(clocked, t("03-02T09:00"))
+    assert gone.outcome is Outcome.SKIPPED
+    assert "by request at 2026-03-02T08:00:00Z: closed" in gone.words
+    assert told(clocked, t("03-03T09:00")).outcome is Outcome.COMING_MOVED, "its own time has come, not the other"
+    at_clock(clocked, "03-03T11:30:10")
+    assert told(clocked, t("03-03T09:00")).outcome is Outcome.WAITING
+    fire_all(clocked)
+    fired = told(clocked, t("03-03T09:00"))
+    assert (fired.outcome, fired.reason, fired.moved_to) == (Outcome.FIRED, "moved", t("03-03T11:30"))
+    assert "by request at 2026-03-02T08:00:00Z: inventory" in fired.words
+    assert fired.run is not None
+    assert fired.run.late == timedelta(seconds=10), "counted from where it was moved to"
+
+
+def test_what_is_to_come_is_told_with_the_run_written_ahead(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:59:58")
+    submit(clocked, schedule=DAILY)
+    assert told(clocked, t("03-02T09:00")).run is None
+    fire_due(clocked, lookahead=timedelta(seconds=5))
+    ahead = told(clocked, t("03-02T09:00"))
+    assert ahead.run is not None
+    assert (ahead.outcome, ahead.run.run_id) == (Outcome.COMING, open_runs(clocked)[0].run_id)
+    assert told(clocked, t("03-20T09:00")).outcome is Outcome.COMING
+
+
+def test_the_version_in_force_then_is_the_one_that_counts(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule=DAILY)
+    at_clock(clocked, "03-03T08:00")
+    fire_all(clocked)
+    submit(clocked, schedule={"cron": "0 10 * * *"})
+    at_clock(clocked, "03-04T08:00")
+    fire_all(clocked)
+    first, second = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T10:00"))
+    assert first.version is not None
+    assert second.version is not None
+    assert (first.version.number, first.version.until) == (1, t("03-03T08:00"))
+    assert (second.version.number, second.outcome) == (2, Outcome.FIRED)
+    assert first.after == t("03-03T10:00"), "of the version that came next"
+    none = told(clocked, t("03-03T09:00"))
+    assert none.outcome is Outcome.NO_OCCURRENCE
+    assert none.words == "The schedule of version 2 has no occurrence at this instant."
+
+
+def test_before_and_after_a_job_there_is_none(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule=DAILY)
+    early = told(clocked, t("03-01T09:00"))
+    assert (early.outcome, early.after) == (Outcome.NOT_YET, t("03-02T09:00"))
+    assert "2026-03-02T08:00:00Z" in early.words
+    at_clock(clocked, "03-02T08:30")
+    done(clocked, "job.delete")
+    deleted = told(clocked, t("03-02T09:00"))
+    assert deleted.outcome is Outcome.DELETED
+    assert "2026-03-02T08:30:00Z" in deleted.words
+    at_clock(clocked, "03-05T08:00")
+    submit(clocked, schedule=DAILY)
+    between = told(clocked, t("03-04T09:00"))
+    assert between.outcome is Outcome.DELETED
+    assert "submitted again at 2026-03-05T08:00:00Z" in between.words
+    assert told(clocked, t("03-05T09:00")).outcome is Outcome.COMING
+
+
+def test_bounds_are_named(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule=DAILY, start_at="2026-03-03T00:00:00Z", end_at="2026-03-06T00:00:00Z")
+    early, late = told(clocked, t("03-02T09:00")), told(clocked, t("03-06T09:00"))
+    assert [(each.outcome, each.reason) for each in (early, late)] == [(Outcome.NO_OCCURRENCE, "bound")] * 2
+    assert "before start_at, 2026-03-03T00:00:00Z" in early.words
+    assert "after end_at, 2026-03-06T00:00:00Z" in late.words
+    submit(clocked, "limited", schedule=DAILY, max_runs=2)
+    over = told(clocked, t("03-04T09:00"), "limited")
+    assert over.reason == "bound"
+    assert "max_runs is 2, and the last of those occurrences was 2026-03-03T09:00:00Z" in over.words
+    at_clock(clocked, "03-05T10:00")
+    fire_all(clocked)
+    assert told(clocked, t("03-04T09:00"), "limited").reason == "bound", "also when the job is finished"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "at", "outcome", "note"),
+    [
+        ({}, "03-29T01:00", Outcome.COMING, "2026-03-29 02:30 does not exist"),
+        ({"dst_gap": "skip"}, "03-29T01:00", Outcome.NO_OCCURRENCE, "02:30 does not exist"),
+        ({}, "03-29T01:30", Outcome.NO_OCCURRENCE, "02:30 does not exist"),
+        ({}, "10-25T00:30", Outcome.COMING, "comes twice; this is the first time"),
+        ({}, "10-25T01:30", Outcome.NO_OCCURRENCE, "02:30:00 comes twice; this is the second time"),
+        ({"dst_overlap": "second"}, "10-25T00:30", Outcome.NO_OCCURRENCE, "comes twice; this is the first time"),
+    ],
+)
+def test_a_change_of_the_clock_is_the_reason_that_is_given(
+    clocked: ClockedDatabase, schedule: dict[str, object], at: str, outcome: Outcome, note: str
+) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"} | schedule)
+    said = told(clocked, t(at))
+    assert said.outcome is outcome
+    assert note in " ".join(said.notes)
+    assert said.zone == "Europe/Berlin"
+    assert said.local == said.at
+    assert said.local.utcoffset() == timedelta(hours=2 if at != "10-25T01:30" else 1)
+
+
+def test_a_fixed_delay_knows_only_what_is_recorded(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule={"fixed_delay": "10m"})
+    fire_all(clocked)
+    first = told(clocked, t("03-02T08:00"))
+    assert first.outcome is Outcome.FIRED
+    open_now = told(clocked, t("03-02T08:05"))
+    assert open_now.outcome is Outcome.NO_OCCURRENCE
+    assert "after the end of the run that is open now" in open_now.words
+    succeed(clocked, begin(clocked, run_of("03-02T08:00")))
+    assert told(clocked, t("03-02T08:10")).outcome is Outcome.COMING
+    between = told(clocked, t("03-02T08:05"))
+    assert (between.before, between.after) == (t("03-02T08:00"), t("03-02T08:10"))
+
+
+def test_a_job_that_was_set_aside_shows_its_error(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule=DAILY)
+    clocked.execute("UPDATE job_versions SET policy = 'no JSON'")
+    at_clock(clocked, "03-02T09:00:05")
+    fire_all(clocked)
+    clocked.execute("UPDATE job_versions SET policy = '{}'")
+    aside = told(clocked, t("03-02T09:00"))
+    assert aside.outcome is Outcome.WAITING
+    assert "set aside" in aside.words
+    assert "JSONDecodeError" in aside.words
+
+
+def test_a_once_fires_late_and_in_a_pause_waits_for_its_end(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00")
+    submit(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
+    late = told(clocked, t("03-02T07:00"))
+    assert late.outcome is Outcome.WAITING, "its time had passed when it was submitted"
+    fire_all(clocked)
+    assert told(clocked, t("03-02T07:00")).outcome is Outcome.FIRED
+    submit(clocked, "held", schedule={"once": "2026-03-02T08:10:00Z"})
+    done(clocked, "job.pause", "held")
+    at_clock(clocked, "03-02T08:20")
+    held = told(clocked, t("03-02T08:10"), "held")
+    assert held.outcome is Outcome.PAUSED
+    assert "fires when the pause ends" in held.words

@@ -1,0 +1,72 @@
+"""What `explain` says where records are missing, who may ask, and that it answers at once."""
+
+import pytest
+
+from tests.control.explain.explaining import fire_all, t, told
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import submit
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.upcoming import upcoming
+from tidewheel.errors import ScheduleRefused, UnknownJob
+
+DAILY = {"cron": "0 9 * * *"}
+
+
+def test_nothing_recorded_is_said_to_be_so(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY)
+    clocked.stop_clock(t("03-02T09:00:05"))
+    fire_all(clocked)
+    clocked.execute("DELETE FROM job_runs")
+    lost = told(clocked, t("03-02T09:00"))
+    assert lost.outcome is Outcome.UNKNOWN
+    assert "please report" in lost.words
+    clocked.execute("DELETE FROM timers")
+    clocked.stop_clock(t("03-03T09:10"))
+    assert "lost its timer" in told(clocked, t("03-03T09:00")).words
+
+
+def test_a_question_that_has_no_answer_is_refused(clocked: ClockedDatabase) -> None:
+    with pytest.raises(UnknownJob):
+        told(clocked, t("03-02T09:00"), "nobody")
+    submit(clocked)
+    for at in (t("03-02T09:00").replace(tzinfo=None), t("03-02T09:00").replace(year=9999)):
+        with pytest.raises(ScheduleRefused) as caught:
+            told(clocked, at)
+        assert caught.value.errors[0].path == "at"
+
+
+def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked)
+    manual = told(clocked, t("03-02T09:00"))
+    assert manual.outcome is Outcome.NO_OCCURRENCE
+    assert "triggers alone" in manual.words
+
+
+def test_a_role_that_may_only_read_gets_its_answer(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY)
+    clocked.stop_clock(t("03-02T09:00:02"))
+    fire_all(clocked)
+    with clocked.transaction() as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        connection.execute("SET LOCAL ROLE pg_read_all_data")
+        assert explain(connection, "default", "job", t("03-02T09:00")).outcome is Outcome.FIRED
+        assert upcoming(connection, "default", "job").coming[0].at == t("03-03T09:00")
+
+
+def test_years_of_a_one_second_job_are_explained_at_once(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00:00"))
+    submit(clocked, schedule={"interval": "1s"})
+    clocked.stop_clock(t("03-02T08:00").replace(year=2036))
+    fire_all(clocked)
+    began = monotonic_seconds()
+    said = told(clocked, t("12-24T18:00").replace(year=2031))
+    assert (said.outcome, said.reason) == (Outcome.SKIPPED, "misfire")
+    assert said.span is not None
+    assert not said.span.exact, "counting them all would take seconds"
+    assert "at least" in said.words
+    assert monotonic_seconds() - began < 2

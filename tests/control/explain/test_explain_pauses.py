@@ -1,0 +1,75 @@
+"""`explain` and `next` of what a pause holds, decides about, or has left out."""
+
+from datetime import timedelta
+
+from tests.control.explain.explaining import coming, done, fire_all, t, told
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import submit
+from tidewheel.control.explain.explanation import Outcome
+
+DAILY = {"cron": "0 9 * * *"}
+NINE = t("03-02T09:00")
+
+
+def moved_into_a_pause(clocked: ClockedDatabase, on_resume: str = "skip") -> None:
+    """The occurrence of nine was moved to half past eight, and a pause ends a quarter later."""
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY, on_resume=on_resume)
+    done(clocked, "job.move", at="2026-03-02T09:00:00Z", to="2026-03-02T08:30:00Z")
+    done(clocked, "job.pause", until="2026-03-02T08:45:00Z")
+
+
+def test_what_was_moved_into_a_pause_is_paused_before_and_after_its_time(clocked: ClockedDatabase) -> None:
+    moved_into_a_pause(clocked)
+    for clock in ("03-02T08:10", "03-02T08:40"):
+        clocked.stop_clock(t(clock))
+        held = told(clocked, NINE)
+        assert (held.outcome, held.moved_to) == (Outcome.PAUSED, t("03-02T08:30"))
+        assert "It was moved to 2026-03-02T08:30:00Z, into a pause, by request" in held.words
+        assert "on_resume decides" in held.words
+        assert "It is skip: what was moved is passed over." in held.words
+        line = coming(clocked, 1).coming[0]
+        assert (line.at, line.outcome, line.leaves_at) == (NINE, Outcome.PAUSED, t("03-02T08:30"))
+    clocked.stop_clock(t("03-02T08:46"))
+    fire_all(clocked)
+    over = told(clocked, NINE)
+    assert (over.outcome, over.reason) == (Outcome.SKIPPED, "paused")
+    assert over.words.startswith("It was moved to 2026-03-02T08:30:00Z, by request at ")
+    assert over.words.endswith("Trigger the job to run it.")
+    clocked.stop_clock(t("03-02T09:01"))
+    assert "A backfill" in told(clocked, NINE).words
+
+
+def test_what_was_moved_into_a_pause_fires_after_it_unless_that_passes_it_over(clocked: ClockedDatabase) -> None:
+    moved_into_a_pause(clocked, "fire_once")
+    assert "It is fire_once: what was moved is fired." in told(clocked, NINE).words
+    clocked.stop_clock(t("03-02T08:46"))
+    fire_all(clocked)
+    assert told(clocked, NINE).outcome is Outcome.FIRED
+
+
+def test_what_was_moved_behind_a_pause_is_not_held_by_it(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY)
+    done(clocked, "job.move", at="2026-03-02T09:00:00Z", to="2026-03-02T11:00:00Z")
+    done(clocked, "job.pause", until="2026-03-02T10:00:00Z")
+    assert told(clocked, NINE).outcome is Outcome.COMING_MOVED
+    assert coming(clocked, 1).coming[0].outcome is Outcome.COMING_MOVED
+
+
+def test_a_pause_counts_what_fell_into_it_and_names_what_made_it(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY, on_resume="fire_once")
+    done(clocked, "job.pause")
+    clocked.execute("UPDATE jobs SET paused_by = 'failures'")
+    assert " by pause_on_failure, until" in told(clocked, NINE).words
+    clocked.stop_clock(t("03-05T10:00"))
+    done(clocked, "job.resume")
+    fire_all(clocked)
+    words = told(clocked, NINE).words
+    assert words.startswith("3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z fell into a pause")
+    made_up = told(clocked, t("03-05T09:00"))
+    assert "It did not fire in time (downtime, a pause, " in made_up.words
+    assert "and was made up for, 1h late." in made_up.words
+    assert made_up.run is not None
+    assert made_up.run.late == timedelta(hours=1)

@@ -1,0 +1,196 @@
+"""Lists of runs: by status, job, label and time, page by page, open ones where they really stand."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import ask, begin, begun, claim, end, ending, requeue, submit, succeed, trigger
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads import runs as module
+from tidewheel.control.reads.runs import RunPage
+from tidewheel.errors import InvalidInput, Refused, UnknownJob, UnknownRun
+from tidewheel.runs import AttemptOutcome, RunState
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[Client]:
+    submit(database, "job", labels={"team": "billing"})
+    submit(database, "other")
+    with Client(database.url) as made:
+        yield made
+
+
+def ids(page: RunPage) -> list[UUID]:
+    return [run.run_id for run in page.runs]
+
+
+def failed(database: Database, key: str = "job") -> UUID:
+    started = begun(database, key)
+    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    return started.run_id
+
+
+def test_each_status_lists_what_stands_there(client: Client, database: Database) -> None:
+    submit(database, "turns", overlap="buffer_all")
+    stands: dict[str, UUID] = {"failed": failed(database)}
+    done = begun(database)
+    succeed(database, done)
+    stands["succeeded"] = done.run_id
+    retrying = begun(database)
+    requeue(database, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
+    stands["retrying"] = retrying.run_id
+    stands["running"] = begun(database, "turns").run_id
+    stands["buffered"] = trigger(database, "turns")
+    claim(database, stands["buffered"])
+    stands["scheduled"], stands["queued"] = trigger(database, delay="1h"), trigger(database)
+    cancelling = begun(database)
+    client.cancel(cancelling.run_id)
+    stands["cancelling"] = cancelling.run_id
+    stands["cancelled"] = trigger(database)
+    client.cancel(stands["cancelled"])
+    an_hour_ago = database.now() - timedelta(hours=1)
+    for status, run in stands.items():
+        since = an_hour_ago if status == "cancelled" else None
+        page = client.runs(status=status, since=since)
+        assert (status, ids(page), page.total, page.at_least) == (status, [run], 1, False)
+        assert page.runs[0].status == status
+        key = page.runs[0].key
+        assert ids(client.runs(status=status, key=key)) == [run]
+    assert {run.run_id: run.status for run in client.runs().runs} == {run: status for status, run in stands.items()}
+
+
+def test_the_newest_comes_first_page_by_page(client: Client, database: Database) -> None:
+    runs = [trigger(database, "job") for _ in range(7)]
+    trigger(database, "other")
+    for key in (None, "job"):
+        wanted = list(reversed(runs)) if key else ids(client.runs())
+        seen: list[UUID] = []
+        after: UUID | None = None
+        while True:
+            page = client.runs(key=key, after=after, most=3)
+            assert (page.total, page.at_least) == (len(wanted), False)
+            seen += ids(page)
+            after = page.following
+            if after is None:
+                break
+        assert seen == wanted
+
+
+def test_beyond_ten_thousand_it_only_says_that_there_are_more(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COUNTED", 4)
+    for _ in range(4):
+        trigger(database)
+    assert (client.runs(most=2).total, client.runs(most=2).at_least) == (4, False)
+    trigger(database)
+    assert (client.runs(most=2).total, client.runs(most=2).at_least) == (4, True)
+
+
+def test_labels_are_the_runs_own_on_top_of_its_jobs(client: Client, database: Database) -> None:
+    plain, own = trigger(database, "job"), trigger(database, "job", labels={"team": "sales"})
+    trigger(database, "other")
+    since = database.now() - timedelta(hours=1)
+    assert ids(client.runs(labels={"team": "billing"}, since=since)) == [plain]
+    assert ids(client.runs(labels={"team": "sales"}, key="job")) == [own]
+    assert ids(client.runs(labels={"team": "sales"}, status="queued", since=since)) == [own]
+
+
+def test_a_range_of_time_holds_both_its_ends(client: Client, database: Database) -> None:
+    first, second, third = (trigger(database, delay=delay) for delay in ("1h", "2h", "3h"))
+    at = {run.run_id: run.scheduled_at for run in client.runs().runs}
+    for key in (None, "job"):
+        assert ids(client.runs(key=key, since=at[second], until=at[second])) == [second]
+        assert ids(client.runs(key=key, since=at[second])) == [third, second]
+        assert ids(client.runs(key=key, until=at[second])) == [second, first]
+        assert ids(client.runs(key=key, status="scheduled", until=at[first])) == [first]
+
+
+def test_another_tenant_sees_none_of_it(client: Client, database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    run = trigger(database)
+    with Client(database.url, tenant="acme") as other:
+        assert ids(other.runs()) == []
+        with pytest.raises(UnknownRun):
+            other.run_detail(run)
+
+
+def test_what_would_look_at_every_run_is_refused(client: Client, database: Database) -> None:
+    for asked in ({"labels": {"a": "b"}}, {"status": "skipped"}, {"status": "cancelled"}, {"status": "nowhere"}):
+        with pytest.raises(InvalidInput) as refused:
+            client.runs(**asked)  # type: ignore[arg-type]  # one of each
+        assert [error.path for error in refused.value.errors] == list(asked)
+    with pytest.raises(UnknownJob):
+        client.runs(key="nope")
+    with pytest.raises(UnknownRun):
+        client.runs(key="job", after=uuid4())
+    with pytest.raises(Refused, match="there is no tenant"), Client(database.url, tenant="nobody") as nobody:
+        nobody.runs()
+
+
+def test_one_run_is_shown_with_its_attempts_and_what_is_under_way(client: Client, database: Database) -> None:
+    started = begun(database, labels={"urgent": "yes"}, request_id="r-1")
+    requeue(database, started, AttemptOutcome.FAILED)
+    again = begin(database, started.run_id)
+    shown = client.run_detail(started.run_id)
+    assert (shown.summary.status, shown.summary.attempt, shown.charged) == ("running", 2, 1)
+    assert shown.labels == {"team": "billing", "urgent": "yes"}
+    assert (shown.request_id, shown.handler, shown.came_by) == ("r-1", "send-email", "test/0/0@0")
+    assert [(one.attempt, one.outcome, one.error_type) for one in shown.attempts] == [(1, "failed", "ValueError")]
+    end(database, ending(again, RunState.SUCCEEDED, result=b"[1]", output=b"done"))
+    shown = client.run_detail(started.run_id)
+    assert (shown.summary.status, shown.result, shown.charged) == ("succeeded", b"[1]", None)
+    assert [(one.result, one.output, one.came_by) for one in shown.attempts] == [
+        (None, None, "test/0/0@0"),
+        (b"[1]", b"done", "test/0/0@0"),
+    ]
+
+
+def test_a_chain_of_retries_is_shown_from_each_of_its_links(client: Client, database: Database) -> None:
+    first = failed(database)
+    second = client.retry(first)
+    aside = client.retry(first)
+    started = begin(database, second)
+    succeed(database, started)
+    third = client.retry(second)
+
+    def chain(run: UUID) -> tuple[list[UUID], list[UUID]]:
+        lineage = client.run_detail(run).lineage
+        return [one.run_id for one in lineage.older], [one.run_id for one in lineage.newer]
+
+    assert chain(first) == ([], [second, aside, third])
+    assert chain(second) == ([first], [third])
+    assert chain(third) == ([first, second], [])
+    assert chain(aside) == ([first], [])
+    assert client.run_detail(third).lineage.root_run_id == first
+
+
+def test_a_count_names_what_a_cancellation_would(client: Client, database: Database) -> None:
+    running, _ = begun(database), trigger(database)
+    trigger(database, "other")
+    assert client.count_runs(key="job") == 2
+    assert client.count_runs(key="job", begun=False) == 1
+    assert client.count_runs(labels={"team": "billing"}) == 2
+    assert client.count_runs(handler="send-email") == 3
+    assert client.count_runs(handler="send-email", made_before=database.now() - timedelta(hours=1)) == 0
+    client.cancel(running.run_id)
+    assert client.count_runs(key="job") == 1
+    with pytest.raises(UnknownJob):
+        client.count_runs(key="nope")
+    with pytest.raises(InvalidInput, match="names every run"):
+        client.count_runs(begun=False)
+
+
+def test_a_cancellation_tells_how_it_stands(client: Client, database: Database) -> None:
+    trigger(database)
+    number = client.cancel_runs(key="job", labels={"team": "billing"}, reason="wrong list")
+    standing = client.cancellation(number)
+    assert (standing.key, standing.labels, standing.reason) == ("job", {"team": "billing"}, "wrong list")
+    assert (standing.cancelled, standing.finished_at) == (0, None)
+    with pytest.raises(Refused, match="there is no cancellation"):
+        client.cancellation(number + 1)
+    [reply] = ask(database, {"type": "runs.cancel", "key": "job"})
+    assert client.cancellation(reply.cancellation_id or 0).reason == "asked"

@@ -1,0 +1,57 @@
+"""What a stored version is shown as: what can be submitted again, and is the same version then."""
+
+from typing import Any
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import ask, submit
+from tidewheel.control.reads.jobs import show_job
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"schedule": "@every 90s"},
+        {"schedule": {"fixed_delay": "PT5M"}},
+        {"schedule": "2099-01-01T00:00:00Z"},
+        {"schedule": {"cron": ["0 8 * * *", "0 9 * * SUN"], "timezone": "Asia/Tokyo", "dst_gap": "skip"}},
+        {"schedule": "0 8 * * *", "jitter": "12.5%", "window": "36h", "catch_up": "fire_all"},
+        {"schedule": "0 8 * * *", "jitter": "1500ms", "end_at": "2099-01-01T00:00:00+02:00"},
+        {"payload": {"to": "ann", "n": [1, 2.5, None]}},
+        {"payload": None},
+        {"payload": "text"},
+        {"payload_base64": "AP8="},
+        {"payload_base64": ""},
+        {"retry": {"jitter": "7%", "initial": "250ms", "max": "2d", "backoff": "exponential"}},
+        {"retry": {"jitter": "0.000001%", "intervals": ["1s", "5m"], "non_retryable": ["ValueError"]}},
+        {"start_to_close": 0.25, "labels": {"span": "60000000us"}, "description": "60000000us"},
+        {"target": {"type": "http", "url": "http://a.example", "headers": {"X": "1us"}, "method": "PUT"}},
+        {"target": {"type": "http", "url": "http://a.example", "async": True, "async_timeout": "36h"}},
+        {"target": {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout": "90s"}},
+        {"target": {"type": "shell", "argv": ["a", "1us"], "env": {"heartbeat": "1us"}, "memory_bytes": 1 << 30}},
+        {"target": {"type": "lambda", "function": "report", "qualifier": "live"}},
+        {"schedule_to_start": "90s", "schedule_to_close": "1h", "heartbeat": "1.5s", "delivery": "at_most_once"},
+    ],
+)
+def test_what_is_shown_is_the_same_version_when_submitted_again(database: Database, fields: dict[str, Any]) -> None:
+    submit(database, **fields)
+    with database.transaction() as connection:
+        shown = show_job(connection, "default", "job").job
+    [again] = ask(database, {"type": "job.submit", "job": dict(shown)})
+    assert (again.job_version, again.unchanged) == (1, True), shown
+
+
+def test_durations_are_shown_as_people_write_them(database: Database) -> None:
+    later = {"type": "http", "url": "http://a.example", "async": True, "async_timeout": 5400}
+    submit(
+        database, schedule="@every 5400s", start_to_close="PT0.25S", retry={"initial": 2, "jitter": "12.5%"},
+        heartbeat=90, schedule_to_close=7200, schedule_to_start=60, target=later,
+    )  # fmt: skip
+    with database.transaction() as connection:
+        shown = show_job(connection, "default", "job").job
+    assert shown["schedule"] == {"interval": "1h30m"}
+    assert (shown["start_to_close"], shown["heartbeat"]) == ("250ms", "1m30s")
+    assert (shown["schedule_to_close"], shown["schedule_to_start"]) == ("2h", "1m")
+    assert shown["target"] == later | {"async_timeout": "1h30m"}
+    assert shown["retry"] == {"initial": "2s", "jitter": "12.5%"}

@@ -1,0 +1,78 @@
+"""A job's versions: when each counted and what it changed."""
+
+import pytest
+
+from tests.control.explain.explaining import done, t
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import submit
+from tidewheel.control.reads.versions import Change, Version, diff, versions
+from tidewheel.errors import InvalidInput, UnknownJob
+
+CRON = "0 8 * * *"
+
+
+def of_job(database: Database, most: int = 20, before: int | None = None) -> list[Version]:
+    with database.transaction() as connection:
+        return versions(connection, "default", "job", most=most, before=before)
+
+
+def test_each_version_says_when_it_counted_and_what_it_changed(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule={"cron": CRON}, labels={"team": "billing"})
+    clocked.stop_clock(t("03-03T08:00"))
+    submit(clocked, schedule={"cron": "0 9 * * *"}, labels={"team": "billing"}, start_to_close="90s")
+    clocked.stop_clock(t("03-04T08:00"))
+    done(clocked, "job.delete")
+    newest, first = of_job(clocked)
+    assert (newest.number, newest.effective_at, newest.until) == (2, t("03-03T08:00"), t("03-04T08:00"))
+    assert newest.retired_at == t("03-04T08:00")
+    assert (first.number, first.until, first.retired_at, first.changes) == (1, t("03-03T08:00"), None, ())
+    assert newest.changes == (
+        Change("schedule.cron", [CRON], ["0 9 * * *"]),
+        Change("start_to_close", None, "1m30s"),
+    )
+
+
+def test_payloads_are_told_apart_by_their_hash(clocked: ClockedDatabase) -> None:
+    submit(clocked, payload={"to": "a"})
+    submit(clocked, payload={"to": "b"})
+    newest, first = of_job(clocked)
+    assert (newest.payload_bytes, first.payload_bytes) == (10, 10)
+    assert newest.payload_sha256 != first.payload_sha256
+    [change] = newest.changes
+    assert change.path == "payload"
+    assert first.payload_sha256 in str(change.before)
+    assert newest.payload_sha256 in str(change.after)
+    assert "(10 bytes)" in str(change.after)
+
+
+def test_versions_are_read_a_page_at_a_time(clocked: ClockedDatabase) -> None:
+    for number in range(5):
+        submit(clocked, description=f"the {number}th")
+    page = of_job(clocked, 2)
+    assert [version.number for version in page] == [5, 4]
+    following = of_job(clocked, 2, before=4)
+    assert [version.number for version in following] == [3, 2]
+    assert following[0].until == page[1].effective_at
+    assert [version.number for version in of_job(clocked, 2, before=2)] == [1]
+    assert of_job(clocked, 2, before=1) == []
+    assert [change.after for change in following[1].changes] == ["the 1th"]
+
+
+def test_any_two_versions_are_compared(clocked: ClockedDatabase) -> None:
+    submit(clocked, schedule={"cron": CRON})
+    submit(clocked, schedule={"interval": "90s"})
+    submit(clocked, schedule={"cron": CRON}, lane="batch")
+    with clocked.transaction() as connection:
+        assert diff(connection, "default", "job", 1, 3) == [Change("lane", None, "batch")]
+        assert diff(connection, "default", "job", 2, 1) == [
+            Change("schedule.cron", None, [CRON]),
+            Change("schedule.interval", "1m30s", None),
+        ]
+        assert diff(connection, "default", "job", 2, 2) == []
+        with pytest.raises(InvalidInput, match="no version 4; write one from 1 to 3"):
+            diff(connection, "default", "job", 1, 4)
+        with pytest.raises(UnknownJob):
+            diff(connection, "default", "nobody", 1, 2)
+        with pytest.raises(UnknownJob):
+            versions(connection, "default", "nobody")

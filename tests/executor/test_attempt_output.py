@@ -1,0 +1,251 @@
+"""What attempts print and log is kept with their run, and passed on within bounds."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import cast
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Consumer
+from prometheus_client import REGISTRY
+
+from tests.executor import noisy_handlers
+from tests.executor.attempting import RUN, attempt_of
+from tests.executor.handlers import GATES, Gate
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import PATIENCE_SECONDS, until
+from tests.relay.topics import make_topics
+from tidewheel.clock import monotonic_seconds
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
+from tidewheel.executor.output_capture import Stream, captured
+from tidewheel.executor.runners.python import PythonRunner
+from tidewheel.local.stack import StackInfo
+
+HANDLERS = noisy_handlers.handlers()
+
+
+class Lines(logging.Handler):
+    """The executor's own log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def about(self, run_id: UUID) -> list[str]:
+        """The messages that name a run."""
+        return [r.getMessage() for r in self.records if vars(r).get("run_id") == str(run_id)]
+
+
+@contextmanager
+def logged() -> Generator[Lines]:
+    """What reaches the log of a process whose attempts are captured, as long as the block.
+
+    No fixture: pytest puts its own streams back between a test's setup and the test.
+    """
+    root, lines = logging.getLogger(), Lines()
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = [lines]
+    root.setLevel(logging.INFO)
+    try:
+        with captured():
+            yield lines
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+
+
+def test_what_is_written_first_while_the_end_is_recorded_is_not_flushed() -> None:
+    """Or its row and that of the end would be one too many, and the end could not be stored."""
+    attempt = attempt_of()
+    assert attempt.unflushed
+    attempt.write(b"late")
+    assert attempt.output is not None
+    assert attempt.output.begin_flush() is None
+    assert attempt.unflushed
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[str]:
+    """A gate of this test's own, open at its end."""
+    name = uuid4().hex
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def attempt(handler: str, payload: object, **given: object) -> Attempt:
+    made = attempt_of({"target": f"noisy.{handler}", "payload": payload})
+    for name, value in given.items():
+        setattr(made, name, value)
+    return made
+
+
+def run(*attempts: Attempt) -> None:
+    """Run attempts at the same time."""
+
+    async def work() -> None:
+        runner = PythonRunner(HANDLERS, threads=len(attempts))
+        for made, outcome in zip(attempts, await asyncio.gather(*map(runner.run, attempts)), strict=True):
+            made.report(outcome)
+        await runner.close()
+
+    asyncio.run(work())
+
+
+def lines_of(made: Attempt) -> list[str]:
+    assert made.output is not None
+    return (made.output.tail() or b"").decode().splitlines()
+
+
+def test_each_attempt_gets_its_own_lines_and_nobody_elses() -> None:
+    names = [f"n{number}" for number in range(6)]
+    attempts = [attempt("say" if number % 2 else "say-on-thread", name) for number, name in enumerate(names)]
+    with logged():
+        run(*attempts)
+    for number, (name, made) in enumerate(zip(names, attempts, strict=True)):
+        out, err, raw, log, ctx, *late = lines_of(made)
+        assert (out, err, raw) == (f"out {name}", f"err {name}", f"bytes {name}")
+        assert log.endswith(f"WARNING shop.stock: log {name}")
+        assert ctx.endswith(f"WARNING tidewheel.handler: ctx {name}")
+        assert late == ([f"thread {name}", f"task {name}"] if number % 2 else [f"late {name}"])
+
+
+def test_every_line_goes_on_to_the_log_with_its_run() -> None:
+    with logged() as log:
+        run(attempt("say-on-thread", "x"))
+    assert log.about(RUN) == ["out x", "err x", "bytes x", "log x", "ctx x", "late x"]
+
+
+def test_what_is_written_outside_of_attempts_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with logged() as log:
+        print("nobody's")  # noqa: T201
+        logging.getLogger("shop").warning("nobody's")
+    assert capsys.readouterr().out == "nobody's\n"
+    assert [vars(record).get("run_id") for record in log.records] == [None]
+
+
+def test_who_writes_much_is_passed_over_in_the_log_and_it_says_so_once() -> None:
+    much = attempt("much", 20_000)
+    with logged() as log:
+        run(much)
+    told = log.about(RUN)
+    assert sum("passed over" in line for line in told) == 1
+    assert sum(map(len, told)) < 128 * 1024
+    assert much.output is not None
+    assert much.output.written == 2_000_000
+    assert len(much.output.tail() or b"") == OUTPUT_BYTES
+    assert lines_of(much)[-1].strip() == "19999"
+
+
+def test_a_log_record_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    wrong = attempt("log-wrong", "x")
+    with logged():
+        run(wrong)
+    assert lines_of(wrong) == ["still here"]
+
+
+def test_one_that_writes_nothing_has_no_output() -> None:
+    silent = attempt("silent", 1)
+    with logged():
+        run(silent)
+    assert silent.output is None
+
+
+@pytest.mark.parametrize("sizes", [[3 * 1024 * 1024], [700_000] * 5, [1] * 10])
+def test_the_full_stream_has_no_gap_but_at_its_beginning(sizes: list[int]) -> None:
+    output, whole = Output(streamed=True), bytearray()
+    for number, size in enumerate(sizes):
+        data = bytes([number % 256]) * size
+        whole += data
+        output.write(data)
+    pieces = output.take_stream()
+    assert output.take_stream() == []
+    first = pieces[0].offset
+    assert b"".join(piece.data for piece in pieces) == bytes(whole[first:])
+    assert [piece.offset for piece in pieces] == [
+        first + sum(len(piece.data) for piece in pieces[:number]) for number in range(len(pieces))
+    ]
+    assert output.dropped == first
+
+
+@pytest.mark.kafka
+def test_output_is_there_while_the_attempt_runs_and_whole_at_its_end(executing: Executing, gate: str) -> None:
+    with captured(), executing.running(known=HANDLERS):
+        run_id = executing.trigger("noisy.wait", gate)
+        until(lambda: stored(executing, run_id) == [(1, b"before\n", 7)], "the output is flushed")
+        GATES[gate].opened.set()
+        assert executing.ended(run_id).state == "succeeded"
+    assert stored(executing, run_id) == [(1, b"before\nafter\n", 13)]
+
+
+@pytest.mark.kafka
+def test_output_is_kept_of_attempts_that_are_handed_back(executing: Executing, gate: str) -> None:
+    with captured(), executing.running(known=HANDLERS, drain_timeout=0):
+        run_id = executing.trigger("noisy.wait", gate)
+        until(lambda: GATES[gate].entered, "it runs")
+    assert stored(executing, run_id) == [(1, b"before\n", 7)]
+
+
+def stored(executing: Executing, run_id: UUID) -> list[tuple[int, bytes, int]]:
+    return cast(
+        "list[tuple[int, bytes, int]]",
+        executing.database.rows(
+            "SELECT attempt, output, output_bytes FROM attempt_outputs WHERE run_id = %s ORDER BY attempt", [run_id]
+        ),
+    )
+
+
+@pytest.mark.kafka
+def test_all_output_goes_to_a_topic_where_that_is_wanted(executing: Executing) -> None:
+    topic = executing.topics.outputs
+    make_topics(executing.bootstrap, [topic])
+    with captured(), executing.running(known=HANDLERS, outputs_topic=True):
+        run_id = executing.trigger("noisy.much", 5000)
+        assert executing.ended(run_id).state == "succeeded"
+    received = bytearray()
+    consumer = Consumer({"bootstrap.servers": executing.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    deadline = monotonic_seconds() + PATIENCE_SECONDS
+    while len(received) < 500_000 and monotonic_seconds() < deadline:
+        message = consumer.poll(1.0)
+        if message is None or message.error() is not None:
+            continue
+        headers = dict(cast("list[tuple[str, bytes]]", message.headers()))
+        assert (headers["run_id"], headers["attempt"]) == (str(run_id).encode(), b"1")
+        assert int(headers["offset"]) == len(received)
+        assert message.key() == str(run_id).encode()
+        received += cast("bytes", message.value())
+    consumer.close()
+    assert received == b"".join(f"{number:99}\n".encode() for number in range(5000))
+
+
+def test_without_kafka_the_stream_is_lost_and_counted(missed: Callable[[], float]) -> None:
+    stream = Stream({"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}, "none")
+    made = attempt("silent", 1, stream_output=True)
+    made.write(b"x" * 1000)
+    before = missed()
+    stream.send([made])
+    stream.ended(made)
+    stream.close()
+    assert missed() - before == 1000
+
+
+@pytest.fixture
+def missed() -> Callable[[], float]:
+    """How many bytes have not reached the topic so far."""
+    return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_missed_total") or 0.0

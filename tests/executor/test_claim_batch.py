@@ -1,0 +1,89 @@
+"""What becomes of messages: whose runs are claimed, and which are left for a slot of their own."""
+
+from collections.abc import Sequence
+
+import pytest
+from confluent_kafka import Consumer, Message
+
+from tests.executor.handlers import handlers
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR
+from tidewheel.executor.claim import Claimer
+from tidewheel.executor.claim_batch import Begun, Taking
+from tidewheel.local.stack import StackInfo
+from tidewheel.process.service import Stop
+
+pytestmark = pytest.mark.kafka
+
+ENTER = (
+    "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+    " VALUES (%s, 'mine', '{default}', '{}', 1, now(), now())"
+)
+ONCE = {"delivery": "at_most_once"}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    database.execute(ENTER, [EXECUTOR])
+    return made
+
+
+def test_runs_that_may_begin_only_once_are_not_claimed_ahead_of_the_slots(executing: Executing) -> None:
+    """Were the process to die, nobody could tell of one that waits in it whether it had begun."""
+    plain = {executing.trigger("acts.echo", number) for number in range(2)}
+    once = {executing.trigger("acts.echo", number, **ONCE) for number in range(3)}
+    for run_id in plain | once:
+        executing.publish(run_id)
+    messages = _read(executing, 5)
+    begun: list[Begun] = []
+    taking = _taking(executing, begun)
+    started, left = taking.take(taking.read(messages), once=1)
+    assert (started, len(left)) == (3, 2)
+    assert {one.run_id for one, _, _ in begun} > plain
+    assert taking.take(left, once=2) == (2, [])
+    assert {one.run_id for one, _, _ in begun} == plain | once
+    taking.close()
+
+
+def test_a_message_whose_run_id_is_none_is_left_and_the_others_are_claimed(executing: Executing) -> None:
+    good = executing.trigger("acts.echo", 1)
+    for bad in ("f" * 36, "-" * 36, "", "no run"):
+        run_id = executing.trigger("acts.echo", 2)
+        value = executing.database.value("SELECT value FROM outbox WHERE key = %s", [str(run_id).encode()])
+        damaged = value.replace(bytes([72]) + str(run_id).encode(), bytes([2 * len(bad)]) + bad.encode(), 1)
+        executing.database.execute("UPDATE outbox SET value = %s WHERE key = %s", [damaged, str(run_id).encode()])
+        executing.publish(run_id)
+    executing.publish(good)
+    begun: list[Begun] = []
+    taking = _taking(executing, begun)
+    assert taking.take(taking.read(_read(executing, 5)), once=5) == (1, [])
+    assert [one.run_id for one, _, _ in begun] == [good]
+    taking.close()
+
+
+def _taking(executing: Executing, begun: list[Begun]) -> Taking:
+    claimer = Claimer(
+        executing.database.session(),
+        executing.database.installation,
+        EXECUTOR,
+        Stop(),
+        lease_lost=lambda: None,
+        poke=lambda _: None,
+    )
+    topic = executing.topics.runs("default", "standard")
+    return Taking(topic, claimer=claimer, handlers=frozenset(handlers()), begin=begun.extend)
+
+
+def _read(executing: Executing, count: int) -> Sequence[Message]:
+    topic = executing.topics.runs("default", "standard")
+    config = {"bootstrap.servers": executing.bootstrap, "group.id": f"{topic}.test", "auto.offset.reset": "earliest"}
+    consumer = Consumer(config)
+    consumer.subscribe([topic])
+    found: list[Message] = []
+    while len(found) < count:
+        found += consumer.consume(count - len(found), 1.0)
+    consumer.close()
+    return found

@@ -1,0 +1,342 @@
+"""Outcomes are written in batches, and tried again until they are written or superseded; a bad one harms no other."""
+
+# pyright: reportPrivateUsage=false
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import (
+    EXECUTOR,
+    attempts,
+    begin,
+    begun,
+    completions,
+    final_state,
+    open_run,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    trigger,
+)
+from tidewheel.executor import completer as finish
+from tidewheel.executor import record
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.completer import Finisher, Item
+from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, failed, succeeded, timed_out
+from tidewheel.postgres.session import Conn
+from tidewheel.runs import AttemptOutcome
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import JobDefinition
+from tidewheel.transitions.claim import Started
+from tidewheel.transitions.finish import Ended, end_runs
+from tidewheel.transitions.installation import Installation
+
+SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
+
+
+@dataclass
+class Flood:
+    """Whether more comes than can be kept up with, and how often a writer has looked."""
+
+    lasts: bool = True
+    looked: int = 0
+
+    def on(self) -> bool:
+        """Whether it lasts."""
+        self.looked += 1
+        return self.lasts
+
+
+@contextmanager
+def finishing(database: Database, flooded: Callable[[], bool] = lambda: False) -> Generator[Finisher]:
+    finisher = Finisher(
+        database.session(),
+        database.installation,
+        EXECUTOR,
+        lambda: None,
+        flooded=flooded,
+        helping=database.session(),
+    )
+    try:
+        yield finisher
+    finally:
+        finisher.close()
+
+
+def _ignore(*_: object) -> None:
+    """Nobody is told."""
+
+
+def attempt_at(database: Database, started: Started) -> Attempt:
+    """The attempt that a claim is, as the executor has it."""
+    [request] = [r for r in requests(database) if r.run_id == str(started.run_id) and r.attempt == started.attempt]
+    definition = decode(request.definition, JobDefinition)
+    return Attempt(started, request, definition, on_report=_ignore, on_release=_ignore)
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database, **SLOW)
+    return database
+
+
+def test_a_batch_of_different_outcomes_is_written_each_for_what_it_is(with_job: Database) -> None:
+    told: list[tuple[Any, str]] = [
+        (succeeded(b"1"), "succeeded"),
+        (failed("ValueError", "no"), "retrying"),
+        (failed("ValueError", "no", permanent=True), "failed"),
+        (timed_out("start_to_close", 1.0), "retrying"),
+        (HANDED_BACK, "queued"),
+        (CANCELLED, "cancelled"),
+    ]
+    items = [(attempt_at(with_job, begun(with_job)), outcome, state) for outcome, state in told]
+    with finishing(with_job) as finisher:
+        for attempt, outcome, _ in items:
+            finisher.add(attempt, outcome)
+        assert finisher.drain(30)
+        assert finisher.backlog() == 0
+    still_open = {run.run_id: run.state for run in open_runs(with_job)}
+    for attempt, _, state in items:
+        found = still_open.get(attempt.run_id) or final_state(with_job, attempt.run_id)[0]
+        assert found == state
+
+
+def test_the_last_charge_of_the_budget_is_the_end(with_job: Database) -> None:
+    started = begun(with_job)
+    requeue(with_job, started, AttemptOutcome.FAILED)
+    second = begin(with_job, started.run_id)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt_at(with_job, second), failed("ValueError", "again"))
+        assert finisher.drain(30)
+    assert final_state(with_job, started.run_id) == ("failed", None)
+
+
+def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> None:
+    run_id = trigger(with_job)
+    for outcome in (AttemptOutcome.LOST, AttemptOutcome.HANDED_BACK, AttemptOutcome.LOST):
+        requeue(with_job, begin(with_job, run_id), outcome)
+    fourth = begin(with_job, run_id)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
+        assert finisher.drain(30)
+    run = open_run(with_job, run_id)
+    assert (run.state, run.attempt, run.charged, run.lost) == ("retrying", 4, 1, 2)
+
+
+def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_job: Database) -> None:
+    first, *others = [attempt_at(with_job, begun(with_job)) for _ in range(3)]
+
+    def flooded() -> bool:
+        """As long as others end, which would not have been written with the first one."""
+        if others:
+            finisher.add(others.pop(), succeeded(None))
+        return bool(others)
+
+    with finishing(with_job, flooded) as finisher:
+        finisher.add(first, succeeded(None))
+        assert finisher.drain(30)
+    [written] = with_job.rows("SELECT count(*), count(DISTINCT xmin::text) FROM job_runs WHERE state = 'succeeded'")
+    assert written == (3, 1)
+
+
+def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> None:
+    looks: list[int] = []
+    flood = Flood()
+    with finishing(with_job, flood.on) as finisher:
+        for _ in range(3):
+            started = begun(with_job)
+            flood.looked = 0
+            finisher.add(attempt_at(with_job, started), succeeded(None))
+            assert finisher.drain(30)
+            looks.append(flood.looked)
+            assert final_state(with_job, started.run_id) == ("succeeded", None)
+    first, *others = looks
+    assert first > 3, "it looked again and again whether the flood was over"
+    assert all(each <= 3 for each in others), "who waits looks every hundredth of a second"
+
+
+def test_after_a_flood_the_first_ends_of_the_next_one_wait_again(with_job: Database) -> None:
+    flood = Flood()
+    with finishing(with_job, flood.on) as finisher:
+        for _ in range(2):
+            flood.lasts, flood.looked = True, 0
+            finisher.add(attempt_at(with_job, begun(with_job)), succeeded(None))
+            assert finisher.drain(30)
+            assert flood.looked > 3, "it looked again and again whether the flood was over"
+            flood.lasts = False
+            until(lambda: not finisher._has_yielded, "the writer has seen that the flood is over")
+
+
+def test_so_many_ends_wait_no_longer(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "_MOST_YIELDING", 2)
+    monkeypatch.setattr(finish, "_YIELD_SECONDS", 3600.0)
+    items = [attempt_at(with_job, begun(with_job)) for _ in range(2)]
+    with finishing(with_job, lambda: True) as finisher:
+        finisher.add(items[0], succeeded(None))
+        assert not finisher.drain(0.3)
+        finisher.add(items[1], succeeded(None))
+        assert finisher.drain(30)
+
+
+def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: Database) -> None:
+    started = begun(with_job)
+    holding = with_job.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    with finishing(with_job) as finisher:
+        finisher.add(attempt_at(with_job, started), succeeded(None))
+        assert not finisher.drain(0.3)
+        holding.rollback()
+        assert finisher.drain(30)
+    assert final_state(with_job, started.run_id) == ("succeeded", None)
+    assert len(completions(with_job)) == 1
+
+
+def test_a_row_that_somebody_has_for_long_keeps_no_other_outcome_waiting(with_job: Database) -> None:
+    """Such as a handler that has called `complete_in`, and whose own transaction lasts."""
+    started, other, later = begun(with_job), begun(with_job), begun(with_job)
+    items = [attempt_at(with_job, each) for each in (started, other, later)]
+    holding = with_job.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    with finishing(with_job) as finisher:
+        for item in items[:2]:
+            finisher.add(item, succeeded(None))
+        until(lambda: finisher.backlog() == 1, "what nobody has is written")
+        finisher.beats.tell(items[2].key, b'"half"', None)
+        until(lambda: finisher.beats.seconds() is None, "what attempts tell of themselves is written")
+        finisher.add(items[2], succeeded(None))
+        until(lambda: finisher.backlog() == 1, "what came later is written")
+        holding.rollback()
+        assert finisher.drain(30)
+    assert [final_state(with_job, each.run_id)[0] for each in (started, other, later)] == ["succeeded"] * 3
+
+
+def test_an_attempt_that_ends_itself_while_somebody_has_its_row_is_tried_again(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush, or a cancel that is rolled back, lets go of the row between the two statements that end the run."""
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    flushing = with_job.connection()
+    flushing.execute("SELECT FROM open_runs WHERE run_id = %s FOR SHARE", [started.run_id])
+
+    def end_after_the_flush(*given: Any, **named: Any) -> Ended:  # noqa: ANN401 - passed on
+        flushing.rollback()
+        return end_runs(*given, **named)
+
+    monkeypatch.setattr(record, "end_runs", end_after_the_flush)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt, CANCELLED)
+        assert finisher.drain(30)
+    assert final_state(with_job, started.run_id) == ("cancelled", None)
+
+
+def test_a_superseded_outcome_is_let_go(with_job: Database) -> None:
+    zombie = begun(with_job)
+    attempt = attempt_at(with_job, zombie)
+    requeue(with_job, zombie, AttemptOutcome.LOST)
+    with finishing(with_job) as finisher:
+        finisher.add(attempt, succeeded(None))
+        assert finisher.drain(30)
+    assert open_run(with_job, zombie.run_id).state == "retrying"
+    assert completions(with_job) == []
+
+
+def test_an_outcome_that_cannot_be_stored_is_recorded_as_that_and_costs_no_other(fresh_database: Database) -> None:
+    """The constraint stands in for whatever PostgreSQL may find wrong with a row."""
+    fresh_database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_message <> 'poison')")
+    submit(fresh_database)
+    good, bad, other = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))
+    with finishing(fresh_database) as finisher:
+        finisher.add(good, succeeded(b"1"))
+        finisher.add(bad, failed("ValueError", "poison", permanent=True))
+        finisher.add(other, succeeded(b"2"))
+        assert finisher.drain(30)
+    assert [final_state(fresh_database, one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
+    assert final_state(fresh_database, bad.run_id)[0] == "failed"
+    assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
+    assert fresh_database.value("SELECT error_type FROM attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
+
+
+def test_outcomes_wait_while_the_database_is_away(with_job: Database) -> None:
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    with finishing(with_job) as finisher:
+        with_job.execute("ALTER TABLE open_runs RENAME TO elsewhere")
+        finisher.add(attempt, succeeded(None))
+        assert not finisher.drain(0.3)
+        with_job.execute("ALTER TABLE elsewhere RENAME TO open_runs")
+        until(lambda: finisher.backlog() == 0, "it is written")
+    assert final_state(with_job, started.run_id) == ("succeeded", None)
+
+
+def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is written before the end of its attempt, by the one thread that writes checkpoints."""
+    items = [attempt_at(with_job, begun(with_job)) for _ in range(6)]
+    told = items[2]  # of those that the second writer would take first
+    writers: dict[UUID, str] = {}
+
+    def noted(
+        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
+    ) -> record.Recorded:
+        name = threading.current_thread().name
+        if name == "finisher" and not writers:
+            until(lambda: finisher._much.set() or "finisher-2" in writers.values(), "the second writer has begun")
+        writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
+        return record.record(connection, installation, batch, executor_id)
+
+    monkeypatch.setattr(finish, "record", noted)
+    monkeypatch.setattr(finish, "_BATCH", 2)
+    with finishing(with_job) as finisher:
+        finisher._items.extend((attempt, HANDED_BACK) for attempt in items)
+        finisher.beats.tell(told.key, b'"half"', b'"here"')
+        assert finisher.drain(30)
+    assert set(writers.values()) == {"finisher", "finisher-2"}
+    assert writers[told.run_id] == "finisher"
+    assert {run.state for run in open_runs(with_job)} == {"queued"}
+    assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(told.run_id, b'"here"')]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_where_the_first_writer_has_its_hands_full_the_second_one_goes_on_until_little_is_left(
+    with_job: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    later: bool,  # noqa: FBT001 - whether all else comes only when the first is at it
+) -> None:
+    items = [(attempt_at(with_job, begun(with_job)), HANDED_BACK) for _ in range(8)]
+    writers: dict[UUID, str] = {}
+    busy, all_came = threading.Event(), threading.Event()
+
+    def noted(
+        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
+    ) -> record.Recorded:
+        name = threading.current_thread().name
+        if name == "finisher" and not busy.is_set():
+            busy.set()
+            until(lambda: len(writers) == 6, "the second writer has written all that the first has not in hand")
+        elif name == "finisher-2":
+            assert all_came.wait(30)
+        writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
+        return record.record(connection, installation, batch, executor_id)
+
+    monkeypatch.setattr(finish, "record", noted)
+    monkeypatch.setattr(finish, "_BATCH", 2)
+    with finishing(with_job) as finisher:
+        finisher._items.extend(items[:2] if later else items)
+        finisher._wake.set()
+        assert busy.wait(30)
+        for item in items[2:] if later else []:
+            finisher.add(*item)
+        all_came.set()
+        assert finisher.drain(30)
+    assert sorted(writers.values()) == ["finisher"] * 2 + ["finisher-2"] * 6

@@ -1,0 +1,457 @@
+"""Handlers in processes of their own: what they do to themselves is told, and harms nobody else."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+
+import tidewheel
+from tests.executor import isolated_handlers
+from tests.executor.attempting import NOON, RUN, Reports, attempt_of
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import ask, open_run
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.context import Context, Previous
+from tidewheel.executor.isolation.pool import Isolated
+from tidewheel.executor.isolation.process import Setup
+from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, Outcome, timed_out
+from tidewheel.executor.runners.python import PythonRunner, modules_of
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import AttemptOutcome
+
+HANDLERS = isolated_handlers.handlers()
+ONCE = {"max_attempts": 1}
+
+
+@asynccontextmanager
+async def runner(
+    processes: int = 1, *, modules: str | None = None, memory_bytes: int | None = None
+) -> AsyncGenerator[PythonRunner]:
+    """A runner with its worker processes, killed at the end of the block."""
+    isolated = Isolated(Setup(modules or modules_of(HANDLERS), memory_bytes), processes=processes)
+    made = PythonRunner(HANDLERS, threads=1, isolated=isolated)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def attempt(handler: str, payload: object = None, **given: Any) -> Attempt:  # noqa: ANN401
+    return attempt_of({"target": f"alone.{handler}", "payload": payload}, **given)
+
+
+def run(handler: str, payload: object = None, *, memory_bytes: int | None = None) -> Outcome:
+    """Run one attempt; what follows it finds a worker that works."""
+
+    async def work() -> Outcome:
+        async with runner(memory_bytes=memory_bytes) as made:
+            outcome = await made.run(attempt(handler, payload))
+            after = await made.run(attempt("echo", "still there"))
+            assert after.result == b'"still there"'
+            return outcome
+
+    return asyncio.run(work())
+
+
+def told(path: Path) -> str:
+    until(path.exists, f"{path} is written")
+    return path.read_text()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, be it waited for or not."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+async def until_async(condition: Callable[[], object], what: str) -> None:
+    await asyncio.to_thread(until, condition, what)
+
+
+def test_it_runs_in_a_process_of_its_own_which_is_kept_warm() -> None:
+    async def work() -> tuple[dict[str, Any], dict[str, Any]]:
+        async with runner() as made:
+            first = await made.run(attempt("where", {"to": "ann"}, labels={"a": "1"}, checkpoint=b'{"next":2}'))
+            second = await made.run(attempt("where", number=2))
+            return json.loads(first.result or b""), json.loads(second.result or b"")
+
+    first, second = asyncio.run(work())
+    assert first["group"] == first["session"] != os.getpgid(0)
+    assert first["pid"] != os.getpid()
+    assert second["pid"] == first["pid"]
+    assert first | {"pid": 0, "group": 0, "session": 0} == {
+        "pid": 0,
+        "group": 0,
+        "session": 0,
+        "main_thread": True,
+        "run_id": str(RUN),
+        "attempt": 1,
+        "labels": {"a": "1"},
+        "scheduled_at": NOON.isoformat(),
+        "checkpoint": {"next": 2},
+        "payload": "{'to': 'ann'}",
+    }
+    assert (second["attempt"], second["checkpoint"], second["payload"]) == (2, None, "None")
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ("exit", "exit code 3"),
+        ("segfault", "killed by SIGSEGV"),
+        ("kill", "killed by SIGKILL; the system does that where memory is short"),
+        ("close", "closed the pipe to the executor"),
+        ("garbage", "garbage"),
+    ],
+)
+def test_a_process_that_dies_is_its_attempts_failure_and_another_takes_over(payload: str, message: str) -> None:
+    outcome = run("die", payload)
+    assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ProcessDied", False)
+    assert message in (outcome.error_message or "")
+
+
+def test_a_segfault_leaves_its_stack_in_the_output() -> None:
+    async def work() -> Attempt:
+        async with runner() as made:
+            dying = attempt("die", "segfault")
+            await made.run(dying)
+            return dying
+
+    output = asyncio.run(work()).output
+    assert output is not None
+    assert b"isolated_handlers.py" in (output.tail() or b"")
+
+
+def test_sys_exit_is_an_exception_like_any_other() -> None:
+    outcome = run("die", "sys-exit")
+    assert (outcome.error_type, outcome.error_message) == ("SystemExit", "the handler tried to end the process: 3")
+
+
+def test_more_memory_than_there_is_fails_the_attempt_and_nothing_else() -> None:
+    assert run("eat").error_type == "MemoryError"
+
+
+def test_limits_are_set_and_no_core_is_left() -> None:
+    most = 2 << 30
+    assert json.loads(run("limits", memory_bytes=most).result or b"") == [0, most]
+
+
+@pytest.mark.parametrize(("payload", "error_type"), [("object", "ResultNotSerializable"), ("huge", "ResultTooLarge")])
+def test_a_result_that_cannot_be_kept_is_told(payload: str, error_type: str) -> None:
+    outcome = run("return", payload)
+    assert (outcome.error_type, outcome.permanent) == (error_type, True)
+
+
+def test_what_it_prints_is_kept_and_bounded() -> None:
+    async def work() -> Attempt:
+        async with runner() as made:
+            printing = attempt("print", 20_000_000)
+            assert (await made.run(printing)).kind is AttemptOutcome.SUCCEEDED
+            return printing
+
+    output = asyncio.run(work()).output
+    assert output is not None
+    *lines, error, logged, program, end = (output.tail() or b"").decode().splitlines()
+    assert len(output.tail() or b"") == 64 * 1024
+    assert output.written > 20_000_000
+    assert set(lines[1:]) == {"x" * 99}
+    assert (error, program, end) == ("an error", "a program", "the end")
+    assert logged.endswith("WARNING tidewheel.handler: a log line")
+
+
+def test_a_forked_child_that_comes_back_is_no_second_worker() -> None:
+    child = json.loads(run("fork", "come back").result or b"")
+    until(lambda: gone(child), "the child has ended")
+
+
+def test_children_that_stay_go_with_the_process(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+
+    async def work() -> None:
+        async with runner() as made:
+            await made.run(attempt("fork", str(left)))
+            await made.run(attempt("die", "exit"))
+
+    asyncio.run(work())
+    until(lambda: gone(int(told(left))), "the child has ended")
+
+
+async def stopped(
+    file: Path, handler: str, end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], **payload: str
+) -> tuple[Attempt, list[int]]:
+    """Let an attempt begin, end it as told, and wait until it is over; returns it and the processes that it was."""
+    async with runner() as made:
+        given = {"file": str(file), **payload} if handler == "hold" else str(file)
+        held = attempt(handler, given, reports=Reports())
+        task = asyncio.create_task(made.run(held))
+        await until_async(file.exists, "it runs")
+        pids = [int(pid) for pid in file.read_text().split()]
+        await end(held, task)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await made.run(attempt("echo", 1))).result == b"1"
+        return held, pids
+
+
+async def time_over(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
+    held.struck = timed_out("schedule_to_close", 1)
+    task.cancel()
+
+
+async def asked(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
+    held.cancelled.set()
+    task.cancel()
+
+
+async def asked_in_vain(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
+    """As the loop does it: asked, and after its grace fenced off."""
+    await asked(held, task)
+    asyncio.get_running_loop().call_later(0.2, held.report, CANCELLED)
+
+
+async def handed_back(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
+    held.report(HANDED_BACK)
+    await asked(held, task)
+
+
+@pytest.mark.parametrize("end", [time_over, asked_in_vain, handed_back])
+@pytest.mark.parametrize("deaf", ["", "yes"])
+def test_one_whose_time_is_over_is_killed_with_all_it_started(
+    end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], deaf: str, tmp_path: Path
+) -> None:
+    _, pids = asyncio.run(stopped(tmp_path / "runs", "hold", end, deaf=deaf))
+    for pid in pids:
+        until(lambda pid=pid: gone(pid), f"{pid} has ended")
+
+
+@pytest.mark.parametrize("handler", ["hold", "await"])
+def test_one_that_is_asked_to_stop_may_do_so_by_itself(handler: str, tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+    asyncio.run(stopped(file, handler, asked))
+    if handler == "await":
+        assert told(file) == "stopped True"
+
+
+def test_one_that_waits_for_a_process_can_be_taken_back(tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+
+    async def work() -> bool:
+        async with runner() as made:
+            first = asyncio.create_task(made.run(attempt("hold", {"file": str(file)})))
+            await until_async(file.exists, "the first runs")
+            waiting = attempt("echo", 1)
+            second = asyncio.create_task(made.run(waiting))
+            while waiting.withdraw is None:
+                await asyncio.sleep(0)
+            taken_back = waiting.withdraw()
+            for task in (first, second):
+                task.cancel()
+            await asyncio.gather(first, second, return_exceptions=True)
+            return taken_back
+
+    assert asyncio.run(work())
+
+
+def test_neighbours_run_on_while_one_dies(tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+
+    async def work() -> None:
+        async with runner(processes=2) as made:
+            neighbour = attempt("await", str(file))
+            task = asyncio.create_task(made.run(neighbour))
+            await until_async(file.exists, "the neighbour runs")
+            for payload in ("segfault", "exit"):
+                assert (await made.run(attempt("die", payload))).error_type == "ProcessDied"
+            assert not task.done()
+            neighbour.cancelled.set()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(work())
+    assert told(file) == "stopped True"
+
+
+def test_it_beats_and_asks_over_the_pipe() -> None:
+    class Listening(Attempt):
+        """An attempt that keeps what it is told."""
+
+        def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+            beats.append((progress, checkpoint))
+
+        def previous(self) -> Previous:
+            return Previous(NOON, {"sum": 3}, NOON)
+
+    beats: list[tuple[bytes | None, bytes | None]] = []
+    plain = attempt("beat")
+    listening = Listening(plain.started, plain.request, plain.definition, plain.on_report, plain.on_release)
+
+    async def work() -> Outcome:
+        async with runner() as made:
+            return await made.run(listening)
+
+    assert json.loads(asyncio.run(work()).result or b"") == [{"sum": 3}, NOON.isoformat()]
+    assert beats == [(b'{"done":1}', b'{"next":2}')]
+
+
+def test_what_an_attempt_has_left_running_neither_beats_nor_asks_for_the_next() -> None:
+    class Listening(Attempt):
+        """An attempt that keeps what it is told, and says who it is."""
+
+        def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+            beats.append((self.started.attempt, checkpoint))
+
+        def previous(self) -> Previous:
+            gate.wait(10)
+            return Previous(result=self.started.attempt)
+
+    beats: list[tuple[int, bytes | None]] = []
+    gate = threading.Event()
+
+    def listening(handler: str, number: int) -> Listening:
+        plain = attempt(handler, number, number=number)
+        return Listening(plain.started, plain.request, plain.definition, plain.on_report, plain.on_release)
+
+    async def work() -> Outcome:
+        async with runner() as made:
+            assert (await made.run(listening("leave", 1))).kind is AttemptOutcome.SUCCEEDED
+            gate.set()
+            return await made.run(listening("ask", 2))
+
+    assert asyncio.run(work()).result == b"2"
+    assert set(beats) == {(1, b"1")}
+
+
+@pytest.mark.parametrize(("losses", "here"), [(0, True), (1, True), (2, False), (7, False)])
+def test_a_run_whose_executor_was_lost_twice_gets_a_process_of_its_own(losses: int, here: bool) -> None:  # noqa: FBT001
+    async def work() -> bool:
+        async with runner() as made:
+            again = attempt("lost")
+            again.started = again.started._replace(lost=losses)
+            return (await made.run(again)).result == str(os.getpid()).encode()
+
+    assert asyncio.run(work()) is here
+
+
+def test_a_worker_that_cannot_get_ready_says_why_and_charges_nothing_that_may_begin_once() -> None:
+    async def work() -> Outcome:
+        async with runner(modules="no.such.module") as made:
+            return await made.run(attempt("echo"))
+
+    outcome = asyncio.run(work())
+    assert (outcome.kind, outcome.error_type, outcome.not_begun) == (AttemptOutcome.FAILED, "WorkerFailed", True)
+    assert "no.such.module" in (outcome.error_message or "")
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[int]]]:
+    """A process that runs a deaf handler which leaves a child; with the processes of that."""
+    file = tmp_path / "runs"
+    code = (
+        "import asyncio; from tests.executor import test_isolated as t\n"
+        "async def work():\n"
+        "    async with t.runner() as made:\n"
+        f"        await made.run(t.attempt('hold', {{'file': {str(file)!r}, 'deaf': '1'}}))\n"
+        "asyncio.run(work())"
+    )
+    made = subprocess.Popen([sys.executable, "-c", code])
+    until(file.exists, "the handler runs")
+    yield made, [int(pid) for pid in file.read_text().split()]
+    made.kill()
+    made.wait()
+
+
+def test_nothing_outlives_an_executor_that_is_killed(parent: tuple["subprocess.Popen[bytes]", list[int]]) -> None:
+    process, pids = parent
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for pid in pids:
+        until(lambda pid=pid: gone(pid), f"{pid} has ended")
+
+
+@dataclass
+class _Refused:
+    isolation: Any
+    words: str
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        _Refused("fork", "isolation='fork' is unknown; leave it out (thread) or write 'process'"),
+        _Refused("loop", "isolation='loop' does not suit a plain function; leave it out (thread) or write 'process'"),
+    ],
+)
+def test_an_isolation_that_there_is_not_is_refused(refused: _Refused) -> None:
+    with pytest.raises(ValueError, match="isolation") as caught:
+
+        @tidewheel.handler("alone-refused", isolation=refused.isolation)
+        def never(_: Context, payload: object) -> None:
+            del payload
+
+    assert str(caught.value) == f"handler 'alone-refused': {refused.words}"
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.bootstrap)
+    made.make_topics()
+    return made
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("deaf", ["", "yes"])
+def test_an_executor_ends_what_is_out_of_time_cancelled_or_left_when_it_stops(
+    executing: Executing, tmp_path: Path, deaf: str
+) -> None:
+    def held(name: str, **job: object) -> tuple[UUID, list[int]]:
+        file = tmp_path / name
+        run_id = executing.trigger("alone.hold", {"file": str(file), "deaf": deaf}, **job)
+        return run_id, [int(pid) for pid in told(file).split()]
+
+    with executing.running(known=HANDLERS, drain_timeout=0, worker_processes=1, cancel_grace=1):
+        late, late_pids = held("late", start_to_close="1s", retry=ONCE)
+        ended = executing.ended(late)
+        assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
+        cancelled, cancelled_pids = held("cancelled")
+        ask(executing.database, {"type": "run.cancel", "run_id": str(cancelled)})
+        assert executing.ended(cancelled).state == "cancelled"
+        assert executing.run("alone.echo", 1).result == b"1"
+        left, left_pids = held("left")
+    run = open_run(executing.database, left)
+    assert (run.state, run.charged, run.lost) == ("queued", 0, 0)
+    for pid in late_pids + cancelled_pids + left_pids:
+        until(lambda pid=pid: gone(pid), f"{pid} has ended")
+
+
+@pytest.mark.kafka
+def test_a_run_can_be_completed_in_a_transaction_over_there(executing: Executing) -> None:
+    with executing.running(known=HANDLERS, worker_processes=1):
+        committed = executing.run("alone.complete", {"url": executing.database.url, "end": "commit"})
+        assert committed.state == "succeeded"
+        assert json.loads(committed.result or b"")["pid"] != os.getpid()
+        left = executing.run("alone.complete", {"url": executing.database.url, "end": "rollback"}, retry=ONCE)
+        assert (left.state, left.error_type) == ("failed", "NotCommitted")
+
+
+@pytest.mark.kafka
+def test_its_heartbeats_and_checkpoints_are_written(executing: Executing) -> None:
+    with executing.running(known=HANDLERS, worker_processes=1):
+        run_id = executing.trigger("alone.beat")
+        assert executing.ended(run_id).result == b"[null,null]"
+    found = executing.database.rows("SELECT progress, checkpoint FROM run_inputs WHERE run_id = %s", [run_id])
+    assert found == [(b'{"done":1}', b'{"next":2}')]

@@ -1,0 +1,23 @@
+"""Executors in other languages, below HTTP."""
+
+from datetime import timedelta
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import ask, submit, trigger
+from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
+from tidewheel.process.service import Stop
+
+
+def test_their_sweep_looks_past_what_is_being_cancelled(database: Database) -> None:
+    """As the sweep of any executor does: a backlog of it would hide what is behind."""
+    remote = RemoteExecutors(database.session(), database.installation, poke=lambda _: None, stop=Stop())
+    submit(database, "cancelled", target="a")
+    submit(database, "wanted", target="a")
+    for _ in range(2):
+        trigger(database, "cancelled")
+    wanted = trigger(database, "wanted")
+    ask(database, {"type": "runs.cancel", "key": "cancelled"})
+    database.execute("UPDATE open_runs SET publish_at = publish_at - interval '10 seconds'")
+    mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
+    claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
+    assert [one.run_id for one in claimed.started] == [wanted]

@@ -1,0 +1,469 @@
+"""How claimed attempts begin: many in one task, those that wait each in its own, never more than there are slots."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from tests.executor.attempting import attempt_of
+from tests.fixtures.services import until
+from tidewheel.clock import monotonic_seconds
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.dispatch import Work
+from tidewheel.executor.outcome import NOT_BEGUN, Outcome, succeeded
+from tidewheel.executor.run_queue import Line
+from tidewheel.executor.slots import Slots
+from tidewheel.runs import Lane
+from tidewheel.schemas.generated import records
+from tidewheel.schemas.generated.records import TargetKind
+
+BRIEF: dict[str, Any] = {"target": "brief"}
+SEEN: ContextVar[int | None] = ContextVar("seen", default=None)
+
+Does = Callable[[Attempt], Coroutine[object, object, Outcome]]
+
+
+def busy_for(seconds: float) -> None:
+    """Let nobody else of this thread do anything."""
+    until = monotonic_seconds() + seconds
+    while monotonic_seconds() < until:
+        pass
+
+
+async def until_async(condition: Callable[[], object], what: str) -> None:
+    await asyncio.to_thread(until, condition, what)
+
+
+class Runner:
+    """Runs attempts as a test wants it."""
+
+    def __init__(self, does: Does) -> None:
+        self._does = does
+
+    async def run(self, attempt: Attempt) -> Outcome:
+        return await self._does(attempt)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Running:
+    """A line whose attempts do what a test wants, and what became of them."""
+
+    def __init__(self, does: Does, slots: int = 10) -> None:
+        self.slots = Slots(slots)
+        self.ended: list[Attempt] = []
+        self.outcomes: dict[int, Outcome] = {}
+        work = Work({TargetKind.HANDLER: Runner(does)}, grace_seconds=1, is_silent=lambda: False)
+        self.line = Line(self.slots, ["brief"], run=work.run, watch=work.watch, on_end=self.ended.append)
+        self.line.start()
+
+    def attempts(self, count: int, **job: object) -> list[Attempt]:
+        """Attempts, numbered from 1, whose slots are taken."""
+        first = max(self.outcomes, default=0) + 1
+        lane = Lane(str(job.get("lane", "standard")))
+        assert self.slots.take_ahead(lane, count).taken == count
+        return [self.attempt(number, **job) for number in range(first, first + count)]
+
+    def attempt(self, number: int, **job: object) -> Attempt:
+        """An attempt whose slot the test has taken, or leaves to others."""
+        plain = attempt_of(BRIEF | job, number=number)
+        return Attempt(plain.started, plain.request, plain.definition, self._note, on_release=self.line.release)
+
+    async def all_ended(self, count: int) -> None:
+        await until_async(lambda: len(self.ended) == count, "all have ended")
+
+    def _note(self, attempt: Attempt, outcome: Outcome) -> None:
+        self.outcomes[attempt.started.attempt] = outcome
+
+
+def outcomes_of(does: Does, count: int) -> dict[int, Outcome]:
+    """How so many attempts end that are begun together."""
+
+    async def work() -> dict[int, Outcome]:
+        running = Running(does)
+        running.line.add(running.attempts(count))
+        await running.all_ended(count)
+        return running.outcomes
+
+    return asyncio.run(work())
+
+
+def test_what_waits_for_nothing_shares_a_task_and_no_context() -> None:
+    tasks: list[object] = []
+    seen: list[int | None] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        tasks.append(asyncio.current_task())
+        seen.append(SEEN.get())
+        SEEN.set(attempt.started.attempt)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does)
+        attempts = running.attempts(5)
+        running.line.add(attempts)
+        await running.all_ended(5)
+        assert running.ended == attempts
+        await until_async(lambda: running.slots.free(Lane.CRITICAL) == 10, "the slots are free")
+        assert SEEN.get() is None
+
+    asyncio.run(work())
+    assert seen == [None] * 5
+    assert len(set(tasks)) == 1
+
+
+def test_who_waits_keeps_the_task_in_which_it_began_and_the_others_go_on() -> None:
+    gate: asyncio.Event
+    tasks: dict[int, list[object]] = {}
+
+    async def does(attempt: Attempt) -> Outcome:
+        number = attempt.started.attempt
+        tasks[number] = [asyncio.current_task()]
+        SEEN.set(number)
+        if number == 2:
+            async with asyncio.timeout(30):
+                await gate.wait()
+        tasks[number].append(asyncio.current_task())
+        assert SEEN.get() == number
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does)
+        running.line.add(running.attempts(4))
+        await running.all_ended(3)
+        assert [attempt.started.attempt for attempt in running.ended] == [1, 3, 4]
+        assert running.slots.free(Lane.CRITICAL) == 9
+        gate.set()
+        await running.all_ended(4)
+        assert running.slots.free(Lane.CRITICAL) == 10
+        assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+    assert all(before is after for before, after in tasks.values())
+    assert tasks[2][0] is tasks[1][0]
+    assert tasks[2][0] is not tasks[3][0]
+
+
+def test_a_timeout_of_asyncios_own_strikes_who_has_set_it() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.started.attempt == 2:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        return succeeded(None)
+
+    outcomes = outcomes_of(does, 3)
+    assert [outcomes[number].error_type for number in (1, 2, 3)] == [None, "TimeoutError", None]
+
+
+def test_who_cancels_its_own_task_and_waits_for_nothing_cancels_nobody_else() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        if attempt.started.attempt == 1:
+            task.cancel()
+        else:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    assert set(outcomes_of(does, 3).values()) == {succeeded(None)}
+
+
+def test_start_to_close_strikes_who_waits_and_counts_from_its_start() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        del attempt
+        await asyncio.Event().wait()
+        return succeeded(None)
+
+    async def work() -> dict[int, Outcome]:
+        running = Running(does)
+        running.line.add(running.attempts(2, start_to_close="50ms"))
+        await running.all_ended(2)
+        return running.outcomes
+
+    assert {outcome.timeout for outcome in asyncio.run(work()).values()} == {"start_to_close"}
+
+
+def test_a_handler_that_has_waited_once_has_a_task_each_time() -> None:
+    tasks: list[object] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        tasks.append(asyncio.current_task())
+        if attempt.started.attempt == 1:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does)
+        running.line.add(running.attempts(1))
+        await running.all_ended(1)
+        running.line.add(running.attempts(3))
+        await running.all_ended(4)
+
+    asyncio.run(work())
+    assert len(set(tasks)) == 4
+
+
+def test_no_more_begin_than_there_are_slots_and_what_finds_none_goes_back_unbegun() -> None:
+    begun: list[int] = []
+    gate: asyncio.Event
+
+    async def does(attempt: Attempt) -> Outcome:
+        begun.append(attempt.started.attempt)
+        await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does, slots=3)
+        running.slots.allow_ahead(7)
+        running.line.add(running.attempts(10))
+        await running.all_ended(7)
+        assert begun == [1, 2, 3]
+        assert {running.outcomes[number] for number in range(4, 11)} == {NOT_BEGUN}
+        gate.set()
+        await running.all_ended(10)
+        assert running.slots.free(Lane.CRITICAL) == 3
+
+    asyncio.run(work())
+
+
+def test_a_slot_that_comes_free_is_taken_by_the_next_in_the_line() -> None:
+    gates: dict[int, asyncio.Event] = {}
+
+    async def does(attempt: Attempt) -> Outcome:
+        gate = gates[attempt.started.attempt] = asyncio.Event()
+        await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=1)
+        running.slots.allow_ahead(1)
+        running.line.add(running.attempts(2))
+        await until_async(lambda: 1 in gates, "the first has begun")
+        gates[1].set()
+        await until_async(lambda: 2 in gates or 2 in running.outcomes, "the second is next")
+        if 2 in gates:  # or this machine was so slow that it has gone back
+            gates[2].set()
+            await running.all_ended(2)
+            assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+
+
+def test_the_critical_lane_goes_first() -> None:
+    order: list[str] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        order.append(attempt.definition.lane)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=20)
+        running.line.add([*running.attempts(3), *running.attempts(2, lane="critical")])
+        await running.all_ended(5)
+
+    asyncio.run(work())
+    assert order == ["critical"] * 2 + ["standard"] * 3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits: bool) -> None:  # noqa: FBT001
+    async def does(attempt: Attempt) -> Outcome:
+        if waits and attempt.started.attempt == 2:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    async def work() -> int:
+        running = Running(does, slots=5)
+        assert running.slots.free_ahead(Lane.STANDARD) == 5
+        running.line.add(running.attempts(5))
+        await running.all_ended(5)
+        await until_async(lambda: running.slots.free(Lane.STANDARD) == 5, "the slots are free")
+        return running.slots.free_ahead(Lane.STANDARD)
+
+    assert (asyncio.run(work()) > 5) is not waits
+
+
+def test_what_never_waits_leaves_the_loop_to_others_now_and_then() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        del attempt
+        busy_for(0.002)
+        return succeeded(None)
+
+    async def work() -> int:
+        running = Running(does, slots=60)
+        running.line.add(running.attempts(50))
+        turns = 0
+        while len(running.ended) < 50:
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(work()) >= 10
+
+
+def test_what_follows_one_that_has_waited_sees_nothing_of_its_context() -> None:
+    seen: list[int | None] = []
+
+    async def does(attempt: Attempt) -> Outcome:
+        seen.append(SEEN.get())
+        SEEN.set(attempt.started.attempt)
+        if attempt.started.attempt == 1:
+            await asyncio.sleep(0.01)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=1)
+        running.line.add(running.attempts(1, target="apart"))  # in a task of its own from the start
+        running.line.add([running.attempt(number) for number in range(2, 6)])
+        await running.all_ended(5)
+
+    asyncio.run(work())
+    assert seen == [None] * 5
+
+
+def test_who_takes_its_cancelling_back_cancels_nobody_else() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.started.attempt == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            task.uncancel()
+        else:
+            await asyncio.sleep(0)
+        return succeeded(None)
+
+    assert [outcome.error_type for outcome in outcomes_of(does, 2).values()] == [None, None]
+
+
+def test_nothing_is_claimed_ahead_for_a_lane_that_is_full() -> None:
+    gate: asyncio.Event
+
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.definition.lane is records.Lane.STANDARD:
+            await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does, slots=20)
+        waiting = running.attempts(18, target="apart")
+        running.line.add(waiting)
+        until_calm = monotonic_seconds() + 1.1  # longer than nothing is claimed ahead after one has waited
+        await until_async(lambda: monotonic_seconds() > until_calm, "a while has passed")
+        running.outcomes[100] = succeeded(None)
+        running.line.add(running.attempts(1, lane="critical"))
+        await running.all_ended(1)
+        assert running.slots.free_ahead(Lane.STANDARD) == 0
+        gate.set()
+        await running.all_ended(19)
+
+    asyncio.run(work())
+
+
+def test_slots_that_there_are_stay_with_who_has_taken_them_whatever_comes_before_it() -> None:
+    gate: asyncio.Event
+
+    async def does(attempt: Attempt) -> Outcome:
+        del attempt
+        await gate.wait()
+        return succeeded(None)
+
+    async def work() -> None:
+        nonlocal gate
+        gate = asyncio.Event()
+        running = Running(does, slots=20)
+        running.line.add(running.attempts(16))
+        assert running.slots.take(Lane.STANDARD, 10) == 2
+        assert running.slots.take(Lane.CRITICAL, 2) == 2
+        running.line.add([running.attempt(100 + number, lane="critical") for number in range(2)])
+        running.line.add([running.attempt(200 + number) for number in range(2)])
+        until_late = monotonic_seconds() + 0.5  # than what finds no slot goes back
+        await until_async(lambda: monotonic_seconds() > until_late, "a while has passed")
+        assert running.outcomes == {}
+        gate.set()
+        await running.all_ended(20)
+        assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+
+
+def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        if attempt.started.attempt > 1:
+            busy_for(0.03)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=20)
+        running.line.add(running.attempts(1))
+        await until_async(lambda: running.slots.free_ahead(Lane.STANDARD) > 50, "more may be claimed")
+        running.line.add(running.attempts(50))
+        await running.all_ended(51)
+        assert sum(outcome is NOT_BEGUN for outcome in running.outcomes.values()) > 0
+        assert running.slots.free(Lane.CRITICAL) == 20
+
+    asyncio.run(work())
+
+
+def test_nothing_goes_back_for_a_moment_without_a_processor() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        busy_for(0.4 if attempt.started.attempt == 2 else 0.0005)
+        return succeeded(None)
+
+    async def work() -> None:
+        running = Running(does, slots=100)
+        running.line.add(running.attempts(1))
+        await until_async(lambda: running.slots.free_ahead(Lane.STANDARD) > 250, "more may be claimed")
+        running.line.add(running.attempts(250))  # all but the first within a few turns
+        await running.all_ended(251)
+        assert set(running.outcomes.values()) == {succeeded(None)}
+
+    asyncio.run(work())
+
+
+def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns() -> None:
+    async def does(attempt: Attempt) -> Outcome:
+        busy_for(0.0001)
+        return succeeded(None)
+
+    async def ahead(others: float) -> int:
+        running = Running(does, slots=100)
+        most = count = 0
+        for _ in range(6):
+            free = running.slots.free_ahead(Lane.STANDARD)
+            running.line.add(running.attempts(free))
+            count += free
+            while len(running.ended) < count:
+                busy_for(others)
+                await asyncio.sleep(0)
+            most = max(most, running.slots.free_ahead(Lane.STANDARD))
+        return most
+
+    assert asyncio.run(ahead(0.05)) * 2 < asyncio.run(ahead(0))
+
+
+def test_what_may_be_claimed_ahead_grows_by_steps_while_nothing_waits() -> None:
+    """Each step is twice the one before; one that counted as no change kept it at the first for ever."""
+
+    async def never_waits(attempt: Attempt) -> Outcome:
+        return succeeded(None)
+
+    async def ahead() -> list[int]:
+        running, seen = Running(never_waits), list[int]()
+        for round_ in range(1, 5):
+            free = running.slots.free_ahead(Lane.STANDARD)
+            seen.append(free)
+            running.line.add(running.attempts(free))
+            await running.all_ended(sum(seen))
+            await until_async(lambda free=free: running.slots.free_ahead(Lane.STANDARD) > free, f"more in {round_}")
+        return seen
+
+    assert asyncio.run(ahead()) == [9, 29, 49, 89]

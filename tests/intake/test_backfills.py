@@ -1,0 +1,268 @@
+"""`job.backfill`: a past range is bounded, counted and written down once, or refused with what works instead."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.backfills import accept, ask_backfill, asking, move, progress
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, ask_within, begin, lifecycle, open_runs, submission, submit, succeed
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.reads.backfills import backfills
+from tidewheel.errors import UnknownJob
+from tidewheel.jobs.parsing import RequestRefused, parse_request
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOURLY = {"schedule": "0 * * * *"}
+
+
+@pytest.fixture
+def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
+    """An hourly job since ten days, of which nothing has fired; the clock stands at noon."""
+    clocked.stop_clock(NOON - 10 * DAY - HOUR / 2)
+    submit(clocked, **HOURLY)
+    clocked.stop_clock(NOON)
+    # Whatever was missed is decided, as a scheduler does before it looks at backfills.
+    clocked.execute("UPDATE timers SET scheduled_at = %s, due_at = %s", [NOON + HOUR, NOON + HOUR])
+    return clocked
+
+
+def refused(reply: Reply) -> tuple[str, str, str]:
+    assert reply.status is ReplyStatus.REJECTED
+    [error] = reply.errors
+    return error.path, error.problem, error.remedy
+
+
+def test_a_backfill_is_written_down_and_told(hourly: ClockedDatabase) -> None:
+    reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1", reason="the source was empty")
+    assert (reply.status, reply.occurrences, reply.unchanged, reply.job_version) == ("accepted", 6, False, 1)
+    shown = progress(hourly, UUID(reply.backfill_id)).summary
+    assert (shown.state, shown.key, shown.occurrences, shown.wanted, shown.made) == ("running", "job", 6, 6, 0)
+    assert (shown.first_at, shown.last_at, shown.made_at) == (NOON - 5 * HOUR, NOON, NOON)
+    [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_started.v1"]
+    assert (event.reason, event.detail["occurrences"]) == ("the source was empty", "6")
+    assert event.detail["backfill_id"] == reply.backfill_id
+    assert open_runs(hourly) == []
+
+
+def test_asked_again_under_its_request_id_it_is_found_and_not_made(hourly: ClockedDatabase) -> None:
+    first = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1")
+    hourly.execute("DELETE FROM requests")  # the first answer is older than answers are kept
+    again = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1")
+    assert (again.backfill_id, again.occurrences, again.unchanged) == (first.backfill_id, 6, True)
+    assert hourly.count("backfills") == 1
+
+
+def test_two_of_one_instant_are_told_apart(hourly: ClockedDatabase) -> None:
+    ask(hourly, asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
+    with hourly.transaction() as connection:
+        second, first = backfills(connection, "default", "job")
+        assert backfills(connection, "default") == [second, first]
+        with pytest.raises(UnknownJob):
+            backfills(connection, "default", "other")
+    assert second.made_at - first.made_at == timedelta(milliseconds=1)
+
+
+def test_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:
+    before = hourly.count("outbox")
+    reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, dry_run=True)
+    assert (reply.status, reply.occurrences, reply.backfill_id) == ("accepted", 6, None)
+    assert (hourly.count("backfills"), hourly.count("outbox")) == (0, before)
+
+
+def test_only_what_did_not_fire_is_counted(clocked: ClockedDatabase) -> None:
+    """Of seven: one ran, one is open, one was missed, one was skipped because another ran, three lie in a pause."""
+    clocked.stop_clock(NOON)
+    submit(clocked, **HOURLY)
+    clocked.stop_clock(NOON + 1.5 * HOUR)
+    fire_due(clocked)
+    succeed(clocked, begin(clocked, open_runs(clocked)[0].run_id))
+    clocked.stop_clock(NOON + 3.5 * HOUR)
+    fire_due(clocked)  # fire_once: 14:00 is passed over, 15:00 runs
+    begin(clocked, open_runs(clocked)[0].run_id)
+    clocked.stop_clock(NOON + 4 * HOUR)
+    fire_due(clocked)
+    [_, second] = open_runs(clocked)
+    with pytest.raises(ValueError, match="not enough values"):
+        begin(clocked, second.run_id)
+    ask(clocked, about("job.pause"))
+    clocked.stop_clock(NOON + 7.5 * HOUR)
+    whole = (NOON, NOON + 7.5 * HOUR)
+    assert ask_backfill(clocked, *whole, dry_run=True).occurrences == 5
+    assert ask_backfill(clocked, *whole, dry_run=True, what="all").occurrences == 7
+
+
+@pytest.mark.parametrize(("on_resume", "missing"), [("skip", 3), ("fire_all", 0)])
+def test_what_a_pause_is_still_to_decide_is_not_missing(clocked: ClockedDatabase, on_resume: str, missing: int) -> None:
+    clocked.stop_clock(NOON)
+    submit(clocked, **HOURLY, on_resume=on_resume)
+    ask(clocked, about("job.pause"))
+    clocked.stop_clock(NOON + 3.5 * HOUR)
+    assert ask_backfill(clocked, NOON, NOON + 3.5 * HOUR, dry_run=True).occurrences == missing
+
+
+def test_what_its_timer_is_about_to_fire_is_not_missing(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(NOON)
+    submit(clocked, **HOURLY)
+    clocked.stop_clock(NOON + 3.5 * HOUR)
+    assert ask_backfill(clocked, NOON, NOON + 3.5 * HOUR, dry_run=True).occurrences == 0
+
+
+REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, str, str]]] = {
+    "still to come": (
+        (NOON - HOUR, NOON + 2 * HOUR),
+        {},
+        ("to", "still to come", "write 2026-11-20T12:00:00.000000Z or earlier"),
+    ),
+    "unknown how it went": (
+        (NOON - 91 * DAY, NOON),
+        {},
+        ("from", "more than 90 days ago", "write 2026-08-22T12:00:00.000000Z or later, or `what: all`"),
+    ),
+    "no such job then": (
+        (NOON - 12 * DAY, NOON - 11 * DAY),
+        {},
+        ("from", "there was no such job then", "write `versions: current`"),
+    ),
+    "between two": (
+        (NOON - HOUR / 3, NOON - HOUR / 4),
+        {},
+        ("from", "no occurrence in the range", "the nearest is 2026-11-20T12:00:00.000000Z"),
+    ),
+    "too many": (
+        (NOON - 5000 * DAY, NOON),
+        {"what": "all", "versions": "current"},
+        ("to", "at least 100001 occurrences", "split the range into several"),
+    ),
+    "before time": (
+        (datetime(1970, 1, 1, tzinfo=UTC), NOON),
+        {"what": "all", "versions": "current"},
+        ("to", "at least 100001 occurrences", "split the range into several"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_range_that_cannot_be_run_is_refused_with_one_that_can(hourly: ClockedDatabase, case: str) -> None:
+    between, fields, (path, problem, remedy) = REFUSED[case]
+    said = refused(ask_backfill(hourly, *between, "job", **fields))
+    assert (said[0], said[2]) == (path, remedy)
+    assert problem in said[1]
+    assert hourly.count("backfills") == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "problem"),
+    [("manual", "the job is manual"), ({"fixed_delay": "1h"}, "version 1 is a fixed_delay")],
+)
+def test_a_job_without_computed_occurrences_is_refused(
+    clocked: ClockedDatabase, schedule: object, problem: str
+) -> None:
+    clocked.stop_clock(NOON - 10 * DAY)
+    submit(clocked, schedule=schedule)
+    clocked.stop_clock(NOON)
+    path, said, remedy = refused(ask_backfill(clocked, NOON - HOUR, NOON))
+    assert (path, said.partition(":")[0]) == ("key", problem)
+    assert remedy.startswith("trigger")
+
+
+def test_no_such_job(clocked: ClockedDatabase, hourly: ClockedDatabase) -> None:
+    assert ask_backfill(clocked, NOON - HOUR, NOON, "other").code == "unknown_job"
+    ask(hourly, about("job.delete"))
+    assert ask_backfill(hourly, NOON - HOUR, NOON).code == "unknown_job"
+
+
+def test_a_million_instants_are_refused_within_a_second(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(NOON - 12 * DAY)
+    submit(clocked, schedule="* * * * * *")
+    clocked.stop_clock(NOON)
+    began = monotonic_seconds()
+    reply = ask_backfill(clocked, NOON - 12 * DAY, NOON)
+    assert monotonic_seconds() - began < 1
+    assert "at least 100001 occurrences; a backfill runs 100000 at most" in refused(reply)[1]
+
+
+def test_the_current_version_counts_before_the_job_existed(hourly: ClockedDatabase) -> None:
+    reply = ask_backfill(hourly, NOON - 400 * DAY, NOON - 399 * DAY, what="all", versions="current")
+    assert reply.occurrences == 25
+
+
+def test_a_once_in_range_is_run_again(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(NOON)
+    submit(clocked, schedule={"once": (NOON + HOUR).isoformat()})
+    clocked.stop_clock(NOON + 2 * HOUR)
+    fire_due(clocked)
+    between = NOON, NOON + 2 * HOUR
+    assert ask_backfill(clocked, *between, dry_run=True).occurrences == 0
+    assert ask_backfill(clocked, *between, dry_run=True, what="all").occurrences == 1
+
+
+def test_a_job_has_at_most_a_hundred_that_are_not_finished(hourly: ClockedDatabase) -> None:
+    ask(hourly, *(asking(NOON - HOUR, NOON) for _ in range(100)))
+    assert refused(ask_backfill(hourly, NOON - HOUR, NOON))[2] == "wait for them, or cancel some"
+    assert ask_backfill(hourly, NOON - HOUR, NOON, dry_run=True).occurrences == 2
+    [(some,)] = hourly.rows("SELECT backfill_id FROM backfills LIMIT 1")
+    move(hourly, "cancel", some)
+    accept(hourly, NOON - HOUR, NOON)
+
+
+def test_moves_are_idempotent_and_say_what_stands(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, NOON - 5 * HOUR, NOON)
+
+    def said(kind: str) -> tuple[str | None, bool]:
+        reply = move(hourly, kind, made)
+        assert (reply.status, reply.backfill_id, reply.key) == ("accepted", str(made), "job")
+        return reply.backfill_status, reply.unchanged
+
+    assert said("resume") == ("running", True)
+    assert said("pause") == ("paused", False)
+    assert said("pause") == ("paused", True)
+    assert said("resume") == ("running", False)
+    assert said("cancel") == ("cancelled", False)
+    assert [said(kind) for kind in ("cancel", "pause", "resume")] == [("cancelled", True)] * 3
+    kinds = [event.type.split(".")[3] for event in lifecycle(hourly) if "backfill" in event.type]
+    assert kinds == ["backfill_started", "backfill_paused", "backfill_resumed", "backfill_cancelled"]
+    assert progress(hourly, made).summary.finished_at == NOON
+
+
+def test_nobody_moves_a_backfill_that_is_not_his(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, NOON - 5 * HOUR, NOON)
+    hourly.execute("INSERT INTO tenants (tenant) VALUES ('other')")
+    assert move(hourly, "cancel", made, tenant="other").code == "unknown_backfill"
+    assert move(hourly, "cancel", UUID(int=7)).code == "unknown_backfill"
+    assert progress(hourly, made).summary.state == "running"
+
+
+def test_a_reversed_range_is_no_request() -> None:
+    with pytest.raises(RequestRefused, match="to: it lies before from"):
+        parse_request(asking(NOON, NOON - HOUR))
+
+
+def test_the_calendars_of_its_versions_leave_days_out(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(NOON - 10 * DAY)
+    weekend = {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]}
+    ask(clocked, weekend, submission(schedule="0 9 * * *", exclude_calendars=["weekend"]))
+    clocked.stop_clock(NOON)
+    assert ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all").occurrences == 5
+    # A version that is not current any more may name a calendar that is gone.
+    submit(clocked, schedule="0 9 * * *")
+    clocked.execute("DELETE FROM calendars")
+    path, problem, _ = refused(ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all"))
+    assert (path, problem) == ("from", "version 1 names the calendar 'weekend', which is gone")
+    assert ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all", versions="current").occurrences == 7
+
+
+def test_it_takes_the_timer_before_the_job_as_everybody_does(hourly: ClockedDatabase) -> None:
+    """Behind whoever has the timer it holds nothing that he may want next."""
+    firing, asked = hourly.connection(), hourly.connection()
+    firing.execute("SELECT FROM timers FOR UPDATE")
+    waiting = in_background(lambda: ask_within(asked, hourly, asking(NOON - 5 * HOUR, NOON), about("job.pause")))
+    until_blocked(hourly, asked)
+    firing.execute("SELECT FROM jobs FOR NO KEY UPDATE NOWAIT")
+    firing.commit()
+    assert [reply.status for reply in waiting.result(10)] == ["accepted"] * 2

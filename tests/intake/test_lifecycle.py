@@ -1,0 +1,215 @@
+"""Pausing takes back what has not left and settles what is overdue; resuming passes over the pause, in the open."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import (
+    about,
+    ask,
+    begin,
+    claim,
+    lifecycle,
+    open_run,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    trigger,
+)
+from tidewheel.runs import AttemptOutcome
+from tidewheel.schemas.generated.records import Reply
+
+SECOND = timedelta(seconds=1)
+AHEAD = 5 * SECOND
+
+
+@pytest.fixture
+def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each second and may overlap, on a clock that stands still."""
+    clocked.stop_clock()
+    submit(clocked, schedule="@every 1s", overlap="allow_all")
+    return clocked
+
+
+def pause(database: ClockedDatabase, **fields: Any) -> Reply:  # noqa: ANN401
+    return ask(database, about("job.pause", **fields))[0]
+
+
+def resume(database: ClockedDatabase) -> Reply:
+    return ask(database, about("job.resume"))[0]
+
+
+def instants(database: ClockedDatabase) -> list[float]:
+    """The instants of all runs there are, in seconds from the first acceptance."""
+    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
+    found = database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")
+    return [(at - accepted_at).total_seconds() for (at,) in found]
+
+
+def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]]:
+    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
+    found = database.rows("SELECT reason, first_at, last_at, occurrences, exact FROM skips ORDER BY skip_id")
+    return [
+        (reason, (first - accepted_at).total_seconds(), (last - accepted_at).total_seconds(), count, exact)
+        for reason, first, last, count, exact in found
+    ]
+
+
+def test_a_paused_job_fires_nothing_and_says_who_paused_it_and_why(ticking: ClockedDatabase) -> None:
+    reply = pause(ticking, reason="migration")
+    assert (reply.status, reply.unchanged, reply.next_run_at, reply.job_version) == ("accepted", False, None, 1)
+    ticking.advance(10 * SECOND)
+    assert fire_due(ticking) == 0
+    assert instants(ticking) == []
+    assert ticking.rows("SELECT paused, paused_by, pause_reason FROM jobs") == [(True, "request", "migration")]
+    paused = lifecycle(ticking)[-1]
+    assert (paused.type, paused.reason, paused.job_version) == ("io.tidewheel.job.paused.v1", "migration", 1)
+
+
+def test_pausing_and_resuming_twice_changes_nothing_the_second_time(ticking: ClockedDatabase) -> None:
+    assert [pause(ticking).unchanged, pause(ticking).unchanged] == [False, True]
+    ticking.advance(3 * SECOND)
+    assert [resume(ticking).unchanged, resume(ticking).unchanged] == [False, True]
+    assert [event.type.split(".")[3] for event in lifecycle(ticking)].count("paused") == 1
+    assert len(skips(ticking)) == 1
+
+
+def test_a_pause_inside_the_lookahead_takes_back_what_is_ahead_and_resuming_writes_it_again(
+    ticking: ClockedDatabase,
+) -> None:
+    fire_due(ticking, lookahead=AHEAD)
+    before = {run.run_id for run in open_runs(ticking)}
+    assert instants(ticking) == [1, 2, 3, 4, 5]
+    pause(ticking)
+    assert instants(ticking) == []
+    reply = resume(ticking)
+    assert reply.next_run_at == ticking.value("SELECT created_at FROM jobs") + SECOND
+    fire_due(ticking, lookahead=AHEAD)
+    # The same occurrences under the same ids: nothing was lost, and nothing can run twice.
+    assert {run.run_id for run in open_runs(ticking)} == before
+    assert skips(ticking) == []
+
+
+def test_what_has_come_before_the_pause_runs_and_what_comes_after_does_not(ticking: ClockedDatabase) -> None:
+    fire_due(ticking, lookahead=AHEAD)
+    ticking.advance(2 * SECOND)
+    pause(ticking)
+    assert instants(ticking) == [1, 2]
+    ticking.advance(10 * SECOND)
+    assert len(claim(ticking, *(run.run_id for run in open_runs(ticking))).started) == 2
+
+
+def test_what_is_overdue_when_the_pause_comes_is_settled_as_firing_would(ticking: ClockedDatabase) -> None:
+    ticking.advance(3 * SECOND)
+    pause(ticking)
+    assert instants(ticking) == [1, 2, 3]
+    assert skips(ticking) == []
+
+
+def test_what_was_missed_when_the_pause_comes_is_caught_up_once(ticking: ClockedDatabase) -> None:
+    ticking.advance(600 * SECOND)
+    pause(ticking)
+    assert skips(ticking) == [("misfire", 1, 539, 539, True)]
+    assert instants(ticking) == list(range(540, 601))
+
+
+def test_the_instants_of_a_pause_are_passed_over_as_one_recorded_span(ticking: ClockedDatabase) -> None:
+    ticking.advance(2 * SECOND)
+    fire_due(ticking)
+    pause(ticking)
+    ticking.advance(100 * SECOND)
+    reply = resume(ticking)
+    assert skips(ticking) == [("paused", 3, 102, 100, True)]
+    assert reply.next_run_at == ticking.now() + SECOND
+    ticking.advance(SECOND)
+    fire_due(ticking)
+    assert instants(ticking) == [1, 2, 103]
+    [skipped] = [event for event in lifecycle(ticking) if event.type == "io.tidewheel.occurrence.skipped.v1"]
+    assert (skipped.reason, skipped.detail["occurrences"], skipped.detail["exact"]) == ("paused", "100", "true")
+
+
+def test_a_once_inside_a_pause_fires_on_resuming(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    submit(clocked, schedule={"once": (now + SECOND).isoformat()})
+    pause(clocked)
+    clocked.advance(timedelta(days=2))
+    assert resume(clocked).next_run_at == now + SECOND
+    fire_due(clocked)
+    [run] = open_runs(clocked)
+    assert (run.scheduled_at, run.publish_at) == (now + SECOND, clocked.now())
+
+
+def test_a_once_that_was_written_ahead_is_taken_back_by_a_pause_and_fires_after_it(clocked: ClockedDatabase) -> None:
+    """Written ahead, its timer is gone and the job finished: the pause brings both back."""
+    now = clocked.stop_clock()
+    submit(clocked, schedule={"once": (now + SECOND).isoformat()})
+    fire_due(clocked, lookahead=AHEAD)
+    assert clocked.count("timers") == 0
+    pause(clocked)
+    assert open_runs(clocked) == []
+    assert clocked.rows("SELECT finished_at FROM jobs") == [(None,)]
+    clocked.advance(10 * SECOND)
+    resume(clocked)
+    fire_due(clocked)
+    assert [run.scheduled_at for run in open_runs(clocked)] == [now + SECOND]
+
+
+def test_a_delayed_trigger_survives_pause_edit_and_resume(ticking: ClockedDatabase) -> None:
+    delayed = open_run(ticking, trigger(ticking, delay="1h", payload={"to": "ann"}))
+    pause(ticking)
+    submit(ticking, schedule="@every 2s", overlap="allow_all")
+    resume(ticking)
+    assert open_run(ticking, delayed.run_id) == delayed
+    ticking.advance(timedelta(hours=1))
+    assert begin(ticking, delayed.run_id).attempt == 1
+    [message] = [request for request in requests(ticking) if request.run_id == str(delayed.run_id)]
+    assert (message.job_version, message.payload) == (1, b'{"to":"ann"}')
+
+
+def test_a_waiting_retry_survives_pause_edit_and_resume(ticking: ClockedDatabase) -> None:
+    """Also one of a timer-made run: it has begun, so its instant is no more ahead."""
+    fire_due(ticking, lookahead=SECOND)
+    ticking.advance(SECOND)
+    [run] = open_runs(ticking)
+    requeue(ticking, begin(ticking, run.run_id), AttemptOutcome.FAILED, timedelta(minutes=5))
+    waiting = open_run(ticking, run.run_id)
+    pause(ticking)
+    submit(ticking, schedule="@every 2s", overlap="allow_all")
+    resume(ticking)
+    assert open_run(ticking, run.run_id) == waiting
+    ticking.advance(timedelta(minutes=5))
+    assert begin(ticking, run.run_id).attempt == 2
+
+
+def test_triggers_work_on_a_paused_job(ticking: ClockedDatabase) -> None:
+    pause(ticking)
+    assert begin(ticking, trigger(ticking)).attempt == 1
+
+
+@pytest.mark.parametrize("kind", ["job.pause", "job.resume", "job.delete"])
+def test_a_job_that_is_not_there_is_refused_by_name(ticking: ClockedDatabase, kind: str) -> None:
+    [reply] = ask(ticking, about(kind, "nobody"))
+    assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "unknown_job", ["key"])
+
+
+def test_a_manual_job_can_be_paused_and_resumed(clocked: ClockedDatabase) -> None:
+    submit(clocked)
+    assert (pause(clocked).unchanged, resume(clocked).unchanged) == (False, False)
+    assert clocked.count("timers") == 0
+
+
+def test_an_edit_that_leaves_the_schedule_alone_leaves_the_pause_to_on_resume(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    submit(clocked, schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
+    pause(clocked)
+    clocked.advance(5 * SECOND)
+    submit(clocked, schedule="@every 1s", overlap="allow_all", on_resume="fire_all", description="edited")
+    resume(clocked)
+    while fire_due(clocked):
+        pass
+    assert instants(clocked) == [1, 2, 3, 4, 5]
+    assert skips(clocked) == []

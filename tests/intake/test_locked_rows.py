@@ -1,0 +1,182 @@
+"""What a user's own transaction has in hand is waited for by nobody but those who want just that."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+
+import tidewheel
+from tests.executor.own_transactions import MAKE_EFFECTS, completion, work
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.intake.running import Requests
+from tests.intake.waiting import beating, completing, token_of
+from tests.transitions.acts import about, ask, begun, claim, final_state, open_run, submission, submit, trigger
+from tests.transitions.overlapping import signals
+from tidewheel.intake.lock_wait import Busy
+from tidewheel.local.stack import StackInfo
+from tidewheel.scheduler.pending_cancels import WantedCancels
+from tidewheel.transitions.claim import Started
+
+SHARED = "SELECT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.claims'))"
+
+
+@pytest.fixture
+def shop(fresh_database: Database) -> Database:
+    fresh_database.execute(MAKE_EFFECTS)
+    submit(fresh_database)
+    return fresh_database
+
+
+@contextmanager
+def in_hand(database: Database, started: Started) -> Generator[psycopg.Connection[TupleRow]]:
+    """A user's own transaction that completes a run, and does not end before the block does."""
+    with psycopg.connect(database.url) as own:
+        work(own, completion(database, started))
+        yield own
+        own.rollback()
+
+
+def cancel(run_id: UUID) -> dict[str, object]:
+    return {"type": "run.cancel", "run_id": str(run_id), "reason": "no longer wanted"}
+
+
+def carry_out(database: Database) -> tuple[int, int]:
+    done = WantedCancels(database.session(), database.installation).step()
+    return done.ended, done.asked
+
+
+def test_a_cancel_does_not_wait_and_is_carried_out_when_the_run_goes_on(shop: Database) -> None:
+    started = begun(shop)
+    with in_hand(shop, started):
+        [reply] = ask(shop, cancel(started.run_id))
+        assert (reply.status, reply.run_status) == ("accepted", "running")
+        assert carry_out(shop) == (0, 0)
+        assert shop.count("wanted_cancels") == 1
+    assert carry_out(shop) == (0, 1)
+    assert open_run(shop, started.run_id).state == "cancelling"
+    assert [signal[0] for signal in signals(shop)] == [started.run_id]
+    assert shop.count("wanted_cancels") == 0
+
+
+def test_a_cancel_comes_too_late_when_the_completion_is_committed(shop: Database) -> None:
+    started = begun(shop)
+    with in_hand(shop, started) as own:
+        replies = ask(shop, cancel(started.run_id), cancel(started.run_id))
+        assert [reply.run_status for reply in replies] == ["running", "running"]
+        own.commit()
+    assert carry_out(shop) == (0, 0)
+    assert final_state(shop, started.run_id) == ("succeeded", None)
+    assert shop.count("wanted_cancels") == 0
+
+
+def test_a_run_that_waits_by_then_ends_with_the_reason(shop: Database) -> None:
+    run_id = trigger(shop)
+    with shop.transaction() as holding:
+        holding.execute("SELECT FROM open_runs FOR UPDATE")
+        assert [reply.run_status for reply in ask(shop, cancel(run_id), cancel(run_id))] == ["queued", "queued"]
+    assert carry_out(shop) == (1, 0)
+    assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
+    assert shop.count("wanted_cancels") == 0
+    assert claim(shop, trigger(shop)).started
+
+
+def test_a_batch_with_a_cancel_by_filter_lets_the_claims_go_on(shop: Database) -> None:
+    submit(shop, "other")
+    started = begun(shop)
+    with in_hand(shop, started):
+        replies = ask(shop, {"type": "runs.cancel", "key": "other"}, cancel(started.run_id))
+        assert [reply.status for reply in replies] == ["accepted", "accepted"]
+        assert shop.value(SHARED) is True
+
+
+def test_who_tells_of_an_attempt_directly_is_told_to_try_again(shop: Database) -> None:
+    started = begun(shop)
+    token = token_of(shop, started)
+    with in_hand(shop, started):
+        for said in (completing(token), beating(token)):
+            with pytest.raises(Busy, match="in the hands of a transaction"):
+                ask(shop, said)
+    assert [reply.status for reply in ask(shop, beating(token), completing(token))] == ["accepted", "accepted"]
+
+
+def test_a_deletion_does_not_wait_for_a_job_that_a_user_triggers(shop: Database) -> None:
+    submit(shop, "other")
+    with psycopg.connect(shop.url) as own:
+        tidewheel.enqueue(own, "job")
+        with pytest.raises(Busy, match="job 'job' is in the hands"):
+            ask(shop, about("job.delete", "other"), about("job.delete"))
+        own.commit()
+    assert [reply.status for reply in ask(shop, about("job.delete"))] == ["accepted"]
+    assert shop.value("SELECT count(*) FROM open_runs") == 0
+
+
+@pytest.mark.kafka
+def test_a_cancel_holds_up_no_request_behind_it(shop: Database, info: StackInfo) -> None:
+    started = begun(shop)
+    requests = Requests(shop, info.bootstrap)
+    with in_hand(shop, started), requests.running():
+        by_filter = {"type": "runs.cancel", "key": "job", "begun": False}
+        requests.send(by_filter, cancel(started.run_id), by_filter, submission("other"), b"{")
+        requests.until_read(4)
+        assert [reply.status for reply in requests.replies()] == ["accepted"] * 4
+        assert shop.count("dead_letters") == 1
+        assert shop.count("cancellations") == 2
+        assert shop.value(SHARED) is True
+
+
+@pytest.mark.kafka
+def test_an_end_that_is_told_waits_with_its_partition_alone_and_is_not_lost(shop: Database, info: StackInfo) -> None:
+    started, other = begun(shop), begun(shop)
+    requests = Requests(shop, info.bootstrap, partitions=2)
+    with requests.running():
+        with in_hand(shop, started):
+            said = [beating(token_of(shop, started)), submission("before"), completing(token_of(shop, started))]
+            requests.send(*said, submission("behind"), partition=0)
+            requests.until_read(1)
+            requests.send(completing(token_of(shop, other)), submission("beside"), partition=1)
+            requests.until_read(1, partition=1)
+            requests.send(submission("more"), partition=0)
+            requests.send(submission("beside it"), partition=1)
+            requests.until_read(2, partition=1)
+            assert requests.next_offset(0) == 2
+            assert final_state(shop, other.run_id) == ("succeeded", None)
+        requests.until_read(4)
+        assert final_state(shop, started.run_id) == ("succeeded", None)
+        requests.send(submission("later"), partition=0)
+        requests.until_read(5)
+    codes = [reply.code for reply in requests.replies() if reply.origin and reply.origin.partition == 0]
+    assert codes == ["busy", None, None, None, None, None]
+
+
+@pytest.mark.kafka
+def test_what_was_held_back_is_read_again_by_the_next_intake(shop: Database, info: StackInfo) -> None:
+    started = begun(shop)
+    requests = Requests(shop, info.bootstrap)
+    with in_hand(shop, started):
+        with requests.running():
+            requests.send(submission("before"), completing(token_of(shop, started)), submission("behind"))
+            requests.until_read(0)
+        assert requests.next_offset() == 1
+    with requests.running():
+        requests.until_read(2)
+    assert final_state(shop, started.run_id) == ("succeeded", None)
+
+
+@pytest.mark.kafka
+def test_a_deletion_waits_with_its_partition_alone(shop: Database, info: StackInfo) -> None:
+    requests = Requests(shop, info.bootstrap, partitions=2)
+    with requests.running():
+        with psycopg.connect(shop.url) as own:
+            tidewheel.enqueue(own, "job")
+            requests.send(about("job.delete"), submission(), partition=0)
+            requests.send(submission("beside"), partition=1)
+            requests.until_read(0, partition=1)
+            assert requests.next_offset(0) == 0
+            own.commit()
+        requests.until_read(1)
+    # In their order: what was deleted was made anew, and the user's run was cancelled with the former.
+    until(lambda: shop.value("SELECT version FROM jobs WHERE key = 'job' AND deleted_at IS NULL") == 2, "it is there")

@@ -1,0 +1,138 @@
+"""New jobs that are written at once come to the very rows, events and answers that looking each up comes to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, LiteralString, TypeVar
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import ask, submission, submit
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.bulk import Loaded, load_jobs
+from tidewheel.intake.request import Incoming
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobSubmit
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.postgres.session import Conn
+from tidewheel.schemas.codec import encode_json
+from tidewheel.transitions.installation import Installation
+
+T = TypeVar("T")
+
+JOBS: list[dict[str, Any]] = [
+    {"schedule": "manual"},
+    {"schedule": "@every 10s", "payload": {"to": "ann", "é": ["ü", None]}},
+    {"schedule": {"interval": "1h", "anchor": "2026-01-01T00:00:00Z"}, "labels": {"team": "billing"}},
+    {"schedule": {"cron": "0 8 * * MON-FRI", "timezone": "Europe/Berlin"}, "retry": {"max_attempts": 7}},
+    {"schedule": {"cron": ["0 8 * * *", "0 9 * * *"], "dst_overlap": "both"}, "jitter": "10%"},
+    {"schedule": {"cron": "H H * * *"}},
+    {"schedule": {"fixed_delay": "1m"}, "overlap": "buffer_one"},
+    {"schedule": {"once": "2099-01-01T00:00:00Z"}, "lane": "critical", "queue": "reports"},
+    {"schedule": {"once": "2020-01-01T00:00:00Z"}},
+    {"schedule": {"cron": "0 0 30 2 *"}},
+    {"schedule": "@daily", "paused": True, "catch_up": "fire_all", "window": "1h", "on_resume": "fire_once"},
+    {
+        "schedule": "@daily",
+        "target": {"type": "http", "url": "https://example.org/a", "async": True},
+        "heartbeat": "9s",
+    },
+    {"schedule": "@daily", "schedule_to_start": "1m", "delivery": "at_most_once", "description": "two\nlines"},
+    {"schedule": "@every 5m", "max_runs": 3, "payload": None},
+    {"schedule": "@every 5m", "payload_base64": "AAEC"},
+    {
+        "schedule": "@every 5m",
+        "target": {"type": "shell", "argv": ["true"]},
+        "pause_on_failure": 3,
+        "on_failure": "tell",
+    },
+]
+TABLES: dict[str, LiteralString] = {
+    "jobs": "SELECT to_jsonb(t) FROM jobs AS t ORDER BY job_id",
+    "job_versions": "SELECT to_jsonb(t) FROM job_versions AS t ORDER BY job_id",
+    "timers": "SELECT to_jsonb(t) FROM timers AS t ORDER BY job_id",
+    "requests": "SELECT to_jsonb(t) FROM requests AS t ORDER BY request_id",
+    "outbox": "SELECT to_jsonb(t) - 'id' FROM outbox AS t ORDER BY topic, key, value",
+}
+
+
+def documents() -> list[dict[str, Any]]:
+    jobs = enumerate(JOBS)
+    made: list[dict[str, Any]] = [submission(f"job-{n} é", **job) | {"request_id": f"r-{n}"} for n, job in jobs]
+    unnamed = made[1]["job"] | {"key": None}
+    del unnamed["key"]
+    return [
+        *made,
+        made[0] | {"job": unnamed, "request_id": "its-name", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"},
+    ]
+
+
+def whole(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with its job as the model reads it, of which no pattern is known."""
+    return {**document, "job": JobSpec.model_validate(document["job"])}
+
+
+def outcome(
+    database: Database,
+    installation: Installation,
+    asked: list[dict[str, Any]],
+    apply: Callable[[Conn, Installation, list[Incoming]], T],
+) -> tuple[T, dict[str, list[Any]]]:
+    """The answers to a batch, and the rows it came to; nothing is kept."""
+    with database.transaction() as connection:
+        replies = apply(connection, installation, [Incoming(parse_request(each)) for each in asked])
+        rows = {table: list[Any](connection.execute(statement)) for table, statement in TABLES.items()}
+        connection.rollback()
+    return replies, rows
+
+
+@pytest.mark.parametrize("encoding", ["avro", "json"])
+def test_new_jobs_are_the_rows_the_events_and_the_answers_that_they_are_one_by_one(
+    clocked: ClockedDatabase, encoding: str
+) -> None:
+    clocked.stop_clock()
+    installation = clocked.installation
+    if encoding == "json":
+        installation = replace(installation, content_type="application/json", encode_event=encode_json)
+    known = [parse_request(document) for document in documents()]
+    assert sum(isinstance(each, JobSubmit) and each.known is not None for each in known) == len(documents()) - 2
+    replies, rows = outcome(clocked, installation, documents(), apply_requests)
+    others, other_rows = outcome(clocked, installation, [whole(document) for document in documents()], apply_requests)
+    assert replies == others
+    for table in TABLES:
+        assert rows[table] == other_rows[table], table
+
+
+def test_jobs_that_are_loaded_are_the_same_rows_whichever_way_they_take(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    asked = [document for document in documents() if "key" in document["job"]]
+
+    def load(connection: Conn, installation: Installation, batch: list[Incoming]) -> Loaded:
+        return load_jobs(connection, installation, batch, told=True)
+
+    loaded, rows = outcome(clocked, clocked.installation, asked, load)
+    other, other_rows = outcome(clocked, clocked.installation, [whole(document) for document in asked], load)
+    assert (loaded.made, loaded.refused.keys()) == (other.made, other.refused.keys())
+    for table in TABLES:
+        assert rows[table] == other_rows[table], table
+
+
+def test_new_jobs_among_others_are_answered_in_the_order_of_their_requests(database: Database) -> None:
+    submit(database, "b", schedule="@daily")
+    asked = [
+        submission("a"), submission("b", schedule="@daily"), submission("c", schedule="30 2 30 2 *"), submission("d"),
+        submission("b"), submission("a", schedule="@daily"),
+    ]  # fmt: skip
+    replies = ask(database, *asked)
+    assert [reply.key for reply in replies] == ["a", "b", "c", "d", "b", "a"]
+    assert [reply.status for reply in replies] == [
+        "accepted",
+        "accepted",
+        "rejected",
+        "accepted",
+        "accepted",
+        "accepted",
+    ]
+    assert [(reply.job_version, reply.unchanged) for reply in replies if reply.status == "accepted"] == [
+        (1, False), (1, True), (1, False), (2, False), (2, False),
+    ]  # fmt: skip

@@ -1,0 +1,117 @@
+"""One intake process has two members of the group that reads requests, each with its partitions; they end together."""
+
+import logging
+from typing import LiteralString
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.intake.running import Requests
+from tests.intake.test_consume import WAITING
+from tests.relay.topics import delete_topic
+from tests.transitions.acts import about, open_runs, submission
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unusable
+from tidewheel.intake.service import MEMBERS, Intake
+from tidewheel.local.stack import StackInfo
+from tidewheel.process.health import health
+from tidewheel.process.service import Stop
+from tidewheel.settings import IntakeSettings
+
+pytestmark = pytest.mark.kafka
+
+_SECONDS = 30.0
+# Alike: the partitions of the replies, which another group reads, are not dealt out together with theirs.
+SHARES: LiteralString = "SELECT count(*) FROM intake_offsets WHERE topic LIKE '%.requests' GROUP BY owner"
+STANDS: LiteralString = "SELECT owner, epoch FROM intake_offsets WHERE topic LIKE '%.requests' AND partition = 1"
+THEFT: LiteralString = "UPDATE intake_offsets SET epoch = epoch + 1 WHERE topic LIKE '%%.requests' AND owner = %s"
+
+
+def intake(requests: Requests, stop: Stop) -> Intake:
+    kafka = {"bootstrap.servers": requests.bootstrap}
+    return Intake(IntakeSettings.load(), requests.database.url, kafka, requests.installation, stop)
+
+
+def test_both_take_part_and_each_request_is_applied_once(database: Database, info: StackInfo) -> None:
+    """A trigger that was read twice would be two runs, also of those sent while the partitions are shared out."""
+    requests, stop = Requests(database, info.bootstrap, partitions=4), Stop()
+    ended = in_background(intake(requests, stop).run)
+    [made] = requests.send(submission())
+    requests.until_read(made)
+    sent: dict[int, int] = {}
+    for _ in range(2):
+        for partition in range(requests.partitions):
+            sent[partition] = requests.send(*(about("job.trigger") for _ in range(20)), partition=partition)[-1]
+        until(lambda: owners(database) == MEMBERS, "the partitions are shared")
+    for partition, offset in sent.items():
+        requests.until_read(offset, partition)
+    stop.ask()
+    ended.result(_SECONDS)
+    assert len(open_runs(database)) == database.count("job_runs") == 160
+    assert database.rows(SHARES) == [(2,), (2,)]
+
+
+def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database, info: StackInfo) -> None:
+    requests = Requests(database, info.bootstrap)
+    with requests.running():
+        requests.until_read(requests.send(submission())[0])
+    database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
+    with pytest.raises(Unusable, match="deleted and made again"):
+        in_background(intake(requests, Stop()).run).result(_SECONDS)
+
+
+def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once(
+    database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else has what one of two has a batch of: it must not write that, and whoever has it next must.
+
+    That is told as what it is, and not as trouble that is over later.
+    """
+    caplog.set_level(logging.INFO)
+    requests, stop = Requests(database, info.bootstrap, partitions=4), Stop()
+    ended = in_background(intake(requests, stop).run)
+    requests.until_read(requests.send(submission())[0])
+    for thefts in range(1, 3):
+        until(lambda: database.rows(SHARES) == [(2,), (2,)], "the partitions are shared")
+        [(owner, epoch)] = database.rows(STANDS)
+        taking = database.connection()
+        assert taking.execute(THEFT, [owner]).rowcount == 2
+        sent = {
+            partition: requests.send(*(about("job.trigger") for _ in range(20)), partition=partition)[-1]
+            for partition in range(requests.partitions)
+        }
+        until(lambda: database.value(WAITING), "its batch waits for the row")
+        taking.commit()
+        for partition, offset in sent.items():
+            requests.until_read(offset, partition)
+        assert len(open_runs(database)) == database.count("job_runs") == thefts * 80
+        assert database.rows(STANDS)[0][1] > epoch + 1, "it was applied under an assignment after the theft"
+    stop.ask()
+    ended.result(_SECONDS)
+    told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "tidewheel.intake"]
+    name = f"intake of {requests.topics.requests}, member "
+    moved = [level for level, line in told if line.startswith(name) and "joins anew: another intake has taken" in line]
+    assert len(moved) >= 2
+    assert set(moved) == {logging.INFO}
+    assert "works again" not in caplog.text
+
+
+def test_one_without_its_topic_is_named_and_the_others_work(
+    database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests, stop = Requests(database, info.bootstrap), Stop()
+    replies = requests.topics.target_replies
+    delete_topic(info.bootstrap, replies)
+    ended = in_background(intake(requests, stop).run)
+    requests.until_read(requests.send(submission())[0])
+    name = f"intake of {replies}, member 1"
+    until(lambda: any(line.startswith(f"{name}: {replies} cannot be described") for line in health.lacks()), "it says")
+    assert f"{name}: {replies} cannot be described" in caplog.text
+    assert not [line for line in health.lacks() if requests.topics.requests in line]
+    stop.ask()
+    ended.result(_SECONDS)
+
+
+def owners(database: Database) -> int:
+    return database.value("SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%.requests'")

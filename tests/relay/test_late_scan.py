@@ -1,0 +1,265 @@
+"""Walks that take long are made beside reading, and nothing waits for one."""
+
+import threading
+from collections.abc import Generator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.relay.relaying import Relaying
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unavailable
+from tidewheel.local.stack import StackInfo
+from tidewheel.outbox import SLICES, OutboxClass
+from tidewheel.postgres.session import Session
+from tidewheel.relay import late_scan as walk
+from tidewheel.relay.due_rows import ID, VALUE, Batch, DueRow
+from tidewheel.relay.read import Reader
+
+pytestmark = pytest.mark.kafka
+
+HELD = list(range(SLICES))
+HALF_AN_HOUR = timedelta(minutes=-30)
+LATELY = timedelta(seconds=-10)  # so that a short walk finds it too
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def relaying(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Relaying:
+    monkeypatch.setattr(
+        "tidewheel.postgres.low_water._QUICK_SECONDS", 0.0
+    )  # what is long does not depend on the machine
+    monkeypatch.setattr("tidewheel.relay.read._RARE_SECONDS", 0.0)  # short walks too
+    return Relaying(database, info.bootstrap)
+
+
+@pytest.fixture
+def reader(relaying: Relaying) -> Generator[Reader]:
+    """A reader of ten rows a slice, with marks that lie behind everything, and whose walks are made beside."""
+    relaying.write(relaying.row("gone"))
+    made = Reader(relaying.database.url, 80)
+    until(lambda: bool(made.read(HELD, [], []).rows), "it has read")
+    relaying.database.execute("DELETE FROM outbox")
+    yield made
+    made.close()
+
+
+class Held:
+    """Lets walks wait where they look at something, from `begin` to `end`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits, self._over = threading.Event(), threading.Event()
+        self.end()
+        due_rows = walk.due_rows
+
+        def held(*arguments: Any) -> Any:  # noqa: ANN401 - whatever it is called with
+            if not self._over.is_set():
+                self.waits.set()
+            assert self._over.wait(30)
+            return due_rows(*arguments)
+
+        monkeypatch.setattr(walk, "due_rows", held)
+
+    def begin(self) -> None:
+        self._over.clear()
+
+    def begin_with(self, reader: Reader) -> None:
+        """From now on, and one waits."""
+        self.begin()
+        until(lambda: not reader.read(HELD, [], []) and self.waits.is_set(), "a walk is under way")
+
+    def end(self) -> None:
+        self._over.set()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Generator[Held]:
+    made = Held(monkeypatch)
+    yield made
+    made.end()
+
+
+def test_nothing_waits_for_a_walk(relaying: Relaying, held: Held) -> None:
+    topic = relaying.topic("a")
+    held.begin()
+    with relaying.running():
+        assert held.waits.wait(30)
+        relaying.write(relaying.row(topic, b"new", publish_at=relaying.database.now()))
+        relaying.until_empty()
+        relaying.write(relaying.row(topic, b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
+        held.end()
+        relaying.until_empty()
+    assert relaying.values(topic) == [b"new", b"late"]
+
+
+def test_what_comes_late_leaves_once_and_in_order_whatever_its_number(relaying: Relaying) -> None:
+    """Beside a transaction that somebody holds open; twice, for a walk that is made beside is not the last."""
+    topic = relaying.topic("a")
+    somebody = relaying.database.connection()
+    somebody.execute("SELECT pg_current_xact_id()")
+    past = relaying.due_at(HALF_AN_HOUR)
+    first, second = ([b"%d" % number for number in range(start, start + 300)] for start in (0, 300))
+    with relaying.running(relay_batch=80):  # a share is six rows
+        for late in (first, second):
+            relaying.write(relaying.row(topic, b"new", publish_at=relaying.database.now()))
+            relaying.until_empty()
+            relaying.write(*(relaying.row(topic, value, publish_at=past) for value in late))
+            relaying.until_empty()
+    somebody.rollback()
+    assert relaying.values(topic) == [b"new", *first, b"new", *second]
+
+
+def test_a_flood_that_comes_late_is_not_in_front_of_what_is_critical(relaying: Relaying, reader: Reader) -> None:
+    past = relaying.due_at(HALF_AN_HOUR)
+    relaying.write(*(relaying.row("a", b"late", publish_at=past) for _ in range(60)))
+    batches: list[Batch] = []
+
+    def late_rows_come() -> bool:
+        relaying.write(relaying.row("a", b"now", publish_at=relaying.database.now(), outbox_class=OutboxClass.CRITICAL))
+        batches.append(reader.read(HELD, [], passed(batches)))
+        return b"late" in values(batches[-1])
+
+    until(late_rows_come, "late rows come")
+    for _ in range(3):
+        until(late_rows_come, "more come")
+        assert b"now" in values(batches[-1])
+
+
+def passed(batches: list[Batch]) -> list[DueRow]:
+    return [row for batch in batches for row in batch.rows]
+
+
+def values(batch: Batch) -> list[bytes | None]:
+    return [row[VALUE] for row in batch.rows]
+
+
+def test_late_rows_are_brought_in_bounded_pieces(
+    relaying: Relaying, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk, "MOST_BYTES", MEBIBYTE)
+    past = relaying.due_at(HALF_AN_HOUR)
+    relaying.write(*(relaying.row("a", bytes(MEBIBYTE // 2), publish_at=past, shard=n % 64) for n in range(20)))
+    batches: list[Batch] = []
+
+    def all_have_come() -> bool:
+        batches.append(reader.read(HELD, [], passed(batches)))
+        return len(passed(batches)) == 20
+
+    until(all_have_come, "all have come")
+    assert max(len(batch.rows) for batch in batches) == 2
+    assert len({row[ID] for row in passed(batches)}) == 20
+
+
+def test_what_is_read_again_is_not_found_a_second_time(relaying: Relaying, held: Held) -> None:
+    """The marks are lowered below what a walk that is under way will find."""
+    past = relaying.due_at(HALF_AN_HOUR)
+    relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(12)))
+    reader = Reader(relaying.database.url, 80)
+    until(lambda: not reader.read(HELD, [], []).full, "the marks lie behind them")
+    held.begin_with(reader)
+    reader.forget()
+    held.end()
+    found: list[DueRow] = []
+
+    def late_row_comes() -> bool:
+        found.extend(reader.read(HELD, [], found).rows)
+        return found[-1][VALUE] == b"late"
+
+    for _ in range(12):
+        found.extend(reader.read(HELD, [], found).rows)
+    relaying.write(relaying.row("a", b"late", publish_at=past - timedelta(minutes=1)))
+    until(late_row_comes, "that walk has ended, and the next")
+    reader.close()
+    assert [row[VALUE] for row in found] == [*(b"%d" % number for number in range(12)), b"late"]
+
+
+def test_what_was_found_of_slices_that_somebody_else_had_meanwhile_is_left(
+    relaying: Relaying, reader: Reader, held: Held
+) -> None:
+    held.begin_with(reader)
+    past = relaying.due_at(LATELY)
+    relaying.write(*(relaying.row("a", b"late", publish_at=past, shard=shard) for shard in range(0, 64, 2)))
+    held.end()
+
+    def is_found() -> bool:
+        now, earliest = reader.earliest(HELD[:4], [])
+        return any(at <= now for at in earliest.values())
+
+    until(is_found, "it has found them")
+    published = relaying.database.execute("DELETE FROM outbox WHERE slice >= 4")
+    assert len(reader.read(HELD, [], []).rows) == 32 - published
+
+
+def test_what_was_found_of_a_topic_that_is_parked_by_now_waits_with_the_rest_of_it(
+    relaying: Relaying, reader: Reader, held: Held
+) -> None:
+    held.begin_with(reader)
+    past = relaying.due_at(LATELY)
+    relaying.write(relaying.row("parked", b"late", publish_at=past), relaying.row("other", b"other", publish_at=past))
+    held.end()
+    until(lambda: values(reader.read(HELD, ["parked"], [])) == [b"other"], "what was found comes")
+    relaying.database.execute("DELETE FROM outbox WHERE topic = 'other'")
+    relaying.write(relaying.row("parked", b"new", publish_at=relaying.due_at(timedelta(0))))
+    assert values(reader.read(HELD, [], [])) == [b"late", b"new"]
+
+
+def test_what_was_found_is_kept_while_nothing_can_be_read(relaying: Relaying, reader: Reader) -> None:
+    relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
+
+    def is_found() -> bool:
+        now, earliest = reader.earliest(HELD, [], all_read=True)
+        return any(at <= now for at in earliest.values())
+
+    until(is_found, "a walk has found it")
+    end_session(relaying.database, "tidewheel-relay")
+    with pytest.raises(Unavailable):
+        reader.read(HELD, [], [])
+    assert values(reader.read(HELD, [], [])) == [b"late"]
+
+
+def test_a_walk_whose_session_is_ended_is_made_again(relaying: Relaying, reader: Reader) -> None:
+    until(lambda: not reader.read(HELD, [], []) and walking(relaying.database), "walks are made beside")
+    end_session(relaying.database, "tidewheel-relay-walk")
+    relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
+    until(lambda: values(reader.read(HELD, [], [])) == [b"late"], "the late row comes")
+
+
+def end_session(database: Database, name: str) -> None:
+    database.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = %s AND datname = current_database()",
+        [name],
+    )
+
+
+def walking(database: Database) -> bool:
+    seen = (
+        "SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-relay-walk' AND datname = current_database()"
+    )
+    return bool(database.rows(seen))
+
+
+def test_a_statement_that_is_cancelled_is_over_at_once(database: Database) -> None:
+    """As a relay does with a walk when it stops."""
+    session = Session(database.url, "tidewheel-test", autocommit=True)
+    began = threading.Event()
+
+    def sleeps() -> None:
+        with session.transaction() as connection:
+            began.set()
+            connection.execute("SELECT pg_sleep(25)")
+
+    asleep = in_background(sleeps)
+    assert began.wait(30)
+
+    def cancelled() -> bool:
+        session.cancel()
+        return asleep.done()
+
+    until(cancelled, "it is cancelled", seconds=10)
+    with pytest.raises(Unavailable, match="cancel"):
+        asleep.result()
+    session.close()

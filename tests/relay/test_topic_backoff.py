@@ -1,0 +1,160 @@
+"""Topics that are not there yet: their rows stay, leave soon after they came, and in order; the others never wait."""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # its stub re-exports none of these
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import admin_of, until
+from tests.relay.relaying import Relaying
+from tests.relay.topics import make_topics
+from tidewheel.local.stack import StackInfo
+from tidewheel.process.service import Stop
+from tidewheel.relay.due_rows import VALUE, DueRow, Published
+from tidewheel.relay.publish import Publisher
+from tidewheel.relay.topic_backoff import Parking
+
+ROWS = 40
+
+
+@pytest.fixture
+def relaying(database: Database, info: StackInfo) -> Relaying:
+    return Relaying(database, info.bootstrap)
+
+
+@pytest.fixture
+def publisher(info: StackInfo) -> Iterator[Publisher]:
+    made = Publisher(
+        {"bootstrap.servers": info.bootstrap},
+        timeout_ms=10_000,
+        batch=1000,
+        runs_prefix="none.",
+        stop=Stop(),
+        meanwhile=lambda: None,
+    )
+    yield made
+    made.close()
+
+
+def rows(topic: str, *values: bytes) -> list[DueRow]:
+    """Rows as they are read; what is due when, and where it lies, is nothing to the publisher."""
+    return [cast("DueRow", (1, None, topic, b"k", value, None, b"", value)) for value in values]
+
+
+def published(publisher: Publisher, *batch: DueRow) -> Published:
+    publisher.send(batch)
+    return publisher.prove()
+
+
+def values(found: Published) -> list[bytes | None]:
+    return [row[VALUE] for row in found.proven]
+
+
+def ask_for_topic(admin: AdminClient, topic: str) -> "Future[Any]":
+    """Ask for a topic, and do not wait until it is there, let alone until all brokers know of it."""
+    return cast("Future[Any]", admin.create_topics([NewTopic(topic, 12, 1)])[topic])  # type: ignore[no-untyped-call]
+
+
+def test_pauses_grow_while_a_topic_gives_trouble_and_begin_anew_when_it_was_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
+    parking = Parking()
+    pauses: list[float] = []
+    for _ in range(7):
+        parking.park("new", "why")
+        parking.park("new", "each of its rows says so")
+        began = now
+        while parking.ask():
+            now += 0.25
+        pauses.append(now - began)
+        assert parking.try_others({"new", "other"}) == {"new", "other"}
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert caplog.text.count("topic new is parked: why") == 3, "the first time, and when it is for long"
+    parking.served()
+    parking.park("new", "again")
+    now += 0.5
+    assert not parking.ask()
+
+
+def test_one_that_gives_trouble_again_was_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
+    parking = Parking()
+    parking.park("new", "why")
+    now += 0.5
+    assert not parking.ask()
+    assert parking.try_others({"new"}) == {"new"}
+    parking.park("new", "some of its rows were taken, some not")
+    parking.served()
+    now += 0.9
+    assert parking.ask() == ["new"]
+
+
+@pytest.mark.kafka
+def test_what_was_read_before_its_topic_was_parked_does_not_overtake_what_was_left(
+    relaying: Relaying, publisher: Publisher
+) -> None:
+    topic, other = f"{relaying.prefix}.new", relaying.topic("other")
+    assert publisher.parked() == []
+    assert values(published(publisher, *rows(topic, b"1"), *rows(other, b"2"))) == [b"2"]
+    make_topics(relaying.bootstrap, [topic])
+    assert values(published(publisher, *rows(topic, b"3"), *rows(other, b"4"))) == [b"4"], "read before, as it were"
+    until(lambda: publisher.parked() == [], "it may be read again")
+    assert values(published(publisher, *rows(topic, b"1", b"3"))) == [b"1", b"3"]
+    assert relaying.values(topic) == [b"1", b"3"]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("made", ["before", "at the same time", "after"])
+def test_rows_of_a_topic_made_just_now_leave_once_and_in_order(
+    relaying: Relaying, made: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unknown to the broker, or known and without leaders: whatever it answers, a row stays until it is taken."""
+    caplog.set_level(logging.ERROR, "tidewheel.relay")
+    admin, old = admin_of(relaying.bootstrap), relaying.topic("old")
+    new = [f"{relaying.prefix}.new-{number}" for number in range(5)]
+    with relaying.running(relay_batch=80):
+        for topic in new:
+            asked = None if made == "after" else ask_for_topic(admin, topic)
+            if asked is not None and made == "before":
+                asked.result(30)
+            for number in range(ROWS):
+                relaying.write(
+                    *(
+                        relaying.row(name, b"%d" % number, b"run-%d" % run, shard=run)
+                        for run in (1, 2)
+                        for name in (topic, old)
+                    )
+                )
+            if asked is None:
+                until(lambda topic=topic: f"topic {topic} is parked" in caplog.text, "it is parked")
+                asked = ask_for_topic(admin, topic)
+            asked.result(30)
+        relaying.until_empty()
+    for topic in new:
+        by_run: dict[bytes | None, list[int]] = {}
+        for one in relaying.arrived(topic):
+            by_run.setdefault(one.key, []).append(int(one.value or b""))
+        assert by_run == {b"run-1": list(range(ROWS)), b"run-2": list(range(ROWS))}
+    assert len(relaying.values(old)) == len(new) * 2 * ROWS
+    assert relaying.database.count("set_aside") == 0
+
+
+@pytest.mark.kafka
+def test_rows_of_a_topic_that_was_deleted_and_made_again_leave(relaying: Relaying) -> None:
+    relaying.client = {"topic.metadata.refresh.interval.ms": "200", "topic.metadata.propagation.max.ms": "100"}
+    topic = relaying.topic("again")
+    with relaying.running():
+        relaying.write(relaying.row(topic, b"1"))
+        relaying.until_empty()
+        relaying.delete_topic(topic)
+        relaying.write(relaying.row(topic, b"2"), relaying.row(topic, b"3"))
+        make_topics(relaying.bootstrap, [topic], partitions=3)
+        relaying.until_empty()
+    assert relaying.values(topic) == [b"2", b"3"]

@@ -1,0 +1,154 @@
+"""What nobody handed on is found: turns whose holder is gone, runs whose turn was removed, signals nobody reads."""
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import EXECUTOR, begin, claim, open_run, open_runs, requests, submit, succeed, turn_of
+from tests.transitions.overlapping import JOB, holding, make, waiting
+from tidewheel.ids import bucket_of, shard_of
+from tidewheel.scheduler import active_run_repair as module
+from tidewheel.scheduler.active_run_repair import TurnSweep
+from tidewheel.transitions.signal import Attempting, Signal, add_signals
+
+SHARD = shard_of(bucket_of(JOB), 64)
+
+
+@pytest.fixture
+def job(database: Database) -> Database:
+    submit(database)
+    return database
+
+
+def sweep(database: Database) -> TurnSweep:
+    return TurnSweep(database.session(), database.installation)
+
+
+def lose_holder(database: Database, run_id: UUID) -> None:
+    """What `complete_in` does, or a person with psql: the run is over and its turn stays."""
+    assert database.execute("DELETE FROM open_runs WHERE run_id = %s", [run_id]) == 1
+
+
+def test_a_turn_whose_holder_is_gone_goes_to_the_oldest_that_waits(job: Database) -> None:
+    first, second, third = holding(job), make(job, "buffer_all"), make(job, "buffer_all")
+    claim(job, second, third)
+    lose_holder(job, first.run_id)
+    sweeping = sweep(job)
+    assert (sweeping.step(), sweeping.step()) == (1, 0)
+    assert (turn_of(job, JOB), waiting(job)) == (second, True)
+    assert [request.attempt for request in requests(job) if request.run_id == str(second)] == [1, 1]
+    assert open_run(job, third).state == "buffered"
+
+
+def test_a_turn_that_nobody_waits_for_any_more_is_freed(job: Database) -> None:
+    first, second = holding(job), make(job, "buffer_all")
+    claim(job, second)
+    lose_holder(job, first.run_id)
+    lose_holder(job, second)
+    assert sweep(job).step() == 1
+    assert job.count("turns") == 0
+
+
+def test_a_turn_whose_holder_is_open_is_left_alone(job: Database) -> None:
+    first, second = holding(job), make(job, "buffer_all")
+    claim(job, second)
+    assert sweep(job).step() == 0
+    assert turn_of(job, JOB) == first.run_id
+
+
+def test_a_stale_turn_that_nobody_waits_for_is_left_to_the_next_claim(job: Database) -> None:
+    lose_holder(job, holding(job).run_id)
+    assert sweep(job).step() == 0
+    assert len(claim(job, make(job, "skip")).started) == 1
+
+
+def test_a_newcomer_does_not_go_before_those_that_wait_for_a_stale_turn(job: Database) -> None:
+    first, second, newcomer = holding(job), make(job, "buffer_all"), make(job, "buffer_all")
+    claim(job, second)
+    lose_holder(job, first.run_id)
+    assert claim(job, newcomer).contested.buffered == {newcomer}
+    assert (turn_of(job, JOB), open_run(job, second).state) == (second, "queued")
+
+
+def test_where_all_that_wait_are_in_somebodys_hands_the_turn_is_handed_on_at_the_next_look(job: Database) -> None:
+    first, second = holding(job), make(job, "buffer_all")
+    claim(job, second)
+    somebody = job.connection()
+    somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [second])
+    succeed(job, first)
+    assert (turn_of(job, JOB), waiting(job)) == (first.run_id, True)
+    newcomer = make(job, "skip")
+    assert claim(job, newcomer).contested.skipped == {newcomer}
+    assert sweep(job).step() == 1
+    somebody.rollback()
+    assert sweep(job).step() == 1
+    assert turn_of(job, JOB) == second
+
+
+def test_a_turn_that_is_being_handed_on_is_left_to_whoever_does(job: Database) -> None:
+    first, second = holding(job), make(job, "buffer_all")
+    claim(job, second)
+    lose_holder(job, first.run_id)
+    somebody = job.connection()
+    somebody.execute("SELECT FROM turns FOR UPDATE")
+    assert sweep(job).step() == 0
+    somebody.rollback()
+    assert sweep(job).step() == 1
+
+
+def test_it_walks_on_where_it_has_left_off_and_begins_anew(job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 2)
+    keys = [f"job-{number}" for number in range(5)]
+    for key in keys:
+        submit(job, key)
+        first, second = holding(job, key=key), make(job, "buffer_all", key=key)
+        claim(job, second)
+        lose_holder(job, first.run_id)
+    sweeping = sweep(job)
+    # What is handed on and waited for no more leaves the walk, so that its end comes sooner.
+    assert [sweeping.step() for _ in range(4)] == [2, 2, 1, 0]
+    assert {turn for (turn,) in job.rows("SELECT waiting FROM turns")} == {False}
+
+
+@pytest.mark.parametrize("lost", ["DELETE FROM turns", "UPDATE turns SET waiting = false"])
+def test_runs_whose_turn_was_removed_are_found_within_a_round_of_the_shards(job: Database, lost: str) -> None:
+    first, second = holding(job), make(job, "buffer_all")
+    claim(job, second)
+    job.execute(lost.encode())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - one of two texts
+    succeed(job, first)
+    assert (job.count("turns"), open_run(job, second).state) == (0, "buffered")
+    sweeping = sweep(job)
+    assert [sweeping.mend_shard(shard) for shard in range(64)] == [int(shard == SHARD) for shard in range(64)]
+    assert turn_of(job, JOB) == second
+    succeed(job, begin(job, second))
+    assert open_runs(job) == []
+
+
+def test_mending_a_turn_that_somebody_has_lets_them_wait_for_it(job: Database) -> None:
+    first, second = holding(job), make(job, "buffer_all")
+    claim(job, second)
+    job.execute("UPDATE turns SET waiting = false")
+    sweep(job).mend_shard(SHARD)
+    assert (turn_of(job, JOB), waiting(job)) == (first.run_id, True)
+    succeed(job, first)
+    assert turn_of(job, JOB) == second
+
+
+def test_signals_that_no_executor_has_taken_away_are_removed_after_a_while(clocked: ClockedDatabase) -> None:
+    for kind in Signal:
+        with clocked.transaction() as connection:
+            add_signals(connection, kind, [Attempting(uuid4(), 1, "default", EXECUTOR)])
+    sweep(clocked).mend_shard(0)
+    assert clocked.count("signals") == 2
+    clocked.advance(timedelta(minutes=2))
+    sweep(clocked).mend_shard(0)
+    assert clocked.rows("SELECT kind FROM signals") == [("cancel",)]
+
+
+def test_other_shards_are_left_alone(job: Database) -> None:
+    holding(job)
+    claim(job, make(job, "buffer_all"))
+    job.execute("DELETE FROM turns")
+    assert sweep(job).mend_shard((SHARD + 1) % 64) == 0

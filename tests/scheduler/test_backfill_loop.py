@@ -1,0 +1,353 @@
+"""Backfills become runs: each instant once, in order, never more at once than asked for, whatever happens meanwhile."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
+from tests.scheduler.backfills import accept, asking, look, made_instants, make_batch, move, progress
+from tests.scheduler.firing import fire_due
+from tests.scheduler.test_loop import running
+from tests.transitions.acts import (
+    about,
+    ask,
+    begin,
+    claim,
+    completions,
+    end,
+    ending,
+    final_state,
+    lifecycle,
+    open_run,
+    open_runs,
+    requests,
+    submission,
+    submit,
+    succeed,
+)
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.control.reads.backfills import BackfillSummary
+from tidewheel.ids import job_id, run_id
+from tidewheel.runs import Cause, RunState
+from tidewheel.scheduler.backfill_loop import make_some
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOURLY = {"schedule": "0 * * * *", "overlap": "allow_all"}
+FIVE = [NOON + n * HOUR for n in range(-4, 1)]
+RANGE = (NOON - 4 * HOUR, NOON)
+
+
+def decided(database: ClockedDatabase) -> None:
+    """Whatever was missed is decided, as a scheduler does before it looks at backfills."""
+    database.execute("UPDATE timers SET scheduled_at = %s, due_at = %s", [NOON + DAY, NOON + DAY])
+
+
+@pytest.fixture
+def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
+    """An hourly job since ten days, of which nothing has fired; the clock stands at noon."""
+    clocked.stop_clock(NOON - 10 * DAY)
+    submit(clocked, **HOURLY)
+    clocked.stop_clock(NOON)
+    decided(clocked)
+    return clocked
+
+
+def finish(database: Database) -> list[UUID]:
+    """Claim and succeed what can be claimed, all at once; returns the runs in the order of their instants."""
+    started = claim(database, *(run.run_id for run in open_runs(database) if run.state == RunState.QUEUED)).started
+    for each in started:
+        succeed(database, each)
+    return [each.run_id for each in started]
+
+
+def through(database: Database, backfill_id: UUID) -> BackfillSummary:
+    """Make and finish runs until the backfill is over; returns how it stands then."""
+    summary = progress(database, backfill_id).summary
+    for _ in range(200):
+        if summary.state != "running":
+            return summary
+        make_batch(database, backfill_id)
+        finish(database)
+        summary = progress(database, backfill_id).summary
+    raise AssertionError(summary)
+
+
+def test_a_run_is_what_its_version_says_with_an_id_of_its_own(hourly: ClockedDatabase) -> None:
+    made = accept(
+        hourly, NOON, NOON, request_id="r-1", overlap="buffer_one", traceparent=f"00-{'a' * 32}-{'b' * 16}-01"
+    )
+    assert make_batch(hourly, made) == 1
+    [run] = open_runs(hourly)
+    expected = run_id(
+        job_id("default", "job"), NOON, Cause.BACKFILL, made.bytes, at=progress(hourly, made).summary.made_at
+    )
+    assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "backfill", NOON, NOON)
+    [message] = requests(hourly)
+    assert (message.cause, message.scheduled_at, message.job_version) == ("backfill", NOON, 1)
+    assert message.traceparent is not None
+    assert hourly.rows("SELECT overlap, request_id FROM run_inputs") == [("buffer_one", "r-1")]
+
+
+@pytest.mark.parametrize(("order", "instants"), [("oldest_first", FIVE), ("newest_first", FIVE[::-1])])
+def test_one_after_another_in_the_order_asked_for(
+    hourly: ClockedDatabase, order: str, instants: Sequence[datetime]
+) -> None:
+    made = accept(hourly, *RANGE, order=order, max_concurrent=1)
+    seen: list[datetime] = []
+    while make_batch(hourly, made):
+        [run] = open_runs(hourly)
+        seen.append(run.scheduled_at)
+        assert make_batch(hourly, made) == 0
+        finish(hourly)
+    assert seen == list(instants)
+    assert progress(hourly, made).summary.state == "finished"
+
+
+def test_it_finishes_when_its_last_run_has_ended(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, *RANGE)
+    assert make_batch(hourly, made) == 5
+    make_batch(hourly, made)
+    stands = progress(hourly, made)
+    assert (stands.summary.state, stands.summary.cursor_at, stands.open, stands.looked_at) == ("running", None, 5, 5)
+    runs = claim(hourly, *(run.run_id for run in open_runs(hourly))).started
+    end(hourly, ending(runs[0], RunState.FAILED, error_type="ValueError"))
+    for run in runs[1:]:
+        succeed(hourly, run)
+    make_batch(hourly, made)
+    stands = progress(hourly, made)
+    assert (stands.summary.state, stands.succeeded, stands.failed, stands.undone) == ("finished", 4, 1, 0)
+    assert stands.summary.finished_at == NOON
+    [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_finished.v1"]
+    assert (event.detail["made"], event.detail["passed_over"]) == ("5", "0")
+
+
+@pytest.mark.parametrize("order", ["oldest_first", "newest_first"])
+def test_only_what_is_missing_is_run(clocked: ClockedDatabase, order: str) -> None:
+    """Three instants ran or run; one was passed over in an outage, one lost its turn, one was cancelled."""
+    clocked.stop_clock(NOON - 6.5 * HOUR)
+    submit(clocked, schedule="0 * * * *")
+    clocked.stop_clock(NOON - 5.5 * HOUR)
+    fire_due(clocked)
+    finish(clocked)
+    clocked.stop_clock(NOON - 3.5 * HOUR)
+    fire_due(clocked)  # 07:00 is passed over, 08:00 runs
+    first = begin(clocked, open_runs(clocked)[0].run_id)
+    clocked.stop_clock(NOON - 3 * HOUR)
+    fire_due(clocked)
+    assert claim(clocked, open_runs(clocked)[1].run_id).contested.skipped
+    clocked.stop_clock(NOON - 2 * HOUR)
+    fire_due(clocked)
+    [_, second] = open_runs(clocked)
+    ask(clocked, {"type": "run.cancel", "run_id": str(second.run_id)})
+    clocked.stop_clock(NOON - 1.5 * HOUR)
+    fire_due(clocked)
+    made = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR, order=order)
+    assert progress(clocked, made).summary.wanted == 3
+    succeed(clocked, first)
+    summary = through(clocked, made)
+    missing = [NOON - 5 * HOUR, NOON - 3 * HOUR, NOON - 2 * HOUR]
+    assert sorted(made_instants(clocked)) == missing
+    assert (summary.made, summary.passed_over, summary.occurrences) == (3, 2, 5)
+    # What this one has run is not missing for the next.
+    again = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR)
+    assert through(clocked, again).made == 0
+
+
+def test_versions_of_then_run_what_they_were(clocked: ClockedDatabase) -> None:
+    """Hourly until 04:30, every two hours until the job was deleted at 08:30, every three hours since 10:30."""
+    midnight = NOON - 12 * HOUR
+    clocked.stop_clock(midnight + HOUR / 2)
+    submit(clocked, schedule="0 * * * *", overlap="allow_all", lane="batch")
+    clocked.stop_clock(midnight + 4.5 * HOUR)
+    submit(clocked, schedule="0 */2 * * *", overlap="allow_all", lane="critical")
+    clocked.stop_clock(midnight + 8.5 * HOUR)
+    ask(clocked, about("job.delete"))
+    clocked.stop_clock(midnight + 10.5 * HOUR)
+    submit(clocked, schedule="0 */3 * * *", overlap="allow_all")
+    clocked.stop_clock(NOON + 3 * HOUR)
+    decided(clocked)
+    made = accept(clocked, midnight, NOON + 3 * HOUR, what="all", max_concurrent=100)
+    make_batch(clocked, made)
+    found = clocked.rows("SELECT scheduled_at, job_version, lane FROM job_runs WHERE cause = 'backfill' ORDER BY 1")
+    hours = [(int((at - midnight) / HOUR), version, lane) for at, version, lane in found]
+    first, second = [(n, 1, "batch") for n in (1, 2, 3, 4)], [(n, 2, "critical") for n in (6, 8)]
+    assert hours == [*first, *second, (12, 3, "standard"), (15, 3, "standard")]
+    assert claim(clocked, *(run.run_id for run in open_runs(clocked))).started
+
+
+def test_the_version_current_at_acceptance_stays_the_one(hourly: ClockedDatabase) -> None:
+    submit(hourly, schedule="30 * * * *", overlap="allow_all")
+    made = accept(hourly, NOON - 2 * HOUR, NOON, versions="current", what="all", max_concurrent=1)
+    make_batch(hourly, made)
+    submit(hourly, schedule="45 * * * *", overlap="allow_all")
+    through(hourly, made)
+    versions = {version for (version,) in hourly.rows("SELECT job_version FROM job_runs WHERE cause = 'backfill'")}
+    assert (made_instants(hourly), versions) == ([NOON - 1.5 * HOUR, NOON - 0.5 * HOUR], {2})
+
+
+def test_no_more_are_open_than_asked_for_however_they_are_claimed(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, NOON - 3 * DAY, NOON, max_concurrent=7)
+    while progress(hourly, made).summary.state == "running":
+        look(hourly)
+        assert len(open_runs(hourly)) <= 7
+        some = [run.run_id for run in open_runs(hourly)][::2]
+        for started in claim(hourly, *some).started:
+            succeed(hourly, started)
+    assert len(made_instants(hourly)) == len(set(made_instants(hourly))) == 73
+
+
+def test_runs_of_a_job_that_may_not_overlap_wait_for_each_other(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(NOON - DAY)
+    submit(clocked, schedule="0 * * * *")
+    clocked.stop_clock(NOON)
+    decided(clocked)
+    made = accept(clocked, *RANGE)
+    assert make_batch(clocked, made) == 5
+    claimed = claim(clocked, *(run.run_id for run in open_runs(clocked)))
+    assert (len(claimed.started), len(claimed.contested.buffered), claimed.contested.skipped) == (1, 4, set())
+    succeed(clocked, claimed.started[0])
+    assert through(clocked, made).state == "finished"
+    assert progress(clocked, made).succeeded == 5
+
+
+def test_the_newest_is_first_also_where_runs_wait_for_each_other(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(NOON - DAY)
+    submit(clocked, schedule="0 * * * *")
+    clocked.stop_clock(NOON)
+    decided(clocked)
+    made = accept(clocked, *RANGE, order="newest_first")
+    seen: list[datetime] = []
+    while make_batch(clocked, made):
+        [run] = open_runs(clocked)
+        seen.append(run.scheduled_at)
+        succeed(clocked, begin(clocked, run.run_id))
+    assert seen == FIVE[::-1]
+
+
+def test_a_policy_asked_for_is_obeyed(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, *RANGE, overlap="skip")
+    make_batch(hourly, made)
+    claimed = claim(hourly, *(run.run_id for run in open_runs(hourly)))
+    assert (len(claimed.started), len(claimed.contested.skipped)) == (1, 4)
+    succeed(hourly, claimed.started[0])
+    make_batch(hourly, made)
+    stands = progress(hourly, made)
+    assert (stands.summary.state, stands.succeeded, stands.undone) == ("finished", 1, 4)
+
+
+def test_a_paused_one_makes_nothing_and_goes_on_where_it_was(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, *RANGE, max_concurrent=2)
+    assert look(hourly) == 2
+    move(hourly, "pause", made)
+    finish(hourly)
+    assert look(hourly) == 0
+    move(hourly, "resume", made)
+    assert through(hourly, made).state == "finished"
+    assert made_instants(hourly) == FIVE
+
+
+def test_cancelling_ends_what_has_not_begun_and_lets_go_on_what_has(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, *RANGE, max_concurrent=3)
+    other = accept(hourly, *RANGE, what="all", max_concurrent=2)
+    make_batch(hourly, made)
+    begun = begin(hourly, open_runs(hourly)[0].run_id)
+    make_batch(hourly, other)
+    assert move(hourly, "cancel", made, reason="wrong range").backfill_status == "cancelled"
+    ended = [event for event in completions(hourly) if event.status == "cancelled"]
+    assert [(event.cause, event.reason, event.attempt) for event in ended] == [("backfill", "wrong range", 0)] * 2
+    assert open_run(hourly, begun.run_id).state == RunState.RUNNING
+    assert len(open_runs(hourly)) == 3  # the other backfill's two are not touched
+    assert make_batch(hourly, made) == 0
+    succeed(hourly, begun)
+    stands = progress(hourly, made)
+    assert (stands.summary.state, stands.succeeded, stands.undone, stands.open) == ("cancelled", 1, 2, 0)
+
+
+def test_a_job_that_is_deleted_takes_its_backfills_along(hourly: ClockedDatabase) -> None:
+    """Also one that is there again before anybody has looked."""
+    made = accept(hourly, *RANGE, max_concurrent=2)
+    make_batch(hourly, made)
+    [first, second] = open_runs(hourly)
+    ask(hourly, about("job.delete"), submission(**HOURLY))
+    assert make_batch(hourly, made) == 0
+    summary = progress(hourly, made).summary
+    assert (summary.state, summary.reason, summary.made) == ("cancelled", "job_deleted", 2)
+    assert [final_state(hourly, run.run_id) for run in (first, second)] == [("cancelled", "job_deleted")] * 2
+    [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_cancelled.v1"]
+    assert event.reason == "job_deleted"
+
+
+def test_a_paused_one_is_ended_with_its_job_and_not_before(hourly: ClockedDatabase) -> None:
+    made = accept(hourly, *RANGE)
+    move(hourly, "pause", made, reason="later")
+    look(hourly)
+    assert progress(hourly, made).summary.state == "paused"
+    ask(hourly, about("job.delete"), submission(**HOURLY))
+    look(hourly)
+    summary = progress(hourly, made).summary
+    assert (summary.state, summary.reason, summary.finished_at) == ("cancelled", "job_deleted", NOON)
+
+
+def test_what_cannot_be_made_is_paused_with_the_reason_and_the_others_go_on(hourly: ClockedDatabase) -> None:
+    bad, good = accept(hourly, *RANGE), accept(hourly, *RANGE, what="all")
+    hourly.execute("UPDATE backfills SET versions = 'current', job_version = 99 WHERE backfill_id = %s", [bad])
+    hourly.execute(
+        "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, queue, lane, overlap,"
+        " definition) SELECT job_id, 99, tenant, '2100-01-01', '{}', '{}', 'default', 'standard', 'skip', '' FROM jobs"
+    )
+    look(hourly)
+    summary = progress(hourly, bad).summary
+    assert summary.state == "paused"
+    assert summary.reason is not None
+    assert summary.reason.startswith("ScheduleRefused")
+    assert progress(hourly, good).summary.made == 5
+
+
+def test_a_long_range_is_looked_through_in_bounded_batches(hourly: ClockedDatabase) -> None:
+    submit(hourly, schedule="* * * * * *", overlap="allow_all")
+    hourly.stop_clock(NOON + HOUR)
+    hourly.execute("UPDATE timers SET scheduled_at = %s, due_at = %s", [NOON + DAY, NOON + DAY])
+    made = accept(hourly, NOON, NOON + HOUR, max_concurrent=1000)
+    assert [make_batch(hourly, made) for _ in range(11)] == [100] * 10 + [0]
+    again = accept(hourly, NOON, NOON + timedelta(seconds=1000), max_concurrent=1000)
+    make_batch(hourly, again)
+    summary = progress(hourly, again).summary
+    assert (summary.made, summary.passed_over, summary.cursor_at) == (0, 500, NOON + timedelta(seconds=500))
+
+
+def test_two_schedulers_at_once_make_each_run_once(hourly: ClockedDatabase) -> None:
+    """The second comes while the first has not committed: it leaves the backfill, and others of the job, alone."""
+    made, other = accept(hourly, *RANGE), accept(hourly, *RANGE)
+    first, second = hourly.session(), hourly.session()
+    blocking, writer = hourly.connection(), first.connection()
+    # The first one stops where it writes its runs, behind somebody who has the table.
+    blocking.execute("LOCK TABLE backfills IN SHARE MODE")
+    writing = in_background(lambda: make_some(first, hourly.installation, made))
+    until_blocked(hourly, writer)
+    assert make_some(second, hourly.installation, made) == (0, False)
+    blocking.rollback()
+    assert writing.result(10)[0] == 5
+    assert make_some(second, hourly.installation, other)[0] == 0
+    assert made_instants(hourly) == FIVE
+
+
+def test_running_schedulers_make_all_of_many_backfills(database: Database) -> None:
+    now = database.now()
+    keys = [f"job-{number}" for number in range(8)]
+    ask(database, *(submission(key, **HOURLY) for key in keys))
+    between = now - 2 * DAY, now
+    ask(database, *(asking(*between, key, what="all", versions="current", max_concurrent=1000) for key in keys))
+    with running(database), running(database):
+        until(lambda: database.count("job_runs") >= 8 * 48, "every run is made")
+        for run in open_runs(database):
+            for started in claim(database, run.run_id).started:
+                succeed(database, started)
+        until(
+            lambda: database.value("SELECT count(*) FROM backfills WHERE state = 'finished'") == 8, "all are finished"
+        )
+    [(runs, instants)] = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM job_runs")
+    assert runs == instants == 8 * 48

@@ -1,0 +1,80 @@
+"""Whose turn it is while more is due than a batch takes."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit
+from tidewheel.process.service import Stop
+from tidewheel.scheduler.backlog import Bite, Rush
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.settings import SchedulerSettings
+
+
+@given(st.lists(st.integers(0, 4095), unique=True), st.lists(st.integers(1, 64), min_size=1))
+def test_each_has_one_turn_and_in_their_order(due: list[int], bites: list[int]) -> None:
+    rush, taken = Rush(), list[int]()
+    rush.begin(due)
+    while rush.on:
+        taken += rush.next(bites[len(taken) % len(bites)])
+    assert taken == due
+    assert rush.next(1) == []
+
+
+def test_two_threads_never_have_the_same_turn() -> None:
+    rush, due = Rush(), list(range(50_000))
+    rush.begin(due)
+    both = Barrier(2)
+
+    def take() -> list[int]:
+        taken = rush.next(3)  # so that both have some, however long one of them is kept waiting afterwards
+        both.wait()
+        while some := rush.next(3):
+            taken += some
+        return taken
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.submit(take), threads.submit(take)
+            assert first.result()
+            assert second.result()
+            assert sorted(first.result() + second.result()) == due
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_bite_grows_until_it_fills_a_batch() -> None:
+    bite = Bite()
+    fewest = bite.shards
+    for _ in range(3):
+        bite.took(full=False)
+    assert bite.shards == 8 * fewest
+    for _ in range(10):
+        bite.took(full=True)
+    assert bite.shards == fewest
+
+
+def test_what_is_due_in_few_shards_and_in_many_is_all_fired(database: Database) -> None:
+    """Batches of four: shards of which each has one due, and one job that has several."""
+    at = database.now().isoformat()
+    for number in range(150):
+        submit(database, f"once-{number}", schedule={"once": at})
+    submit(database, "often", schedule="@every 1s", overlap="allow_all")
+    database.execute(
+        "UPDATE timers SET due_at = due_at - interval '40 s', scheduled_at = scheduled_at - interval '40 s'"
+    )
+    scheduler = Scheduler(SchedulerSettings.load(fire_batch=4), database.url, database.installation, Stop())
+    while scheduler.step() == 0.0:
+        pass
+    scheduler.close()
+    assert database.value("SELECT count(*) FROM timers WHERE due_at <= now()") == 0
+    fired = "SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM job_runs AS r JOIN jobs AS j USING (job_id)"
+    assert database.rows(f"{fired} WHERE j.key <> 'often'") == [(150, 150)]
+    [(often, instants)] = database.rows(f"{fired} WHERE j.key = 'often'")
+    assert often == instants > 0

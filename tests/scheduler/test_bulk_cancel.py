@@ -1,0 +1,284 @@
+"""Cancellations by filter are carried out some at a time, each run once, and finished when nothing is left."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.intake.test_cancel_filter import cancel
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    ask,
+    attempts,
+    begin,
+    begun,
+    claim,
+    completions,
+    end,
+    ending,
+    final_state,
+    open_run,
+    open_runs,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+    turn_of,
+)
+from tests.transitions.overlapping import signals
+from tidewheel.ids import job_id
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler import bulk_cancel as module
+from tidewheel.scheduler.bulk_cancel import Cancelled, Cancelling
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.waiting import Wait, wait_runs
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database)
+    return database
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches so small that every walk is made of several."""
+    monkeypatch.setattr(module, "_MOST", 3)
+    monkeypatch.setattr(module, "_LOOKED_AT", 5)
+
+
+def carry_out(database: Database, *, most: int = 200) -> list[Cancelled]:
+    """Step until there is nothing more to do at once; returns what was done."""
+    cancelling = Cancelling(database.session(), database.installation)
+    steps: list[Cancelled] = []
+    while not steps or steps[-1].more:
+        assert len(steps) < most
+        steps.append(cancelling.step())
+    return steps
+
+
+def states(database: Database, runs: Iterable[UUID]) -> list[str]:
+    found = dict(database.rows("SELECT run_id, state FROM job_runs"))
+    return [found[run] for run in runs]
+
+
+def progress(database: Database, number: int) -> tuple[int, bool]:
+    [(cancelled, finished)] = database.rows(
+        "SELECT cancelled, finished_at IS NOT NULL FROM cancellations WHERE id = %s", [number]
+    )
+    return cancelled, finished
+
+
+def test_what_never_began_ends_with_its_event_and_its_reason(with_job: Database) -> None:
+    runs = [trigger(with_job), trigger(with_job, delay="1h")]
+    number = cancel(with_job, key="job", reason="wrong list")
+    carry_out(with_job)
+    assert [final_state(with_job, run) for run in runs] == [("cancelled", "wrong list")] * 2
+    assert sorted(event.run_id for event in completions(with_job)) == sorted(map(str, runs))
+    assert progress(with_job, number) == (2, True)
+    assert open_runs(with_job) == []
+
+
+def test_every_state_is_brought_to_its_end(with_job: Database) -> None:
+    submit(with_job, "turns", overlap="buffer_all")
+    retrying, waiting, running, holder = begun(with_job), begun(with_job), begun(with_job), begun(with_job, "turns")
+    queued, buffered = trigger(with_job), trigger(with_job, "turns")
+    claim(with_job, buffered)
+    requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
+    with with_job.transaction() as connection:
+        wait_runs(connection, [Wait(waiting.run_id, waiting.attempt, EXECUTOR, timedelta(hours=1))])
+    number = cancel(with_job, handler="send-email")
+    carry_out(with_job)
+    assert states(with_job, [retrying.run_id, waiting.run_id, queued, buffered]) == ["cancelled"] * 4
+    assert {run.run_id: run.state for run in open_runs(with_job)} == {
+        running.run_id: "cancelling",
+        holder.run_id: "cancelling",
+    }
+    assert {signal[0] for signal in signals(with_job)} == {running.run_id, holder.run_id}
+    assert progress(with_job, number) == (6, True)
+    succeed(with_job, running)
+    succeed(with_job, holder)
+    assert states(with_job, [running.run_id, holder.run_id]) == ["cancelled"] * 2
+    assert turn_of(with_job, job_id("default", "turns")) is None
+
+
+def test_what_has_begun_goes_on_where_that_is_asked_for(with_job: Database) -> None:
+    running, retrying, fresh = begun(with_job), begun(with_job), trigger(with_job)
+    requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
+    number = cancel(with_job, key="job", begun=False)
+    carry_out(with_job)
+    assert {run.state for run in open_runs(with_job)} == {"running", "retrying"}
+    assert (states(with_job, [fresh]), progress(with_job, number)) == (["cancelled"], (1, True))
+    assert attempts(with_job, running.run_id) == []
+
+
+@pytest.mark.usefixtures("few_at_once")
+@pytest.mark.parametrize("named", [{"key": "a"}, {"labels": {"x": "1"}}, {"handler": "one"}], ids=str)
+def test_a_walk_of_many_steps_ends_all_and_nothing_else(database: Database, named: dict[str, object]) -> None:
+    submit(database, "a", labels={"x": "1"}, target="one")
+    submit(database, "b", target="other")
+    submit(database, "c", labels={"x": "1"}, target="one")
+    runs = {key: [trigger(database, key) for _ in range(12)] for key in ("a", "b", "c")}
+    number = cancel(database, **named)
+    steps = carry_out(database)
+    assert max(step.ended for step in steps) == 3
+    wanted = runs["a"] if "key" in named else runs["a"] + runs["c"]
+    assert progress(database, number) == (len(wanted), True)
+    assert {run.run_id for run in open_runs(database)} == {run for each in runs.values() for run in each} - set(wanted)
+    assert database.count("cancelled_jobs") == 0
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_several_are_served_in_turn(database: Database) -> None:
+    for key in ("a", "b"):
+        submit(database, key)
+    for _ in range(9):
+        for key in ("a", "b"):
+            trigger(database, key)
+    numbers = [cancel(database, key=key) for key in ("a", "b")]
+    cancelling = Cancelling(database.session(), database.installation)
+    while progress(database, numbers[1])[0] < 9:
+        assert cancelling.step().more
+        done = [progress(database, number)[0] for number in numbers]
+        assert abs(done[0] - done[1]) <= 3
+    carry_out(database)
+    assert [progress(database, number) for number in numbers] == [(9, True), (9, True)]
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_what_runs_is_told_before_anything_else_is_ended(with_job: Database) -> None:
+    for _ in range(9):
+        trigger(with_job)
+    running = begun(with_job)
+    cancel(with_job, key="job")
+    cancelling = Cancelling(with_job.session(), with_job.installation)
+    while not signals(with_job):
+        assert cancelling.step().ended == 0
+    assert open_run(with_job, running.run_id).state == "cancelling"
+    assert len(open_runs(with_job)) == 10
+
+
+def test_what_somebody_has_is_come_back_to_and_nothing_is_finished_before(with_job: Database) -> None:
+    run = trigger(with_job)
+    number = cancel(with_job, key="job")
+    holding = with_job.connection()
+    holding.execute("SELECT 1 FROM open_runs WHERE run_id = %s FOR UPDATE", [run])
+    steps = carry_out(with_job)
+    assert (steps[-1].more, progress(with_job, number)) == (False, (0, False))
+    holding.rollback()
+    carry_out(with_job)
+    assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
+
+
+def test_a_scheduler_passes_over_what_another_works_on(with_job: Database) -> None:
+    trigger(with_job)
+    number = cancel(with_job, key="job")
+    other = with_job.connection()
+    other.execute("SELECT 1 FROM cancellations WHERE id = %s FOR UPDATE", [number])
+    assert {step.ended for step in carry_out(with_job)} == {0}
+    other.rollback()
+    assert sum(step.ended for step in carry_out(with_job)) == 1
+
+
+def test_a_run_that_ends_meanwhile_is_not_counted(with_job: Database) -> None:
+    started = begun(with_job)
+    number = cancel(with_job, key="job")
+    end(with_job, ending(started, RunState.SUCCEEDED))
+    carry_out(with_job)
+    assert (final_state(with_job, started.run_id)[0], progress(with_job, number)) == ("succeeded", (0, True))
+
+
+def test_a_released_run_of_a_cancelled_holder_does_not_start(database: Database) -> None:
+    submit(database, overlap="buffer_all")
+    holder = begun(database)
+    waiters = [trigger(database) for _ in range(3)]
+    claim(database, *waiters)
+    cancel(database, key="job")
+    with database.transaction() as connection:
+        end_runs(connection, database.installation, [ending(holder, RunState.SUCCEEDED)])
+    [released] = [run.run_id for run in open_runs(database) if run.state == "queued"]
+    assert claim(database, released).started == []
+    carry_out(database)
+    assert (states(database, waiters), database.count("turns")) == (["cancelled"] * 3, 0)
+
+
+def test_a_fixed_delay_job_goes_on_after_its_run_was_cancelled(database: Database) -> None:
+    submit(database, schedule={"fixed_delay": "1h"})
+    fire_due(database)
+    [run] = open_runs(database)
+    cancel(database, key="job")
+    carry_out(database)
+    assert states(database, [run.run_id]) == ["cancelled"]
+    [(held, ahead)] = database.rows("SELECT held, due_at - tidewheel_now() FROM timers")
+    assert held is None
+    assert timedelta(minutes=59) < ahead <= timedelta(hours=1)
+
+
+def test_deleting_a_job_with_a_long_backlog_is_carried_out_the_same_way(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidewheel.intake.lifecycle._AT_ONCE", 2)
+    running, *runs = begun(with_job).run_id, *(trigger(with_job) for _ in range(5))
+    ask(with_job, about("job.delete"))
+    left = [run.run_id for run in open_runs(with_job) if run.state == "queued"]
+    assert len(left) == 3
+    assert all(claim(with_job, run).started == [] for run in left)
+    carry_out(with_job)
+    assert {final_state(with_job, run) for run in runs} == {("cancelled", "job_deleted")}
+    assert open_run(with_job, running).state == "running"
+
+
+def test_one_run_that_cannot_be_ended_does_not_keep_the_others(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison, *others = [trigger(with_job) for _ in range(4)]
+    cancel(with_job, key="job")
+
+    def fails(connection: object, installation: object, ends: list[module.RunEnd]) -> object:
+        if any(each.run_id == poison for each in ends):
+            message = "a row that cannot be worked with"
+            raise ValueError(message)
+        return end_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(module, "end_runs", fails)
+    carry_out(with_job)
+    assert states(with_job, others) == ["cancelled"] * 3
+    assert begin_is_refused(with_job, poison)
+
+
+def test_a_run_that_cannot_be_ended_is_not_tried_again_and_again(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, tries = trigger(with_job), 0
+    number = cancel(with_job, key="job")
+
+    def fails(*_: object) -> object:
+        nonlocal tries
+        tries += 1
+        message = "a row that cannot be worked with"
+        raise ValueError(message)
+
+    monkeypatch.setattr(module, "end_runs", fails)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    cancelling = Cancelling(with_job.session(), with_job.installation)
+    for _ in range(20):
+        cancelling.step()
+    assert (tries, progress(with_job, number)) == (1, (0, False))
+    assert begin_is_refused(with_job, run)
+    # A scheduler that is started anew tries once more; what was wrong has been mended.
+    monkeypatch.setattr(module, "end_runs", end_runs)
+    carry_out(with_job)
+    assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
+
+
+def begin_is_refused(database: Database, run: UUID) -> bool:
+    """Whether a claim finds nothing."""
+    try:
+        begin(database, run)
+    except ValueError:
+        return True
+    return False

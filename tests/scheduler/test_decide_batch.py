@@ -1,0 +1,143 @@
+"""What is decided of a batch is what is decided of each timer by itself, the long way."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from uuid import UUID
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tidewheel.jobs.strict_json import canonical
+from tidewheel.scheduler.decide_batch import ComputingFailed, Decider
+from tidewheel.schedules.decide import decide, with_jitter
+from tidewheel.schedules.decision import DaySet, Decision, Override
+from tidewheel.schedules.fast_path import on_time
+from tidewheel.schedules.policies import CatchUp
+from tidewheel.schedules.timer_state import standing
+from tidewheel.transitions.decision_inputs import Circumstances
+from tidewheel.transitions.timers import LockedTimer
+
+START = datetime(2026, 3, 2, 12, tzinfo=UTC)
+TICK, SECOND, MINUTE = timedelta(microseconds=1), timedelta(seconds=1), timedelta(minutes=1)
+MISFIRE_AFTER = MINUTE
+DAY_SETS = {("default", "weekend"): DaySet(weekdays=frozenset({0, 6})), ("default", "none"): DaySet()}
+
+near = st.one_of(
+    st.sampled_from([timedelta(0), TICK, -TICK, SECOND, MINUTE, -MINUTE]),
+    st.integers(-300, 300).map(lambda seconds: seconds * SECOND),
+    st.timedeltas(timedelta(days=-3), timedelta(days=3)),
+).map(lambda distance: START + distance)
+every = st.one_of(st.sampled_from([1, 5, 60, 3600]), st.integers(1, 10_000)).map(lambda seconds: seconds * 1_000_000)
+
+
+@st.composite
+def bounds(draw: st.DrawFn) -> dict[str, object]:
+    start, end = sorted([draw(near), draw(near)])
+    return {
+        "start_at": draw(st.sampled_from([None, start.isoformat()])),
+        "end_at": draw(st.sampled_from([None, end.isoformat()])),
+    }
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """A schedule as it is stored."""
+    kind = draw(st.sampled_from(["interval"] * 4 + ["once", "cron", "fixed_delay", "manual"]))
+    document: dict[str, object] = {"kind": kind}
+    if kind in {"interval", "fixed_delay"}:
+        document |= {"every_us": draw(every), **draw(bounds())}
+    if kind == "interval":
+        anchor = draw(near).astimezone(draw(st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))])))
+        document |= {"anchor": anchor.isoformat(), "anchor_fires": draw(st.booleans())}
+    if kind == "once":
+        document["at"] = draw(near).isoformat()
+    if kind == "cron":
+        document |= {"expressions": draw(st.sampled_from([["* * * * *"], ["H H * * *"]])), **draw(bounds())}
+    return canonical(document).decode()
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> str:
+    document: dict[str, object] = {"catch_up": draw(st.sampled_from(CatchUp))}
+    more: list[dict[str, object]] = [
+        {"exclude_calendars": ["weekend"], "on_excluded": draw(st.sampled_from(["skip", "next_business_day"]))},
+        {"exclude_calendars": ["none"]},
+        {"include_calendars": ["weekend"]},
+        {"jitter_us": 30_000_000},
+        {"jitter_percent": 50},
+    ]
+    document |= draw(st.sampled_from([{}, {}, {}, *more]))
+    return canonical(document).decode()
+
+
+def stands(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) -> LockedTimer:
+    return LockedTimer(
+        job_id=UUID(int=number), tenant="default", shard=0, scheduled_at=at, version=1, schedule=schedule, handler=None,
+        queue="default", lane="standard", overlap="skip", definition=b"", limited=False, policy=policy, due_at=at,
+    )  # fmt: skip
+
+
+@st.composite
+def timers(draw: st.DrawFn, number: int = 1) -> LockedTimer:
+    """A timer that stands at an occurrence of its schedule, mostly."""
+    timer = stands(draw(near), draw(texts()), draw(policies()), number=number)
+    at = standing(timer, DAY_SETS).schedule.after(timer.scheduled_at)
+    if at is not None and draw(st.integers(0, 9)):
+        timer = timer._replace(scheduled_at=at)
+    return timer._replace(catch_up_end=draw(st.sampled_from([None, None, None, timer.scheduled_at])))
+
+
+def long_way(timer: LockedTimer, overrides: list[Override], now: datetime, horizon: datetime) -> Decision:
+    where = standing(timer, DAY_SETS, overrides)
+    decision = decide(where, now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
+    return with_jitter(decision, where, timer.job_id)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_each_timer_of_a_batch_gets_the_answer_of_the_long_way(data: st.DataObject) -> None:
+    some = [data.draw(timers(number)) for number in range(1, data.draw(st.integers(1, 4)) + 1)]
+    # Others with the very same question, one of which is overridden, and may be the first to be asked.
+    some += [timer._replace(job_id=UUID(int=100 + number)) for number, timer in enumerate(some)]
+    said = {UUID(int=200): [Override(some[0].scheduled_at, data.draw(st.one_of(st.none(), near)))]}
+    some = data.draw(st.permutations([*some, some[0]._replace(job_id=UUID(int=200), overridden=True)]))
+    late = data.draw(st.one_of(st.timedeltas(timedelta(0), 2 * MINUTE), st.sampled_from([timedelta(0), MISFIRE_AFTER])))
+    now = some[0].scheduled_at + late
+    horizon = now + data.draw(st.sampled_from([timedelta(0), 5 * SECOND, -3 * SECOND]))
+    decider = Decider(Circumstances(DAY_SETS, said), (), now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
+    for timer in some:
+        assert decider(timer) == long_way(timer, list(said.get(timer.job_id, ())), now, horizon)
+
+
+@settings(max_examples=200, deadline=None)
+@given(timers(), st.timedeltas(timedelta(0), MISFIRE_AFTER - TICK))
+def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
+    timer: LockedTimer, late: timedelta
+) -> None:
+    timer = timer._replace(policy="{}", catch_up_end=None)
+    assume('"interval"' in timer.schedule or '"once"' in timer.schedule)
+    where, now = standing(timer, {}), timer.scheduled_at + late
+    assume(where.schedule.after(timer.scheduled_at - TICK) == timer.scheduled_at)
+    following = where.schedule.after(timer.scheduled_at)
+    assume(following is None or following > now)
+    short = on_time(timer, now=now, horizon=now, misfire_after=MISFIRE_AFTER)
+    assert short is not None
+    assert short == long_way(timer, [], now, now)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "{}",
+        '{"anchor":"2026-03-02T12:00:00","anchor_fires":true,"every_us":60000000,"kind":"interval"}',
+        '{"anchor":"never","anchor_fires":true,"every_us":60000000,"kind":"interval"}',
+        '{"anchor":"2026-03-02T12:00:00Z","anchor_fires":true,"every_us":1,"kind":"interval"}',
+        '{"at":"never","kind":"once"}',
+    ],
+)
+def test_a_schedule_that_cannot_be_read_is_refused_the_long_way(schedule: str) -> None:
+    timer = stands(START, schedule)
+    assert on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
+    decider = Decider(Circumstances(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
+    with pytest.raises(ComputingFailed):
+        decider(timer)

@@ -1,0 +1,81 @@
+"""Cancels that met a run in somebody's hands are carried out once, and nothing that goes wrong keeps the others."""
+
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import begun, end, ending, open_run, submit, trigger
+from tests.transitions.overlapping import signals
+from tidewheel.process.service import Stop
+from tidewheel.runs import RunState
+from tidewheel.scheduler import pending_cancels as module
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.scheduler.pending_cancels import WantedCancels
+from tidewheel.settings import SchedulerSettings
+from tidewheel.transitions.finish import end_runs
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    submit(database)
+    return database
+
+
+def want(database: Database, *runs: UUID) -> None:
+    for run in runs:
+        database.execute("INSERT INTO wanted_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'asked')", [run])
+
+
+def states(database: Database, *runs: UUID) -> list[str]:
+    found = dict(database.rows("SELECT run_id, state FROM job_runs"))
+    return [found[run] for run in runs]
+
+
+def test_a_scheduler_looks_by_itself(with_job: Database) -> None:
+    over, running, queued = begun(with_job), begun(with_job), trigger(with_job)
+    end(with_job, ending(over, RunState.SUCCEEDED))
+    want(with_job, over.run_id, running.run_id, queued, queued)
+    stop = Stop()
+    scheduler = Scheduler(SchedulerSettings.load(), with_job.url, with_job.installation, stop)
+    scheduler.step()
+    stop.ask()
+    scheduler.run()  # enters, sees that it is to end, and closes what it holds
+    assert states(with_job, over.run_id, queued) == ["succeeded", "cancelled"]
+    assert open_run(with_job, running.run_id).state == "cancelling"
+    assert [signal[0] for signal in signals(with_job)] == [running.run_id]
+    assert with_job.count("wanted_cancels") == 0
+
+
+def test_those_that_are_still_held_do_not_hide_the_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 2)
+    runs = [trigger(with_job) for _ in range(5)]
+    want(with_job, *runs)
+    wanted = WantedCancels(with_job.session(), with_job.installation)
+    with with_job.transaction() as holding:
+        holding.execute("SELECT FROM open_runs WHERE run_id = ANY (%s) FOR UPDATE", [runs[:3]])
+        assert [wanted.step().ended for _ in range(3)] == [0, 1, 1]
+    assert sum(wanted.step().ended for _ in range(3)) == 3
+    assert with_job.count("wanted_cancels") == 0
+
+
+def test_one_that_cannot_be_ended_keeps_no_other_and_is_left_alone(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison, *others = [trigger(with_job) for _ in range(3)]
+    want(with_job, poison, *others)
+    tries = 0
+
+    def fails(connection: object, installation: object, ends: list[module.RunEnd]) -> object:
+        nonlocal tries
+        if any(each.run_id == poison for each in ends):
+            tries += 1
+            message = "a row that cannot be worked with"
+            raise ValueError(message)
+        return end_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(module, "end_runs", fails)
+    wanted = WantedCancels(with_job.session(), with_job.installation)
+    assert [wanted.step().ended for _ in range(3)] == [2, 0, 0]
+    assert states(with_job, *others) == ["cancelled"] * 2
+    assert (tries, with_job.count("wanted_cancels")) == (2, 1)

@@ -1,0 +1,127 @@
+"""A timer that something outside Tidewheel removed is found and given back; nobody else's is."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import about, ask, ask_within, submission, submit
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.ids import bucket_of, job_id, shard_of
+from tidewheel.scheduler.repair import mend_shard
+
+SECOND = timedelta(seconds=1)
+JOB = job_id("default", "job")
+SHARD = shard_of(bucket_of(JOB), 64)
+EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def lose_timers(database: ClockedDatabase) -> None:
+    assert database.execute("DELETE FROM timers") > 0
+
+
+def mend(database: ClockedDatabase) -> int:
+    session = database.session()
+    return sum(mend_shard(session, shard, 64) for shard in range(64))
+
+
+def test_a_lost_timer_is_given_back_and_its_downtime_decided_as_any_other(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    still.advance(3 * SECOND)
+    fire_due(still)
+    lose_timers(still)
+    still.advance(600 * SECOND)
+    assert mend_shard(still.session(), SHARD, 64) == 1
+    assert mend_shard(still.session(), SHARD, 64) == 0
+    fire_due(still)
+    assert still.count("job_runs") == 3 + 61
+    assert still.rows("SELECT reason, occurrences, exact FROM skips") == [("misfire", 539, True)]
+
+
+def test_a_job_that_never_fired_goes_on_from_its_submission(still: ClockedDatabase) -> None:
+    reply = submit(still, **EACH_SECOND)
+    lose_timers(still)
+    still.advance(2 * SECOND)
+    assert mend(still) == 1
+    assert still.rows("SELECT job_id, version, scheduled_at, due_at FROM timers") == [
+        (JOB, 1, reply.next_run_at, reply.next_run_at)
+    ]
+    fire_due(still)
+    assert still.count("job_runs") == 2
+
+
+def test_a_once_whose_timer_was_lost_before_it_fired_still_fires(still: ClockedDatabase) -> None:
+    """Also when its instant has passed meanwhile: a `once` always fires."""
+    at = still.now() + SECOND
+    submit(still, schedule={"once": at.isoformat()})
+    lose_timers(still)
+    still.advance(10 * SECOND)
+    assert mend(still) == 1
+    fire_due(still)
+    assert still.rows("SELECT scheduled_at FROM job_runs") == [(at,)]
+
+
+def test_a_once_that_was_overdue_when_it_was_submitted_is_mended_too(still: ClockedDatabase) -> None:
+    at = still.now() - timedelta(days=1)
+    submit(still, schedule={"once": at.isoformat()})
+    lose_timers(still)
+    assert mend(still) == 1
+    fire_due(still)
+    assert still.rows("SELECT scheduled_at FROM job_runs") == [(at,)]
+
+
+def test_who_ought_to_have_no_timer_is_given_none(still: ClockedDatabase) -> None:
+    once = {"once": (still.now() + SECOND).isoformat()}
+    ask(still, submission("paused", **EACH_SECOND), submission("deleted", **EACH_SECOND), submission("manual"))
+    ask(still, submission("finished", schedule=once), about("job.pause", "paused"), about("job.delete", "deleted"))
+    still.advance(SECOND)
+    fire_due(still)
+    still.execute("DELETE FROM timers")
+    assert mend(still) == 0
+    assert still.count("timers") == 0
+
+
+def test_a_job_whose_schedule_cannot_be_read_does_not_stop_the_mending_of_others(still: ClockedDatabase) -> None:
+    ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
+    still.execute("UPDATE job_versions SET schedule = '{' WHERE job_id = %s", [job_id("default", "job-2")])
+    lose_timers(still)
+    assert mend(still) == 4
+    assert mend(still) == 0
+
+
+def test_mending_waits_for_an_edit_under_way_and_then_finds_the_timer_there(still: ClockedDatabase) -> None:
+    submit(still, **EACH_SECOND)
+    lose_timers(still)
+    editing, session = still.connection(), still.session()
+    mending = session.connection()
+    ask_within(editing, still, submission(schedule="@every 1h"))
+    waiting = in_background(lambda: mend_shard(session, SHARD, 64))
+    until_blocked(still, mending)
+    editing.commit()
+    assert waiting.result(10) == 0
+    assert still.rows("SELECT version, scheduled_at FROM timers") == [(2, still.now() + timedelta(hours=1))]
+
+
+def test_a_timer_given_back_knows_what_was_skipped_and_moved(still: ClockedDatabase) -> None:
+    now = still.now()
+    submit(still, schedule="@every 60s", overlap="allow_all")
+    minute = [now + n * 60 * SECOND for n in range(5)]
+    ask(still, about("job.skip", at=minute[2].isoformat()))
+    ask(still, about("job.move", at=minute[3].isoformat(), to=(now + SECOND).isoformat()))
+    lose_timers(still)
+    assert mend(still) == 1
+    still.advance(SECOND)
+    fire_due(still)
+    assert still.rows("SELECT scheduled_at FROM job_runs") == [(minute[3],)]
+    for _ in range(4):
+        still.advance(60 * SECOND)
+        fire_due(still)
+    assert still.rows("SELECT scheduled_at FROM job_runs ORDER BY 1") == [(minute[n],) for n in (1, 3, 4)]
+    assert still.rows("SELECT reason, first_at FROM skips") == [("by_hand", minute[2])]

@@ -1,0 +1,292 @@
+"""Schedules under calendars, against a filter that looks at every instant and every day by itself."""
+
+import time
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from itertools import chain, pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.schedules.brute_force import pinned_zone, wall_clock
+from tests.schedules.expressions import any_expression
+from tidewheel.errors import InvalidInput
+from tidewheel.schedules.calendars import Calendared, ensure_open_days, excluded_spans
+from tidewheel.schedules.decision import DaySet
+from tidewheel.schedules.parse import parse_schedule
+from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.zones import zone, zone_names
+
+DAY = timedelta(days=1)
+TICK = timedelta(microseconds=1)
+WINDOW = timedelta(days=9)
+WEEKEND = DaySet(weekdays=frozenset({0, 6}))
+Sets = tuple[DaySet, ...]
+
+
+def cron(expression: str, timezone: str = "UTC", **more: object) -> Schedule:
+    return parse_schedule({"kind": "cron", "expressions": [expression], "timezone": timezone, **more})
+
+
+def days(*texts: str) -> DaySet:
+    return DaySet(days=frozenset(map(date.fromisoformat, texts)))
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def is_open(day: date, exclude: Sets, include: Sets) -> bool:
+    return not any(day in each for each in exclude) and (not include or any(day in each for each in include))
+
+
+class Case:
+    """A schedule near a change of the clock (half of the time), calendars around it, and the naive answers."""
+
+    def __init__(self, seed: int) -> None:
+        random = Random(seed)  # noqa: S311  # reproducible from the seed that was drawn
+        self.zone_name = random.choice(sorted(zone_names()))
+        changes = [start for start in zone(self.zone_name).starts if 3e8 < start < 2e9]
+        middle = random.choice(changes) if changes and random.random() < 0.8 else random.randint(400_000_000, 2 * 10**9)
+        self.middle = datetime.fromtimestamp(middle - middle % 60, UTC)
+        near = self.middle.astimezone(pinned_zone(self.zone_name)).replace(tzinfo=None)
+        expression = any_expression(random, near)
+        self.gap, self.overlap = random.choice(["shift_forward", "skip"]), random.choice(["first", "second", "both"])
+        self.nominal = cron(expression, self.zone_name, dst_gap=self.gap, dst_overlap=self.overlap)
+        self.exclude = tuple(self._day_set(random) for _ in range(random.choice([0, 1, 1, 2])))
+        self.include = tuple(self._day_set(random) for _ in range(0 if self.exclude and random.random() < 0.7 else 1))
+        self.by_clock = not (expression[0].isdigit() and expression.split()[1][0].isdigit())
+        self.start, self.end = self.middle - WINDOW, self.middle + WINDOW
+
+    def _day_set(self, random: Random) -> DaySet:
+        singles = frozenset(
+            self.middle.date() + timedelta(days=random.randint(-8, 8)) for _ in range(random.randint(0, 6))
+        )
+        return DaySet(singles, frozenset(random.sample(range(7), random.choice([0, 0, 1, 2, 5]))))
+
+    def under_calendars(self, *, shift: bool) -> Calendared:
+        return Calendared(self.nominal, self.exclude, self.include, self.zone_name, shift)
+
+    def kept(self, start: datetime) -> list[datetime]:
+        local = pinned_zone(self.zone_name)
+        return [
+            found
+            for found in self.nominal.between(start, self.end)
+            if is_open(found.astimezone(local).date(), self.exclude, self.include)
+        ]
+
+    def shifted(self, since: datetime | None = None) -> set[datetime]:
+        """Minute by minute on the wall clock: what excluded instants of the window (later than `since`) become."""
+        readings = wall_clock(self.zone_name, self.start - DAY, self.end, timedelta(minutes=1))
+        there = {reading.local.date() for reading in readings}
+        wanted: set[datetime] = set()
+        local = pinned_zone(self.zone_name)
+        for found in self.nominal.between(since or self.start - DAY, self.end):
+            wall = found.astimezone(local).replace(tzinfo=None)
+            day = wall.date()
+            if is_open(day, self.exclude, self.include):
+                continue
+            while day <= max(there) and not (is_open(day, self.exclude, self.include) and day in there):
+                day += DAY
+            wanted.add(datetime.combine(day, wall.time()))
+        fired: set[datetime] = set()
+        for reading in readings:
+            passes = self.by_clock or self.overlap == "both"
+            wrong_pass = not passes and (reading.repeated if self.overlap == "first" else reading.again)
+            made_up = not self.by_clock and self.gap == "shift_forward" and wanted.intersection(reading.skipped)
+            if (reading.local in wanted and not wrong_pass) or made_up:
+                fired.add(reading.instant)
+        return fired
+
+
+cases = st.integers(0, 10**9).map(Case)
+
+
+@settings(deadline=None)  # some are every minute of eighteen days
+@given(cases)
+def test_occurrences_on_excluded_days_are_left_out(case: Case) -> None:
+    assert list(case.under_calendars(shift=False).between(case.start, case.end)) == case.kept(case.start)
+
+
+@settings(max_examples=60, deadline=None)  # each looks at 26,000 minutes
+@given(cases)
+def test_a_shifted_occurrence_keeps_its_wall_time_on_the_next_open_day(case: Case) -> None:
+    since = case.middle - timedelta(days=1)  # what comes from before the window is not known to the naive answer
+    closed = [day for day in range(12) if not is_open((since - day * DAY).date(), case.exclude, case.include)]
+    if len(closed) > 6:
+        return
+    naive = {*case.kept(since), *case.shifted()}
+    expected = sorted(found for found in naive if since < found <= case.end)
+    assert list(case.under_calendars(shift=True).between(since, case.end)) == expected
+
+
+@settings(max_examples=60, deadline=None)  # each looks at 26,000 minutes
+@given(cases, st.integers(0, 4 * 86_400))
+def test_what_lies_before_a_change_is_shifted_no_more(case: Case, later: int) -> None:
+    since = case.middle - 2 * DAY + timedelta(seconds=later)
+    expected = sorted({found for found in {*case.kept(case.start), *case.shifted(since)} if found > case.start})
+    schedule = replace(case.under_calendars(shift=True), since=since)
+    assert [found for found in schedule.between(case.start, case.end) if found <= case.end] == expected
+    back: list[datetime] = []
+    found = schedule.before(case.end + TICK)
+    while found is not None and found > case.start:
+        back.append(found)
+        found = schedule.before(found)
+    assert back[::-1] == expected
+
+
+@settings(deadline=None)  # some are every minute of eighteen days
+@given(cases, st.booleans(), st.integers(0, 60))
+def test_before_and_count_agree_with_after(case: Case, shift: bool, limit: int) -> None:  # noqa: FBT001  # drawn
+    schedule = case.under_calendars(shift=shift)
+    walked = [found for found, _ in zip(schedule.between(case.start, case.end), range(60), strict=False)]
+    end = walked[-1] if walked else case.end
+    expected = (len(walked), True) if len(walked) <= limit else (limit, False)
+    assert schedule.count(case.start, end, limit) == expected
+    back: list[datetime] = []
+    found = schedule.before(end + TICK)
+    while found is not None and found > case.start and len(back) < 60:
+        back.append(found)
+        found = schedule.before(found)
+    assert back[::-1] == walked
+
+
+@settings(deadline=None)  # some are every minute of eighteen days
+@given(cases, st.booleans())
+def test_every_instant_is_an_occurrence_or_in_one_excluded_span(case: Case, shift: bool) -> None:  # noqa: FBT001
+    schedule = case.under_calendars(shift=shift)
+    start, end = case.start, case.end
+    spans = excluded_spans(case.nominal, schedule, start, end)
+    kept, fired = set(case.kept(start)), list(schedule.between(start, end))
+    left_out = [found for found in case.nominal.between(start, end) if found not in kept]
+    told = [[found for found in left_out if first <= found <= last] for first, last, _, _ in spans]
+    assert list(chain.from_iterable(told)) == left_out
+    for (first, last, occurrences, exact), inside in zip(spans, told, strict=True):
+        assert (inside[0], inside[-1], len(inside), True) == (first, last, occurrences, exact)
+        assert not any(first < found < last for found in fired)
+    for (_, last, _, _), (first, _, _, _) in pairwise(spans):
+        assert any(last <= found <= first for found in fired)
+
+
+def test_a_second_by_second_schedule_jumps_over_ten_closed_years() -> None:
+    closed = DaySet(days=frozenset(date(2026, 1, 1) + timedelta(days=n) for n in range(3653)))
+    schedule = Calendared(cron("* * * * * *"), (closed,), (), "UTC")
+    began = time.perf_counter()
+    assert schedule.after(at("2026-01-01T00:00:00Z")) == at("2036-01-02T00:00:00Z")
+    assert schedule.before(at("2036-01-02T00:00:00Z")) == at("2025-12-31T23:59:59Z")
+    start, end = at("2025-12-31T23:59:00Z"), at("2036-01-02T00:01:00Z")
+    assert schedule.count(start, end, 1000) == (59 + 61, True)
+    spans = excluded_spans(schedule.schedule, schedule, start, end)
+    assert spans == [(at("2026-01-01T00:00:00Z"), at("2036-01-01T23:59:59Z"), 100_000, False)]
+    assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize("shift", [True, False])
+def test_what_comes_to_an_end_ends_in_bounded_time(shift: bool) -> None:  # noqa: FBT001
+    only = days("2026-12-24", "2026-12-31")
+    schedule = Calendared(cron("0 9 * * *"), (), (only,), "UTC", shift)
+    began = time.perf_counter()
+    assert list(schedule.between(at("2026-12-01T00:00:00Z"), at("2099-01-01T00:00:00Z"))) == [
+        at("2026-12-24T09:00:00Z"),
+        at("2026-12-31T09:00:00Z"),
+    ]
+    assert schedule.after(at("2026-12-31T09:00:00Z")) is None
+    assert schedule.before(at("2026-12-24T09:00:00Z")) is None
+    every_day_closed = Calendared(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC")
+    assert every_day_closed.after(at("2026-12-01T00:00:00Z")) is None
+    assert time.perf_counter() - began < 2
+
+
+def test_an_occurrence_goes_no_further_than_a_year() -> None:
+    yearly = days(*(f"{year}-07-01" for year in range(2020, 2040, 4)))
+    schedule = Calendared(cron("0 9 1 * *"), (), (yearly,), "UTC", shift=True)
+    assert list(schedule.between(at("2024-07-01T09:00:00Z"), at("2029-01-01T00:00:00Z"))) == [
+        at("2028-07-01T09:00:00Z")
+    ]
+    weekly = Calendared(cron("0 9 * * 0"), (), (yearly,), "UTC", shift=True)
+    assert weekly.after(at("2024-07-02T09:00:00Z")) == at("2028-07-01T09:00:00Z")
+
+
+def test_two_occurrences_that_meet_are_one() -> None:
+    schedule = Calendared(cron("0 9 * * *"), (WEEKEND,), (), "UTC", shift=True)
+    monday = at("2026-11-23T09:00:00Z")
+    assert list(schedule.between(at("2026-11-20T09:00:00Z"), at("2026-11-24T00:00:00Z"))) == [monday]
+    assert schedule.count(at("2026-11-20T09:00:00Z"), monday, 10) == (1, True)
+
+
+def test_a_bound_concerns_the_instant_that_is_shifted() -> None:
+    schedule = Calendared(cron("0 9 * * *", end_at="2026-11-21T12:00:00Z"), (WEEKEND,), (), "UTC", shift=True)
+    assert schedule.after(at("2026-11-20T09:00:00Z")) == at("2026-11-23T09:00:00Z")
+    assert schedule.after(at("2026-11-23T09:00:00Z")) is None
+    assert schedule.before(at("2027-01-01T00:00:00Z")) == at("2026-11-23T09:00:00Z")
+
+
+def test_a_day_that_was_left_out_by_its_zone_is_no_business_day() -> None:
+    """Apia went from 29 to 31 December 2011."""
+    schedule = Calendared(cron("0 9 29 12 *", "Pacific/Apia"), (days("2011-12-29"),), (), "Pacific/Apia", shift=True)
+    assert schedule.after(at("2011-12-01T00:00:00Z")) == at("2011-12-31T09:00:00+14:00")
+
+
+def test_a_day_begins_and_ends_on_the_wall_clock() -> None:
+    """St John's put its clock back at 00:01: the evening before came twice, with a minute of the next day between."""
+    zone_name = "America/St_Johns"
+    schedule = Calendared(cron("*/30 * * * *", zone_name), (days("2008-11-02"),), (), zone_name)
+    evening = list(schedule.between(at("2008-11-02T02:20:00Z"), at("2008-11-03T04:00:00Z")))
+    assert [f"{found:%d %H:%M}" for found in evening] == ["02 03:00", "03 03:30", "03 04:00"]
+    assert evening[0].astimezone(pinned_zone(zone_name)).date() == date(2008, 11, 1)
+
+
+def test_an_interval_has_days_of_utc_and_keeps_its_microseconds() -> None:
+    inner = parse_schedule({"kind": "interval", "every_us": 21_600_000_001, "anchor": "2026-11-20T00:00:00Z"})
+    schedule = Calendared(inner, (WEEKEND,), (), "UTC")
+    shifted = Calendared(inner, (WEEKEND,), (), "UTC", shift=True)
+    start, end = at("2026-11-20T12:00:00Z"), at("2026-11-23T06:00:01Z")
+    assert [found.microsecond for found in schedule.between(start, end)] == [2, 3, 12, 13]
+    assert [found.microsecond for found in shifted.between(start, end)] == [2, 3, 4, 8, 12, 5, 9, 13]
+
+
+def test_many_spans_end_in_one_that_says_it_is_not_exact() -> None:
+    schedule = Calendared(cron("0 9 * * *"), (WEEKEND,), (), "UTC")
+    start, end = at("2000-01-01T00:00:00Z"), at("2020-01-01T00:00:00Z")
+    spans = excluded_spans(schedule.schedule, schedule, start, end)
+    assert len(spans) == 400
+    assert all(exact for *_, exact in spans[:-1])
+    first, last, occurrences, exact = spans[-1]
+    assert (first, last, exact) == (spans[-2][1] + 6 * DAY, at("2019-12-29T09:00:00Z"), False)
+    assert sum(span[2] for span in spans[:-1]) + occurrences == 2 * 1044
+
+
+def test_what_is_known_already_is_in_no_excluded_span() -> None:
+    daily = cron("0 9 * * *")
+    taken = frozenset(at(f"2026-11-{day}T09:00:00Z") for day in (20, 22, 25, 26))
+    closed = days(*(f"2026-11-{day}" for day in range(20, 26)))
+    schedule = Calendared(daily, (closed,), (), "UTC", taken=taken)
+    spans = excluded_spans(daily, schedule, at("2026-11-19T12:00:00Z"), at("2026-12-01T00:00:00Z"))
+    saturday, monday, tuesday = (at(f"2026-11-{day}T09:00:00Z") for day in (21, 23, 24))
+    assert spans == [(saturday, saturday, 1, True), (monday, tuesday, 2, True)]
+
+
+def test_a_schedule_without_calendars_has_no_excluded_spans() -> None:
+    daily = cron("0 9 * * *")
+    assert excluded_spans(daily, daily, at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z")) == []
+
+
+def test_what_calendars_leave_nothing_of_is_refused() -> None:
+    now = at("2026-11-20T12:00:00Z")
+    with pytest.raises(InvalidInput, match="leave out every occurrence") as refused:
+        ensure_open_days(Calendared(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC"), now)
+    assert refused.value.errors[0].path == "exclude_calendars"
+    ensure_open_days(Calendared(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC", shift=True), now)
+    ensure_open_days(cron("0 9 * * SAT"), now)
+    past = parse_schedule({"kind": "once", "at": "2026-11-19T12:00:00Z"})
+    ensure_open_days(Calendared(past, (WEEKEND,), (), "UTC"), now)
+    with pytest.raises(InvalidInput):
+        ensure_open_days(Calendared(past, (), (WEEKEND,), "UTC"), now)
+
+
+def test_calendared_schedules_are_values() -> None:
+    one, other = (Calendared(cron("0 9 * * *"), (DaySet(weekdays=frozenset({0, 6})),), (), "UTC") for _ in range(2))
+    assert one == other
+    assert len({one, other, Calendared(one.schedule, (), (WEEKEND,), "UTC")}) == 2

@@ -1,0 +1,248 @@
+"""What is due, by the calendar of a job's past: catch-up, pauses, caps; pure."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.schedules.calendars import Calendared
+from tidewheel.schedules.decide import (
+    COUNTED,
+    MOST_AT_ONCE,
+    MOST_MADE_UP,
+    decide,
+    passed_by,
+    resume,
+    with_jitter,
+)
+from tidewheel.schedules.decision import DaySet, Decision, Held, Skip, SkipReason
+from tidewheel.schedules.parse import parse_schedule
+from tidewheel.schedules.policies import CatchUp, Policies
+from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.timer_state import Standing
+
+START = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
+SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+MISFIRE_AFTER = MINUTE
+
+
+def every(seconds: int) -> Schedule:
+    """An interval with an occurrence at START."""
+    return parse_schedule(
+        {"kind": "interval", "every_us": seconds * 1_000_000, "anchor": START.isoformat(), "anchor_fires": True}
+    )
+
+
+def at_start(schedule: Schedule, policies: Policies | None = None, **more: object) -> Standing:
+    """A timer that stands at START."""
+    return replace(Standing(schedule, schedule, schedule, policies or Policies(), START), **more)  # type: ignore[arg-type]
+
+
+def decided(standing: Standing, late: timedelta, ahead: timedelta = timedelta(0)) -> Decision:
+    """What is decided so long after START."""
+    now = START + late
+    return decide(standing, now=now, horizon=now + ahead, misfire_after=MISFIRE_AFTER)
+
+
+def after(decision: Decision, standing: Standing) -> Standing:
+    """Where the timer stands after a decision."""
+    assert decision.next_at is not None
+    return replace(standing, cursor=decision.next_at, catch_up_end=decision.catch_up_end)
+
+
+def all_of(standing: Standing, late: timedelta) -> tuple[list[Decision], Standing]:
+    """Decisions until nothing is due."""
+    decisions: list[Decision] = []
+    while standing.cursor <= START + late:
+        decisions.append(decided(standing, late))
+        if decisions[-1].next_at is None:
+            break
+        standing = after(decisions[-1], standing)
+    return decisions, standing
+
+
+def test_what_is_on_time_fires_and_is_not_late() -> None:
+    decision = decided(at_start(every(60)), timedelta(0), ahead=2 * MINUTE)
+    assert [(fire.at, fire.late) for fire in decision.fires] == [(START + n * MINUTE, None) for n in range(3)]
+    assert (decision.skips, decision.next_at) == ((), START + 3 * MINUTE)
+
+
+def test_younger_than_misfire_after_all_fire_late_whatever_the_policy() -> None:
+    for policy in CatchUp:
+        decision = decided(at_start(every(10), Policies(catch_up=policy)), 59 * SECOND)
+        assert [fire.at for fire in decision.fires] == [START + n * 10 * SECOND for n in range(6)]
+        assert all(fire.late is None for fire in decision.fires)
+
+
+def test_fire_once_fires_the_latest_missed_one_and_says_how_late_it_is() -> None:
+    decision = decided(at_start(every(3600)), 5 * HOUR + 30 * MINUTE)
+    [fire] = decision.fires
+    assert (fire.at, fire.late, fire.buffered) == (START + 5 * HOUR, 30 * MINUTE, False)
+    [skip] = decision.skips
+    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
+        SkipReason.MISFIRE, START, START + 4 * HOUR, 5,
+    )  # fmt: skip
+
+
+def test_skip_passes_over_what_was_missed_and_fires_what_is_younger() -> None:
+    decision = decided(at_start(every(40), Policies(catch_up=CatchUp.SKIP)), 10 * MINUTE)
+    assert [fire.at for fire in decision.fires] == [START + 560 * SECOND, START + 600 * SECOND]
+    [skip] = decision.skips
+    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
+        SkipReason.MISFIRE, START, START + 520 * SECOND, 14,
+    )  # fmt: skip
+
+
+def test_fire_all_fires_every_one_in_the_window_oldest_first_buffered_and_marked() -> None:
+    policies = Policies(catch_up=CatchUp.FIRE_ALL, window=3 * HOUR)
+    decision = decided(at_start(every(3600), policies), 6 * HOUR + 30 * MINUTE)
+    assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in (4, 5, 6)]
+    assert all(fire.buffered and fire.late is not None for fire in decision.fires)
+    [skip] = decision.skips
+    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
+        SkipReason.MISFIRE, START, START + 3 * HOUR, 4,
+    )  # fmt: skip
+
+
+def test_fire_all_keeps_the_newest_thousand_and_records_the_others_as_beyond_the_limit() -> None:
+    policies = Policies(catch_up=CatchUp.FIRE_ALL)
+    late = 3 * HOUR
+    decisions, _ = all_of(at_start(every(1), policies), late)
+    fires = [fire.at for decision in decisions for fire in decision.fires]
+    missed = [at for at in fires if at <= START + late - MISFIRE_AFTER]
+    assert len(missed) == MOST_MADE_UP
+    assert missed[-1] == START + late - MISFIRE_AFTER
+    assert fires == sorted(set(fires))
+    [limit] = [skip for decision in decisions for skip in decision.skips]
+    assert (limit.reason, limit.first_at, limit.last_at) == (SkipReason.LIMIT, START, missed[0] - SECOND)
+    assert all(len(decision.fires) <= MOST_AT_ONCE for decision in decisions)
+
+
+def test_a_catch_up_is_decided_once_and_goes_on_as_decided_however_long_it_takes() -> None:
+    policies = Policies(catch_up=CatchUp.FIRE_ALL, window=HOUR)
+    standing = at_start(every(10), policies)
+    first = decided(standing, 2 * HOUR)
+    assert first.catch_up_end == START + 2 * HOUR - MISFIRE_AFTER
+    much_later = decided(after(first, standing), 30 * HOUR)
+    assert [skip.reason for skip in much_later.skips] == []
+    assert much_later.fires[0].at == first.fires[-1].at + 10 * SECOND
+
+
+@given(
+    seconds=st.integers(1, 4000),
+    late=st.integers(0, 3 * 86_400),
+    policy=st.sampled_from(CatchUp),
+    window=st.integers(1, 2 * 86_400),
+    steps=st.lists(st.integers(0, 86_400), max_size=4),
+)
+def test_every_instant_up_to_now_is_fired_or_skipped_exactly_once(
+    seconds: int, late: int, policy: CatchUp, window: int, steps: list[int]
+) -> None:
+    schedule = every(seconds)
+    standing = at_start(schedule, Policies(catch_up=policy, window=window * SECOND))
+    elapsed, fired = 0, 0
+    skips: list[Skip] = []
+    for more in [late, *steps]:
+        elapsed += more
+        decisions, standing = all_of(standing, elapsed * SECOND)
+        fired += sum(len(decision.fires) for decision in decisions)
+        skips += [skip for decision in decisions for skip in decision.skips]
+    if all(skip.exact for skip in skips):
+        assert fired + sum(skip.occurrences for skip in skips) == elapsed // seconds + 1
+    else:
+        assert elapsed // seconds > COUNTED
+
+
+def test_a_once_fires_however_late_unless_its_catch_up_is_skip() -> None:
+    decision = decided(at_start(Once(START)), 400 * DAY)
+    assert [(fire.at, fire.late) for fire in decision.fires] == [(START, 400 * DAY)]
+    assert decision.next_at is None
+    skipping = decided(at_start(Once(START), Policies(catch_up=CatchUp.SKIP)), HOUR)
+    assert (skipping.fires, [skip.reason for skip in skipping.skips]) == ((), [SkipReason.MISFIRE])
+    assert skipping.next_at is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "fired"), [(CatchUp.SKIP, []), (CatchUp.FIRE_ONCE, [4]), (CatchUp.FIRE_ALL, [2, 3, 4])]
+)
+def test_on_resume_decides_about_the_instants_of_the_pause(policy: CatchUp, fired: list[int]) -> None:
+    policies = Policies(on_resume=policy, window=2 * HOUR + 30 * MINUTE)
+    standing = at_start(every(3600), policies)
+    now = START + 4 * HOUR + 10 * MINUTE
+    resumed = resume(standing, now=now)
+    assert {skip.reason for skip in resumed.skips} == {SkipReason.PAUSED}
+    assert sum(skip.occurrences for skip in resumed.skips) == 5 - len(fired)
+    going_on = after(resumed, standing)
+    decision = decide(going_on, now=now, horizon=now, misfire_after=MISFIRE_AFTER)
+    assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in fired]
+    assert all(fire.late is not None for fire in decision.fires)
+    assert decision.next_at == START + 5 * HOUR
+
+
+def test_a_once_inside_a_pause_fires_on_resuming_whatever_on_resume_says() -> None:
+    standing = at_start(Once(START), Policies(on_resume=CatchUp.SKIP))
+    resumed = resume(standing, now=START + HOUR)
+    assert (resumed.skips, resumed.next_at) == ((), START)
+
+
+def test_an_edit_of_a_paused_job_records_what_the_pause_has_passed_over_so_far() -> None:
+    decision = passed_by(at_start(every(60), Policies(on_resume=CatchUp.FIRE_ALL)), now=START + HOUR)
+    [skip] = decision.skips
+    assert (skip.reason, skip.occurrences, decision.next_at) == (SkipReason.PAUSED, 61, START + 61 * MINUTE)
+
+
+def test_a_fixed_delay_fires_and_waits_for_its_run() -> None:
+    decision = decided(at_start(FixedDelay(60_000_000)), 10 * HOUR)
+    assert [fire.at for fire in decision.fires] == [START]
+    assert (decision.held, decision.next_at) == (Held.RUN, START)
+
+
+def test_years_of_a_one_second_job_are_decided_in_bounded_steps() -> None:
+    decision = decided(at_start(every(1)), 3 * 366 * DAY)
+    [skip] = decision.skips
+    assert (skip.exact, len(decision.fires)) == (False, 61)
+
+
+def test_jitter_delays_what_leaves_and_nothing_else() -> None:
+    standing = at_start(every(3600), Policies(jitter=10 * MINUTE))
+    decision = with_jitter(decided(standing, timedelta(0), ahead=3 * HOUR), standing, UUID(int=5))
+    assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in range(4)]
+    delays = [fire.publish_at - fire.at for fire in decision.fires]
+    assert all(timedelta(0) <= delay < 10 * MINUTE for delay in delays)
+    assert len(set(delays)) > 1
+    again = with_jitter(decided(standing, timedelta(0), ahead=3 * HOUR), standing, UUID(int=5))
+    assert again == decision
+
+
+def test_excluded_days_are_spans_of_the_ledger_and_are_not_missed() -> None:
+    weekend = DaySet(weekdays=frozenset({0, 6}))
+    schedule = every(3600)
+    effective = Calendared(schedule, (weekend,), (), "UTC")
+    friday_evening = datetime(2026, 3, 6, 23, 30, tzinfo=UTC)
+    monday = datetime(2026, 3, 9, tzinfo=UTC)
+    standing = Standing(schedule, effective, effective, Policies(), friday_evening)
+    decision = decide(standing, now=friday_evening, horizon=friday_evening + 5 * SECOND, misfire_after=MISFIRE_AFTER)
+    assert (decision.fires, decision.skips) == ((), ())
+    assert (decision.next_at, decision.due_at) == (datetime(2026, 3, 7, tzinfo=UTC), monday)
+    assert decision.next_at is not None
+    waiting = replace(standing, cursor=decision.next_at)
+    then = decide(waiting, now=monday, horizon=monday, misfire_after=MISFIRE_AFTER)
+    assert [(fire.at, fire.late) for fire in then.fires] == [(monday, None)]
+    [skip] = then.skips
+    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
+        SkipReason.EXCLUDED, datetime(2026, 3, 7, tzinfo=UTC), monday - HOUR, 48,
+    )  # fmt: skip
+
+
+def test_a_rescue_that_fires_only_what_is_long_overdue_records_nothing_of_what_is_not() -> None:
+    schedule = every(1)
+    effective = Calendared(schedule, (DaySet(weekdays=frozenset({0})),), (), "UTC")
+    standing = Standing(schedule, effective, effective, Policies(), START)
+    now = START + 10 * SECOND
+    decision = decide(standing, now=now, horizon=now - 3 * SECOND, misfire_after=MISFIRE_AFTER)
+    assert [fire.at for fire in decision.fires] == [START + n * SECOND for n in range(8)]
+    assert decision.next_at == START + 8 * SECOND

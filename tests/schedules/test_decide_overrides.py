@@ -1,0 +1,260 @@
+"""What is due where people have left out or moved occurrences: each has one outcome, at any pace; pure."""
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.schedules.decide import decide, next_look, passed_by, resume, with_jitter
+from tidewheel.schedules.decision import Decision, Fire, Override, Skip, SkipReason
+from tidewheel.schedules.timer_state import Standing, standing
+
+START = datetime(2026, 3, 2, 12, tzinfo=UTC)
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+JOB = UUID(int=1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A timer of a job that fires each minute from START on."""
+
+    scheduled_at: datetime = START
+    last: int | None = None
+    policies: str = "{}"
+    catch_up_end: datetime | None = None
+    job_id: UUID = JOB
+    tenant: str = "default"
+
+    @property
+    def schedule(self) -> str:
+        interval = {"kind": "interval", "every_us": 60_000_000, "anchor": START.isoformat(), "anchor_fires": True}
+        return json.dumps(interval if self.last is None else interval | {"end_at": minute(self.last).isoformat()})
+
+    @property
+    def policy(self) -> str:
+        return self.policies
+
+
+def minute(number: float) -> datetime:
+    return START + number * MINUTE
+
+
+def said(skipped: tuple[float, ...] = (), **moved: float) -> list[Override]:
+    """Minutes that are left out, and minutes that are moved: `m3=5.5` moves the third."""
+    away = [Override(minute(int(name[1:])), minute(to)) for name, to in moved.items()]
+    return [Override(minute(number), None) for number in skipped] + away
+
+
+def stands(overrides: list[Override], row: Row | None = None) -> Standing:
+    return standing(row or Row(), {}, overrides)
+
+
+def decided(where: Standing, now: float, ahead: timedelta = timedelta(0)) -> Decision:
+    return decide(where, now=minute(now), horizon=minute(now) + ahead, misfire_after=MINUTE)
+
+
+def fired(decision: Decision) -> list[tuple[float, float]]:
+    """Nominal minute, and the minute in which it may leave."""
+    return [((fire.at - START) / MINUTE, (fire.publish_at - START) / MINUTE) for fire in decision.fires]
+
+
+def skipped(decision: Decision) -> list[tuple[str, float, float, int]]:
+    return [
+        (s.reason, (s.first_at - START) / MINUTE, (s.last_at - START) / MINUTE, s.occurrences) for s in decision.skips
+    ]
+
+
+def test_what_is_left_out_is_recorded_when_the_timer_passes_it() -> None:
+    decision = decided(stands(said((0, 2))), 0)
+    assert (fired(decision), skipped(decision)) == ([], [("by_hand", 0, 0, 1)])
+    assert (decision.next_at, decision.due_at, decision.overridden) == (minute(1), minute(1), True)
+    later = decided(stands(said((2,)), Row(minute(1))), 2)
+    assert (fired(later), skipped(later)) == ([(1, 1)], [("by_hand", 2, 2, 1)])
+    assert later.overridden is False
+
+
+def test_a_skip_is_looked_at_in_its_time_so_that_it_is_recorded_also_when_nothing_follows() -> None:
+    where = stands(said((1, 2)), Row(minute(1), last=2))
+    assert next_look(where, minute(0.5)) == minute(1)
+    decision = decided(where, 1)
+    assert (decision.next_at, decision.due_at) == (minute(2), minute(2))
+    last = decided(stands(said((2,)), Row(minute(2), last=2)), 2)
+    assert (skipped(last), last.next_at) == ([("by_hand", 2, 2, 1)], None)
+
+
+def test_a_skip_within_the_horizon_is_recorded_ahead_and_the_timer_is_not_due_again() -> None:
+    decision = decided(stands(said((1,)), Row(minute(1))), 0.95, ahead=5 * SECOND)
+    assert skipped(decision) == [("by_hand", 1, 1, 1)]
+    assert decision.due_at == minute(2)
+
+
+@pytest.mark.parametrize("to", [0.5, 1.5, 3, 9.25])
+def test_a_moved_one_fires_where_it_was_moved_to_and_nothing_else_changes(to: float) -> None:
+    where = stands(said(m2=to))
+    now = minute(9.5)
+    decision = decide(where, now=now, horizon=now, misfire_after=HOUR)
+    assert sorted(fired(decision)) == sorted([(n, n) for n in range(10) if n != 2] + [(2.0, to)])
+    assert decision.moved == (minute(2),)
+    assert decision.overridden is False
+
+
+def test_until_then_the_timer_knows_of_it() -> None:
+    decision = decided(stands(said(m1=5), Row(minute(1), last=3)), 3)
+    assert fired(decision) == [(2, 2), (3, 3)]
+    assert (decision.next_at, decision.due_at, decision.overridden) == (minute(5), minute(5), True)
+    last = decided(stands(said(m1=5), Row(minute(5), last=3)), 5)
+    assert (fired(last), last.next_at) == ([(1, 5)], None)
+
+
+def test_one_that_was_moved_before_its_instant_does_not_fire_again_at_it() -> None:
+    done = [Override(minute(3), minute(1.5), done=True)]
+    decision = decided(stands(done, Row(minute(2))), 4)
+    assert fired(decision) == [(2, 2), (4, 4)]
+
+
+def test_a_move_of_what_is_no_occurrence_any_more_is_done_with_when_the_cursor_passes_it() -> None:
+    off = [Override(minute(2.5), minute(9))]
+    assert decided(stands(off), 1).moved == ()
+    assert decided(stands(off), 2).moved == (minute(2.5),)
+
+
+def test_a_move_of_what_was_an_occurrence_when_its_instant_came_is_owed() -> None:
+    where = stands([Override(minute(2.5), minute(9))], Row(minute(3)))
+    assert fired(decided(where, 3)) == [(3, 3)]
+    assert decided(where, 3).overridden is True
+    assert fired(decided(replace(where, cursor=minute(9)), 9)) == [(9, 9), (2.5, 9)]
+
+
+def test_a_moved_one_is_missed_by_the_time_that_it_was_moved_to() -> None:
+    fire_once = decided(stands(said(m1=5), Row(minute(8))), 8)
+    assert [(fire.at, fire.late) for fire in fire_once.fires] == [(minute(8), None), (minute(1), 3 * MINUTE)]
+    skip = decided(stands(said(m1=5), Row(minute(8), policies='{"catch_up":"skip"}')), 8)
+    assert (fired(skip), skipped(skip)) == ([(8, 8)], [("misfire", 1, 1, 1)])
+    assert skip.moved == (minute(1),)
+
+
+def test_no_jitter_delays_what_was_moved() -> None:
+    where = stands(said(m1=1.25), Row(minute(1), policies='{"jitter_percent":100.0}'))
+    decision = with_jitter(decided(where, 2.5), where, JOB)
+    by_nominal = dict(fired(decision))
+    assert by_nominal[1] == 1.25
+    assert by_nominal[2] > 2
+
+
+def test_a_pause_passes_over_what_was_moved_into_it_and_keeps_what_was_moved_beyond_it() -> None:
+    where = stands(said((2,), m1=3.5, m4=9, m20=4.5), Row(minute(1)))
+    decision = resume(where, now=minute(5))
+    assert sorted(skipped(decision)) == [
+        ("by_hand", 2, 2, 1), ("paused", 1, 1, 1), ("paused", 3, 5, 2), ("paused", 20, 20, 1),
+    ]  # fmt: skip
+    assert (decision.next_at, decision.due_at, decision.moved) == (minute(6), minute(6), (minute(1), minute(20)))
+
+
+def test_a_pause_between_two_occurrences_passes_over_what_was_moved_into_it() -> None:
+    where = stands(said(m5=3.5), Row(minute(4)))
+    decision = resume(where, now=minute(3.75))
+    assert (skipped(decision), decision.next_at, decision.moved) == ([("paused", 5, 5, 1)], minute(4), (minute(5),))
+    kept = resume(stands(said(m5=3.5), Row(minute(4), policies='{"on_resume":"fire_once"}')), now=minute(3.75))
+    assert (kept.skips, kept.due_at) == ((), minute(3.5)), "the next firing makes up for it"
+
+
+def test_an_edit_of_a_paused_job_records_what_was_left_out_too() -> None:
+    row = Row(policies='{"on_resume":"fire_all"}')
+    decision = passed_by(stands(said((2,), m1=9, m3=3.5), row), now=minute(4))
+    assert sorted(skipped(decision)) == [("by_hand", 2, 2, 1), ("paused", 0, 4, 2), ("paused", 3, 3, 1)]
+    assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
+
+
+@dataclass
+class Life:
+    """A timer as firing moves it, and what came of it."""
+
+    overrides: dict[datetime, Override]
+    last: int
+    policies: str
+    cursor: datetime = START
+    catch_up_end: datetime | None = None
+    finished: bool = False
+    fires: list[Fire] = field(default_factory=list[Fire])
+    skips: list[Skip] = field(default_factory=list[Skip])
+
+    def where(self) -> Standing:
+        known = [
+            each
+            for each in self.overrides.values()
+            if each.scheduled_at >= self.cursor or (each.moved_to is not None and not each.done)
+        ]
+        return standing(Row(self.cursor, self.last, self.policies, self.catch_up_end), {}, known)
+
+    def live_until(self, now: datetime, ahead: timedelta) -> None:
+        """Fire until nothing is due; each look must get somewhere."""
+        for _ in range(400):
+            due = next_look(self.where(), self.cursor - timedelta(microseconds=1))
+            if self.finished or due is None or due > now + ahead:
+                return
+            before = (self.cursor, len(self.fires), len(self.skips))
+            self.take(decide(self.where(), now=now, horizon=now + ahead, misfire_after=MINUTE, most=7))
+            assert self.finished or (self.cursor, len(self.fires), len(self.skips)) != before, "it would spin"
+        message = "there is always something due"
+        raise AssertionError(message)
+
+    def take(self, decision: Decision) -> None:
+        self.fires += decision.fires
+        self.skips += decision.skips
+        for at in decision.moved:
+            self.overrides[at] = replace(self.overrides[at], done=True)
+        self.finished = decision.next_at is None
+        self.cursor, self.catch_up_end = decision.next_at or self.cursor, decision.catch_up_end
+
+
+CATCH_UPS = st.sampled_from(["fire_once", "fire_all", "skip"])
+SPOTS = st.dictionaries(
+    st.integers(0, 30).map(float), st.none() | st.integers(0, 40 * 60).map(lambda seconds: seconds / 60), max_size=12
+)
+STEPS = st.lists(st.integers(1, 50), min_size=0, max_size=60)
+ANY_STEPS = st.lists(st.integers(1, 50) | st.integers(60, 900), min_size=0, max_size=60)
+
+
+def life(spots: dict[float, float | None], last: int, steps: list[int], ahead: int, policies: str) -> Life:
+    """A whole life: from the first minute to long after everything that could happen."""
+    said = {minute(at): Override(minute(at), None if to is None else minute(to)) for at, to in spots.items()}
+    timer = Life({at: each for at, each in said.items() if each.moved_to != at}, last, policies)
+    now = START
+    for step in [*steps, *([50] * (42 * 60 // 50))]:
+        timer.live_until(now, ahead * SECOND)
+        now += step * SECOND
+    timer.live_until(now, ahead * SECOND)
+    return timer
+
+
+@given(SPOTS, st.integers(0, 30), STEPS, st.sampled_from([0, 5, 60]))
+def test_in_time_each_fires_once_where_it_belongs_and_what_is_left_out_is_recorded(
+    spots: dict[float, float | None], last: int, steps: list[int], ahead: int
+) -> None:
+    timer = life(spots, last, steps, ahead, "{}")
+    of_the_job = {minute(n): timer.overrides.get(minute(n), Override(minute(n), minute(n))) for n in range(last + 1)}
+    wanted = {at: said.moved_to for at, said in of_the_job.items() if said.moved_to is not None}
+    assert sorted((fire.at, fire.publish_at) for fire in timer.fires) == sorted(wanted.items())
+    left_out = sorted(at for at, said in of_the_job.items() if said.moved_to is None)
+    assert sorted((skip.first_at, skip.last_at) for skip in timer.skips) == [(at, at) for at in left_out]
+    assert {skip.reason for skip in timer.skips} <= {SkipReason.BY_HAND}
+
+
+@given(SPOTS, st.integers(0, 30), ANY_STEPS, st.sampled_from([0, 5, 60]), CATCH_UPS)
+def test_however_late_each_occurrence_has_one_outcome(
+    spots: dict[float, float | None], last: int, steps: list[int], ahead: int, catch_up: str
+) -> None:
+    timer = life(spots, last, steps, ahead, json.dumps({"catch_up": catch_up}))
+    fires = [fire.at for fire in timer.fires]
+    assert len(set(fires)) == len(fires)
+    assert len(fires) + sum(skip.occurrences for skip in timer.skips) == last + 1
+    said = {at: each for at, each in timer.overrides.items() if at <= minute(last)}
+    by_hand = {skip.first_at for skip in timer.skips if skip.reason is SkipReason.BY_HAND}
+    assert by_hand == {at for at, each in said.items() if each.moved_to is None}
+    for fire in timer.fires:
+        moved = said.get(fire.at)
+        assert fire.publish_at == (moved.moved_to if moved else fire.at)

@@ -1,0 +1,156 @@
+"""Every refusal says what was read and what works instead; what it offers, works."""
+
+import re
+from uuid import UUID
+
+import pytest
+
+from tidewheel.errors import ScheduleRefused
+from tidewheel.schedules.cron_parser import parse_cron
+from tidewheel.schedules.parse import parse_schedule
+
+DASH = "\N{EN DASH}"
+
+# expression: what the problem says, what the remedy says
+REFUSED = {
+    "0 25 * * *": (f"hour 25 is outside 0{DASH}23", "`0 23 * * *`"),
+    "0 24 * * *": (f"hour 24 is outside 0{DASH}23", "`0 0 * * *`"),
+    "60 24 * * *": (f"minute 60 is outside 0{DASH}59, and hour 24 is outside 0{DASH}23", "`0 0 * * *`"),
+    "0 0 0 * *": (f"day of month 0 is outside 1{DASH}31", "`0 0 1 * *`"),
+    "0 0 * 13 *": (f"month 13 is outside 1{DASH}12", "`0 0 * 12 *`"),
+    "0 0 * * 1-8": (f"day of week 8 is outside 0{DASH}7", "`0 0 * * 1-7`"),
+    "0 18-48 * * *": (f"hour 48 is outside 0{DASH}23", "`0 18-23 * * *`"),
+    "0 22-2 * * *": ("the hour range 22-2 runs backwards", "`0 22-23,0-2 * * *`"),
+    "0 0 * NOV-FEB *": ("the month range 11-2 runs backwards", "`0 0 * 11-12,1-2 *`"),
+    "0 0 * * FRI-MON": ("the day of week range 5-1 runs backwards", "`0 0 * * 5-6,0-1`"),
+    "0 0 * * 5-0": ("the day of week range 5-0 runs backwards", "`0 0 * * 5-7`"),
+    "0 0 * * SAT-MON#2": ("the day of week range SAT-MON runs backwards", "`0 0 * * 6#2,0-1#2`"),
+    "0 0 * * MONDAY": ("'MONDAY' is not known in the day of week field", "`0 0 * * MON`"),
+    "0 0 * SEPT *": ("'SEPT' is not known in the month field", "`0 0 * SEP *`"),
+    "0 0 * FOO *": ("'FOO' is not known in the month field", "such as 1-5"),
+    "*/90 * * * *": ("a step of 90 is longer than the minute field", "an interval schedule for every 90 minutes"),
+    "*/0 * * * *": ("a step of 0 in the minute field never moves on", "`* * * * *`"),
+    "R 3 * * *": ("R is random, and occurrences are derived, not drawn", "`H 3 * * *`"),
+    "R(0-9)/3 3 * * *": ("R is random", "`H(0-9)/3 3 * * *`"),
+    "0 ? * * *": ("? stands for a day field left open, not for the hour", "`0 * * * *`"),
+    "0 0 L * L": ("'L' cannot be read in the day of week field", "`0 0 L * 5L`"),
+    "0 0 1-L * *": ("'1-L' cannot be read in the day of month field", "`0 0 1-31 * *`"),
+    "0 0 L-40 * *": ("L-40 lies before the first day of every month", "`0 0 L-30 * *`"),
+    "0 0 45W * *": (f"day of month 45 is outside 1{DASH}31", "`0 0 31W * *`"),
+    "0 0 * * 5#6": (f"the number after # is 1{DASH}5, and 6 was read", "`0 0 * * 5#5`"),
+    "0 0 * * FRI#0": (f"the number after # is 1{DASH}5, and 0 was read", "`0 0 * * FRI#1`"),
+    "0 0 * * 9#2": (f"day of week 9 is outside 0{DASH}7", "`0 0 * * 7#2`"),
+    "0 0 * * 8L": (f"day of week 8 is outside 0{DASH}7", "`0 0 * * 7L`"),
+    "1,,2 * * * *": ("the minute field holds a comma with nothing beside it", "such as 0,2"),
+    "-5 * * * *": ("'-5' cannot be read in the minute field", "a number"),
+    "0.5 * * * *": ("'0.5' cannot be read in the minute field", "a number"),
+    "0 30 2 * * 15": (f"day of week 15 is outside 0{DASH}7", "of six fields the first is the seconds"),
+    "* * * *": ("4 fields were read in '* * * *'", "`* * * * *`"),
+    "daily": ("1 field was read in 'daily'", "write @daily"),
+    "noon": ("1 field was read in 'noon'", "minute hour day-of-month month day-of-week"),
+    "* * * * * * * *": ("8 fields were read", "six with seconds first"),
+    "0 0 3 * * ? 2027": ("7 fields were read", "there is no year field: write `0 0 3 * * ?`"),
+    "@every 10s": ("'@every 10s' is an interval", '{"interval": "10s"}'),
+    "@reboot": ("@reboot has no meaning", "trigger a manual job"),
+    "@dayly": ("'@dayly' is not known", "@daily"),
+    "H 3 * * *": ("H is spread by the job's id, and none is known here", "write a number"),
+    "CRON_TZ=Europe/Belrin 0 3 * * *": ("'Europe/Belrin' is not a time zone", "Europe/Berlin"),
+    "TZ=UTC": ("'TZ=UTC' holds a zone but no fields", "TZ=UTC 0 3 * * *"),
+    "": ("the expression is empty", "`0 3 * * *`"),
+    "0 0 * * \N{FULLWIDTH DIGIT FIVE}": ("which no cron expression does", "plain ASCII"),
+    "0\N{NO-BREAK SPACE}3 * * *": ("which no cron expression does", "plain ASCII"),
+    "*," * 128 + "* * * * *": ("265 characters, more than 256", "several shorter expressions"),
+}
+
+
+@pytest.mark.parametrize("expression", REFUSED)
+def test_a_refused_expression_says_what_was_read_and_what_works(expression: str) -> None:
+    problem, remedy = REFUSED[expression]
+    with pytest.raises(ScheduleRefused) as caught:
+        parse_schedule({"kind": "cron", "expressions": [expression]})
+    (error,) = caught.value.errors
+    assert problem in error.problem
+    assert remedy in error.remedy
+    assert error.path == "cron"
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("expression", REFUSED)
+def test_what_a_refusal_offers_can_be_read(expression: str) -> None:
+    with pytest.raises(ScheduleRefused) as caught:
+        parse_cron(expression)
+    for offered in re.findall(r"`([^`]+)`", caught.value.errors[0].remedy):
+        parse_cron(offered, hash_key=b"job")
+
+
+# document: path, problem, remedy
+DOCUMENTS: dict[str, tuple[dict[str, object], str, str, str]] = {
+    "no kind": ({}, "kind", "'None' is no kind of schedule", "once, interval, fixed_delay, cron, manual"),
+    "after": ({"kind": "after"}, "kind", "'after' is no kind of schedule", "once"),
+    "no instant": ({"kind": "once", "at": "tomorrow"}, "at", "'tomorrow' is no instant", "RFC 3339"),
+    "no offset": ({"kind": "once", "at": "2026-01-01T00:00:00"}, "at", "has no offset", "2026-03-29T03:00:00Z"),
+    "beyond": ({"kind": "once", "at": "9999-12-31T23:59:59-12:00"}, "at", "is beyond the calendar", "RFC 3339"),
+    "no duration": ({"kind": "interval", "every_us": "10s"}, "interval", "'10s' is no number", "a duration"),
+    "too often": ({"kind": "interval", "every_us": 999_999}, "interval", "an interval of 0.999999 s", "write 1s"),
+    "too seldom": ({"kind": "interval", "every_us": 10**17}, "interval", "an interval of 1e+11 s", "shorter"),
+    "too short a pause": ({"kind": "fixed_delay", "every_us": 0}, "fixed_delay", "an interval of 0 s", "write 1s"),
+    "no anchor": ({"kind": "interval", "every_us": 10**6, "anchor": None}, "anchor", "'None' is no instant", "RFC"),
+    "no expression": ({"kind": "cron", "expressions": []}, "cron", "none is given", "`0 3 * * *`"),
+    "no text": ({"kind": "cron", "expressions": [5]}, "cron", "is text", "`0 3 * * *`"),
+    "too many": ({"kind": "cron", "expressions": ["* * * * *"] * 65}, "cron", "65 expressions", "several jobs"),
+    "the second": ({"kind": "cron", "expressions": ["@daily", "0 25 * * *"]}, "cron.1", "hour 25", "`0 23 * * *`"),
+    "no zone": ({"kind": "cron", "expressions": ["@daily"], "timezone": 1}, "timezone", "'1' is no zone", "UTC"),
+    "typo": (
+        {"kind": "cron", "expressions": ["@daily"], "timezone": "europe/berlin"},
+        "timezone",
+        "'europe/berlin' is not a time zone of tzdata",
+        "write Europe/Berlin",
+    ),
+    "offset": ({"kind": "cron", "expressions": ["@daily"], "timezone": "UTC+2"}, "timezone", "'UTC+2'", "Etc/GMT-2"),
+    "gap": (
+        {"kind": "cron", "expressions": ["@daily"], "dst_gap": "shift"},
+        "dst_gap",
+        "'shift' is not known",
+        "shift_forward, skip",
+    ),
+    "overlap": (
+        {"kind": "cron", "expressions": ["@daily"], "dst_overlap": "last"},
+        "dst_overlap",
+        "'last' is not known",
+        "first, second, both",
+    ),
+    "bounds": (
+        {
+            "kind": "cron",
+            "expressions": ["@daily"],
+            "start_at": "2026-02-01T00:00:00Z",
+            "end_at": "2026-01-01T00:00:00Z",
+        },
+        "end_at",
+        "lies before start_at",
+        "a later end_at",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_refused_document_names_the_field(name: str) -> None:
+    document, path, problem, remedy = DOCUMENTS[name]
+    with pytest.raises(ScheduleRefused) as caught:
+        parse_schedule(document, job_id=UUID(int=1))
+    (error,) = caught.value.errors
+    assert error.path == path
+    assert problem in error.problem
+    assert remedy in error.remedy
+
+
+def test_no_text_crashes_the_reader() -> None:
+    """Whatever is written, the answer is a schedule or a refusal."""
+    pieces = ["*", "5", "/", "-", ",", "L", "W", "#", "?", "H", "(", ")", "mon", " ", " ", "7", "0", "JAN", "R", "60"]
+    for seed in range(20_000):
+        expression = "".join(pieces[(seed * prime // 7) % len(pieces)] for prime in (3, 11, 17, 23, 31, 41, 53, 61, 71))
+        try:
+            parse_cron(f"{expression} * * * *", hash_key=b"job")
+            parse_cron(f"0 0 {expression} * {expression}", hash_key=b"job")
+        except ScheduleRefused:
+            continue

@@ -1,0 +1,83 @@
+"""Records and schemas are one: what lies in the tree is what the .avsc files say."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tidewheel.schemas.files import current
+from tidewheel.schemas.fingerprints import fingerprint, single_object_header
+from tidewheel.schemas.forms import FORMS
+from tidewheel.schemas.generated import records, wire
+from tidewheel.schemas.generator import main as generate
+from tidewheel.schemas.generator.shape import Shape, snake
+
+FOLDER = Path(generate.__file__).parent
+
+
+@pytest.mark.parametrize("name", ["records.py", "wire.py"])
+def test_committed_text_is_what_the_schemas_say(name: str) -> None:
+    assert (FOLDER / name).read_text() == generate.modules()[name]
+
+
+def test_check_passes_on_the_tree_and_refuses_strange_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(["--check"]) == 0
+    assert generate.main(["--chekc"]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_check_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(generate, "modules", lambda: {"records.py": "changed\n"})
+    assert generate.main(["--check"]) == 1
+    assert "records.py" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("ruff") is None and not Path(".venv/bin/ruff").exists(), reason="ruff is not here")
+def test_generated_text_is_left_alone_by_the_formatter() -> None:
+    ruff = shutil.which("ruff") or ".venv/bin/ruff"
+    files = [str(FOLDER / "records.py"), str(FOLDER / "wire.py")]
+    subprocess.run([ruff, "format", "--check", *files], check=True, capture_output=True)
+
+
+def test_every_schema_file_is_named_after_its_record_and_has_a_form() -> None:
+    for stem, text in current().items():
+        schema = json.loads(text)
+        assert schema["namespace"] == "io.tidewheel"
+        assert snake(schema["name"]) == stem
+        assert FORMS[getattr(records, schema["name"])].schema == text
+
+
+def test_headers_in_the_generated_code_are_the_schemas_fingerprints() -> None:
+    for stem, text in current().items():
+        assert getattr(wire, f"{stem.upper()}_HEADER") == single_object_header(text)
+
+
+def test_fingerprint_is_the_one_of_the_specification() -> None:
+    # Known from the Java implementation's test suite: CRC-64-AVRO of "null" is 0x63dd24e7cc258f8a.
+    assert fingerprint('"null"') == (0x63DD24E7CC258F8A).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "field_type",
+    [
+        "float",
+        ["null", "int", "string"],
+        ["int", "null"],
+        {"type": "map", "values": "int"},
+        "NoSuchType",
+        {"type": "fixed"},
+    ],
+)
+def test_types_the_generator_does_not_know_are_refused(field_type: object) -> None:
+    schema = {"type": "record", "name": "R", "doc": "d", "fields": [{"name": "f", "type": field_type, "doc": "d"}]}
+    with pytest.raises(ValueError, match="knows no such type"):
+        Shape([schema])
+
+
+def test_one_name_for_two_types_is_refused() -> None:
+    one = {"type": "record", "name": "R", "doc": "d", "fields": [{"name": "f", "type": "int", "doc": "d"}]}
+    two = {"type": "record", "name": "R", "doc": "d", "fields": [{"name": "f", "type": "long", "doc": "d"}]}
+    with pytest.raises(ValueError, match="R is two different types"):
+        Shape([one, two])

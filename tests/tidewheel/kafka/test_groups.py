@@ -1,0 +1,78 @@
+"""The group protocol is chosen by setting, and refused at start where the brokers cannot do it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+from uuid import uuid4
+
+import pytest
+
+from tests.relay.topics import make_topics
+from tidewheel.errors import SettingsError
+from tidewheel.kafka.groups import GroupProtocol, group_protocol, quickest_protocol
+from tidewheel.local import kafka
+from tidewheel.local.program import run_program
+from tidewheel.local.stack import LocalStack, StackInfo
+
+pytestmark = pytest.mark.kafka
+
+OFF = ("--feature=share.version=0", "--feature=group.version=0")
+
+
+@pytest.fixture(scope="module")
+def topic() -> str:
+    return f"t{uuid4().hex[:10]}.runs.critical"
+
+
+@pytest.fixture(scope="module")
+def able(info: StackInfo, topic: str) -> str:
+    """A broker that can do all of them."""
+    make_topics(info.bootstrap, [topic])
+    return info.bootstrap
+
+
+@pytest.fixture(scope="module")
+def unable(info: StackInfo, topic: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker on which both features are off, as after an upgrade that was never finished."""
+
+    def format_without(command: Sequence[str], *, cwd: Path) -> CompletedProcess[str]:
+        return run_program([*command, *OFF] if "format" in command else command, cwd=cwd)
+
+    local = LocalStack(tmp_path_factory.mktemp("old"), brokers=1, database_url=info.database_url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka, "run_program", format_without)
+        bootstrap = local.up().bootstrap
+    try:
+        make_topics(bootstrap, [topic])
+        yield bootstrap
+    finally:
+        local.down(erase=True)
+
+
+@pytest.mark.parametrize("wanted", ["classic", "consumer", "share"])
+def test_what_the_brokers_can_do_is_taken_as_told(able: str, topic: str, wanted: GroupProtocol) -> None:
+    config = {"bootstrap.servers": able}
+    assert group_protocol(config, wanted, topic=topic, probe=f"{topic}.probe") == wanted
+
+
+def test_auto_takes_the_new_protocol_where_a_dead_member_is_noticed_soon(able: str, topic: str) -> None:
+    assert quickest_protocol({"bootstrap.servers": able}, topic=topic, probe=f"{topic}.probe") == "consumer"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_topic_that_is_not_there_yet_is_no_reason_to_refuse(able: str, topic: str, *, there: bool) -> None:
+    named = topic if there else f"{topic}.missing"
+    config = {"bootstrap.servers": able}
+    assert group_protocol(config, "share", topic=named, probe=f"{topic}.probe") == "share"
+    assert group_protocol(config, "consumer", topic=named, probe=f"{topic}.probe") == "consumer"
+
+
+@pytest.mark.slow
+def test_what_the_brokers_lack_is_refused_with_what_is_missing_and_what_works(unable: str, topic: str) -> None:
+    config, probe = {"bootstrap.servers": unable}, f"{topic}.probe"
+    with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=share: .* lack share groups .*share\.version=1.*classic"):
+        group_protocol(config, "share", topic=topic, probe=probe)
+    with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=consumer: .* lack the .*group\.version=1.*classic"):
+        group_protocol(config, "consumer", topic=topic, probe=probe)
+    assert group_protocol(config, "classic", topic=topic, probe=probe) == "classic"
+    assert group_protocol(config, "auto", topic=topic, probe=probe) == "classic"

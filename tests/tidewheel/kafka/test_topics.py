@@ -1,0 +1,73 @@
+"""Topics are made as planned, and no more than once; queues have names of their own."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.services import admin_of, until
+from tests.relay.topics import make_topics
+from tidewheel.errors import SettingsError
+from tidewheel.kafka.topics import Topics, apply_topics, queue_names, queues_with_topics, topic_standing
+from tidewheel.local.stack import StackInfo
+from tidewheel.runs import Lane
+
+QUEUES = st.from_regex(r"[a-z0-9._-]{1,64}", fullmatch=True) | st.sampled_from(
+    ["default", "critical", "standard", "batch", "a.critical", "critical.batch", "a", "."]
+)
+LANES = st.sampled_from(list(Lane))
+
+
+@pytest.fixture
+def topics(info: StackInfo) -> Iterator[Topics]:
+    """Names of this test's own; the topics are deleted at the end, for each partition is files of the broker."""
+    made = Topics(f"t{uuid4().hex[:10]}")
+    yield made
+    admin = admin_of(info.bootstrap)
+    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made.prefix}.")]
+    if mine:
+        for future in admin.delete_topics(mine, operation_timeout=30).values():
+            future.result(30)
+
+
+@given(QUEUES, LANES, QUEUES, LANES)
+def test_two_queues_and_lanes_never_share_a_topic(one: str, lane: Lane, other: str, other_lane: Lane) -> None:
+    """Also where a queue is called like a lane: of a topic's name the last part is the lane, the rest is the queue."""
+    same = Topics().runs(one, lane) == Topics().runs(other, other_lane)
+    assert same == ((one, lane) == (other, other_lane))
+
+
+@pytest.mark.parametrize(("text", "what"), [("Reports", "'Reports'"), ("a,b c", "'b c'"), (" ,", "there is none")])
+def test_what_is_no_queue_is_refused_by_name(text: str, what: str) -> None:
+    with pytest.raises(SettingsError, match=what):
+        queue_names(text)
+
+
+@pytest.mark.kafka
+def test_what_is_missing_is_made_once_and_told_before(info: StackInfo, topics: Topics) -> None:
+    config = {"bootstrap.servers": info.bootstrap}
+    planned = [topic.name for topic in topics.plan(["default", "reports"])]
+    would = apply_topics(config, topics, queues=["default", "reports"], dry_run=True)
+    assert would == [f"{name} would be created" for name in planned]
+    assert {each.partitions for each in topic_standing(config, topics)} == {0}
+    done = apply_topics(config, topics, queues=["default", "reports"])
+    assert sorted(done) == sorted(f"{name} created" for name in planned)
+    until(lambda: not apply_topics(config, topics, queues=["default", "reports"]), "all topics are there")
+    assert queues_with_topics(config, topics) == ["default", "reports"]
+    found = topic_standing(config, topics, queues=["reports"])
+    assert {(each.partitions, each.copies, each.lacks) for each in found if each.topic.name == topics.requests} == {
+        (24, 1, None)
+    }
+
+
+@pytest.mark.kafka
+def test_too_few_partitions_are_raised_and_more_are_left_alone(info: StackInfo, topics: Topics) -> None:
+    make_topics(info.bootstrap, [topics.runs("default", "batch")], partitions=3)
+    make_topics(info.bootstrap, [topics.runs("default", "critical")], partitions=13)
+    config = {"bootstrap.servers": info.bootstrap}
+    until(lambda: sum(each.partitions for each in topic_standing(config, topics)) == 16, "both are there")
+    done = apply_topics(config, topics)
+    assert f"{topics.runs('default', 'batch')} given more partitions" in done
+    assert not [line for line in done if line.startswith(topics.runs("default", "critical"))]

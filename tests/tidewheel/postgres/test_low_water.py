@@ -1,0 +1,131 @@
+"""Marks leave out what is done with and nothing else: a timer that is due before its shard's mark is looked at too."""
+
+from datetime import UTC, datetime, timedelta
+from typing import LiteralString
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.scheduler.test_loop import members, running
+from tests.transitions.acts import open_runs, submit
+from tidewheel.postgres.low_water import EVER, Marks, Walks
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+LEFT: LiteralString = "SELECT t.due_at FROM timers AS t JOIN jobs AS j USING (job_id) WHERE j.key = 'late'"
+
+
+def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> Marks[int]:
+    """Marks after one walk that has found this."""
+    marks = Marks[int]()
+    marks.begin(sorted(earliest))
+    marks.saw(earliest, now)
+    return marks
+
+
+def test_the_first_look_is_from_the_very_start() -> None:
+    assert Marks[int]().begin([0, 1]) == [EVER, EVER]
+
+
+def test_the_next_is_from_a_second_below_the_clock_or_what_is_left() -> None:
+    marks = looked({0: NOON + 5 * SECOND, 1: None, 2: NOON - 60 * SECOND})
+    assert marks.begin([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, EVER]
+
+
+def test_a_clock_that_jumps_back_takes_the_marks_along() -> None:
+    marks = looked({0: None})
+    marks.begin([0])
+    marks.saw({0: None}, NOON - timedelta(hours=1))
+    assert marks.of([0]) == {0: NOON - timedelta(hours=1) - SECOND}
+
+
+def test_who_is_woken_walks_at_once() -> None:
+    marks = looked({0: None})
+    marks.woken()
+    until(lambda: marks.begin([0]) == [EVER], "it walks, as soon as a twentieth of the time allows", seconds=0.5)
+
+
+def test_what_a_part_of_a_walk_has_taken_makes_none_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
+    walks = Walks()
+    walks.took(3.0)
+    walks.took(0.01, whole=False)
+    assert walks.slow
+    now += 59.9
+    assert not walks.begin(), "nor sooner due"
+    now += 0.2
+    assert walks.begin()
+    walks.took(0.01)
+    assert not walks.slow
+
+
+def test_walks_that_take_long_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a second for each shard; in the end each shard is walked alone, and all of them in turn."""
+    now = 100.0
+    monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
+    shards = list(range(8))
+    marks = looked(dict.fromkeys(shards))
+    walked: list[list[int]] = []
+    for _ in range(20):
+        now += 1000.0
+        walked.append([shard for shard, at in zip(shards, marks.begin(shards), strict=True) if at == EVER])
+        now += len(walked[-1])
+        marks.saw(dict.fromkeys(shards), NOON)
+    assert [len(some) for some in walked[:4]] == [8, 4, 2, 1]
+    assert sorted(shard for some in walked[-8:] for shard in some) == shards
+    for _ in range(5):
+        now += 1000.0
+        walked.append([shard for shard, at in zip(shards, marks.begin(shards), strict=True) if at == EVER])
+        marks.saw(dict.fromkeys(shards), NOON)
+    assert walked[-1] == shards, "quick again, all at once"
+
+
+def test_nobody_is_passed_over_for_having_been_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a lane is that has no free slot at the moment."""
+    now = 100.0
+    monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
+    marks = looked(dict.fromkeys([0, 1, 2]))
+    walked: list[int] = []
+    for keys in [[0, 1, 2], [0]] * 10:
+        now += 1000.0
+        walked += [key for key, at in zip(keys, marks.begin(keys), strict=True) if at == EVER]
+        now += 1.0
+        marks.saw(dict.fromkeys(keys), NOON)
+    assert {0, 1, 2} <= set(walked[-8:])
+
+
+def test_walks_take_a_twentieth_of_the_time_at_most_however_long_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
+    walks = Walks()
+    assert walks.begin()
+    now += 3.0
+    walks.ended()
+    walks.hurry()
+    now += 59.9
+    assert not walks.begin()
+    now += 0.2
+    assert walks.begin()
+    assert walks.begin(), "one that has failed is made again at once"
+    now += 0.01
+    walks.ended()
+    now += 0.9
+    assert not walks.begin()
+    walks.hurry()
+    assert walks.begin()
+
+
+@pytest.mark.postgres
+def test_a_timer_that_comes_to_be_due_before_the_mark_is_found_by_the_next_walk(database: Database) -> None:
+    submit(database, "steady", schedule="@every 1s", overlap="allow_all")
+    submit(database, "late", schedule={"once": (database.now() + timedelta(hours=1)).isoformat()})
+    with running(database, lookahead=timedelta(0)):
+        until(lambda: members(database) == 1 and len(open_runs(database)) >= 2, "it has looked more than once")
+        # Its own instant is an hour ahead: whoever looks at it puts it back there.
+        database.execute(
+            "UPDATE timers AS t SET due_at = %(at)s FROM jobs AS j WHERE j.job_id = t.job_id AND j.key = 'late'",
+            {"at": database.now() - 30 * SECOND},
+        )
+        until(lambda: database.value(LEFT) > database.now(), "it was looked at")

@@ -1,0 +1,175 @@
+"""Wake-ups: a poke reaches whoever sleeps, and many pokes make few notifications."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import LiteralString
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tidewheel.clock import monotonic_seconds
+from tidewheel.postgres.notify import Channel, Listener, Notifier
+from tidewheel.postgres.session import Conn
+
+APART_SECONDS = 0.020
+SOON_SECONDS = 10.0  # for a thread on a busy machine; what is awaited takes milliseconds
+LAST = "last"
+CLOSING_SECONDS = 2.0  # less than what closing waits for one that does not listen to it
+POKES, PACE_SECONDS = 600, 0.0005  # many times as often as notifications may leave
+
+CONNECTED: LiteralString = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s
+"""
+STATE: LiteralString = """
+SELECT state FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s
+"""
+CUT: LiteralString = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = %s
+"""
+
+
+@pytest.fixture
+def notifier(database: Database) -> Iterator[Notifier]:
+    """A notifier, closed with the test."""
+    with closing(Notifier(database.url, "test-notifier")) as made:
+        yield made
+
+
+def listening(database: Database) -> Conn:
+    connection = database.connection(autocommit=True)
+    for channel in Channel:
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+    return connection
+
+
+def heard(database: Database, ear: Conn) -> Counter[str]:
+    """How many notifications of each channel were committed so far: they arrive in the order of their commits."""
+    with database.transaction() as connection:
+        connection.execute("SELECT pg_notify(%s, %s)", [Channel.TIMERS, LAST])
+    counted: Counter[str] = Counter()
+    for notification in ear.notifies(timeout=SOON_SECONDS):
+        if notification.payload == LAST:
+            return counted
+        counted[notification.channel] += 1
+    message = "the last notification did not arrive"
+    raise AssertionError(message)
+
+
+def wakings(thread: threading.Thread) -> int:
+    """How often a thread has gone to sleep so far."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def test_a_poke_reaches_whoever_listens_on_its_channel_and_no_others(database: Database, notifier: Notifier) -> None:
+    timers, both = threading.Event(), threading.Event()
+    with (
+        closing(Listener(database.url, "test-timers", (Channel.TIMERS,), timers)),
+        closing(Listener(database.url, "test-both", (Channel.TIMERS, Channel.OUTBOX), both)),
+    ):
+        # Each looks once when it begins to listen.
+        assert timers.wait(SOON_SECONDS)
+        assert both.wait(SOON_SECONDS)
+        timers.clear()
+        for channel in (Channel.SIGNALS, Channel.OUTBOX, Channel.TIMERS):
+            both.clear()
+            notifier.poke(channel)
+            if channel is Channel.OUTBOX:
+                assert both.wait(SOON_SECONDS)
+                assert not timers.is_set()
+        assert timers.wait(SOON_SECONDS)
+
+
+def test_many_pokes_make_few_notifications(database: Database) -> None:
+    ear, pace = listening(database), threading.Event()
+    began = monotonic_seconds()
+    with closing(Notifier(database.url, "test-notifier")) as notifier:
+        for _ in range(POKES):
+            for channel in Channel:
+                notifier.poke(channel)
+            pace.wait(PACE_SECONDS)  # without it, this thread leaves the notifier's none of the interpreter
+    elapsed = monotonic_seconds() - began
+    counted = heard(database, ear)
+    for channel in Channel:
+        # One at once, one that closing let through, and one for the rounding of clocks.
+        assert 1 <= counted[channel] <= elapsed / APART_SECONDS + 3
+
+
+def test_a_poke_before_the_last_was_sent_is_the_same_poke(database: Database) -> None:
+    ear = listening(database)
+    with closing(Notifier(database.url, "test-notifier")) as notifier:
+        notifier.poke(Channel.OUTBOX)
+        assert next(ear.notifies(timeout=SOON_SECONDS)).channel == Channel.OUTBOX
+        notifier.poke(Channel.OUTBOX)
+        assert next(ear.notifies(timeout=SOON_SECONDS)).channel == Channel.OUTBOX
+    assert heard(database, ear) == Counter()
+
+
+def test_nothing_is_sent_where_nobody_pokes(database: Database) -> None:
+    ear = listening(database)
+    with closing(Notifier(database.url, "test-notifier")):
+        assert heard(database, ear) == Counter()
+    assert heard(database, ear) == Counter()
+
+
+def test_a_notification_is_committed_at_once_and_holds_nothing(database: Database, notifier: Notifier) -> None:
+    ear = listening(database)
+    notifier.poke(Channel.SIGNALS)
+    assert next(ear.notifies(timeout=SOON_SECONDS)).payload == ""
+    until(lambda: database.rows(STATE, ["test-notifier"]) == [("idle",)], "the notifier has no transaction open")
+
+
+def test_a_notifier_whose_connection_broke_makes_another(database: Database, notifier: Notifier) -> None:
+    ear = listening(database)
+    notifier.poke(Channel.TIMERS)
+    until(lambda: database.value(CONNECTED, ["test-notifier"]) == 1, "it is connected")
+    assert database.value(CUT, ["test-notifier"]) == 1
+    heard(database, ear)
+
+    def poked() -> bool:
+        notifier.poke(Channel.OUTBOX)  # one may be lost, which costs a poll
+        return heard(database, ear)[Channel.OUTBOX] > 0
+
+    until(poked, "a later poke arrives")
+
+
+def test_a_listener_whose_connection_broke_looks_once_and_listens_again(database: Database, notifier: Notifier) -> None:
+    woken = threading.Event()
+    with closing(Listener(database.url, "test-listener", (Channel.TIMERS,), woken)):
+        assert woken.wait(SOON_SECONDS)
+        woken.clear()
+        assert database.value(CUT, ["test-listener"]) == 1
+        assert woken.wait(SOON_SECONDS), "what was written meanwhile is found by looking once"
+        woken.clear()
+        notifier.poke(Channel.TIMERS)
+        assert woken.wait(SOON_SECONDS)
+
+
+def test_a_listener_that_hears_nothing_sleeps_and_closes_at_once(database: Database) -> None:
+    woken, pause = threading.Event(), threading.Event()
+    listener = Listener(database.url, "test-listener", (Channel.TIMERS,), woken)
+    assert woken.wait(SOON_SECONDS)
+    thread = next(thread for thread in threading.enumerate() if thread.name == "listener")
+    pause.wait(0.2)  # until it has fallen asleep
+    before = wakings(thread)
+    pause.wait(1.0)
+    assert wakings(thread) - before <= 1
+    began = monotonic_seconds()
+    listener.close()
+    assert monotonic_seconds() - began < CLOSING_SECONDS
+    assert not thread.is_alive()
+    until(lambda: database.value(CONNECTED, ["test-listener"]) == 0, "its connection is closed")
+
+
+def test_closing_ends_without_a_database() -> None:
+    nowhere, woken = "postgresql://127.0.0.1:1/none", threading.Event()
+    with closing(Notifier(nowhere, "test")) as notifier, closing(Listener(nowhere, "test", (*Channel,), woken)):
+        notifier.poke(Channel.TIMERS)
+    assert not woken.is_set()
+    assert not {"notifier", "listener"} & {thread.name for thread in threading.enumerate()}

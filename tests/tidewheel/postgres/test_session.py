@@ -1,0 +1,38 @@
+"""Whoever writes is told what kind of failure it was."""
+
+import pytest
+
+from tests.fixtures.database import Database
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.pg_arrays import texts
+from tidewheel.postgres.session import is_time_limit
+
+LIMITED = {
+    "statement": "SET statement_timeout = '50ms'",
+    "transaction": "SET transaction_timeout = '50ms'",
+    "lock": "SET lock_timeout = '50ms'",
+}
+
+
+@pytest.mark.parametrize("limit", LIMITED)
+def test_what_takes_too_long_is_told_from_what_waits_for_a_lock(database: Database, limit: str) -> None:
+    version = database.value("SELECT current_setting('server_version_num')::integer")
+    if limit == "transaction" and version < 170_000:
+        pytest.skip("PostgreSQL has no such limit before 17")
+    holding, session = database.connection(), database.session()
+    holding.execute("LOCK TABLE settings")
+    with session.transaction() as connection:
+        connection.execute(LIMITED[limit].encode())
+    with pytest.raises(Unavailable) as raised, session.transaction() as connection:
+        connection.execute("SELECT * FROM settings")
+    assert is_time_limit(raised.value) == (limit != "lock")
+    holding.rollback()
+    session.close()
+
+
+def test_texts_go_in_utf8_whatever_the_environment_says(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written in binary form is not converted by the client."""
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with database.session().transaction() as connection:
+        found = connection.execute("SELECT %s::text[]", [texts(["grün €"])]).fetchone()
+    assert found == (["grün €"],)

@@ -1,0 +1,531 @@
+"""Every hot statement takes the index that its comment promises, with 50,000 rows behind it.
+
+The parameters are those of a busy moment: some dozens of ids, or the shards, slices and lanes of one process.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString
+from uuid import UUID
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.fixtures.database import Database, Template
+from tests.tidewheel.postgres.test_statements import INDEX_LINE, INDEX_NAME
+from tidewheel.clock import SystemClock
+from tidewheel.ids import run_instant, run_range
+from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Conn, connect
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Move, RunState, sources
+
+ROWS = 50_000
+FEWER = 20_000  # where the plan does not turn on how many there are
+BATCH = 60
+PARTITION = re.compile(r"^(job_runs|run_inputs|attempts|attempt_outputs)_\d{8}")
+
+_LOAD: tuple[LiteralString, ...] = (
+    """
+    INSERT INTO jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, created_at, updated_at)
+    SELECT md5('job' || n)::uuid, 'default', 'job-' || n, n %% 4096, n %% 64, 1, 'interval', now(), now()
+      FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
+    INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, policy, handler, queue,
+                              lane, overlap, definition)
+    SELECT job_id, 1, tenant, now(), '{}', 'a schedule of about the usual length, which is not short', '{}',
+           'send-email', 'default', 'standard', 'skip', decode(repeat('ab', 300), 'hex')
+      FROM jobs
+    """,
+    """
+    INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version)
+    SELECT job_id, tenant, shard, now() + bucket * interval '10 s' - interval '1 min',
+           now() + bucket * interval '10 s' - interval '1 min', 1
+      FROM jobs
+    """,
+    """
+    INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at)
+    SELECT (%(prefix)s || substr(md5('run' || n), 13))::uuid, md5('job' || n)::uuid, 'default', 1, n %% 64, 'timer',
+           'default', 'standard', now(), now()
+      FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
+    INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
+                           scheduled_at, publish_at, made_at)
+    SELECT run_id, job_id, tenant, shard, queue, lane, 'send-email', cause, 'skip', 'queued', 1, scheduled_at,
+           now() + shard * interval '10 s' - interval '1 min', made_at
+      FROM job_runs
+    """,
+    "INSERT INTO turns (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM open_runs",
+    """
+    INSERT INTO run_inputs (run_id, tenant, payload)
+    SELECT run_id, tenant, decode(repeat('cd', 100), 'hex') FROM job_runs LIMIT %(fewer)s
+    """,
+    """
+    INSERT INTO attempts (run_id, attempt, tenant, finished_at, outcome)
+    SELECT run_id, 1, tenant, now(), 'failed' FROM job_runs LIMIT %(fewer)s
+    """,
+    """
+    INSERT INTO failed_runs (run_id, job_id, tenant, job_version, cause, queue, lane, scheduled_at, finished_at, state,
+                             attempt)
+    SELECT run_id, job_id, tenant, 1, cause, queue, lane, scheduled_at, now(), 'failed', 1
+      FROM job_runs ORDER BY md5(run_id::text) LIMIT %(fewer)s
+    """,
+    """
+    INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, made_at)
+    SELECT tenant, 'run', run_id, job_id, 'it failed', now() - row_number() OVER () * interval '1 s' FROM failed_runs
+    """,
+    """
+    INSERT INTO outbox (slice, class, publish_at, topic, key, value)
+    SELECT shard / 8, (ARRAY['critical', 'standard', 'batch', 'events'])[1 + shard %% 4],
+           now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k',
+           decode(repeat('ef', 300), 'hex')
+      FROM jobs
+    """,
+    """
+    INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, made_at)
+    SELECT job_id, now() + interval '1 h', tenant, 'move', now() + interval '2 h', now() FROM jobs
+    """,
+    """
+    INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, made_at)
+    SELECT job_id, tenant, 1, 'misfire', now() - n * interval '1 h', now() - n * interval '1 h', 1, now()
+      FROM jobs CROSS JOIN generate_series(1, 2) AS n
+    """,
+    """
+    INSERT INTO calendars (tenant, name, version, days, weekdays, updated_at)
+    SELECT 'default', 'calendar-' || n, 1, ARRAY[current_date + 1, current_date + 2], '{0,6}', now()
+      FROM generate_series(1, %(fewer)s) AS n
+    """,
+    """
+    INSERT INTO job_calendars (tenant, name, job_id)
+    SELECT tenant, 'calendar-' || bucket + 1, job_id FROM jobs
+    """,
+    """
+    INSERT INTO requests (tenant, request_id, body_hash, reply, made_at)
+    SELECT 'default', 'r-' || n, 'h', 'r', now() FROM generate_series(1, %(fewer)s) AS n
+    """,
+    """
+    INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, made_at)
+    SELECT run_id, 1, 'cancel', tenant, md5('executor' || shard)::uuid, now() FROM open_runs LIMIT %(fewer)s
+    """,
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(template: Template) -> Iterator[Database]:
+    """A database with many rows in every table that grows, analyzed."""
+    made = Database(template.copy(), template.installation)
+    midnight = SystemClock().now().replace(hour=12, minute=0, second=0, microsecond=0)
+    stamp = f"{int(midnight.timestamp() * 1000):012x}"
+    with made.transaction() as connection:
+        for statement in _LOAD:
+            connection.execute(statement, {"rows": ROWS, "fewer": FEWER, "prefix": stamp})
+    made.execute("VACUUM ANALYZE")
+    yield made
+    made.close()
+
+
+def some(database: Database, query: LiteralString) -> list[Any]:
+    return [row[0] for row in database.rows(query, [BATCH])]
+
+
+@pytest.fixture(scope="module")
+def batches(loaded: Database) -> dict[str, list[Any]]:
+    """Values of the hot statements' parameters that have one for each of a batch, by the parameter's name."""
+    now: datetime = loaded.now()
+    runs: list[UUID] = some(loaded, "SELECT run_id FROM open_runs ORDER BY md5(run_id::text) LIMIT %s")
+    jobs: list[UUID] = some(loaded, "SELECT job_id FROM jobs ORDER BY md5(job_id::text) LIMIT %s")
+    return {
+        "run_ids": runs,
+        "job_ids": jobs,
+        "attempts": [1] * BATCH,
+        "versions": [1] * BATCH,
+        "tenants": ["default"] * BATCH,
+        "came_by": ["t/0/0@0"] * BATCH,
+        "states": [RunState.SUCCEEDED] * BATCH,
+        "executor_ids": [None] * BATCH,
+        "reasons": [None] * BATCH,
+        "error_types": [None] * BATCH,
+        "started_at": [now] * BATCH,
+        "finished_at": [now] * BATCH,
+        "scheduled_at": [now] * BATCH,
+        "due_at": [now] * BATCH,
+        "cursors": [now] * BATCH,
+        "instants": [now] * BATCH,
+        "ended_at": [now] * BATCH,
+        "catch_up_ends": [None] * BATCH,
+        "held": [None] * BATCH,
+        "overridden": [False] * BATCH,
+        "delays": [timedelta(0)] * BATCH,
+        "charges": [1] * BATCH,
+        "losses": [0] * BATCH,
+        "request_ids": [f"r-{number}" for number in range(BATCH)],
+        "new_run_ids": runs,
+        "places": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
+        "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),
+    }
+
+
+@pytest.fixture(scope="module")
+def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Values of every parameter of the hot statements, by the parameter's name."""
+    now: datetime = loaded.now()
+    runs, jobs = batches["run_ids"], batches["job_ids"]
+    pairs = [(number, name) for name in ("critical", "standard", "events", "batch") for number in range(8)]
+    one: dict[str, Any] = {
+        "sources": sources(Move.CLAIM),
+        "target": RunState.RUNNING,
+        "executor_id": UUID(int=1),
+        "now": now,
+        "run_id": runs[0],
+        "job_id": jobs[0],
+        "tenant": "default",
+        "parked": [],
+        "under_way": [],
+        "most_bytes": 1 << 24,
+        "marks": [datetime(1970, 1, 1, tzinfo=UTC)] * len(pairs),
+        "mark_ids": [0] * len(pairs),
+        "ends": [datetime(9999, 12, 31, tzinfo=UTC)] * len(pairs),
+        "end_ids": [0] * len(pairs),
+        "slices": [number for number, _ in pairs],
+        "classes": [name for _, name in pairs],
+        "limits": [BATCH] * len(pairs),
+        "shards": list(range(64)),
+        "horizon": now,
+        "since": [now - timedelta(days=1)] * 64,
+        "until": now,
+        "per_shard": 4,
+        "first": now - timedelta(hours=1),
+        "last": now,
+    }
+    first, last = run_range(jobs[0], run_instant(runs[0]))
+    return {**batches, **one, "first_run_id": first, "last_run_id": last}
+
+
+# Of lists and walks: no filter but the first, from their beginnings.
+_UNFILTERED: Mapping[str, object] = dict.fromkeys(
+    ("ids", "kind", "status", "error_type", "queue", "lane", "handler", "cause", "redriven", "labels", "state", "ahead")
+)
+_LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+_NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)
+_RANGE: Mapping[str, object] = {"since": _LONG_AGO, "until": _FAR_AHEAD, "first_id": _NOWHERE, "most": 51}
+_WALK: Mapping[str, object] = {
+    **_UNFILTERED, "made_before": _FAR_AHEAD, "begun": True, "states": [RunState.QUEUED], "after_id": _NOWHERE,
+    "after_at": _LONG_AGO, "most": 1000, "looked_at": 20_000,
+}  # fmt: skip
+_LETTERS: Mapping[str, object] = {
+    **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0
+}  # fmt: skip
+_RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND}
+
+CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
+
+_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+# What is asked besides, or otherwise than `facts` has it.
+SPECIAL: Mapping[str, Mapping[str, object]] = {
+    "close_runs": {
+        "allowed": ["succeeded:running"],
+        "first_run_id": UUID(int=0),
+        "last_run_id": UUID(int=(1 << 128) - 1),
+        "outcomes": "{}",
+        "error_messages": "{}",
+        "cancelling": RunState.CANCELLING,
+        "cancelled": RunState.CANCELLED,
+    },
+    "find_unclosed": {"allowed": ["succeeded:running"]},
+    "claim_runs": {"free": "allow_all", "replacing": ["cancel_other", "terminate_other"]},
+    "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
+    "find_due_runs": {
+        "queues": ["default"] * 3,
+        "lanes": ["critical", "standard", "batch"],
+        "limits": [100] * 3,
+        "marks": [_LONG_AGO] * 3,
+        "handlers": ["send-email"],
+    },
+    "find_due_handled": {
+        "queues": ["default"] * 3,
+        "lanes": ["critical", "standard", "batch"],
+        "handlers": ["send-email"],
+        "most": 100,
+        "due_for": timedelta(seconds=1),
+        "sources": sources(Move.CLAIM),
+    },
+    "find_unhandled": {"due_for": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "most": 10_000},
+    "find_waiting": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
+    "release_next": {"buffered": RunState.BUFFERED},
+    "hand_on_turns": {"buffered": RunState.BUFFERED, "released": [False] * BATCH},
+    "wait_for_turns": {"nobody": UUID(int=0)},
+    "probe_deadlines": {"states": [RunState.QUEUED], "left": [], "ahead": timedelta(seconds=1)},
+    "find_passed": {"states": [RunState.QUEUED], "left": [], "most": 500},
+    "lock_passed": {"states": [RunState.QUEUED]},
+    "read_previous": {
+        "at": _NOON,
+        "causes": ["timer", "backfill"],
+        "skipped": RunState.SKIPPED,
+        "succeeded": RunState.SUCCEEDED,
+        "most": 1000,
+    },
+    "look_at_turns": {"after": UUID(int=0), "most": 1000},
+    "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
+    "read_signals": {"stray_after": timedelta(seconds=10)},
+    "find_cancelled_of_job": _WALK,
+    "find_cancelled": _WALK,
+    "lock_cancelled": {"states": [RunState.QUEUED]},
+    "list_dead_letters": _LETTERS | {"job_id": None},
+    "walk_dead_letters": _LETTERS | {"job_id": None},
+    "find_runs": _RUNS,
+    "find_runs_of_job": _RUNS,
+    "find_failed_runs": _RUNS | {"state": RunState.FAILED},
+    "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
+    "give_up_moves": {"reason": "by_hand"},
+    "flush_outputs": {"outputs": [b"x"] * BATCH, "output_bytes": [1] * BATCH, "states": [RunState.RUNNING]},
+    "add_outputs": {
+        "results": [None] * BATCH,
+        "traces": [None] * BATCH,
+        "outputs": [b"x"] * BATCH,
+        "output_bytes": [1] * BATCH,
+    },
+    "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "most": 20},
+    "hold_attempt": {"attempt": 1, "running": RunState.RUNNING},
+    "put_off_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
+    "save_beats": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
+    "read_versions_in_force": {"most": 1001},
+    "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
+    "read_backfill_place": {"job_version": 1},
+    "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
+    "read_day_sets": {"names": CALENDARS},
+    "share_calendars": {"names": CALENDARS},
+    "find_calendar_jobs": {"name": CALENDARS[0]},
+    "read_versions_near": {"at": _NOON, "most": 5},
+    "read_runs_at": {"at": _NOON},
+    "read_skips_at": {"at": _NOON},
+    "read_said": {"at": _NOON, "cursor_at": _NOON},
+    "find_chain": {"at": _NOON},
+    "find_runs_ahead": {"states": [RunState.QUEUED], "most": 10},
+    "read_versions": {"before": 9, "most": 21},
+    "list_jobs": {"after": "job-2", "prefix": "", "labels": Jsonb({}), "paused": None, "kind": None, "most": 51},
+}
+_HOT = {
+    "tidewheel.transitions": """
+        lock_claims take_turns find_gone_turns start_attempts read_claims close_runs find_unclosed
+        give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
+        forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
+        move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
+        wait_for_turns release_next hand_on_turns read_versions_in_force read_undecided read_recorded save_beats
+        flush_outputs add_outputs read_lineage mark_redriven
+    """,
+    "tidewheel.intake": """
+        find_answers find_jobs lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs
+        lock_unbegun lock_run read_run read_open wait_for_runs lock_attempts read_ended put_off_deadlines read_timers
+        read_timer_runs resume_jobs
+        share_calendars find_calendar_jobs drop_job_calendars
+        lock_unbegun_of_backfill read_coming_overrides forget_overrides give_up_moves read_wanted_versions
+        read_retried
+    """,
+    "tidewheel.scheduler": """
+        probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded
+        lock_backfilled_job read_backfill_place read_version_facts find_unhandled
+        probe_deadlines find_passed lock_passed lock_timed_timers lock_timed_jobs
+        find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
+    """,
+    "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
+    "tidewheel.executor": "find_due_runs find_due_handled read_in_hand read_previous read_signals hold_attempt",
+    "tidewheel.control": """
+        read_logs read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at
+        read_attempts_of read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
+        find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters
+        walk_dead_letters
+    """,
+}
+HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
+
+
+def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield plan
+    children: Sequence[Mapping[str, Any]] = plan.get("Plans", ())
+    for child in children:
+        yield from nodes(child)
+
+
+def plan_of(connection: Conn, statement: str, values: Mapping[str, object] | None = None) -> list[Mapping[str, Any]]:
+    """The plan for these values; without any, that which a session would keep."""
+    kind = "FORMAT JSON"
+    if values is None:
+        kind, statement = f"GENERIC_PLAN, {kind}", numbered(statement)
+    explained = connection.execute(f"EXPLAIN ({kind}) {statement}".encode(), values).fetchone()
+    connection.rollback()
+    assert explained is not None
+    document: Any = explained[0]
+    found: Any = json.loads(document) if isinstance(document, str) else document
+    return list(nodes(found[0]["Plan"]))
+
+
+def numbered(statement: str) -> str:
+    """A statement with PostgreSQL's own placeholders."""
+    numbers: dict[str, int] = {}
+    return re.sub(r"%\((\w+)\)s", lambda name: f"${numbers.setdefault(name[1], len(numbers) + 1)}", statement)
+
+
+def indexes_of(plan: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The indexes a plan takes; a partition's by the name of its parent's."""
+    taken = {str(node["Index Name"]) for node in plan if "Index Name" in node}
+    taken |= {str(name) for node in plan for name in node.get("Conflict Arbiter Indexes", ())}
+    return {PARTITION.sub(r"\1", name) for name in taken}
+
+
+def promised(statement: str) -> set[str]:
+    """The indexes that a statement's comment promises, as `indexes_of` would name them."""
+    line = " ".join(INDEX_LINE.findall(statement))
+    return set(INDEX_NAME.findall(line.partition(" Lock:")[0].partition("; ")[0]))
+
+
+def big(database: Database) -> set[str]:
+    """Tables that are too large to be read whole, partitions among them."""
+    return {name for (name,) in database.rows("SELECT relname FROM pg_class WHERE relkind = 'r' AND reltuples > 10000")}
+
+
+@pytest.fixture(scope="module", params=["", BY_KEY], ids=["", "by key"])
+def planning(loaded: Database, request: pytest.FixtureRequest) -> Iterator[Conn]:
+    """A connection that plans as it likes, and one as intake, scheduler and executor have."""
+    connection = connect(loaded.url, "test", options=request.param)
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize(("package", "name"), HOT)
+def test_a_hot_statement_takes_the_index_that_its_comment_promises(
+    loaded: Database, planning: Conn, facts: Mapping[str, object], package: str, name: str
+) -> None:
+    statement = Statements(package)[name]
+    plan = plan_of(planning, statement, {**facts, **SPECIAL.get(name, {})})
+    read_whole = {str(node["Relation Name"]) for node in plan if node["Node Type"] == "Seq Scan"}
+    assert not read_whole & big(loaded)
+    taken = indexes_of(plan)
+    assert promised(statement) <= taken, plan
+    if "primary key" in " ".join(INDEX_LINE.findall(statement)):
+        assert {index for index in taken if index.endswith("_pkey")}
+    if "by tid" in " ".join(INDEX_LINE.findall(statement)):
+        assert any(node["Node Type"] == "Tid Scan" for node in plan)
+        assert not taken
+
+
+def test_who_is_looked_for_by_labels_among_many_is_not_fetched_one_by_one(
+    planning: Conn, facts: Mapping[str, object]
+) -> None:
+    known = Statements("tidewheel.intake")
+    planning.execute(known["plan_freely"])
+    plan = plan_of(planning, known["find_labelled_jobs"], {**facts, "labels": Jsonb({"team": "billing"}), "most": 10})
+    assert [node["Node Type"] for node in plan if node.get("Relation Name") == "jobs"] == ["Seq Scan"]
+
+
+BY_RUN = (
+    *("close_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run"),
+    *("read_ended", "read_timer_runs"),
+)
+
+
+@pytest.mark.parametrize(("package", "name"), [pair for pair in HOT if pair[1] in BY_RUN])
+def test_what_concerns_some_runs_plans_their_partitions_alone(
+    loaded: Database, facts: Mapping[str, object], package: str, name: str
+) -> None:
+    """Ninety days of partitions would be ninety probes a run, or be read whole: the planner must see which it is."""
+    with loaded.transaction() as connection:
+        plan = plan_of(connection, Statements(package)[name], {**facts, **SPECIAL.get(name, {})})
+    read = {str(node["Relation Name"]) for node in plan if PARTITION.match(str(node.get("Relation Name")))}
+    assert read
+    assert {table[-8:] for table in read} == {f"{SystemClock().now():%Y%m%d}"}
+
+
+# What looks a batch of runs up among those that are open.
+LOOKING_UP = {
+    "tidewheel.transitions": """
+        claim_runs lock_claims find_gone_turns start_attempts read_claims close_runs find_unclosed requeue_runs
+        wait_runs find_unmoved save_beats flush_outputs start_cancelling
+    """,
+    "tidewheel.scheduler": "look_at_turns",
+    "tidewheel.executor": "read_in_hand",
+    "tidewheel.intake": "put_off_deadlines",
+}
+BY_ID = re.compile(r"open_runs_pkey \(run_id = \w+\.\w+\)$")  # of one run at a time, which another row names
+BOTH_WAYS = re.compile(r"run_id = ANY .*run_id = \w+\.|run_id = \w+\..*run_id = ANY ")
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package, names in LOOKING_UP.items() for name in names.split()]
+)
+def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
+    loaded: Database, batches: Mapping[str, list[Any]], facts: Mapping[str, object], package: str, name: str
+) -> None:
+    """An ANALYZE may come when nearly all have ended: to the planner reading all that are open is next to nothing."""
+    special = SPECIAL.get(name, {})
+    connection = connect(loaded.url, "test", options=BY_KEY)
+    try:
+        for rows, times in itertools.product((0, 10, 1000), (1, 16)):
+            pretend_open_runs(connection, rows)
+            many = {key: value * times for key, value in batches.items()}
+            plan = plan_of(connection, Statements(package)[name], {**facts, **special, **many})
+            looks = looks_at_open_runs(plan)
+            assert looks
+            assert all(BY_ID.match(look) for look in looks), (rows, times, looks)
+            # One at a time and out of the whole batch at once: the batch would be sorted for each.
+            assert not [node for node in plan if BOTH_WAYS.search(node.get("Index Cond", ""))]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", ["claim_runs", "lock_claims", "find_gone_turns", "start_attempts", "read_claims"])
+def test_a_plan_that_a_claiming_session_keeps_is_by_keys_too(loaded: Database, name: str) -> None:
+    """It was made for some other batch, at some other time."""
+    connection = connect(loaded.url, "test", options=KEPT_PLANS)
+    try:
+        for rows in (0, 10, 1000):
+            pretend_open_runs(connection, rows)
+            looks = looks_at_open_runs(plan_of(connection, Statements("tidewheel.transitions")[name]))
+            assert looks
+            assert all(BY_ID.match(look) for look in looks), (rows, looks)
+    finally:
+        connection.close()
+
+
+def pretend_open_runs(connection: Conn, rows: int) -> None:
+    """Statistics of that many, in this transaction."""
+    connection.execute("DELETE FROM pg_statistic WHERE starelid = 'open_runs'::regclass")
+    connection.execute(
+        "UPDATE pg_class SET reltuples = %s"
+        " WHERE oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'open_runs'::regclass"
+        "               UNION SELECT 'open_runs'::regclass)",
+        [rows],
+    )
+
+
+def looks_at_open_runs(plan: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each reading of open_runs that is not by tid: its index, and what is looked for in it."""
+    return [
+        f"{node.get('Index Name')} {node.get('Index Cond')}"
+        for node in plan
+        if node["Node Type"] in {"Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Index Scan"}
+        and (node.get("Relation Name") == "open_runs" or str(node.get("Index Name")).startswith("open_runs"))
+    ]
+
+
+def test_the_walk_of_the_outbox_begins_at_the_mark(loaded: Database, facts: Mapping[str, object]) -> None:
+    """Rows behind the low-water mark are not even looked at: the mark is a condition of the index, not a filter."""
+    with loaded.transaction() as connection:
+        plan = plan_of(connection, Statements("tidewheel.relay")["read_outbox"], facts)
+    [scan] = [node for node in plan if node.get("Index Name") == "outbox_due"]
+    assert "ROW(publish_at, id) > " in scan["Index Cond"]
+    assert "publish_at <= " in scan["Index Cond"]
+    # Nothing sorts, gathers or joins otherwise: what is read comes in the index's order, slice by slice.
+    assert {node["Node Type"] for node in plan} <= {"Nested Loop", "Function Scan", "Limit", "Index Scan", "Result"}
+
+
+def test_the_sweep_reads_only_what_is_due(loaded: Database, facts: Mapping[str, object]) -> None:
+    with loaded.transaction() as connection:
+        statement = Statements("tidewheel.executor")["find_due_runs"]
+        plan = plan_of(connection, statement, {**facts, **SPECIAL["find_due_runs"]})
+    [scan] = [node for node in plan if node.get("Index Name") == "open_runs_due"]
+    assert all(column in scan["Index Cond"] for column in ("queue", "lane", "publish_at"))

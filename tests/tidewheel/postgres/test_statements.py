@@ -1,0 +1,100 @@
+"""Every statement of every queries.sql: the database understands it, some module binds it, its comment tells the truth.
+
+Which index each hot statement takes is in test_sql_plans.py.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from psycopg.pq import ExecStatus
+
+from tests.fixtures.database import Database
+from tests.strict_types import LINKED, ROOT
+from tidewheel.postgres.statements import Statements
+
+FOLDERS = ("tidewheel", *LINKED)
+
+
+def real_files(folder: str, pattern: str) -> list[Path]:
+    """The files of a real folder: links lead to other real folders."""
+    found = (ROOT / folder).rglob(pattern)
+    return [path for path in found if not any(parent.is_symlink() for parent in path.parents)]
+
+
+def package_of(folder: Path) -> str:
+    """What a real folder is imported as."""
+    parts = folder.relative_to(ROOT).parts
+    return ".".join(parts if parts[0] == "tidewheel" else ("tidewheel", *parts))
+
+
+PACKAGES = sorted(package_of(path.parent) for folder in FOLDERS for path in real_files(folder, "queries.sql"))
+STATEMENTS = [(package, name) for package in PACKAGES for name in Statements(package).names()]
+PARAMETER = re.compile(r"%\((\w+)\)s")
+INDEX_LINE = re.compile(r"^-- (?:Index|No index)\b.*", re.MULTILINE)
+INDEX_NAME = re.compile(r"\b[a-z_]+_(?:pkey|key|due|by_[a-z]+|deadline|waiting)\b")
+
+
+def numbered(statement: str) -> str:
+    """The statement with $1, $2, … as the server wants them."""
+    names = list(dict.fromkeys(PARAMETER.findall(statement)))
+    return PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+
+
+def bound_names(path: Path) -> set[tuple[str, str]]:
+    """The (package, statement) pairs that a module takes from `Statements`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    packages: dict[str, str] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="Statements"), args=[argument])
+            ):
+                packages[name] = ast.literal_eval(argument)
+            case _:
+                pass
+    bound: set[tuple[str, str]] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))) if name in packages:
+                bound.add((packages[name], key))
+            case ast.Subscript(
+                value=ast.Call(func=ast.Name(id="Statements"), args=[argument]), slice=ast.Constant(value=str(key))
+            ):
+                bound.add((ast.literal_eval(argument), key))
+            case _:
+                pass
+    return bound
+
+
+def test_all_files_are_looked_at() -> None:
+    wanted = {f"tidewheel.{name}" for name in ("transitions", "intake", "scheduler", "relay", "executor", "migrations")}
+    assert wanted | {"tidewheel"} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize(("package", "name"), STATEMENTS)
+def test_a_statement_is_understood_by_the_migrated_schema(shared_database: Database, package: str, name: str) -> None:
+    with shared_database.transaction() as connection:
+        answer = connection.pgconn.prepare(b"", numbered(Statements(package)[name]).encode())
+    assert answer.status == ExecStatus.COMMAND_OK, answer.error_message.decode()
+
+
+def test_every_statement_is_bound_by_a_module_and_every_bound_one_exists() -> None:
+    files = [path for folder in FOLDERS for path in real_files(folder, "*.py")]
+    bound = set[tuple[str, str]]().union(*map(bound_names, files))
+    assert bound == set(STATEMENTS)
+
+
+def test_every_index_that_a_comment_names_exists(shared_database: Database) -> None:
+    known = {name for (name,) in shared_database.rows("SELECT indexname FROM pg_indexes WHERE schemaname = 'public'")}
+    for package, name in STATEMENTS:
+        promised = {
+            index for line in INDEX_LINE.findall(Statements(package)[name]) for index in INDEX_NAME.findall(line)
+        }
+        assert promised <= known, f"{package}: {name}"
+
+
+def test_an_unknown_name_is_refused_with_the_file_that_lacks_it() -> None:
+    with pytest.raises(KeyError, match=r"tidewheel\.relay/queries\.sql has no block named 'publish'"):
+        Statements("tidewheel.relay")["publish"]

@@ -1,0 +1,116 @@
+"""How far the clocks are apart: measured within its bound, told once, and by every service."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.services import until
+from tidewheel.clock import SettableClock, monotonic_seconds
+from tidewheel.executor.heartbeat import Heartbeat
+from tidewheel.membership import Membership
+from tidewheel.process.clock_skew import Skew
+from tidewheel.process.service import Stop
+from tidewheel.transitions.signal import Signal
+
+NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
+MOST = timedelta(seconds=2)
+QUICK = timedelta(milliseconds=50)
+
+
+def measured(name: str = "clock_skew_seconds") -> float:
+    """A gauge of this process."""
+    return REGISTRY.get_sample_value(f"tidewheel_{name}") or 0.0
+
+
+def see(skew: Skew, instant: datetime, *, took: float = 0.0) -> None:
+    skew.saw(instant, since=monotonic_seconds() - took)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=2), timedelta(minutes=-2), timedelta(0)])
+def test_the_difference_is_ours_minus_the_databases(ahead: timedelta) -> None:
+    see(Skew(MOST, SettableClock(NOON + ahead)), NOON)
+    assert measured() == pytest.approx(ahead.total_seconds(), abs=0.05)
+    assert measured("max_clock_skew_seconds") == 2.0
+
+
+def test_half_of_the_round_trip_is_taken_off_and_is_what_it_can_be_wrong_by() -> None:
+    see(Skew(MOST, SettableClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
+    assert measured() == pytest.approx(0.0, abs=0.05)
+    assert measured("clock_skew_bound_seconds") == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_statement_that_had_to_wait_shows_nothing() -> None:
+    skew = Skew(MOST, SettableClock(NOON))
+    see(skew, NOON)
+    see(skew, NOON - timedelta(hours=1), took=10.0)
+    assert measured() == pytest.approx(0.0, abs=0.05)
+
+
+def test_it_is_told_once_and_once_more_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidewheel.process.service")
+    clock = SettableClock(NOON + timedelta(minutes=2))
+    skew = Skew(MOST, clock)
+    for _ in range(5):
+        see(skew, NOON)
+    clock.advance(timedelta(minutes=-2, seconds=1))
+    for _ in range(5):
+        see(skew, NOON)
+    clock.advance(timedelta(minutes=-2))
+    see(skew, NOON)
+    assert [(record.levelname, "ahead of" in record.message) for record in caplog.records] == [
+        ("WARNING", True),
+        ("INFO", True),
+        ("WARNING", False),
+    ]
+
+
+def test_what_the_round_trip_may_explain_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    see(Skew(MOST, SettableClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
+    assert not caplog.records
+
+
+def test_a_scheduler_or_relay_measures_it_with_each_beat(clocked: ClockedDatabase) -> None:
+    skew = Skew(MOST)
+    member = Membership(clocked.url, role="relay", name="test", timeout=5 * QUICK, skew=skew)
+    member.start()
+    try:
+        sees_both_ways(clocked)
+    finally:
+        member.leave()
+
+
+def test_an_executor_measures_it_with_each_beat(clocked: ClockedDatabase) -> None:
+    beating = Heartbeat(
+        clocked.session(),
+        executor_id=uuid4(),
+        name="test",
+        queues=["default"],
+        handlers=[],
+        slots=1,
+        group_protocol="classic",
+        every=QUICK,
+        lease=timedelta(seconds=15),
+        on_signal=never_here,
+        busy=lambda: False,
+        skew=Skew(MOST),
+    )
+    beating.start(Stop())
+    try:
+        sees_both_ways(clocked)
+    finally:
+        beating.leave(clean=True)
+
+
+def never_here(run_id: UUID, attempt: int, signal: Signal) -> bool:
+    return False
+
+
+def sees_both_ways(clocked: ClockedDatabase) -> None:
+    """The database's clock is moved to and fro, and the measurement follows."""
+    for ahead in (timedelta(minutes=2), timedelta(minutes=-4)):
+        total = (clocked.advance(ahead) - clocked.value("SELECT clock_timestamp()")).total_seconds()
+        until(lambda total=total: abs(measured() + total) < 0.5, f"a skew of {-total:g} s is measured")

@@ -1,0 +1,66 @@
+"""The table of metrics and the code agree: every row is written by somebody, with the labels that it names."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.strict_types import LINKED
+from tests.tidewheel.postgres.test_statements import real_files
+from tidewheel.process.metrics import METRICS, Kind, Metric, Metrics
+
+TABLE = {row.name: row for row in METRICS}
+WRITES = {"count": Kind.COUNTER, "set": Kind.GAUGE, "observe": Kind.HISTOGRAM}
+
+
+def written() -> Iterator[tuple[str, str, int]]:
+    """Every (way, name, number of labels) in the product's code."""
+    for folder in ("tidewheel", *LINKED):
+        for path in real_files(folder, "*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                match node:
+                    case ast.Call(
+                        func=ast.Attribute(value=ast.Name(id="metrics"), attr=way),
+                        args=[ast.Constant(value=str(name)), *rest],
+                    ):
+                        yield way, name, max(len(rest) - 1, 0)
+                    case _:
+                        pass
+
+
+def test_every_row_is_written_and_nothing_else_is() -> None:
+    assert {name for _, name, _ in written()} == set(TABLE)
+
+
+@pytest.mark.parametrize(("way", "name", "labels"), sorted(set(written())))
+def test_a_metric_is_written_as_its_row_says(way: str, name: str, labels: int) -> None:
+    assert WRITES[way] is TABLE[name].kind
+    assert labels == len(TABLE[name].labels)
+
+
+@pytest.mark.parametrize("row", METRICS, ids=lambda row: row.name)
+def test_a_row_is_named_and_explained(row: Metric) -> None:
+    assert re.fullmatch(r"[a-z]+(_[a-z]+)*", row.name)
+    assert row.name.endswith("_seconds") == (row.unit == "seconds")
+    assert row.meaning
+    assert not row.meaning.endswith(".")
+
+
+def test_names_are_unique() -> None:
+    assert len(TABLE) == len(METRICS)
+
+
+def test_what_is_written_is_what_is_exported() -> None:
+    registry = CollectorRegistry()
+    own = Metrics(registry)
+    own.count("claims", 2, "won", "sweep")
+    own.count("leases_lost")
+    own.set("slots_busy", 3)
+    own.observe("fire_lead_seconds", [(-5, 1)])
+    text = generate_latest(registry).decode()
+    assert 'tidewheel_claims_total{result="won",way="sweep"} 2.0' in text
+    assert "tidewheel_leases_lost_total 1.0" in text
+    assert "tidewheel_slots_busy 3.0" in text
+    assert 'tidewheel_fire_lead_seconds_bucket{le="0.005"} 1.0' in text

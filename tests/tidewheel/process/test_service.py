@@ -1,0 +1,199 @@
+"""How a service lives: the wish to stop, loops that survive, patience."""
+
+import logging
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unavailable
+from tidewheel.process.service import Patience, Stop, repeat
+
+NEVER_SECONDS = 3600.0  # a test that slept it would fail by its own time limit
+SOON_SECONDS = 10.0
+
+
+class Watched(Stop):
+    """A wish to stop that notes how long it was slept on, and sleeps no longer than needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.slept.append(seconds)
+        return super().wait(0)
+
+
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_wish_to_stop_wakes_whoever_sleeps() -> None:
+    stop, wake = Stop(), threading.Event()
+    stop.wakes(wake)
+    sleeping = in_background(lambda: stop.wait(NEVER_SECONDS))
+    assert not stop.asked()
+    stop.ask()
+    assert sleeping.result(SOON_SECONDS)
+    assert wake.is_set()
+    assert stop.asked()
+    assert stop.wait(NEVER_SECONDS)
+
+
+def test_a_sleep_that_nobody_cuts_short_is_no_wish_to_stop() -> None:
+    assert not Stop().wait(0.001)
+
+
+@pytest.mark.parametrize("own_wake", [False, True])
+def test_a_sleeping_loop_ends_when_asked(*, own_wake: bool) -> None:
+    stop, began = Stop(), threading.Event()
+
+    def step() -> float:
+        began.set()
+        return NEVER_SECONDS
+
+    looping = in_background(lambda: repeat(stop, "test", step, wake=threading.Event() if own_wake else None))
+    assert began.wait(SOON_SECONDS)
+    stop.ask()
+    looping.result(SOON_SECONDS)
+
+
+def test_a_loop_that_is_asked_before_it_began_does_nothing() -> None:
+    stop = Stop()
+    stop.ask()
+    repeat(stop, "test", lambda: pytest.fail("a round"))
+
+
+def test_a_wake_up_cuts_a_sleep_short_and_one_during_a_round_is_kept() -> None:
+    stop, wake, rounds = Stop(), threading.Event(), 0
+
+    def step() -> float:
+        nonlocal rounds
+        rounds += 1
+        if rounds < 5:
+            wake.set()  # while the round is under way
+        else:
+            stop.ask()
+        return NEVER_SECONDS
+
+    in_background(lambda: repeat(stop, "test", step, wake=wake)).result(SOON_SECONDS)
+    assert rounds == 5
+
+
+def test_a_loop_with_more_to_do_does_not_sleep() -> None:
+    stop, left = Watched(), iter([0.0, 0.0, 0.0])
+
+    def step() -> float:
+        seconds = next(left, None)
+        if seconds is None:
+            stop.ask()
+        return seconds or 0.0
+
+    repeat(stop, "test", step)
+    assert stop.slept == []
+
+
+@pytest.mark.parametrize("failure", [Unavailable("the database is away"), ValueError("a bug"), KeyError("another")])
+def test_a_loop_survives_whatever_its_rounds_raise(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidewheel.process.service")
+    stop, rounds = Watched(), 0
+
+    def step() -> float:
+        nonlocal rounds
+        rounds += 1
+        if rounds <= 3:
+            raise failure
+        stop.ask()
+        return NEVER_SECONDS
+
+    repeat(stop, "firing", step)
+    assert rounds == 4
+    assert len(stop.slept) == 3
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in warnings] == [f"firing: {failure}; trying again until it answers"]
+    assert caplog.records[-1].getMessage() == "firing: works again"
+    told = [record for record in caplog.records if record.levelno == logging.ERROR]
+    # What nobody expected is told each time, with its traceback.
+    assert [record.exc_info is not None for record in told] == [True] * (0 if isinstance(failure, Unavailable) else 3)
+
+
+def test_what_ends_a_process_ends_its_loops() -> None:
+    def step() -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repeat(Stop(), "test", step)
+
+
+def test_patience_grows_to_five_seconds_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidewheel.process.service")
+    stop = Watched()
+    patience = Patience(stop, "the broker")
+    for _ in range(9):
+        patience.wait(Unavailable("no answer"))
+    longest = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert all(most / 2 <= slept <= most for most, slept in zip(longest, stop.slept, strict=True))
+    assert [r.getMessage() for r in caplog.records] == ["the broker: no answer; trying again until it answers"]
+
+
+def test_patience_starts_again_after_it_was_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidewheel.process.service")
+    stop = Watched()
+    patience = Patience(stop, "the broker")
+    patience.over()
+    assert caplog.records == []
+    for _ in range(2):
+        for _ in range(4):
+            patience.wait(Unavailable("no answer"))
+        patience.over()
+        patience.over()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"] * 2
+    assert stop.slept[4] <= 0.1 < stop.slept[3]
+
+
+def test_patience_does_not_outlast_the_wish_to_stop() -> None:
+    stop = Stop()
+    patience = Patience(stop, "test")
+    stop.ask()
+    in_background(lambda: [patience.wait(Unavailable("away")) for _ in range(50)]).result(SOON_SECONDS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_and_a_second_one_ends_the_process_at_once(number: signal.Signals) -> None:
+    done = run_program(f"""
+        import logging, signal
+        from tidewheel.process.service import Stop
+        logging.basicConfig(level="INFO", format="%(message)s")
+        stop = Stop()
+        stop.on_signals()
+        signal.raise_signal({number.value})
+        assert stop.wait(30) and stop.asked()
+        print("asked", flush=True)
+        signal.raise_signal({number.value})
+        print("still there", flush=True)
+    """)
+    assert (done.stdout, done.returncode) == ("asked\n", -number), done.stderr
+    assert done.stderr == f"asked to stop by {number.name}\n"
+
+
+def test_a_thread_that_fails_ends_the_process() -> None:
+    done = run_program("""
+        import logging, threading
+        from tidewheel.process.service import end_process_with_threads
+        logging.basicConfig(level="INFO", format="%(message)s")
+        end_process_with_threads()
+        def fail():
+            raise ValueError("half a service")
+        threading.Thread(target=fail, name="firing").start()
+        threading.Event().wait(30)
+        print("still there", flush=True)
+    """)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr.startswith("thread firing failed; the process ends\n")
+    assert "ValueError: half a service" in done.stderr

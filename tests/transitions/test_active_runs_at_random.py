@@ -1,0 +1,178 @@
+"""Claimers and enders at random, several at once, some of which die before they commit.
+
+The database itself watches: an index that holds one begun run a job, a trigger that sees every release. In the end
+nothing is left behind, and only where runs are cancelled while they wait does it take a sweep.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import LiteralString
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg.rows import args_row
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import open_runs, submit
+from tests.transitions.overlapping import make
+from tests.transitions.stepping import in_background
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
+from tidewheel.scheduler.active_run_repair import TurnSweep
+from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+
+JOBS = ("a", "b", "c")
+THREADS = 4
+STEPS = 120
+NEEDING = sorted(set(Overlap) - {Overlap.ALLOW_ALL})
+WAITING = [Overlap.BUFFER_ALL, Overlap.BUFFER_ONE]
+
+# A run that has begun has its job's turn until it is terminal: two of them would be two under way.
+ONE_UNDER_WAY: LiteralString = "CREATE UNIQUE INDEX one_under_way ON open_runs (job_id) WHERE attempt > 0"
+IN_ORDER: LiteralString = """
+CREATE FUNCTION in_order() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF OLD.state = 'buffered' AND NEW.state = 'queued' AND EXISTS (
+        SELECT FROM open_runs AS o
+         WHERE o.job_id = NEW.job_id AND o.state = 'buffered'
+           AND (o.scheduled_at, o.run_id) < (NEW.scheduled_at, NEW.run_id)
+    ) THEN RAISE EXCEPTION 'released out of order' USING ERRCODE = 'raise_exception'; END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER in_order AFTER UPDATE ON open_runs FOR EACH ROW EXECUTE FUNCTION in_order();
+"""
+CLAIMABLE: LiteralString = """
+SELECT run_id, attempt + 1, job_version FROM open_runs
+ WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
+"""
+BEGUN: LiteralString = "SELECT run_id, attempt, executor_id FROM open_runs WHERE state IN ('running', 'cancelling')"
+UNBEGUN: LiteralString = "SELECT run_id, attempt, NULL FROM open_runs WHERE state IN ('queued', 'buffered', 'retrying')"
+RUNNING: LiteralString = (
+    "SELECT run_id, attempt FROM open_runs WHERE run_id = ANY (%s) AND state = 'running' AND executor_id = %s"
+)
+DEADLOCKS: LiteralString = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+
+
+@dataclass
+class Actor:
+    """One of those who claim and end."""
+
+    database: Database
+    session: Session
+    chance: random.Random
+    cancels: bool
+    executor_id: UUID = field(default_factory=uuid4)
+    turned_away: list[str] = field(default_factory=list[str])
+
+    def live(self) -> None:
+        """Do something, many times over."""
+        acts = [self.claim, self.claim, self.end, self.end, self.go_back] + [self.cancel] * self.cancels
+        for _ in range(STEPS):
+            try:
+                with self.session.transaction() as connection:
+                    self.chance.choice(acts)(connection)
+                    if self.chance.random() < 0.1:
+                        connection.rollback()  # killed before the commit
+            except Unavailable as error:
+                self.turned_away.append(str(error))
+
+    def claim(self, connection: Conn) -> None:
+        with connection.cursor(row_factory=args_row(_wish)) as cursor:
+            found = cursor.execute(CLAIMABLE).fetchall()
+        claims = self.chance.sample(found, min(len(found), self.chance.randint(1, 6)))
+        started = start_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started
+        # Whatever is in it is begun after the commit.
+        mine = connection.execute(RUNNING, [[each.run_id for each in started], self.executor_id]).fetchall()
+        assert sorted(mine) == sorted((each.run_id, each.attempt) for each in started)
+
+    def end(self, connection: Conn) -> None:
+        ends = [RunEnd(run, attempt, RunState.SUCCEEDED, hands) for run, attempt, hands in self.some(connection, BEGUN)]
+        end_runs(connection, self.database.installation, ends)
+
+    def go_back(self, connection: Conn) -> None:
+        outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.HANDED_BACK, AttemptOutcome.LOST])
+        requeues = [Requeue(run, attempt, hands, outcome) for run, attempt, hands in self.some(connection, BEGUN)]
+        requeue_runs(connection, self.database.installation, requeues)
+
+    def cancel(self, connection: Conn) -> None:
+        found = self.some(connection, UNBEGUN)
+        ends = [RunEnd(run, attempt, RunState.CANCELLED, hands) for run, attempt, hands in found]
+        end_runs(connection, self.database.installation, ends)
+
+    def some(self, connection: Conn, query: LiteralString) -> list[tuple[UUID, int, UUID | None]]:
+        with connection.cursor(row_factory=args_row(_standing)) as cursor:
+            found = cursor.execute(query).fetchall()
+        return self.chance.sample(found, min(len(found), self.chance.randint(1, 3)))
+
+
+def _standing(run_id: UUID, attempt: int, executor_id: UUID | None) -> tuple[UUID, int, UUID | None]:
+    return run_id, attempt, executor_id
+
+
+def _wish(run_id: UUID, attempt: int, job_version: int) -> Claim:
+    return Claim(run_id, attempt, job_version, "test/0/0@0")
+
+
+def settle(actor: Actor) -> None:
+    """Claim and end what there is, for as long as anything comes of it."""
+    database = actor.database
+    sweeping = TurnSweep(actor.session, database.installation)
+    for _ in range(1000):
+        if actor.cancels:
+            sweeping.step()
+        if not open_runs(database):
+            return
+        before = database.rows("SELECT run_id, attempt, state FROM open_runs")
+        for act in (actor.claim, actor.end):
+            with actor.session.transaction() as connection:
+                act(connection)
+        assert database.rows("SELECT run_id, attempt, state FROM open_runs") != before, f"nothing moves: {before}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cancels", [False, True])
+def test_never_two_under_way_and_nobody_left_behind(
+    fresh_database: Database,
+    seed: int,
+    cancels: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    database, chance = fresh_database, random.Random(seed)  # noqa: S311 - the test is to be repeated
+    database.execute(ONE_UNDER_WAY)
+    if not cancels:
+        # An older one that somebody is just ending is passed over.
+        database.execute(IN_ORDER)
+    for key in JOBS:
+        submit(database, key)
+    policies = NEEDING if cancels else [*NEEDING, *WAITING]
+    runs = [make(database, chance.choice(policies), key=key) for _ in range(40) for key in JOBS]
+    chances = [random.Random(seed * 100 + number) for number in range(THREADS)]  # noqa: S311
+    actors = [Actor(database, database.session(), each, cancels) for each in chances]
+    living = [in_background(actor.live) for actor in actors]
+    for each in living:
+        each.result(120)
+    settle(actors[0])
+    final = dict(database.rows("SELECT run_id, state FROM job_runs"))
+    assert set(final) == set(runs)
+    assert {RunState(state) for state in final.values()} <= FINAL
+    assert (database.count("open_runs"), database.count("turns")) == (0, 0)
+    assert [actor.turned_away for actor in actors] == [[]] * THREADS
+    assert database.value(DEADLOCKS) == 0
+    completed = database.value("SELECT count(DISTINCT key) FROM outbox WHERE topic LIKE '%%.completions'")
+    assert completed == len(JOBS)
+
+
+def test_the_watchers_watch(fresh_database: Database) -> None:
+    """What the test above relies on: two begun runs of a job, or a release out of order, are errors."""
+    fresh_database.execute(ONE_UNDER_WAY)
+    fresh_database.execute(IN_ORDER)
+    submit(fresh_database, "a")
+    older, newer = (make(fresh_database, "buffer_all", key="a") for _ in range(2))
+    fresh_database.execute("UPDATE open_runs SET state = 'buffered'")
+    with pytest.raises(Exception, match="out of order"):
+        fresh_database.execute("UPDATE open_runs SET state = 'queued' WHERE run_id = %s", [newer])
+    fresh_database.execute("UPDATE open_runs SET state = 'queued' WHERE run_id = %s", [older])
+    with pytest.raises(Exception, match="one_under_way"):
+        fresh_database.execute("UPDATE open_runs SET attempt = 1")

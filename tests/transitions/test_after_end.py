@@ -1,0 +1,241 @@
+"""pause_on_failure: N failures in a row ask for a pause, once. on_failure: each final failure asks for a run, once."""
+
+import contextlib
+import json
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import (
+    ask,
+    begin,
+    begun,
+    dead_letters,
+    end,
+    ending,
+    lifecycle,
+    messages,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    trigger,
+)
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import Incoming
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.schemas.codec import encode, encode_json
+from tidewheel.schemas.generated.records import Reply, Request
+from tidewheel.schemas.requests import read_request
+from tidewheel.transitions.finish import RunEnd, end_runs
+
+
+@pytest.fixture
+def fragile(clocked: ClockedDatabase) -> ClockedDatabase:
+    submit(clocked, schedule="@every 1h", overlap="allow_all", pause_on_failure=3)
+    return clocked
+
+
+def finish(database: ClockedDatabase, *states: RunState) -> None:
+    for state in states:
+        end(database, ending(begun(database), state, error_type="E"))
+
+
+def asked(database: ClockedDatabase) -> list[Request]:
+    return messages(database, database.installation.topics.requests, Request)
+
+
+def test_so_many_failures_in_a_row_ask_for_a_pause_once(fragile: ClockedDatabase) -> None:
+    finish(fragile, RunState.FAILED, RunState.TIMED_OUT)
+    assert asked(fragile) == []
+    finish(fragile, RunState.FAILED, RunState.FAILED)
+    [request] = asked(fragile)
+    assert (request.key, request.reason is not None and request.reason.startswith("3 failures in a row")) == (
+        "job",
+        True,
+    )
+
+
+def test_a_success_begins_anew(fragile: ClockedDatabase) -> None:
+    finish(fragile, RunState.FAILED, RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED)
+    assert asked(fragile) == []
+    finish(fragile, RunState.FAILED)
+    assert len(asked(fragile)) == 1
+
+
+def test_a_batch_of_ends_counts_in_its_order(fragile: ClockedDatabase) -> None:
+    attempts = [begun(fragile) for _ in range(4)]
+    states = [RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED]
+    end(fragile, *(ending(one, state, error_type="E") for one, state in zip(attempts, states, strict=True)))
+    assert fragile.value("SELECT failures FROM jobs") == 2
+
+
+def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_none(fragile: ClockedDatabase) -> None:
+    finish(fragile, *[RunState.FAILED] * 3)
+    [request] = asked(fragile)
+    parsed, _ = read_request(encode(request))
+    for _ in range(2):  # a repeat, as Kafka may bring it
+        with fragile.transaction() as connection:
+            [reply] = apply_requests(connection, fragile.installation, [Incoming(parsed)])
+        assert reply.status == "accepted"
+    assert fragile.rows("SELECT paused, pause_reason FROM jobs") == [(True, request.reason)]
+    assert [event.reason for event in lifecycle(fragile) if event.type.endswith("job.paused.v1")] == [request.reason]
+    ask(fragile, {"type": "job.resume", "key": "job"})
+    assert fragile.value("SELECT failures FROM jobs") == 0
+    fragile.advance(timedelta(seconds=1))
+    finish(fragile, RunState.FAILED, RunState.FAILED)
+    assert len(asked(fragile)) == 1
+
+
+def test_a_job_without_the_policy_counts_nothing(clocked: ClockedDatabase) -> None:
+    submit(clocked, overlap="allow_all")
+    finish(clocked, RunState.FAILED)
+    assert clocked.value("SELECT failures FROM jobs") == 0
+
+
+def apply(database: ClockedDatabase, request: Request) -> Reply:
+    parsed, _ = read_request(encode(request))
+    with database.transaction() as connection:
+        [reply] = apply_requests(connection, database.installation, [Incoming(parsed)])
+    return reply
+
+
+@pytest.mark.parametrize("mended", ["resume", "edit", "without the policy"])
+def test_a_request_that_comes_late_does_not_pause_a_job_that_was_mended(fragile: ClockedDatabase, mended: str) -> None:
+    finish(fragile, *[RunState.FAILED] * 3)
+    [request] = asked(fragile)
+    if mended == "resume":
+        ask(fragile, {"type": "job.pause", "key": "job"}, {"type": "job.resume", "key": "job"})
+    elif mended == "edit":
+        submit(fragile, schedule="@every 2h", overlap="allow_all", pause_on_failure=3)
+    else:
+        submit(fragile, schedule="@every 1h", overlap="allow_all")
+        fragile.execute("UPDATE jobs SET failures = 3")
+    assert apply(fragile, request).unchanged
+    assert not fragile.value("SELECT paused FROM jobs")
+
+
+def test_a_pause_that_somebody_made_is_left_alone(fragile: ClockedDatabase) -> None:
+    finish(fragile, *[RunState.FAILED] * 3)
+    [request] = asked(fragile)
+    until = fragile.now() + timedelta(hours=1)
+    ask(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    assert apply(fragile, request).unchanged
+    assert fragile.value("SELECT paused_until FROM jobs") == until
+
+
+def test_a_pause_that_ends_by_itself_counts_from_none(fragile: ClockedDatabase) -> None:
+    fragile.stop_clock()
+    finish(fragile, *[RunState.FAILED] * 2)
+    until = fragile.now() + timedelta(minutes=1)
+    ask(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    fragile.advance(timedelta(minutes=1))
+    fire_due(fragile)
+    assert fragile.rows("SELECT paused, failures FROM jobs") == [(False, 0)]
+
+
+def test_it_is_asked_for_in_json_where_events_are_json(fragile: ClockedDatabase) -> None:
+    attempts = [begun(fragile) for _ in range(3)]
+    installation = replace(fragile.installation, content_type="application/json")
+    with fragile.transaction() as connection:
+        end_runs(connection, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
+    [value] = [
+        row[0] for row in fragile.rows("SELECT value FROM outbox WHERE topic = %s", [installation.topics.requests])
+    ]
+    request, encoding = read_request(value)
+    assert (encoding, request.type) == ("json", "job.pause")
+
+
+@pytest.fixture
+def watched(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    submit(clocked, on_failure="alert", retry={"max_attempts": 1})
+    submit(clocked, "alert", labels={"team": "ops"})
+    return clocked
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
+def test_a_final_failure_triggers_the_job_named_once_with_its_facts(watched: ClockedDatabase, state: RunState) -> None:
+    started = begun(watched)
+    end(watched, ending(started, state, reason="start_to_close", error_type="E", error_message="it broke"))
+    [request] = asked(watched)
+    replies = [apply(watched, request) for _ in range(2)]  # a repeat, as Kafka may bring it
+    assert len({reply.run_id for reply in replies}) == 1
+    [run] = open_runs(watched)
+    assert str(run.run_id) == replies[0].run_id
+    [message] = [each for each in requests(watched) if each.run_id == str(run.run_id)]
+    assert message.labels == {"tidewheel.on_failure_of": str(started.run_id)}
+    assert json.loads(message.payload or b"") == {
+        "run_id": str(started.run_id),
+        "job_key": "job",
+        "status": state,
+        "reason": "start_to_close",
+        "error": {"type": "E", "message": "it broke"},
+        "attempt": 1,
+        "scheduled_at": format_timestamp(started.publish_at),
+        "finished_at": format_timestamp(watched.now()),
+    }
+
+
+def test_an_end_that_is_written_again_after_a_rollback_asks_for_the_same_run(watched: ClockedDatabase) -> None:
+    started = begun(watched)
+    failure = ending(started, RunState.FAILED, error_type="E")
+    with contextlib.suppress(ConnectionError), watched.transaction() as connection:
+        end_runs(connection, watched.installation, [failure])
+        raise ConnectionError
+    assert asked(watched) == []
+    end(watched, failure)
+    end(watched, failure)
+    [request] = asked(watched)
+    assert request.request_id == f"on-failure/{started.run_id}"
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED])
+def test_what_is_no_failure_triggers_nothing(watched: ClockedDatabase, state: RunState) -> None:
+    if state is RunState.SUCCEEDED:
+        end(watched, ending(begun(watched), state))
+    else:
+        end(watched, RunEnd(trigger(watched), 0, state))
+    assert asked(watched) == []
+
+
+def test_a_failure_that_is_retried_triggers_nothing(watched: ClockedDatabase) -> None:
+    requeue(watched, begun(watched), AttemptOutcome.FAILED)
+    assert asked(watched) == []
+
+
+@pytest.mark.parametrize("target", ["alert", "job"])
+def test_failures_do_not_go_round_in_circles(watched: ClockedDatabase, target: str) -> None:
+    """The job that watches fails too, and names itself, or the one that it watches."""
+    submit(watched, "alert", on_failure=target)
+    end(watched, ending(begun(watched), RunState.FAILED))
+    [request] = asked(watched)
+    reply = apply(watched, request)
+    end(watched, ending(begin(watched, UUID(reply.run_id)), RunState.FAILED))
+    assert asked(watched) == [request]
+    assert len(dead_letters(watched)) == 2
+
+
+def test_a_job_that_there_is_not_is_answered_so_and_harms_nobody(watched: ClockedDatabase) -> None:
+    ask(watched, {"type": "job.delete", "key": "alert"})
+    end(watched, ending(begun(watched), RunState.FAILED))
+    [request] = asked(watched)
+    reply = apply(watched, request)
+    assert (reply.status, reply.code) == ("rejected", "unknown_job")
+
+
+def test_events_written_as_json_ask_in_json(watched: ClockedDatabase) -> None:
+    in_json = replace(watched.installation, content_type="application/json", encode_event=encode_json)
+    started = begun(watched, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    with watched.transaction() as connection:
+        end_runs(connection, in_json, [ending(started, RunState.FAILED, error_message="né")])
+    [(value,)] = watched.rows("SELECT value FROM outbox WHERE topic = %s", [watched.installation.topics.requests])
+    parsed, encoding = read_request(value)
+    with watched.transaction() as connection:
+        [reply] = apply_requests(connection, in_json, [Incoming(parsed)])
+    assert (encoding, reply.status, parsed.traceparent) == ("json", "accepted", f"00-{'ab' * 16}-{'cd' * 8}-01")

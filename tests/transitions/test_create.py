@@ -1,0 +1,109 @@
+"""`write_runs`: a run, its open run, its inputs and its message are written together or not at all, and once."""
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import HANDLER, open_runs, requests, submit
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.ids import JobId, job_id, run_id
+from tidewheel.runs import Cause
+from tidewheel.transitions.create import NewRun, RunInputs, write_runs
+
+JOB = job_id("default", "job")
+
+
+@pytest.fixture
+def now(database: Database) -> datetime:
+    submit(database)
+    return database.now()
+
+
+def new_run(database: Database, at: datetime, **fields: object) -> NewRun:
+    [(definition, shard)] = database.rows(
+        "SELECT v.definition, j.shard FROM job_versions AS v JOIN jobs AS j USING (job_id)"
+    )
+    run = NewRun(
+        run_id=run_id(JOB, at, Cause.TIMER),
+        job_id=JobId(JOB),
+        tenant="default",
+        job_version=1,
+        shard=shard,
+        cause=Cause.TIMER,
+        queue="default",
+        lane="standard",
+        handler=HANDLER,
+        overlap="allow_all",
+        scheduled_at=at,
+        publish_at=at,
+        definition=definition,
+    )
+    return run._replace(**fields)
+
+
+def write(database: Database, *runs: NewRun, now: datetime, repeats: bool = False) -> set[UUID]:
+    with database.transaction() as connection:
+        return write_runs(connection, database.installation, runs, now=now, repeats=repeats)
+
+
+def test_row_open_row_and_message_say_the_same(database: Database, now: datetime) -> None:
+    at = now + timedelta(seconds=5)
+    run = new_run(database, at)
+    assert write(database, run, now=now) == {run.run_id}
+    [row] = database.rows("SELECT run_id, job_id, cause, scheduled_at, state, attempt, made_at FROM job_runs")
+    assert row == (run.run_id, JOB, "timer", at, "queued", 0, now)
+    [opened] = open_runs(database)
+    assert (opened.run_id, opened.state, opened.publish_at) == (run.run_id, "queued", at)
+    [message] = requests(database)
+    assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
+    assert (message.scheduled_at, message.publish_at, message.definition) == (at, at, run.definition)
+    assert database.rows("SELECT key, publish_at, class FROM outbox WHERE topic LIKE '%.runs.%'") == [
+        (str(run.run_id).encode(), at, "standard")
+    ]
+    assert database.count("run_inputs") == 0
+
+
+def test_an_occurrence_written_twice_is_refused_as_a_whole(database: Database, now: datetime) -> None:
+    first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
+    write(database, first, now=now)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        write(database, second, first, now=now)
+    assert [run.run_id for run in open_runs(database)] == [first.run_id]
+
+
+def test_where_repeats_are_expected_only_the_new_ones_are_written(database: Database, now: datetime) -> None:
+    first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
+    write(database, first, now=now)
+    assert write(database, first, second, second, now=now, repeats=True) == {second.run_id}
+    assert write(database, first, second, now=now, repeats=True) == set()
+    assert len(open_runs(database)) == len(requests(database)) == database.count("job_runs") == 2
+
+
+def test_of_two_writers_of_one_occurrence_the_later_waits_and_writes_nothing(database: Database, now: datetime) -> None:
+    run = new_run(database, now)
+    first, second = database.connection(), database.connection()
+    write_runs(first, database.installation, [run], now=now, repeats=True)
+    waiting = in_background(lambda: write_runs(second, database.installation, [run], now=now, repeats=True))
+    until_blocked(database, second)
+    first.commit()
+    assert waiting.result(10) == set()
+    second.commit()
+    assert len(open_runs(database)) == len(requests(database)) == 1
+
+
+def test_what_a_run_carries_beyond_its_version_is_kept_and_sent(database: Database, now: datetime) -> None:
+    inputs = RunInputs(
+        payload=b"\x00", payload_content_type="application/octet-stream", labels={"a": "b"}, request_id="r"
+    )
+    write(database, new_run(database, now, inputs=inputs), now=now)
+    [row] = database.rows("SELECT payload, payload_content_type, labels, request_id FROM run_inputs")
+    assert row == (b"\x00", "application/octet-stream", {"a": "b"}, "r")
+    [message] = requests(database)
+    assert (message.payload, message.labels) == (b"\x00", {"a": "b"})
+
+
+def test_writing_nothing_writes_nothing(database: Database, now: datetime) -> None:
+    assert write(database, now=now) == set()

@@ -1,0 +1,327 @@
+"""`end_runs`: everything about an end in one transaction; what is locked comes again, a zombie changes nothing."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    ask,
+    attempts,
+    begin,
+    begun,
+    completions,
+    dead_letters,
+    end,
+    ending,
+    final_state,
+    open_run,
+    open_runs,
+    requests,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+)
+from tidewheel.ids import event_id, run_instant
+from tidewheel.postgres import partitions
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import RunCompleted
+from tidewheel.transitions.finish import RunEnd, end_runs
+
+
+def test_success_writes_outcome_attempt_result_and_event(database: Database) -> None:
+    job = submit(database, labels={"team": "billing"})
+    started = begun(database)
+    done = end(database, ending(started, RunState.SUCCEEDED, result=b'{"sent":2}', output=b"hello\n"))
+    assert done.states == {started.run_id: RunState.SUCCEEDED}
+    assert (done.busy, done.superseded) == (set(), set())
+    assert open_runs(database) == []
+    [row] = database.rows("SELECT state, attempt, started_at, reason, error_type, finished_at FROM job_runs")
+    assert row[:5] == ("succeeded", 1, started.started_at, None, None)
+    assert attempts(database, started.run_id) == [(1, "succeeded")]
+    assert database.rows("SELECT result, trace, output FROM attempt_outputs") == [(b'{"sent":2}', None, b"hello\n")]
+    [event] = completions(database)
+    assert (event.run_id, event.job_id, event.job_key) == (str(started.run_id), job.job_id, "job")
+    assert (event.status, event.result, event.attempt, event.max_attempts) == ("succeeded", b'{"sent":2}', 1, 4)
+    assert (event.executor_id, event.started_at) == (str(EXECUTOR), started.started_at)
+    assert (event.finished_at, event.labels) == (row[5], {"team": "billing"})
+    assert dead_letters(database) == []
+
+
+def test_an_attempt_row_tells_who_when_and_by_which_message(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    succeed(database, started)
+    [row] = database.rows("SELECT executor_id, started_at, came_by, finished_at >= started_at FROM attempts")
+    assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
+
+
+def test_nothing_is_kept_of_an_attempt_that_left_nothing(database: Database) -> None:
+    submit(database)
+    succeed(database, begun(database))
+    assert database.count("attempt_outputs") == 0
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
+def test_a_run_given_up_makes_a_dead_letter_in_table_and_topic(database: Database, state: RunState) -> None:
+    submit(database, retry={"max_attempts": 2}, payload={"to": "a@example.org"})
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED)
+    last = begin(database, started.run_id)
+    told: dict[str, Any] = {"reason": "why", "error_type": "ValueError", "error_message": "no such address"}
+    told["trace"] = "Traceback: …"
+    end(database, ending(last, state, **told, output=b"out"))
+    assert database.rows("SELECT kind, run_id, reason FROM dead_letters") == [("run", last.run_id, "no such address")]
+    [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message FROM failed_runs")
+    assert kept == (last.run_id, state, 2, "ValueError", "no such address")
+    [letter] = dead_letters(database)
+    assert (letter.run_id, letter.status, letter.attempt) == (str(last.run_id), state, 2)
+    assert (letter.payload, letter.payload_content_type) == (b'{"to":"a@example.org"}', "application/json")
+    assert letter.error is not None
+    assert (letter.error.type, letter.error.message) == ("ValueError", "no such address")
+    first, second = letter.attempts
+    assert (first.attempt, first.outcome, first.error_message, first.trace) == (1, "failed", None, None)
+    assert (second.attempt, second.outcome, second.trace, second.output) == (2, state, "Traceback: …", b"out")
+    [event] = completions(database)
+    assert event.error == letter.error
+    assert final_state(database, last.run_id) == (state, "why")
+
+
+def test_a_dead_letter_is_told_to_be_one_of_a_run(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    end(database, ending(started, RunState.FAILED, error_type="ValueError"))
+    topic = database.installation.topics.dead_letters
+    [(headers, key)] = database.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
+    assert headers == [b"tidewheel-dlq-kind", b"run", b"content-type", b"application/avro"]
+    assert key == completions(database)[0].job_id.encode()
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED])
+def test_what_was_not_given_up_makes_no_dead_letter(database: Database, state: RunState) -> None:
+    submit(database)
+    run_id = trigger(database)
+    attempt = begin(database, run_id).attempt if state is RunState.SUCCEEDED else 0
+    end(database, RunEnd(run_id, attempt, state, EXECUTOR if attempt else None))
+    assert (database.count("dead_letters"), database.count("failed_runs"), dead_letters(database)) == (0, 0, [])
+
+
+def test_a_row_that_somebody_holds_is_busy_and_ends_when_it_is_tried_again(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    wanted = ending(started, RunState.SUCCEEDED)
+    holding = database.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    refused = end(database, wanted)
+    assert (refused.states, refused.busy, refused.superseded) == ({}, {started.run_id}, set())
+    assert completions(database) == []
+    holding.rollback()
+    assert end(database, wanted).states == {started.run_id: RunState.SUCCEEDED}
+
+
+def test_an_attempt_may_have_ended_otherwise_than_its_run(database: Database) -> None:
+    submit(database)
+    lost, cancelled = begun(database), begun(database)
+    ask(database, {"type": "run.cancel", "run_id": str(cancelled.run_id)})
+    end(database, *(ending(one, RunState.FAILED, outcome=AttemptOutcome.LOST) for one in (lost, cancelled)))
+    assert (final_state(database, lost.run_id)[0], attempts(database, lost.run_id)) == ("failed", [(1, "lost")])
+    assert attempts(database, cancelled.run_id) == [(1, "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("job", "run", "told"),
+    [
+        ({}, {}, (None, None)),
+        ({"payload": None}, {}, (b"null", "application/json")),
+        ({"payload_base64": ""}, {}, (b"", "application/octet-stream")),
+        ({}, {"payload": 1}, (b"1", "application/json")),
+        ({"payload": 1}, {"payload_base64": "AP8="}, (b"\0\xff", "application/octet-stream")),
+    ],
+)
+def test_a_dead_letter_tells_the_payload_and_none_where_there_was_none(
+    database: Database, job: dict[str, Any], run: dict[str, Any], told: tuple[bytes | None, str | None]
+) -> None:
+    submit(database, **job)
+    end(database, ending(begun(database, **run), RunState.FAILED, error_type="ValueError"))
+    [letter] = dead_letters(database)
+    assert (letter.payload, letter.payload_content_type) == told
+    [request, *_] = requests(database)
+    assert (request.payload, request.payload_content_type) == (told if run else (None, None))
+
+
+def test_a_dead_letter_tells_the_newest_hundred_attempts(database: Database) -> None:
+    submit(database)
+    run_id = trigger(database)
+    for _ in range(101):
+        requeue(database, begin(database, run_id), AttemptOutcome.LOST)
+    end(database, ending(begin(database, run_id), RunState.FAILED, error_type="ValueError"))
+    [letter] = dead_letters(database)
+    assert [attempt.attempt for attempt in letter.attempts] == list(range(3, 103))
+
+
+def test_a_zombies_report_is_superseded_and_changes_nothing(database: Database) -> None:
+    submit(database)
+    zombie = begun(database)
+    requeue(database, zombie, AttemptOutcome.LOST)
+    current = begin(database, zombie.run_id)
+    refused = end(database, ending(zombie, RunState.SUCCEEDED, result=b"1"))
+    assert (refused.states, refused.busy, refused.superseded) == ({}, set(), {zombie.run_id})
+    assert open_run(database, zombie.run_id).attempt == current.attempt == 2
+    assert completions(database) == []
+    assert attempts(database, zombie.run_id) == [(1, "lost")]
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.HANDED_BACK, AttemptOutcome.SNOOZED])
+def test_a_run_that_went_back_keeps_its_attempt_and_is_nobodys_to_end(
+    database: Database, outcome: AttemptOutcome
+) -> None:
+    """The number alone is no fence here: the executor that had it wakes up before anybody has claimed it anew."""
+    submit(database)
+    zombie = begun(database)
+    requeue(database, zombie, outcome)
+    before = open_run(database, zombie.run_id)
+    assert end(database, ending(zombie, RunState.TIMED_OUT)).superseded == {zombie.run_id}
+    assert requeue(database, zombie, AttemptOutcome.FAILED).runs == {}
+    assert open_run(database, zombie.run_id) == before
+
+
+def test_an_attempt_in_other_hands_is_not_ended(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    assert end(database, ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
+    assert end(database, RunEnd(started.run_id, 1, RunState.SUCCEEDED)).superseded == {started.run_id}
+    assert open_run(database, started.run_id).state == "running"
+
+
+def test_a_second_report_of_the_same_end_is_superseded(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    succeed(database, started)
+    again = succeed(database, started)
+    assert (again.states, again.superseded) == ({}, {started.run_id})
+    assert len(completions(database)) == 1
+
+
+def test_a_batch_ends_what_it_can_and_tells_the_rest_apart(database: Database) -> None:
+    submit(database)
+    good, locked, gone = begun(database), begun(database), begun(database)
+    succeed(database, gone)
+    holding = database.connection()
+    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
+    done = end(database, *(ending(one, RunState.SUCCEEDED) for one in (good, locked, gone)))
+    holding.rollback()
+    assert done.states == {good.run_id: RunState.SUCCEEDED}
+    assert (done.busy, done.superseded) == ({locked.run_id}, {gone.run_id})
+
+
+@pytest.mark.parametrize("wanted", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED])
+def test_a_cancelling_run_can_only_become_cancelled(database: Database, wanted: RunState) -> None:
+    submit(database, overlap="skip")
+    started = begun(database)
+    ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
+    assert open_run(database, started.run_id).state == "cancelling"
+    assert database.count("signals") == 1
+    done = end(database, ending(started, wanted, result=b"1"))
+    assert done.states == {started.run_id: RunState.CANCELLED}
+    assert attempts(database, started.run_id) == [(1, "cancelled")]
+    [event] = completions(database)
+    assert (event.status, event.result, event.error) == ("cancelled", None, None)
+    assert (database.count("signals"), database.count("turns"), dead_letters(database)) == (0, 0, [])
+
+
+def test_an_end_between_attempts_writes_no_attempt(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    end(database, RunEnd(started.run_id, 1, RunState.CANCELLED, reason="asked"))
+    assert attempts(database, started.run_id) == [(1, "failed")]
+    [event] = completions(database)
+    assert (event.attempt, event.sequence, event.started_at) == (1, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "state", "sequence"), [(0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4)]
+)
+def test_sequence_and_event_id_are_derived_from_the_run(
+    database: Database, attempt: int, state: RunState, sequence: int
+) -> None:
+    submit(database)
+    run_id = trigger(database)
+    for number in range(1, attempt + 1):
+        started = begin(database, run_id)
+        if number < attempt:
+            requeue(database, started, AttemptOutcome.LOST)
+    hands = EXECUTOR if attempt else None
+    end(database, RunEnd(run_id, attempt, state, hands, error_type="ValueError"))
+    [event] = completions(database)
+    assert event.sequence == sequence
+    assert event.event_id == str(event_id(run_id, state, sequence))
+
+
+def test_an_event_that_is_written_again_after_a_rollback_is_the_same_event(database: Database) -> None:
+    submit(database)
+    started = begun(database)
+    wanted = ending(started, RunState.SUCCEEDED)
+    lost = database.connection()
+    end_runs(lost, database.installation, [wanted])
+    ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [database.installation.topics.completions])
+    [(first,)] = ids.fetchall()
+    lost.rollback()
+    end(database, wanted)
+    [event] = completions(database)
+    assert isinstance(first, bytes)
+    assert event.event_id == decode(first, RunCompleted).event_id
+
+
+def test_the_message_at_hand_saves_reading_it_again(database: Database) -> None:
+    """An executor still has the message it ran: what it hands over is what the event is made of."""
+    submit(database)
+    run_id = trigger(database, labels={"from": "table"})
+    started = begin(database, run_id)
+    at_hand = replace(requests(database)[0], labels={"from": "hand"})
+    end(database, ending(started, RunState.SUCCEEDED, request=at_hand))
+    assert completions(database)[0].labels == {"from": "hand"}
+
+
+def test_labels_of_a_run_come_over_those_of_its_job(database: Database) -> None:
+    submit(database, labels={"team": "billing", "tier": "1"})
+    succeed(database, begun(database, labels={"tier": "2"}))
+    assert completions(database)[0].labels == {"team": "billing", "tier": "2"}
+
+
+def test_an_attempt_whose_partition_somebody_dropped_is_kept_all_the_same(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(database)
+    started = begun(database)
+    day = f"{run_instant(started.run_id):%Y%m%d}"
+    for table in ("attempts", "attempt_outputs"):
+        database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day}")))
+    monkeypatch.setattr(partitions, "_known", set[object]())
+    end(database, ending(started, RunState.SUCCEEDED, result=b"1"))
+    assert attempts(database, started.run_id) == [(1, "succeeded")]
+    assert database.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
+
+
+@pytest.mark.parametrize("stamp", [0, 0x7FFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF])
+def test_a_report_of_a_run_that_never_was_makes_no_partition(database: Database, stamp: int) -> None:
+    submit(database)
+    good, unknown = begun(database), UUID(int=stamp << 80 | 1)
+    before = database.count("pg_class")
+    done = end(database, ending(good, RunState.SUCCEEDED), RunEnd(unknown, 1, RunState.SUCCEEDED, EXECUTOR))
+    assert (set(done.states), done.superseded) == ({good.run_id}, {unknown})
+    assert database.count("pg_class") == before
+
+
+def test_an_end_of_nothing_is_nothing(database: Database) -> None:
+    done = end(database)
+    assert (done.states, done.busy, done.superseded) == ({}, set(), set())
+    unknown = uuid4()
+    assert end(database, RunEnd(unknown, 1, RunState.FAILED)).superseded == {unknown}

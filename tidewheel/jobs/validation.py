@@ -1,0 +1,203 @@
+"""From what does not fit to words for whoever sent it: the field's path, what was read, what to write instead.
+
+Everything wrong with a request's shape is said at once, not only what was found first; what is wrong with a zone or a
+cron expression comes after that, from whoever reads schedules. Values come back shortened and escaped: a hostile one
+must not fill a log, nor take longer to refuse than a good one takes to accept.
+
+What all models of what people submit have in common: unknown names are refused, nothing is converted silently.
+
+Beside its fields a model says what it will know later and what belongs elsewhere, so that the refusal of such a name
+can say so instead of calling it unknown.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, ClassVar, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from tidewheel.errors import FieldError
+from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.strict_json import as_object
+
+MOST_FIELDS = 100  # three times as many as any model has; a hostile object is refused before each name is looked at
+
+
+class Submitted(BaseModel):
+    """The root of all models of what people submit.
+
+    Attributes:
+        later: Names a later release will accept, each with what works now.
+        later_values: Values a later release will accept, by field.
+        elsewhere: Names that belong in another place, each with the place.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    later: ClassVar[Mapping[str, str]] = {}
+    later_values: ClassVar[Mapping[str, Sequence[str]]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, value: object) -> object:
+        if (given := as_object(value)) and len(given) > MOST_FIELDS:
+            problem = f"an object of {len(given)} fields was read"
+            raise Misfit(problem=problem, remedy="send the fields that are documented, and no others")
+        return value
+
+
+M = TypeVar("M", bound=Submitted)
+
+MOST_ERRORS = 50  # enough to mend any honest request in one go
+_LONGEST_READ = 60
+_LONGEST_NAME = 64
+
+_MISSING = {
+    "job": "give the job: its key, schedule and target",
+    "schedule": 'say when it is due, such as "0 8 * * MON-FRI", "@every 10s", or "manual" for triggers alone',
+    "target": 'say what runs, a handler\'s name or such as {"type": "http", "url": "https://example.org/report"}',
+    "key": "name the job by the key it was submitted with",
+    "run_id": "name the run by the id from a reply or an event",
+}
+_WANTED = {
+    "string_type": "a string",
+    "string_unicode": "a string of whole characters",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "finite_number": "a finite number",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "less_than_equal": ("le", "at most"),
+    "greater_than": ("gt", "more than"),
+    "less_than": ("lt", "less than"),
+}
+
+
+def validated(model: type[M], document: object) -> M:
+    """Return the model a document describes.
+
+    Raises:
+        Misfit: It does not fit; carries every problem, up to MOST_ERRORS, with its path from the document's root.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise Misfit.of(_bounded(_field_errors(error, model), error.error_count())) from error
+
+
+def shown(value: object) -> str:
+    """Return a value as it was read, shortened, for a sentence."""
+    for kinds, show in _SHOWN:
+        if isinstance(value, kinds):
+            return show(value)
+    return f"a {type(value).__name__}"
+
+
+def join(*parts: str) -> str:
+    """Return a path from its parts, leaving out empty ones."""
+    return ".".join(part for part in parts if part)
+
+
+def _shown_int(value: int) -> str:
+    return str(value) if value.bit_length() <= 64 else f"a number of about {value.bit_length() * 3 // 10} digits"
+
+
+def _shown_text(value: str) -> str:
+    return repr(value if len(value) <= _LONGEST_READ else value[:_LONGEST_READ] + "...")
+
+
+_SHOWN: tuple[tuple[type | tuple[type, ...], Callable[[Any], str]], ...] = (
+    (type(None), lambda _: "null"),
+    (bool, lambda value: "true" if value else "false"),
+    (int, _shown_int),
+    (float, repr),
+    (str, _shown_text),
+    (bytes, lambda value: f"{len(value)} bytes"),
+    (Mapping, lambda _: "an object"),
+    ((list, tuple), lambda _: "a list"),
+)
+
+
+def _bounded(errors: Iterable[FieldError], count: int) -> list[FieldError]:
+    kept: list[FieldError] = []
+    for error in errors:
+        if len(kept) == MOST_ERRORS:
+            kept.append(FieldError("", f"{count - MOST_ERRORS} more problems are not listed", "mend these first"))
+            break
+        kept.append(error)
+    return kept
+
+
+def _field_errors(error: ValidationError, model: type[Submitted]) -> Iterator[FieldError]:
+    for details in error.errors(include_url=False):
+        names = [str(part) for part in details["loc"] if part != "[key]"]
+        path = join(*(_name(name) for name in names))
+        cause = details.get("ctx", {}).get("error")
+        if isinstance(details["input"], Misread):
+            yield FieldError(path, details["input"].problem, details["input"].remedy)
+        elif isinstance(cause, Misfit):
+            yield from (FieldError(join(path, part.path), part.problem, part.remedy) for part in cause.errors)
+        else:
+            yield FieldError(path, *_words(details, names, _model_at(model, names[:-1])))
+
+
+def _words(details: ErrorDetails, names: list[str], model: type[Submitted]) -> tuple[str, str]:
+    """Return problem and remedy for what pydantic itself found."""
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    name = names[-1] if names else ""
+    if kind == "missing":
+        return "is missing", _MISSING.get(name, "add it")
+    if kind == "extra_forbidden":
+        return _unknown(name, model)
+    if kind == "literal_error":
+        return _none_of(name, value, str(context["expected"]), model)
+    if kind in _WANTED:
+        return f"{shown(value)} was read", f"write {_WANTED[kind]}"
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"{shown(value)} was read", f"write {words} {context[key]:g}"
+    return f"{shown(value)} was read", details["msg"].replace("Input should", "it should")
+
+
+def _unknown(name: str, model: type[Submitted]) -> tuple[str, str]:
+    if remedy := model.later.get(name):
+        return f"{name!r} is not yet available in this release", remedy
+    if place := model.elsewhere.get(name):
+        return f"{name!r} does not belong here", place
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    near = get_close_matches(name, [*known, *model.later], n=1) if len(name) <= _LONGEST_NAME else []
+    remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+    return f"there is no field {shown(name)}", remedy
+
+
+def _none_of(name: str, value: object, expected: str, model: type[Submitted]) -> tuple[str, str]:
+    if isinstance(value, str) and value in model.later_values.get(name, ()):
+        return f"{value!r} is not yet available in this release", f"write {expected}"
+    known = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    near = get_close_matches(value, known, n=1) if isinstance(value, str) and len(value) <= _LONGEST_NAME else []
+    return f"{shown(value)} was read", f"did you mean {near[0]!r}?" if near else f"write {expected}"
+
+
+def _model_at(model: type[Submitted], names: list[str]) -> type[Submitted]:
+    """Return the model that the object at a path is read as."""
+    for name in names:
+        field = model.model_fields.get(name)
+        parts = (field.annotation, *get_args(field.annotation)) if field else ()
+        model = next((part for part in parts if isinstance(part, type) and issubclass(part, Submitted)), model)
+    return model
+
+
+def _name(name: str) -> str:
+    """Return one part of a path, shortened, with what is not printable escaped."""
+    shortened = name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "..."
+    return shortened if shortened.isprintable() else ascii(shortened)[1:-1]

@@ -1,0 +1,1 @@
+"""Kafka: clients, group protocols, topic names."""

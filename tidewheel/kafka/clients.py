@@ -1,0 +1,196 @@
+"""Kafka clients: bytes only, with the settings that keep the promises.
+
+What the settings are for is told in docs/adr/0005-kafka-settings.md. Users' own settings (TLS, SASL, …) are passed
+through untouched; those that would weaken a promise are refused.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
+from confluent_kafka.admin import AdminClient
+
+from tidewheel.errors import SettingsError, Unavailable
+
+_LOG = logging.getLogger("tidewheel.kafka.clients")
+
+_ADMIN_SECONDS = 10.0
+_READY_SECONDS = 2.0
+_SHARE_CLOSE_MS = 10_000  # how long closing a share consumer may wait for a broker that is away
+_RECONNECT_MS = 1000  # a broker that is back is used within a second, not within the client's ten
+_FIRST_RECONNECT_MS = 500  # each try of each client is a line in the log while the broker is away
+
+_NOT_YOURS = frozenset(
+    {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
+)
+
+
+def check_bootstrap(config: Mapping[str, str]) -> None:
+    """See that a broker answers.
+
+    Raises:
+        Unavailable: None does within ten seconds; the message names the address.
+        SettingsError: A setting was passed through that would break a promise, or that no client knows.
+    """
+    _refuse_overrides(config)
+    admin = _checked_admin(config)
+    try:
+        admin.list_topics(timeout=_ADMIN_SECONDS)
+    except KafkaException as error:
+        where = config.get("bootstrap.servers")
+        message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {error.args[0].str()}"
+        raise Unavailable(message) from error
+
+
+def why_kafka_is_away(config: Mapping[str, str], topic: str) -> Callable[[], str | None]:
+    """Returns what asks the brokers for one topic, and tells why they do not answer; None when they do."""
+    admin = AdminClient({**config, "client.id": "tidewheel-ready", "log_level": 0})
+
+    def ask() -> str | None:
+        try:
+            admin.list_topics(topic, timeout=_READY_SECONDS)
+        except KafkaException as error:
+            return f"no broker answers: {error.args[0].str()}"
+        return None
+
+    return ask
+
+
+def producer(
+    config: Mapping[str, str],
+    *,
+    role: str,
+    linger_ms: int = 5,
+    timeout_ms: int = 120_000,
+    batch: int = 1000,
+    on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
+) -> Producer:
+    """An idempotent producer.
+
+    Args:
+        config: Bootstrap servers and what users pass through.
+        role: Part of the client id.
+        linger_ms: How long a message may wait for company.
+        timeout_ms: How long one message is tried.
+        batch: Messages of one partition sent together, at most.
+        on_delivery: Called with the report of each message that was not delivered.
+    """
+    _refuse_overrides(config)
+    return Producer(
+        {
+            "queue.buffering.max.messages": 200_000,
+            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
+            "reconnect.backoff.max.ms": _RECONNECT_MS,
+            "queue.buffering.max.kbytes": 262_144,
+            "log_level": 4,
+            **config,
+            "client.id": f"tidewheel-{role}",
+            "enable.idempotence": True,  # sets acks=all and endless retries within the timeout
+            "partitioner": "murmur2_random",  # the Java clients' own: mixed producers must not split a key
+            "compression.type": "lz4",
+            "linger.ms": linger_ms,
+            "message.timeout.ms": timeout_ms,
+            "batch.num.messages": batch,
+            "message.max.bytes": 1024 * 1024 + 32 * 1024,
+            **({"on_delivery": on_delivery, "delivery.report.only.error": True} if on_delivery else {}),
+        },
+        logger=_LOG,
+    )
+
+
+def consumer(
+    config: Mapping[str, str],
+    *,
+    group: str,
+    role: str,
+    protocol: Literal["consumer", "classic"],
+    reset: str = "earliest",
+) -> Consumer:
+    """A consumer that commits nothing by itself."""
+    _refuse_overrides(config)
+    grouping: dict[str, str | int] = {"group.protocol": "consumer"}
+    if protocol == "classic":
+        grouping = {
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": 10_000,
+            "heartbeat.interval.ms": 3_000,
+        }
+    return Consumer(
+        {
+            "log_level": 4,
+            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
+            "reconnect.backoff.max.ms": _RECONNECT_MS,
+            **config,
+            **grouping,
+            "client.id": f"tidewheel-{role}",
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": reset,
+            # A message hoarded here is invisible to an idle neighbour; and with a low threshold the default pause of
+            # one second between fetches would be felt.
+            "queued.min.messages": 2000,
+            "queued.max.messages.kbytes": 4096,
+            "fetch.queue.backoff.ms": 10,
+            "fetch.wait.max.ms": 100,
+        },
+        logger=_LOG,
+    )
+
+
+def share_consumer(
+    config: Mapping[str, str],
+    *,
+    group: str,
+    role: str,
+    most: int,
+    on_statistics: Callable[[str], None] | None = None,
+) -> ShareConsumer:
+    """A member of a share group that acknowledges each message by itself.
+
+    Args:
+        config: Bootstrap servers and what users pass through.
+        group: A group of its own: a name that a consumer group has cannot be a share group's.
+        role: Part of the client id.
+        most: Messages wanted at once; the broker gives whole batches of the producer's, so there may be more.
+        on_statistics: Told ten times a second, while polling, how the client stands.
+    """
+    _refuse_overrides(config)
+    return ShareConsumer(
+        {
+            "log_level": 3,  # at 4 each client says once more that share groups are a preview
+            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
+            "reconnect.backoff.max.ms": _RECONNECT_MS,
+            **config,
+            "client.id": f"tidewheel-{role}",
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": most,
+            "fetch.wait.max.ms": 100,
+            "socket.timeout.ms": _SHARE_CLOSE_MS,
+            **({"statistics.interval.ms": 100, "stats_cb": on_statistics} if on_statistics else {}),
+        },
+        logger=_LOG,
+    )
+
+
+def _checked_admin(config: Mapping[str, str]) -> AdminClient:
+    try:
+        return AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
+    except KafkaException as error:
+        passed = ", ".join(_variable(name) for name in sorted(set(config) - {"bootstrap.servers"}))
+        message = f"a Kafka client cannot be made with {passed or 'these settings'}: {error.args[0].str()}"
+        raise SettingsError(message) from error
+
+
+def _variable(name: str) -> str:
+    return f"TIDEWHEEL_KAFKA_CONFIG_{name.upper().replace('.', '_')}"
+
+
+def _refuse_overrides(config: Mapping[str, str]) -> None:
+    taken = sorted(_NOT_YOURS & set(config))
+    if taken:
+        names = ", ".join(_variable(name) for name in taken)
+        message = f"{names}: this setting is part of a promise and cannot be changed; unset it"
+        raise SettingsError(message)

@@ -1,0 +1,166 @@
+"""Which group protocol executors use, and whether the brokers can do it.
+
+Chosen by setting and tried before anything depends on it, by joining a group of its own for a moment: which protocols
+are on is told by no request that every client may make.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Literal, Protocol, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the others
+    AdminClient,
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import SettingsError
+from tidewheel.kafka.clients import consumer, share_consumer
+
+_LOG = logging.getLogger("tidewheel.kafka.clients")
+
+_QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protocol notices a dead member sooner
+_ADMIN_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+# Refusals were seen after 0.06 s (consumer) and 1.0 s (share), a place in the group after 0.13 s and 2.1 s. A group
+# whose topic is not there gets neither; a refusal that comes later than this is told by the lanes.
+_CONSUMER_SECONDS, _SHARE_SECONDS = 2.0, 5.0
+
+_CANNOT = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE, KafkaError._FATAL})
+_LACKS = {
+    "consumer": "the consumer group protocol (KIP-848): Kafka 4.0 with the feature group.version=1",
+    "share": "share groups (KIP-932): Kafka 4.2 with the feature share.version=1",
+}
+
+ConsumerProtocol = Literal["consumer", "classic"]
+GroupProtocol = Literal["consumer", "classic", "share"]
+
+
+class _Entry(Protocol):
+    value: str
+
+
+def group_protocol(
+    config: Mapping[str, str], wanted: GroupProtocol | Literal["auto"], *, topic: str, probe: str
+) -> GroupProtocol:
+    """The protocol to use: as told, or the quicker one of a consumer group.
+
+    Args:
+        config: Bootstrap servers and what users pass through.
+        wanted: The setting.
+        topic: One that the group will read.
+        probe: First part of the names of groups that exist to be joined for a moment.
+
+    Raises:
+        SettingsError: The brokers lack what was asked for; the message says what, and what works.
+    """
+    match wanted:
+        case "classic":
+            return "classic"
+        case "auto":
+            return quickest_protocol(config, topic=topic, probe=probe)
+        case "consumer":
+            refusal = _refusal_of_consumer(config, topic, f"{probe}.consumer")
+        case "share":
+            refusal = _refusal_of_share(config, topic, f"{probe}.share")
+    if refusal is not None:
+        message = (
+            f"TIDEWHEEL_EXECUTOR_GROUP={wanted}: the brokers at {config.get('bootstrap.servers')} lack "
+            f"{_LACKS[wanted]} ({refusal}); upgrade them, or set classic, which every broker has"
+        )
+        raise SettingsError(message)
+    return wanted
+
+
+def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> ConsumerProtocol:
+    """`consumer` where the brokers have it and notice a dead member soon, else `classic`."""
+    if not _takes_over_quickly(config) or _refusal_of_consumer(config, topic, f"{probe}.consumer") is not None:
+        return "classic"
+    return "consumer"
+
+
+def read_from_start(config: Mapping[str, str], groups: Sequence[str]) -> None:
+    """Let share groups that are new begin with what is there already: their default is what comes after they met."""
+    admin = AdminClient({**config, "client.id": "tidewheel-groups", "log_level": 2})
+    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    resources = [ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry]) for group in groups]
+    try:
+        altered = cast("Mapping[object, Future[None]]", admin.incremental_alter_configs(resources))  # pyright: ignore[reportUnknownMemberType]
+        for future in altered.values():
+            future.result(timeout=_ADMIN_SECONDS)
+    except KafkaException as error:
+        # It takes a grant that an executor ought not to have; the sweep brings what the group never sees.
+        _LOG.warning(
+            "share groups keep the broker's share.auto.offset.reset (%s); by default, messages older than the group "
+            "are left to the sweep",
+            error.args[0].str(),
+        )
+
+
+def _takes_over_quickly(config: Mapping[str, str]) -> bool:
+    admin = AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
+    try:
+        brokers = admin.list_topics(timeout=_ADMIN_SECONDS).brokers
+        resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers))))
+        asked = cast("Mapping[object, Future[Mapping[str, _Entry]]]", admin.describe_configs([resource]))  # pyright: ignore[reportUnknownMemberType]
+        found = asked[resource].result(timeout=_ADMIN_SECONDS)
+        return int(found["group.consumer.session.timeout.ms"].value) <= _QUICK_TAKEOVER_MS
+    except (KafkaException, KeyError, TypeError, ValueError, StopIteration) as error:
+        # Reading broker settings needs a cluster grant that an executor ought not to have.
+        _LOG.info("group protocol: classic, the broker's session timeout cannot be read (%s)", error)
+        return False
+
+
+def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> str | None:
+    joined: list[bool] = []
+
+    def on_assign(member: Consumer, partitions: list[TopicPartition]) -> None:
+        del member, partitions
+        joined.append(True)
+
+    member = consumer({**config, "log_level": "0"}, group=group, role="probe", protocol="consumer")
+    try:
+        member.subscribe([topic], on_assign=on_assign)
+        deadline = monotonic_seconds() + _CONSUMER_SECONDS
+        while not joined and monotonic_seconds() < deadline:
+            message = member.poll(_POLL_SECONDS)
+            error = message.error() if message is not None else None
+            if error is not None and error.code() in _CANNOT:
+                return error.str()
+            if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                break  # not allowed to look; the lanes tell
+    finally:
+        member.close()
+    return None
+
+
+def _refusal_of_share(config: Mapping[str, str], topic: str, group: str) -> str | None:
+    joined: list[bool] = []
+
+    def on_statistics(told: str) -> None:
+        group_now = cast("Mapping[str, Mapping[str, object]]", json.loads(told)).get("cgrp", {})
+        if group_now.get("join_state") == "steady":
+            joined.append(True)
+
+    quiet = {**config, "log_level": "0"}
+    member = share_consumer(quiet, group=group, role="probe", most=1, on_statistics=on_statistics)
+    try:
+        member.subscribe([topic])
+        deadline = monotonic_seconds() + _SHARE_SECONDS
+        while not joined and monotonic_seconds() < deadline:
+            if member.poll(_POLL_SECONDS):
+                break  # closing gives back what it was given
+    except KafkaException as error:
+        refusal = cast("KafkaError", error.args[0])
+        if refusal.code() in _CANNOT:
+            return refusal.str()
+        _LOG.info("whether the brokers have share groups is not known yet: %s", error)
+    finally:
+        member.close()
+    return None

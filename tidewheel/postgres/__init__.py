@@ -1,0 +1,1 @@
+"""PostgreSQL: sessions, named statements, COPY, NOTIFY, partitions, low-water marks."""

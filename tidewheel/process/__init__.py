@@ -1,0 +1,1 @@
+"""One service process: start, drain and stop, health, metrics, logs."""

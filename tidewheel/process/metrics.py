@@ -1,0 +1,159 @@
+"""Every metric, in one table (`docs/metrics.md` is compared with it). Served by `tidewheel.process.health`."""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    make_wsgi_app,  # pyright: ignore[reportUnknownVariableType] - it returns a Callable of anything
+)
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
+# Lateness: the promise is seconds, the aim is milliseconds, an outage is minutes.
+_LATENESS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
+
+
+class Kind(StrEnum):
+    """What a metric can do."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+METRICS = (
+    Metric("requests", Kind.COUNTER, "requests", ("type", "status"), "requests answered, by type and answer"),
+    Metric("undecodable_requests", Kind.COUNTER, "messages", (), "messages on the requests topic that are no request"),
+    Metric("intake_partitions_left", Kind.COUNTER, "partitions", (), "requests partitions whose offset has expired"),
+    Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "occurrences fired, or skipped with the reason"),
+    Metric("occurrences_made_up", Kind.COUNTER, "occurrences", (), "occurrences missed and fired all the same"),
+    Metric("backfilled_runs", Kind.COUNTER, "runs", (), "runs made by backfills"),
+    Metric("jobs_set_aside", Kind.COUNTER, "jobs", (), "jobs whose next time or row could not be worked with"),
+    Metric("timers_retimed", Kind.COUNTER, "timers", (), "timers that a change of tzdata has moved"),
+    Metric("timers_mended", Kind.COUNTER, "timers", (), "timers that were missing and have been given back"),
+    Metric("runs_buffered", Kind.COUNTER, "runs", (), "runs that found their job's turn taken and wait for it"),
+    Metric("turns_mended", Kind.COUNTER, "turns", (), "turns that were waited for, their holder gone, and handed on"),
+    Metric("fire_lead_seconds", Kind.HISTOGRAM, "seconds", (), "how late a run was written; 0 when written ahead"),
+    Metric("outbox_published", Kind.COUNTER, "messages", ("class",), "messages acknowledged by the broker"),
+    Metric("outbox_set_aside", Kind.COUNTER, "messages", (), "messages the broker refuses for good"),
+    Metric("outbox_oldest_seconds", Kind.GAUGE, "seconds", ("class",), "age of the oldest message that is due"),
+    Metric("claims", Kind.COUNTER, "claims", ("result", "way"), "claims won or lost, by message or by sweep"),
+    Metric("start_lateness_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "from publish_at to the claim"),
+    Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "attempts ended, by outcome"),
+    Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that became terminal"),
+    Metric("leases_lost", Kind.COUNTER, "attempts", (), "attempts ended because their executor fell silent"),
+    Metric("runs_without_executor", Kind.GAUGE, "runs", (), "due runs for which no live executor has what they need"),
+    Metric("unknown_handlers", Kind.COUNTER, "messages", (), "run requests left to an executor that has the handler"),
+    Metric("loop_stalls", Kind.COUNTER, "stalls", (), "times that a handler stood in the way of the event loop"),
+    Metric("loop_stalled_seconds", Kind.GAUGE, "seconds", (), "how long the event loop has stood still; 0: it goes"),
+    Metric("worker_processes_lost", Kind.COUNTER, "processes", (), "worker processes that died or had to be killed"),
+    Metric("output_bytes_missed", Kind.COUNTER, "bytes", (), "output that did not reach the topic of outputs"),
+    Metric("slots_busy", Kind.GAUGE, "slots", (), "slots in use"),
+    Metric("shards_owned", Kind.GAUGE, "shards", (), "shards this scheduler looks after"),
+    Metric("slices_owned", Kind.GAUGE, "slices", (), "outbox slices this relay carries"),
+    Metric("clock_skew_seconds", Kind.GAUGE, "seconds", (), "this process's clock minus the database's"),
+    Metric("clock_skew_bound_seconds", Kind.GAUGE, "seconds", (), "what that difference can be wrong by"),
+    Metric("max_clock_skew_seconds", Kind.GAUGE, "seconds", (), "the setting: a greater difference is told"),
+)
+
+
+class Metrics:
+    """The table's metrics in one registry, reached by name."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._metrics: dict[str, Counter | Gauge | _Lateness] = {}
+        for row in METRICS:
+            name = f"tidewheel_{row.name}"
+            if row.kind is Kind.HISTOGRAM:
+                histogram = self._metrics[row.name] = _Lateness(name, row.meaning, row.labels)
+                registry.register(histogram)
+            else:
+                kind = Counter if row.kind is Kind.COUNTER else Gauge
+                self._metrics[row.name] = kind(name, row.meaning, row.labels, registry=registry)
+
+    def count(self, name: str, by: float = 1, *labels: str) -> None:
+        """Raise a counter."""
+        metric = self._metrics[name]
+        assert isinstance(metric, Counter)  # noqa: S101 - the table says so
+        (metric.labels(*labels) if labels else metric).inc(by)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        metric = self._metrics[name]
+        assert isinstance(metric, Gauge)  # noqa: S101 - the table says so
+        (metric.labels(*labels) if labels else metric).set(value)
+
+    def observe(self, name: str, values: Iterable[tuple[float, int]], *labels: str) -> None:
+        """Add to a histogram: values, and how often each came; negative ones count as 0."""
+        metric = self._metrics[name]
+        assert isinstance(metric, _Lateness)  # noqa: S101 - the table says so
+        metric.observe(values, labels)
+
+
+@dataclass(slots=True)
+class _Series:
+    """One histogram's counts by bucket, the last without a bound, and the sum of what was observed."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_LATENESS_BUCKETS) + 1))
+    total: float = 0.0
+
+
+class _Lateness(Collector):
+    """A histogram that takes a batch at once: the library's takes one value in 2 us, which every run would pay."""
+
+    def __init__(self, name: str, meaning: str, labels: tuple[str, ...]) -> None:
+        self._name, self._meaning, self._labels = name, meaning, labels
+        self._series: dict[tuple[str, ...], _Series] = {} if labels else {(): _Series()}
+        self._lock = threading.Lock()
+
+    def observe(self, values: Iterable[tuple[float, int]], labels: tuple[str, ...]) -> None:
+        """Add values, each so many times."""
+        with self._lock:
+            series = self._series.setdefault(labels, _Series())
+            for value, times in values:
+                seconds = max(value, 0.0)
+                series.counts[bisect_left(_LATENESS_BUCKETS, seconds)] += times
+                series.total += seconds * times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the histogram as it stands."""
+        family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
+        with self._lock:
+            for labels, series in self._series.items():
+                family.add_metric(labels, list(_cumulated(series.counts)), sum_value=series.total)
+        yield family
+
+
+def _cumulated(counts: Iterable[int]) -> Iterator[tuple[str, float]]:
+    so_far = 0
+    for bound, count in zip((*map(float, _LATENESS_BUCKETS), float("inf")), counts, strict=True):
+        so_far += count
+        yield ("+Inf" if bound == float("inf") else str(bound)), so_far
+
+
+metrics = Metrics(REGISTRY)
+
+
+metrics_page = cast("WSGIApplication", make_wsgi_app(REGISTRY))

@@ -1,0 +1,1 @@
+"""Schedules: pure functions from a schedule to its occurrences. No I/O."""

@@ -1,0 +1,341 @@
+"""A schedule under calendars: what falls on a day that is not open is left out, or shifted to the next that is.
+
+A day is a day on the wall clock of the schedule's zone. Searches jump over stretches of days, never from occurrence to
+occurrence: a one-second schedule that is closed for a year costs one step.
+
+A schedule without some of its occurrences: those that a person has skipped or moved.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.decision import DaySet
+from tidewheel.schedules.open_days import OpenDays, Shifts, open_days
+from tidewheel.schedules.schedule import Schedule, at_second, walk, whole_second
+from tidewheel.schedules.zoned_cron import stretches
+
+_TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """What is left of a schedule.
+
+    Args:
+        schedule: The schedule.
+        left_out: Instants that do not count, a handful.
+    """
+
+    schedule: Schedule
+    left_out: frozenset[datetime]
+
+    @property
+    def hashed(self) -> bool:
+        """As the schedule."""
+        return self.schedule.hashed
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The first occurrence strictly later that is not left out."""
+        found = self.schedule.after(instant)
+        while found is not None and found in self.left_out:
+            found = self.schedule.after(found)
+        return found
+
+    def before(self, instant: datetime) -> datetime | None:
+        """The last occurrence strictly earlier that is not left out."""
+        found = self.schedule.before(instant)
+        while found is not None and found in self.left_out:
+            found = self.schedule.before(found)
+        return found
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The occurrences in ``(start, end]`` that are not left out."""
+        return walk(self, start, end)
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """How many lie in ``(start, end]``, up to `limit`; False when there are more."""
+        gone = sum(start < at <= end and is_occurrence(self.schedule, at) for at in self.left_out)
+        found, exact = self.schedule.count(start, end, limit + gone)
+        return (found - gone, True) if exact else (max(limit, 0), False)
+
+
+def is_occurrence(schedule: Schedule, at: datetime) -> bool:
+    """Whether an instant is one of the schedule's."""
+    return schedule.after(at - _TICK) == at
+
+
+MOST_SPANS = 400
+"""Excluded spans told apart in one answer: more than a year of weekends for every day somebody was away."""
+
+COUNTED = 100_000
+"""Occurrences of one span that are counted; beyond it, it has at least so many."""
+
+_MOST_JUMPS = 4_000  # over closed stretches in one search: each goes with an open day, so at least twenty years
+_MOST_SHIFTED = 2_000  # shifted occurrences that `count` visits, a fifth of a second; beyond it, it is at least so many
+_SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Calendared:
+    """The occurrences of a schedule on open days.
+
+    Args:
+        schedule: The schedule; its bounds concern its own instants, not those they are shifted to.
+        exclude: A day that one of these has is not open.
+        include: Where any are given, a day that none of these has is not open.
+        zone_name: The zone whose days are meant.
+        shift: Whether an occurrence of a day that is not open fires on the next open day, at the same wall time.
+        since: When what is open or shifted was last changed: until then an occurrence has fired on its own day, or was
+            left out, and is shifted no more.
+        taken: Instants whose outcome is known already, a handful: they are in no excluded span.
+
+    >>> from datetime import UTC
+    >>> from tidewheel.schedules.parse import parse_schedule
+    >>> daily = parse_schedule({"kind": "cron", "expressions": ["0 9 * * *"]})
+    >>> weekend = DaySet(weekdays=frozenset({0, 6}))
+    >>> str(Calendared(daily, (weekend,), (), "UTC").after(datetime(2026, 11, 20, 12, tzinfo=UTC)))
+    '2026-11-23 09:00:00+00:00'
+    """
+
+    schedule: Schedule
+    exclude: tuple[DaySet, ...]
+    include: tuple[DaySet, ...]
+    zone_name: str
+    shift: bool = False
+    since: datetime | None = None
+    taken: frozenset[datetime] = frozenset()
+    _days: OpenDays = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_days", open_days(self.exclude, self.include, self.zone_name))
+
+    @property
+    def hashed(self) -> bool:
+        """As the schedule."""
+        return self.schedule.hashed
+
+    def excludes(self, instant: datetime) -> bool:
+        """Whether an instant lies on a day that is not open."""
+        return not self._days.opens(self._days.day_at(whole_second(instant)))
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The first occurrence strictly later; None when none is left, or twenty years of days have none."""
+        return self._after(instant, None)
+
+    def before(self, instant: datetime) -> datetime | None:
+        """The last occurrence strictly earlier; None when there is none, or twenty years of days have none."""
+        kept = self._nominal_before(instant, opens=True)
+        if not self.shift:
+            return kept
+        shifted = self._shifted_before(instant, kept)
+        return max((at for at in (kept, shifted) if at is not None), default=None)
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The occurrences in ``(start, end]``."""
+        return walk(self, start, end)
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """How many lie in ``(start, end]``, up to `limit`; False when there are more.
+
+        Stretch by stretch of open days. Shifted ones are visited; where there are too many, the number is a lower one.
+        """
+        found, exact = self._count_kept(start, end, limit)
+        return self._count_shifted(start, end, limit, found) if exact and self.shift else (found, exact)
+
+    def excluded_after(self, instant: datetime, until: datetime) -> datetime | None:
+        """The first instant of the schedule in ``(instant, until]`` on a day that is not open."""
+        return self._nominal_after(instant, until, opens=False)
+
+    def excluded_before(self, instant: datetime) -> datetime | None:
+        """The schedule's last instant before another, on a day that is not open."""
+        return self._nominal_before(instant, opens=False)
+
+    def first_until(self, instant: datetime, until: datetime) -> datetime | None:
+        """The first occurrence in ``(instant, until]``."""
+        found = self._after(instant, until)
+        return found if found is not None and found <= until else None
+
+    def _after(self, instant: datetime, until: datetime | None) -> datetime | None:
+        kept = self._nominal_after(instant, until, opens=True)
+        if not self.shift:
+            return kept
+        shifted = self._shifted_after(instant, kept or until)
+        return min((at for at in (kept, shifted) if at is not None), default=None)
+
+    def _nominal_after(self, instant: datetime, until: datetime | None, *, opens: bool) -> datetime | None:
+        """The schedule's first instant in ``(instant, until]`` on a day that is open (or is not)."""
+        found = self.schedule.after(instant)
+        for _ in range(_MOST_JUMPS):
+            if found is None or (until is not None and found > until):
+                return None
+            second = whole_second(found)
+            there = self._days.following(second, opens=opens)
+            if there == second:
+                return found
+            at = _at(there)
+            if at is None:
+                return None
+            found = self.schedule.after(at - _TICK)
+        return None
+
+    def _nominal_before(self, instant: datetime, *, opens: bool) -> datetime | None:
+        """The schedule's last instant before another, on a day that is open (or is not)."""
+        found = self.schedule.before(instant)
+        for _ in range(_MOST_JUMPS):
+            if found is None:
+                return None
+            second = whole_second(found)
+            there = self._days.preceding(second, opens=opens)
+            if there == second:
+                return found
+            at = _at(there + 1)
+            if at is None:
+                return None
+            found = self.schedule.before(at)
+        return None
+
+    def _shifts(self) -> Shifts:
+        of = self.schedule.entries[0] if isinstance(self.schedule, CronSchedule) else None
+        gap, overlap = (of.gap, of.overlap) if of is not None else (None, None)
+        return Shifts(self.schedule, self._days, stretches(self.zone_name, gap, overlap), self.since)
+
+    def _shifted_after(self, instant: datetime, until: datetime | None) -> datetime | None:
+        """The first shifted instant after another; those of days after `until` need not be found."""
+        days, shifts = self._days, self._shifts()
+        today = days.day_at(whole_second(instant))
+        begun = [day for day in range(today - 2, today + 1) if days.opens(day) and not days.opens(day - 1)]
+        coming = None if days.opens(today) else days.nearest(today, 1, opens=True)
+        for target in begun if coming is None else (*begun, coming):
+            found = shifts.first(target, instant)
+            if found is not None:
+                return found
+        position = instant if self.since is None else max(instant, self.since)
+        for _ in range(_MOST_JUMPS):
+            closed = self._nominal_after(position, until, opens=False)
+            end = None if closed is None else _at(days.following(whole_second(closed), opens=True))
+            if end is None:
+                return None
+            found = shifts.first(days.day_at(whole_second(end)), instant)
+            if found is not None:
+                return found
+            position = end - _TICK
+        return None
+
+    def _shifted_before(self, instant: datetime, since: datetime | None) -> datetime | None:
+        """The last shifted instant before another; those of days before `since` need not be found."""
+        days, shifts = self._days, self._shifts()
+        earliest = None if since is None else days.day_at(whole_second(since)) - 2
+        position: datetime | None = instant
+        for _ in range(_MOST_JUMPS):
+            nominal = None if position is None else self.schedule.before(position)
+            closed = None if nominal is None else _at(days.preceding(whole_second(nominal), opens=False))
+            if closed is None or (self.since is not None and closed + _SECOND <= self.since):
+                return None
+            target = days.nearest(days.day_at(whole_second(closed)), 1, opens=True)
+            if target is not None:
+                if earliest is not None and target < earliest:
+                    return None
+                found = shifts.last(target, instant)
+                if found is not None:
+                    return found
+            position = _at(days.preceding(whole_second(closed), opens=True) + 1)
+        return None
+
+    def _count_kept(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        found, position = 0, start
+        while (first := self._nominal_after(position, end, opens=True)) is not None:
+            closes = _at(self._days.following(whole_second(first), opens=False))
+            position = end if closes is None else min(closes - _TICK, end)
+            more, exact = self.schedule.count(first - _TICK, position, limit - found)
+            if not exact:
+                return max(limit, 0), False
+            found += more
+        return found, True
+
+    def _count_shifted(self, start: datetime, end: datetime, limit: int, found: int) -> tuple[int, bool]:
+        """The count with the shifted ones that are none of the schedule's own."""
+        position = start
+        for _ in range(_MOST_SHIFTED):
+            shifted = self._shifted_after(position, end)
+            if shifted is None or shifted > end:
+                return found, True
+            if self.schedule.after(shifted - _TICK) != shifted or self.excludes(shifted):
+                if found >= limit:
+                    return max(limit, 0), False
+                found += 1
+            position = shifted
+        return found, False
+
+
+def excluded_spans(
+    nominal: Schedule, effective: Schedule, start: datetime, end: datetime
+) -> list[tuple[datetime, datetime, int, bool]]:
+    """What calendars leave out of a schedule in ``(start, end]``.
+
+    Args:
+        nominal: The schedule.
+        effective: The same under its calendars; when it has none, nothing is left out.
+        start: Where to begin.
+        end: Where to end.
+
+    Returns:
+        Spans without an occurrence in them: the first instant left out, the last, how many, whether that is exact
+        (else at least so many). The last of `MOST_SPANS` may hold occurrences, and is then not exact.
+    """
+    spans: list[tuple[datetime, datetime, int, bool]] = []
+    if not isinstance(effective, Calendared):
+        return spans
+    first = effective.excluded_after(start, end)
+    while first is not None:
+        if first in effective.taken:
+            first = effective.excluded_after(first, end)
+            continue
+        occurrence = effective.first_until(first, end)
+        until = end if occurrence is None else occurrence - _TICK
+        until = min((at - _TICK for at in effective.taken if first < at <= until), default=until)
+        if len(spans) == MOST_SPANS - 1:
+            spans.append(_rest(Without(nominal, effective.taken), effective, first, end))
+            return spans
+        spans.append((first, nominal.before(until + _TICK) or first, *nominal.count(first - _TICK, until, COUNTED)))
+        first = effective.excluded_after(until, end)
+    return spans
+
+
+def ensure_open_days(effective: Schedule, now: datetime) -> None:
+    """Nothing, when calendars leave a schedule an occurrence after `now`, or had left it one before.
+
+    A `once` whose time has passed on an open day is let through, as `ensure_can_fire` does.
+
+    Raises:
+        InvalidInput: They leave none: it could never fire.
+    """
+    if not isinstance(effective, Calendared) or effective.after(now) is not None:
+        return
+    if effective.schedule.after(now) is None and effective.before(now) is not None:
+        return
+    path = "exclude_calendars" if effective.exclude else "include_calendars"
+    problem = "its calendars leave out every occurrence that is to come: it can never fire"
+    raise InvalidInput([FieldError(path, problem, "correct the schedule or the calendars")])
+
+
+def _rest(
+    nominal: Schedule, effective: Calendared, first: datetime, end: datetime
+) -> tuple[datetime, datetime, int, bool]:
+    """All that is left out from `first` on, as one span that is not told apart."""
+    last = effective.excluded_before(end + _TICK) or first
+    if last <= first:
+        return first, first, 1, True
+    every, _ = nominal.count(first - _TICK, end, COUNTED)
+    kept, _ = effective.count(first - _TICK, end, COUNTED)
+    return first, last, max(every - kept, 2), False
+
+
+def _at(second: int) -> datetime | None:
+    """The instant of a second; None beyond what a datetime can name."""
+    try:
+        return at_second(second)
+    except OverflowError:
+        return None

@@ -1,0 +1,92 @@
+"""One or several cron expressions in a zone, within bounds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from itertools import islice
+
+from tidewheel.schedules.cron_parser import parse_cron, uses_hash
+from tidewheel.schedules.schedule import UNBOUNDED, Bounds, at_second, next_second, walk, whole_second
+from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, LocalisedCron
+from tidewheel.schedules.zones import FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class CronSchedule:
+    """The union of what its entries say: an instant that two of them name is one occurrence.
+
+    Args:
+        entries: Expressions in their zones; shared among all schedules that say the same.
+        bounds: Both ends belong to it.
+        hashed: An expression holds an ``H``.
+    """
+
+    entries: tuple[LocalisedCron, ...]
+    bounds: Bounds = UNBOUNDED
+    hashed: bool = False
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The first occurrence strictly later; None past the end, or past the year `LAST_YEAR`."""
+        second = whole_second(instant) + 1
+        start_at = self.bounds.start_at
+        if start_at is not None:
+            second = max(second, next_second(start_at))
+        found = min(entry.following(second) for entry in self.entries)
+        if found == FOREVER:
+            return None
+        occurrence = at_second(found)
+        end_at = self.bounds.end_at
+        return occurrence if end_at is None or occurrence <= end_at else None
+
+    def before(self, instant: datetime) -> datetime | None:
+        """The last occurrence strictly earlier; None before the first."""
+        second = next_second(instant) - 1
+        end_at = self.bounds.end_at
+        if end_at is not None:
+            second = min(second, whole_second(end_at))
+        found = max(entry.preceding(second) for entry in self.entries)
+        if found == -FOREVER:
+            return None
+        occurrence = at_second(found)
+        start_at = self.bounds.start_at
+        return occurrence if start_at is None or occurrence >= start_at else None
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The occurrences in ``(start, end]``."""
+        return walk(self, start, end)
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """How many lie in ``(start, end]``, up to `limit`; False when there are more.
+
+        One expression is counted month by month, several by visiting at most `limit` occurrences.
+        """
+        if len(self.entries) == 1:
+            first, last = whole_second(start) + 1, whole_second(end)
+            if self.bounds.start_at is not None:
+                first = max(first, next_second(self.bounds.start_at))
+            if self.bounds.end_at is not None:
+                last = min(last, whole_second(self.bounds.end_at))
+            found = self.entries[0].count(first, last) if first <= last else 0
+        else:
+            found = sum(1 for _ in islice(self.between(start, end), max(limit, 0) + 1))
+        return (found, True) if found <= limit else (max(limit, 0), False)
+
+
+def localised(
+    expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None = None
+) -> LocalisedCron:
+    """The expression in its zone (the one named inline, if there is one), one object for all who ask for the same.
+
+    Raises:
+        ScheduleRefused: The expression or the zone cannot be read.
+    """
+    return _localised(expression, timezone, gap, overlap, hash_key if uses_hash(expression) else None)
+
+
+@lru_cache(maxsize=8192)  # tens of thousands of jobs share a few hundred expressions; one walk answers for all of them
+def _localised(
+    expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None
+) -> LocalisedCron:
+    fields = parse_cron(expression, hash_key=hash_key)
+    return LocalisedCron(fields, fields.timezone or timezone, gap, overlap)

@@ -1,0 +1,307 @@
+"""Says in words what a cron expression means, and marks what daylight saving does to its next instants.
+
+Cron fields in English words.
+
+What a change of the clock does to one occurrence, in sentences.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from tidewheel.schedules.cron_matching import following, preceding
+from tidewheel.schedules.cron_parser import parse_cron
+from tidewheel.schedules.cron_schedule import CronSchedule, localised
+from tidewheel.schedules.cron_syntax import DAY_OF_MONTH, DAY_OF_WEEK, HOUR, MINUTE, MONTH, SECOND, FieldKind
+from tidewheel.schedules.ranges import occurrences_after
+from tidewheel.schedules.schedule import at_second, whole_second
+from tidewheel.schedules.zoned_cron import CORRECTION, DstGap, DstOverlap, LocalisedCron, choice
+from tidewheel.schedules.zones import FOREVER, Zone, zone
+
+# fmt: off
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)
+# fmt: on
+_WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_ORDINALS = ("", "first", "second", "third", "fourth", "fifth")
+_FEW = 6  # times of day that are listed one by one; more of them read better as a rule
+
+
+def time_words(second: str, minute: str, hour: str) -> str:
+    """When in the day.
+
+    >>> time_words("0", "30", "2,14")
+    'at 02:30 and 14:30'
+    >>> time_words("0", "*/5", "9-17")
+    'every 5 minutes of hours 9 to 17'
+    """
+    seconds, minutes, hours = _numbers(second), _numbers(minute), _numbers(hour)
+    if 0 < len(seconds) * len(minutes) * len(hours) <= _FEW:
+        to_second = [f":{s:02}" for s in seconds] if second != "0" else [""]
+        return "at " + listed(f"{h:02}:{m:02}{s}" for h in hours for m in minutes for s in to_second)
+    parts = [_field(second, SECOND), _field(minute, MINUTE), _field(hour, HOUR)]
+    if second == "0":
+        parts.pop(0)
+    while len(parts) > 1 and parts[-1] in ("every hour", "every minute") and parts[-2].startswith("every"):
+        parts.pop()  # "every 5 minutes" says it all
+    words = " of ".join(parts)
+    return words if words.startswith("every") else f"at {words}"
+
+
+def day_words(by_date: str, month: str, by_week: str) -> str:
+    """On which days.
+
+    >>> day_words("13", "*", "5")
+    'on day 13 of the month or on Friday'
+    >>> day_words("*/2", "6-8", "MON-FRI")
+    'on every 2nd day of the month where that is Monday to Friday, in June to August'
+    """
+    by_date, by_week = by_date.replace("?", "*"), by_week.replace("?", "*")
+    date_open, week_open = by_date == "*", by_week == "*"
+    dates, weekdays = _field(by_date, DAY_OF_MONTH), _field(by_week, DAY_OF_WEEK)
+    if date_open or week_open:
+        days = "every day" if date_open and week_open else f"on {weekdays if date_open else dates}"
+    elif by_date.startswith("*") or by_week.startswith("*"):
+        days = f"on {dates} where that is {weekdays}"
+    else:
+        days = f"on {dates} or on {weekdays}"
+    return days if month == "*" else f"{days}, in {_field(month, MONTH)}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Items as a sentence lists them.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a field that is a plain list of them; none for any other."""
+    return sorted({int(word) for word in text.split(",")}) if re.fullmatch(r"\d+(,\d+)*", text, re.ASCII) else []
+
+
+def _field(text: str, kind: FieldKind) -> str:
+    return listed(_special(element, kind) or _element(element, kind) for element in text.lower().split(","))
+
+
+def _special(element: str, kind: FieldKind) -> str:
+    """An element with H, L, W or #; empty for a plain one."""
+    if element.startswith("h"):
+        return f"{'some' if '/' in element else 'one'} {kind.name} of the job's own ({element.upper()})"
+    if kind is DAY_OF_MONTH and {"l", "w"} & {*element}:
+        return _special_date(element)
+    if kind is DAY_OF_WEEK and "#" in element:
+        days, _, which = element.partition("#")
+        return f"the {_ORDINALS[int(which)]} {_element(days, kind)} of the month"
+    if kind is DAY_OF_WEEK and element.strip("l") != element:
+        return f"the last {_name(element.strip('l'), kind)} of the month"
+    return ""
+
+
+def _special_date(element: str) -> str:
+    if element in ("lw", "wl"):
+        return "the month's last day from Monday to Friday"
+    if "w" in element:
+        return f"the day from Monday to Friday nearest to day {element.strip('w')} of the month"
+    back = int(element[2:] or 0)
+    return f"the day {back} before the last of the month" if back else "the last day of the month"
+
+
+def _element(element: str, kind: FieldKind) -> str:
+    body, _, step = element.partition("/")
+    first, _, last = body.partition("-")
+    tail = " of the month" if kind is DAY_OF_MONTH else ""
+    noun = {DAY_OF_MONTH: "day", DAY_OF_WEEK: "day of the week"}.get(kind, kind.name)
+    if body == "*":
+        even = kind in (SECOND, MINUTE, HOUR) and step and kind.size % int(step) == 0
+        return (f"every {step} {noun}s" if even else f"every {_nth(step)}{noun}") + tail
+    if step:
+        until = f" to {_name(last, kind)}" if last else " on"
+        return f"every {_nth(step)}{noun} from {_name(first, kind)}{until}{tail}"
+    named = "" if kind.names else f"{noun}s " if last else f"{noun} "
+    return f"{named}{_name(first, kind)}{f' to {_name(last, kind)}' if last else ''}{tail}"
+
+
+def _nth(step: str) -> str:
+    """The step as an ordinal and a blank; empty for every single one."""
+    number = int(step or 1)
+    if number == 1:
+        return ""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending} "
+
+
+def _name(word: str, kind: FieldKind) -> str:
+    if not kind.names:
+        return str(int(word))
+    number = int(word) if word.isdigit() else kind.low + kind.names.index(word)
+    return _WEEKDAYS[number] if kind is DAY_OF_WEEK else _MONTHS[number - 1]
+
+
+def effects(entry: LocalisedCron, since: int, at: int) -> tuple[str, ...]:
+    """The notes on the occurrence at `at`, with those on what was left out after `since`, the one before.
+
+    Args:
+        entry: The expression in its zone.
+        since: Seconds since 1970-01-01 UTC.
+        at: Likewise; an occurrence.
+    """
+    of = zone(entry.zone_name)
+    span = of.span_at(at)
+    notes = [
+        note
+        for index in range(of.span_at(since), span + 1)
+        if index and since < of.starts[index]
+        for note in _gap_notes(entry, of, index, at)
+    ]
+    return (*notes, *_overlap_notes(entry, of, span, at))
+
+
+def _gap_notes(entry: LocalisedCron, of: Zone, index: int, at: int) -> list[str]:
+    """What becomes of the local times that the change at the start of span `index` leaves out."""
+    start = of.starts[index]
+    before, after = start + of.offsets[index - 1], start + of.offsets[index]
+    first = following(entry.fields, before)
+    if first >= after:
+        return []
+    last = preceding(entry.fields, after - 1)
+    times = f"{_clock(first)} does" if first == last else f"{_stretch(first, last)} do"
+    what = f"{times} not exist: the clock goes from {_stretch(before, after)}"
+    if after - before > CORRECTION:
+        return [f"{what}, a correction of more than three hours; what falls inside is skipped"]
+    if entry.gap is None:
+        return [f"{what}; nothing is made up"]
+    return [f"{what}; made up here" if entry.gap is DstGap.SHIFT_FORWARD else f"{what}; skipped"]
+
+
+def _overlap_notes(entry: LocalisedCron, of: Zone, span: int, at: int) -> list[str]:
+    """Whether the local time of this occurrence comes twice, and which of the two this is."""
+    local = at + of.offsets[span]
+    earlier = local - of.offsets[span - 1] if span else FOREVER
+    if span and earlier < of.starts[span]:
+        return [f"{_clock(local)} comes twice; this is the second time{_other(entry, earlier)}"]
+    if span + 1 < len(of.starts):
+        later = local - of.offsets[span + 1]
+        if later >= of.starts[span + 1]:
+            return [f"{_clock(local)} comes twice; this is the first time{_other(entry, later)}"]
+    return []
+
+
+def _other(entry: LocalisedCron, second: int) -> str:
+    if entry.following(second) == second:
+        return ", and it fires at both"
+    return f", and the one at {at_second(second):%H:%M} UTC is left out"
+
+
+def _stretch(low: int, high: int) -> str:
+    """Two local times, the date said once where it is the same."""
+    same_day = low // 86_400 == high // 86_400
+    return f"{_clock(low)} to {_clock(high).split()[1] if same_day else _clock(high)}"
+
+
+def _clock(local: int) -> str:
+    shown = at_second(local)
+    return f"{shown:%Y-%m-%d %H:%M:%S}" if shown.second else f"{shown:%Y-%m-%d %H:%M}"
+
+
+_WALL_CLOCK = (
+    "Its minute or hour field begins with *, so it follows the wall clock: it fires in both passes of an hour that "
+    "comes twice, and nothing is made up for an hour that is left out."
+)
+_GAP = {
+    DstGap.SHIFT_FORWARD: "a time that is left out by the clock is made up at the first instant after",
+    DstGap.SKIP: "a time that is left out by the clock is skipped",
+}
+_OVERLAP = {
+    DstOverlap.FIRST: "one that comes twice fires the first time",
+    DstOverlap.SECOND: "one that comes twice fires the second time",
+    DstOverlap.BOTH: "one that comes twice fires both times",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedOccurrence:
+    """One occurrence with what the clock change does to it.
+
+    Args:
+        at: UTC.
+        local: The same instant with the zone's offset and abbreviation then.
+        notes: One sentence for each effect; none when no clock change is near.
+    """
+
+    at: datetime
+    local: datetime
+    notes: tuple[str, ...]
+
+
+def describe(
+    expression: str,
+    timezone: str,
+    *,
+    dst_gap: str = DstGap.SHIFT_FORWARD,
+    dst_overlap: str = DstOverlap.FIRST,
+) -> str:
+    """The expression in words; an ``H`` stays "the job's own", since no job is at hand.
+
+    >>> describe("0 9 * * 1-5", "UTC")
+    'at 09:00, on Monday to Friday, by the clock of UTC.'
+
+    Raises:
+        ScheduleRefused: Expression, zone or choice cannot be read.
+    """
+    fields = parse_cron(expression, hash_key=b"any")
+    of = zone(fields.timezone or timezone)
+    words = fields.expression.split()
+    second, minute, hour, by_date, month, by_week = words if fields.has_seconds else ["0", *words]
+    said = f"{time_words(second, minute, hour)}, {day_words(by_date, month, by_week)}, by the clock of {of.name}."
+    gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")
+    if len(set(of.offsets)) == 1:
+        return said
+    rule = _WALL_CLOCK if fields.follows_wall_clock else f"It names times of day: {_GAP[gap]}, {_OVERLAP[overlap]}."
+    return f"{said} {rule}"
+
+
+def marked_occurrences(
+    expression: str,
+    timezone: str,
+    after: datetime,
+    n: int = 10,
+    *,
+    dst_gap: str = DstGap.SHIFT_FORWARD,
+    dst_overlap: str = DstOverlap.FIRST,
+    hash_key: bytes | None = None,
+) -> list[MarkedOccurrence]:
+    """The next `n` occurrences, strictly later than `after`, each with every effect of a clock change noted.
+
+    What a clock change swallowed since the occurrence before is noted at the one that follows.
+
+    Raises:
+        ScheduleRefused: Expression, zone or choice cannot be read.
+    """
+    zone(timezone)
+    gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")
+    entry = localised(expression, timezone, gap, overlap, hash_key)
+    found = occurrences_after(CronSchedule((entry,)), after, n)
+    since = [after, *found]
+    return [
+        MarkedOccurrence(at, on_clock(at, entry.zone_name), effects(entry, whole_second(earlier), whole_second(at)))
+        for earlier, at in zip(since, found, strict=False)
+    ]
+
+
+def on_clock(at: datetime, zone_name: str) -> datetime:
+    """An instant with its zone's offset and abbreviation then.
+
+    >>> from datetime import UTC
+    >>> on_clock(datetime(2026, 7, 1, tzinfo=UTC), "Europe/Berlin").isoformat()
+    '2026-07-01T02:00:00+02:00'
+    """
+    of = zone(zone_name)
+    span = of.span_at(whole_second(at))
+    return at.astimezone(timezone(timedelta(seconds=of.offsets[span]), of.abbreviations[span]))

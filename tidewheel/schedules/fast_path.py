@@ -1,0 +1,99 @@
+"""The short way to what is nearly always decided: one occurrence is due, and it is on time.
+
+Jobs that were submitted one by one have an anchor, or an instant, of their own, so that none shares its decision with
+another. The long way reads the schedule, says where the timer stands and asks it three times. Here the timer's instant
+is taken for the occurrence that it nearly always is, once arithmetic has shown that it is one.
+"""
+
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import NamedTuple
+
+from tidewheel.schedules.decision import Decision, Fire
+from tidewheel.schedules.parse import read_schedule
+from tidewheel.schedules.policies import policies_from_text
+from tidewheel.schedules.simple import Interval
+from tidewheel.schedules.timer_state import Timer
+
+_NOTHING = timedelta(0)
+_ANY_ANCHOR = "2000-01-01T00:00:00+00:00"
+_ONCE = ',"kind":"once"}'
+
+
+def on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: timedelta) -> Decision | None:
+    """What `decide` would say of a timer of an interval or a `once` that nothing holds and no override concerns.
+
+    Args:
+        timer: Its row.
+        now: As `decide` has it, like what follows.
+        horizon: Instants up to here become runs.
+        misfire_after: How late an occurrence may be before it is missed.
+
+    Returns:
+        None where it takes more to decide, as jitter and calendars do, and where the schedule cannot be read: to do, or
+        to refuse, the long way.
+
+    Raises:
+        ValueError: The stored policy cannot be read.
+    """
+    at = timer.scheduled_at
+    if not now - misfire_after < at <= horizon or timer.catch_up_end is not None or not _punctual(timer.policy):
+        return None
+    try:
+        following = _following(timer.schedule, at)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if following is not None and following <= horizon:
+        return None
+    return Decision((Fire(at, at),), (), following)
+
+
+@lru_cache(maxsize=4096)  # distinct policies in use: a handful
+def _punctual(policy: str) -> bool:
+    """Whether each occurrence fires, and at its instant."""
+    policies = policies_from_text(policy)
+    return not (policies.jitters or policies.calendars)
+
+
+class _Rhythm(NamedTuple):
+    """What an interval says apart from its anchor."""
+
+    every: timedelta
+    anchor_fires: bool
+    start_at: datetime | None
+    end_at: datetime | None
+
+
+def _following(text: str, at: datetime) -> datetime | None:
+    """What comes after `at` in an interval or a `once`; None when nothing does.
+
+    Raises:
+        ValueError: It is no such schedule, or `at` none of its occurrences. Also, as TypeError and OverflowError are,
+            where an instant cannot be read.
+    """
+    # In the canonical text names are sorted, so that the instant comes first.
+    _, name, _, instant, rest = text.split('"', 4)
+    if name == "anchor":
+        every, anchor_fires, start_at, end_at = _rhythm(rest)
+        since = at - datetime.fromisoformat(instant)
+        fires = since > _NOTHING or (anchor_fires and since == _NOTHING)
+        if fires and not since % every and (start_at is None or start_at <= at) and (end_at is None or at <= end_at):
+            following = at + every
+            return following if end_at is None or following <= end_at else None
+    elif name == "at" and rest == _ONCE and datetime.fromisoformat(instant) == at:
+        return None
+    raise ValueError
+
+
+@lru_cache(maxsize=4096)  # distinct intervals in use, apart from their anchors: a few hundred
+def _rhythm(rest: str) -> _Rhythm:
+    """What a text says behind the instant of its anchor.
+
+    Raises:
+        ValueError: It describes no interval.
+    """
+    interval = read_schedule(f'{{"anchor":"{_ANY_ANCHOR}"{rest}')
+    if not isinstance(interval, Interval):
+        raise ValueError  # noqa: TRY004 - what is told here is that it is for another to decide
+    bounds = interval.bounds
+    return _Rhythm(timedelta(microseconds=interval.every_us), interval.anchor_fires, bounds.start_at, bounds.end_at)

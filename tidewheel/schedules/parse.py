@@ -1,0 +1,226 @@
+"""Schedules from their documents, and the refusal of what can never fire.
+
+A document is what a job's `schedule` field becomes once its defaults are filled in:
+
+- ``{"kind": "once", "at": …}``
+- ``{"kind": "interval", "every_us": …, "anchor": …, "anchor_fires": …, "start_at": …, "end_at": …}``
+- ``{"kind": "cron", "expressions": […], "timezone": …, "dst_gap": …, "dst_overlap": …, "start_at": …, "end_at": …}``
+- ``{"kind": "fixed_delay", "every_us": …, "start_at": …, "end_at": …}``
+- ``{"kind": "manual"}``
+
+Instants are RFC 3339 text or aware datetimes. Paths in refusals are relative to the schedule.
+
+Schedules from their stored text, read once for all jobs that say the same.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import cast
+from uuid import UUID
+
+from tidewheel.errors import ScheduleRefused
+from tidewheel.schedules.cron_parser import uses_hash
+from tidewheel.schedules.cron_schedule import CronSchedule, localised
+from tidewheel.schedules.schedule import Bounds, Schedule, read_instant, whole_second
+from tidewheel.schedules.simple import FixedDelay, Interval, Manual, Once
+from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, LocalisedCron, choice
+from tidewheel.schedules.zones import FOREVER, zone
+
+MIN_INTERVAL_US = 1_000_000
+"""One second: a shorter rhythm is a loop in a handler, not a schedule."""
+
+MAX_INTERVAL_US = 100 * 366 * 86_400_000_000
+"""A hundred years: a longer one is a mistake in the unit."""
+
+MAX_EXPRESSIONS = 64
+"""Expressions of one schedule; each is asked for every occurrence."""
+
+_BOUNDS = ("start_at", "end_at")
+
+
+def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None) -> Schedule:
+    """The schedule a document describes.
+
+    Args:
+        document: As described at the top of this module.
+        job_id: What ``H`` in a cron expression is spread by. None refuses ``H``.
+
+    >>> every = parse_schedule({"kind": "interval", "every_us": 60_000_000, "anchor": "2026-01-01T00:00:00Z"})
+    >>> str(every.after(datetime.fromisoformat("2026-01-01T00:00:59Z")))
+    '2026-01-01 00:01:00+00:00'
+
+    Raises:
+        ScheduleRefused: Something in it cannot be read.
+    """
+    match document.get("kind"):
+        case "once":
+            return Once(read_instant(document.get("at"), "at"))
+        case "interval":
+            return _interval(document)
+        case "cron":
+            return _cron(document, job_id)
+        case "fixed_delay":
+            return FixedDelay(_every(document), _bounds(document))
+        case "manual":
+            return Manual()
+        case kind:
+            problem = f"{str(kind)[:64]!r} is no kind of schedule"
+            raise ScheduleRefused(problem, "write one of once, interval, fixed_delay, cron, manual", "kind")
+
+
+def ensure_can_fire(schedule: Schedule, now: datetime) -> None:
+    """Nothing, when an occurrence is still to come, or none is needed.
+
+    A `once` whose time has passed is let through: whether it still fires is for `catch_up` to say. So is `manual`.
+
+    Raises:
+        ScheduleRefused: There will never be an occurrence after `now`; the remedy says what is in the way.
+    """
+    match schedule:
+        case CronSchedule(entries=entries, bounds=bounds):
+            _refuse_dead(entries, whole_second(now))
+        case Interval(bounds=bounds):
+            pass
+        case FixedDelay(bounds=bounds):
+            if schedule.due(now, None) is not None:
+                return
+        case _:
+            return
+    if schedule.after(now) is None:
+        _refuse_bounds(bounds, now)
+
+
+def _refuse_dead(entries: tuple[LocalisedCron, ...], second: int) -> None:
+    for number, entry in enumerate(entries):
+        if entry.following(second) == FOREVER:
+            problem = f"no date fits `{entry.fields.expression}`: it can never fire"
+            path = "cron" if len(entries) == 1 else f"cron.{number}"
+            raise ScheduleRefused(problem, "correct its day and month fields: a 30 February, say, never comes", path)
+
+
+def _refuse_bounds(bounds: Bounds, now: datetime) -> None:
+    if bounds.end_at is not None and bounds.end_at <= now:
+        problem = f"end_at {bounds.end_at.isoformat()} has passed: nothing could fire any more"
+        raise ScheduleRefused(problem, "write a later end_at, or leave it out", "end_at")
+    problem = "no occurrence lies within start_at and end_at: it can never fire"
+    path = "start_at" if bounds.end_at is None else "end_at"
+    raise ScheduleRefused(problem, "widen the bounds so that they hold at least one occurrence", path)
+
+
+def _every(document: Mapping[str, object]) -> int:
+    every, path = document.get("every_us"), str(document.get("kind"))
+    if not isinstance(every, int) or isinstance(every, bool):
+        problem = f"{str(every)[:64]!r} is no number of microseconds"
+        raise ScheduleRefused(problem, "write a duration such as 90s", path)
+    if not MIN_INTERVAL_US <= every <= MAX_INTERVAL_US:
+        problem = f"an interval of {every / 1e6:g} s is outside 1 s to 100 years"
+        raise ScheduleRefused(problem, "write 1s" if every < MIN_INTERVAL_US else "write a shorter one", path)
+    return every
+
+
+def _interval(document: Mapping[str, object]) -> Interval:
+    every = _every(document)
+    return Interval(
+        every, read_instant(document.get("anchor"), "anchor"), document.get("anchor_fires") is True, _bounds(document)
+    )
+
+
+def _cron(document: Mapping[str, object], job_id: UUID | None) -> CronSchedule:
+    expressions = _expressions(document.get("expressions"))
+    timezone = _zone_name(document.get("timezone", "UTC"))
+    gap = choice(document.get("dst_gap", DstGap.SHIFT_FORWARD), DstGap, "dst_gap")
+    overlap = choice(document.get("dst_overlap", DstOverlap.FIRST), DstOverlap, "dst_overlap")
+    hash_key = job_id.bytes if job_id is not None else None
+    entries = [
+        _entry(expressions, number, lambda text: localised(text, timezone, gap, overlap, hash_key))
+        for number in range(len(expressions))
+    ]
+    hashed = any(entry.fields.hashed for entry in entries)
+    return CronSchedule(tuple(dict.fromkeys(entries)), _bounds(document), hashed)
+
+
+def _entry(expressions: list[str], number: int, read: Callable[[str], LocalisedCron]) -> LocalisedCron:
+    """One of the expressions; a refusal says which one when there are several."""
+    try:
+        return read(expressions[number])
+    except ScheduleRefused as refused:
+        if len(expressions) == 1:
+            raise
+        error = refused.errors[0]
+        raise ScheduleRefused(error.problem, error.remedy, f"{error.path}.{number}") from None
+
+
+def _expressions(given: object) -> list[str]:
+    several = list(cast("Iterable[object]", given)) if isinstance(given, (list, tuple)) else [given]
+    read = [expression for expression in several if isinstance(expression, str)]
+    if not read or len(read) < len(several):
+        problem = "a cron expression is text, and none is given"
+        raise ScheduleRefused(problem, "write one such as `0 3 * * *`", "cron")
+    if len(read) > MAX_EXPRESSIONS:
+        problem = f"{len(read)} expressions are more than {MAX_EXPRESSIONS}"
+        raise ScheduleRefused(problem, "split them among several jobs", "cron")
+    return read
+
+
+def _zone_name(given: object) -> str:
+    if not isinstance(given, str):
+        problem = f"{str(given)[:64]!r} is no zone"
+        raise ScheduleRefused(problem, "write an IANA name such as UTC", "timezone")
+    return zone(given).name
+
+
+def _bounds(document: Mapping[str, object]) -> Bounds:
+    start, end = (None if document.get(name) is None else read_instant(document[name], name) for name in _BOUNDS)
+    if start is not None and end is not None and end < start:
+        problem = f"end_at {end.isoformat()} lies before start_at {start.isoformat()}"
+        raise ScheduleRefused(problem, "write a later end_at", "end_at")
+    return Bounds(start, end)
+
+
+def schedule_from_text(text: str, job_id: UUID) -> Schedule:
+    """The schedule of a canonical JSON document; the same object for the same text.
+
+    Only a text with an ``H`` in an expression is read per job: what it says depends on the job's id.
+
+    Raises:
+        ScheduleRefused: The text describes no schedule.
+    """
+    return _of_job(text, job_id) if '"expressions"' in text and _hashed(text) else _shared(text)
+
+
+def read_schedule(text: str, job_id: UUID | None = None) -> Schedule:
+    """The schedule of a JSON document, read anew.
+
+    Raises:
+        ScheduleRefused: The text describes no schedule.
+    """
+    return parse_schedule(_document(text), job_id=job_id)
+
+
+@lru_cache(maxsize=16_384)  # distinct schedules in use on one scheduler: a few thousand, an interval's anchors included
+def _shared(text: str) -> Schedule:
+    return read_schedule(text)
+
+
+@lru_cache(maxsize=16_384)
+def _of_job(text: str, job_id: UUID) -> Schedule:
+    return read_schedule(text, job_id)
+
+
+@lru_cache(maxsize=16_384)
+def _hashed(text: str) -> bool:
+    expressions = _document(text).get("expressions")
+    return isinstance(expressions, list) and any(uses_hash(str(each)) for each in cast("list[object]", expressions))
+
+
+def _document(text: str) -> dict[str, object]:
+    try:
+        document: object = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        problem = "the stored schedule is no JSON object"
+        raise ScheduleRefused(problem, "submit the job again", "")
+    return cast("dict[str, object]", document)

@@ -1,0 +1,119 @@
+"""How a version's occurrences are fired beyond its schedule, read from the stored text.
+
+Spreads jobs that share a nominal instant: a delay that is the same whenever it is computed anew.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from hashlib import sha256
+from typing import cast
+from uuid import UUID
+
+from tidewheel.schedules.schedule import microseconds
+
+
+class CatchUp(StrEnum):
+    """What becomes of occurrences that were not fired in time."""
+
+    FIRE_ONCE = "fire_once"
+    FIRE_ALL = "fire_all"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policies of one version.
+
+    Args:
+        catch_up: After downtime.
+        on_resume: After a pause.
+        window: How far back `fire_all` reaches.
+        jitter: The longest delay of a run.
+        jitter_percent: Likewise, in percent of the time to the next occurrence.
+        exclude: Names of calendars on whose days nothing fires.
+        include: Names of calendars on whose days alone it fires; none: on every day.
+        shift: Whether an excluded occurrence fires on the next day that is not excluded.
+        since: When schedule or calendars were last edited: what lies before it is shifted no more.
+    """
+
+    catch_up: CatchUp = CatchUp.FIRE_ONCE
+    on_resume: CatchUp = CatchUp.SKIP
+    window: timedelta = timedelta(hours=24)
+    jitter: timedelta = timedelta(0)
+    jitter_percent: float = 0.0
+    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    shift: bool = False
+    since: datetime | None = None
+
+    @property
+    def jitters(self) -> bool:
+        """Whether runs leave later than their instant."""
+        return bool(self.jitter or self.jitter_percent)
+
+    @property
+    def calendars(self) -> tuple[str, ...]:
+        """Every calendar that is named."""
+        return (*self.exclude, *self.include)
+
+
+@lru_cache(maxsize=4096)  # distinct policies in use: a handful
+def policies_from_text(text: str) -> Policies:
+    """The policies of a canonical JSON document (`tidewheel.jobs.spec.policy_document`); what is left out is default.
+
+    Raises:
+        ValueError: The text holds none.
+    """
+    document = cast("Mapping[str, object]", json.loads(text))
+    return Policies(
+        catch_up=CatchUp(str(document.get("catch_up", CatchUp.FIRE_ONCE))),
+        on_resume=CatchUp(str(document.get("on_resume", CatchUp.SKIP))),
+        window=timedelta(microseconds=cast("int", document.get("window_us", 86_400_000_000))),
+        jitter=timedelta(microseconds=cast("int", document.get("jitter_us", 0))),
+        jitter_percent=float(cast("float", document.get("jitter_percent", 0.0))),
+        exclude=_names(document.get("exclude_calendars")),
+        include=_names(document.get("include_calendars")),
+        shift=document.get("on_excluded") == "next_business_day",
+        since=datetime.fromisoformat(str(document["since"])) if "since" in document else None,
+    )
+
+
+def _names(given: object) -> tuple[str, ...]:
+    return tuple(str(name) for name in cast("list[object]", given)) if isinstance(given, list) else ()
+
+
+def jittered(
+    occurrence: datetime,
+    following: datetime | None,
+    job_id: UUID,
+    *,
+    longest: timedelta = timedelta(0),
+    percent: float = 0.0,
+) -> datetime:
+    """When the run of an occurrence may leave: at it or later, before the next one, never part of the run's identity.
+
+    Args:
+        occurrence: The nominal instant, aware.
+        following: The next one; None when there is none.
+        job_id: Two jobs get different delays, one job for one occurrence always the same.
+        longest: The delay is shorter than this.
+        percent: Likewise, in percent of the time to `following`, 0 to 100; nothing without one.
+
+    >>> from datetime import UTC
+    >>> noon, job = datetime(2026, 1, 1, 12, tzinfo=UTC), UUID(int=7)
+    >>> later = jittered(noon, noon + timedelta(hours=1), job, longest=timedelta(minutes=5))
+    >>> noon <= later < noon + timedelta(minutes=5)
+    True
+    """
+    if following is not None:
+        to_next = following - occurrence
+        longest = min(to_next, max(longest, to_next * percent / 100))
+    width = longest // timedelta(microseconds=1)
+    if width <= 0:
+        return occurrence
+    digest = sha256(job_id.bytes + microseconds(occurrence).to_bytes(8, "big", signed=True)).digest()
+    return occurrence + timedelta(microseconds=int.from_bytes(digest[:8], "big") % width)

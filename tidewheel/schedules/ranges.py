@@ -1,0 +1,265 @@
+"""The occurrences of a past range by the versions that were in force in it: counted, and walked from either end.
+
+A version is in force at T when ``after < T <= until``; the stretches of several versions share no instant. A walk can
+be left at any instant and taken up there again.
+
+The n-th occurrence from an instant: what `max_runs` becomes, once, as an `end_at`.
+
+The next occurrences of a cron expression, for whoever has no job at hand.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Protocol
+from uuid import UUID
+
+from tidewheel.errors import ScheduleRefused
+from tidewheel.schedules.cron_schedule import CronSchedule, localised
+from tidewheel.schedules.parse import schedule_from_text
+from tidewheel.schedules.policies import Policies, policies_from_text
+from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.timer_state import DaySets, effective_schedule
+from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, choice
+from tidewheel.schedules.zones import zone
+
+_TICK = timedelta(microseconds=1)
+
+
+class Version(Protocol):
+    """The part of a job version's row that its occurrences depend on."""
+
+    @property
+    def version(self) -> int: ...  # noqa: D102 - the column of that name, as below
+    @property
+    def schedule(self) -> str: ...  # noqa: D102
+    @property
+    def policy(self) -> str: ...  # noqa: D102
+    @property
+    def after(self) -> datetime | None: ...  # noqa: D102
+    @property
+    def until(self) -> datetime | None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a range in which one version counts.
+
+    Args:
+        version: The version.
+        nominal: Its schedule.
+        schedule: The same under its calendars.
+        start: Occurrences are later than this,
+        end: and not later than this.
+    """
+
+    version: int
+    nominal: Schedule
+    schedule: Schedule
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A past range of one job.
+
+    Args:
+        stretches: By time, ascending.
+
+    >>> from datetime import UTC
+    >>> from tidewheel.schedules.parse import parse_schedule
+    >>> daily = parse_schedule({"kind": "cron", "expressions": ["0 8 * * *"]})
+    >>> of = Range((Stretch(1, daily, daily, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 31, tzinfo=UTC)),))
+    >>> of.count(100), of.count(7)
+    ((30, True), (7, False))
+    >>> [str(at.date()) for at, _ in of.walk(datetime(2026, 1, 3, tzinfo=UTC), newest_first=True)]
+    ['2026-01-02', '2026-01-01']
+    """
+
+    stretches: tuple[Stretch, ...]
+
+    def count(self, limit: int) -> tuple[int, bool]:
+        """How many occurrences there are, up to `limit`; False when there are more, or more than can be counted."""
+        found = 0
+        for stretch in self.stretches:
+            more, exact = stretch.schedule.count(stretch.start, stretch.end, limit - found)
+            found += more
+            if not exact:
+                return found, False
+        return found, True
+
+    def walk(self, cursor: datetime | None, *, newest_first: bool) -> Iterator[tuple[datetime, int]]:
+        """The occurrences with their versions, one after another.
+
+        Args:
+            cursor: The first instant that may come; None: from the beginning.
+            newest_first: From the last one to the first.
+        """
+        for stretch in reversed(self.stretches) if newest_first else self.stretches:
+            found = _backwards(stretch, cursor) if newest_first else _forwards(stretch, cursor)
+            for at in found:
+                yield at, stretch.version
+
+
+def range_of(
+    job_id: UUID, tenant: str, versions: Sequence[Version], day_sets: DaySets, *, first: datetime, last: datetime
+) -> Range:
+    """The range from `first` to `last`, both of which belong to it.
+
+    Args:
+        job_id: The job; an ``H`` depends on it.
+        tenant: Whose calendars are meant.
+        versions: Those in force, by time, ascending.
+        day_sets: At least the calendars that `calendars_of` names, as far as they exist.
+        first: UTC.
+        last: UTC.
+
+    Raises:
+        ScheduleRefused: A version cannot be read, or names a calendar that is gone.
+        ValueError: A stored policy cannot be read.
+    """
+    stretches: list[Stretch] = []
+    for each in versions:
+        start = first - _TICK if each.after is None else max(each.after, first - _TICK)
+        end = last if each.until is None else min(each.until, last)
+        if start < end:
+            nominal = schedule_from_text(each.schedule, job_id)
+            policies = policies_from_text(each.policy)
+            _ensure_there(each.version, tenant, policies, day_sets)
+            effective = effective_schedule(nominal, policies, tenant, day_sets)
+            stretches.append(Stretch(each.version, nominal, effective, start, end))
+    return Range(tuple(stretches))
+
+
+def calendars_of(tenant: str, versions: Sequence[Version]) -> set[tuple[str, str]]:
+    """The calendars that these versions name, by tenant and name."""
+    return {(tenant, name) for each in versions for name in policies_from_text(each.policy).calendars}
+
+
+def _ensure_there(version: int, tenant: str, policies: Policies, day_sets: DaySets) -> None:
+    for name in policies.calendars:
+        if (tenant, name) not in day_sets:
+            problem = f"version {version} names the calendar {name!r}, which is gone"
+            raise ScheduleRefused(problem, "put that calendar again, or choose a range without that version", "from")
+
+
+def _forwards(stretch: Stretch, cursor: datetime | None) -> Iterator[datetime]:
+    start = stretch.start if cursor is None else max(stretch.start, cursor - _TICK)
+    return stretch.schedule.between(start, stretch.end)
+
+
+def _backwards(stretch: Stretch, cursor: datetime | None) -> Iterator[datetime]:
+    end = stretch.end if cursor is None else min(stretch.end, cursor)
+    found = stretch.schedule.before(end + _TICK) if end > stretch.start else None
+    while found is not None and found > stretch.start:
+        yield found
+        found = stretch.schedule.before(found)
+
+
+MAX_NUMBER = 100_000_000
+"""A one-second job for three years."""
+
+MAX_WALKED = 100_000
+"""Several expressions are counted by visiting each occurrence: this many take half a second, at submission only."""
+
+_SECOND = timedelta(seconds=1)
+_END = datetime.max.replace(tzinfo=UTC)
+
+
+def nth_occurrence(schedule: Schedule, after: datetime, n: int) -> datetime | None:
+    """The n-th occurrence strictly later than `after` (n from 1), or None when there are fewer.
+
+    >>> from tidewheel.schedules.parse import parse_schedule
+    >>> daily = parse_schedule({"kind": "cron", "expressions": ["0 3 * * *"]})
+    >>> str(nth_occurrence(daily, datetime(2026, 1, 1, tzinfo=UTC), 366))
+    '2027-01-01 03:00:00+00:00'
+
+    Raises:
+        ScheduleRefused: `n` is less than 1, or so many that counting would take too long.
+    """
+    several = isinstance(schedule, CronSchedule) and len(schedule.entries) > 1
+    most = MAX_WALKED if several else MAX_NUMBER
+    if not 1 <= n <= most:
+        problem = f"max_runs {n} is outside 1 to {most}"
+        raise ScheduleRefused(problem, "write an end_at instead", "max_runs")
+    if several:
+        return next(islice(schedule.between(after, _END), n - 1, None), None)
+    return _counted(schedule, after, n)
+
+
+def _counted(schedule: Schedule, after: datetime, n: int) -> datetime | None:
+    """By doubling a stretch of time until it holds so many, then halving it."""
+    low, width = after, _SECOND
+    while schedule.count(after, _later(low, width), n)[0] < n:
+        following = schedule.after(_later(low, width))
+        if following is None:
+            return None
+        low, width = following - _SECOND, width * 2
+    high = _later(low, width)
+    while high - low > _SECOND:  # no schedule has two occurrences within a second
+        middle = low + (high - low) // 2
+        if schedule.count(after, middle, n)[0] < n:
+            low = middle
+        else:
+            high = middle
+    return schedule.after(low)
+
+
+def _later(instant: datetime, by: timedelta) -> datetime:
+    return instant + by if by < _END - instant else _END
+
+
+def next_occurrences(
+    expression: str,
+    timezone: str,
+    after: datetime,
+    n: int,
+    *,
+    dst_gap: str = DstGap.SHIFT_FORWARD,
+    dst_overlap: str = DstOverlap.FIRST,
+    hash_key: bytes | None = None,
+) -> list[datetime]:
+    """The next `n` instants at which the expression says so: aware, in UTC, strictly later than `after`, ascending.
+
+    Fewer come back only when there are no more; none, when the expression can never fire.
+
+    Args:
+        expression: Five fields, or six with seconds first; a ``CRON_TZ=`` in it outranks `timezone`.
+        timezone: An IANA name.
+        after: Aware; not an occurrence of the answer itself.
+        n: How many; 0 or less gives none.
+        dst_gap: ``shift_forward`` or ``skip``.
+        dst_overlap: ``first``, ``second`` or ``both``.
+        hash_key: What ``H`` is spread by.
+
+    >>> from datetime import UTC
+    >>> [str(at) for at in next_occurrences("30 2 * * *", "Europe/Berlin", datetime(2026, 3, 28, 12, tzinfo=UTC), 2)]
+    ['2026-03-29 01:00:00+00:00', '2026-03-30 00:30:00+00:00']
+
+    Raises:
+        ScheduleRefused: Expression, zone, choice or instant cannot be read (a ValueError).
+    """
+    if after.tzinfo is None:
+        problem = f"{after.isoformat()} has no offset, so it is many instants"
+        raise ScheduleRefused(problem, "give an aware datetime")
+    zone(timezone)
+    entry = localised(
+        expression,
+        timezone,
+        choice(dst_gap, DstGap, "dst_gap"),
+        choice(dst_overlap, DstOverlap, "dst_overlap"),
+        hash_key,
+    )
+    return occurrences_after(CronSchedule((entry,)), after, n)
+
+
+def occurrences_after(schedule: Schedule, after: datetime, n: int) -> list[datetime]:
+    """The next `n` occurrences of any schedule, strictly later than `after`."""
+    found: list[datetime] = []
+    occurrence = schedule.after(after)
+    while occurrence is not None and len(found) < n:
+        found.append(occurrence)
+        occurrence = schedule.after(occurrence)
+    return found

@@ -1,0 +1,163 @@
+"""Schedules that need no arithmetic: one instant, or none.
+
+Every so often from an anchor: ``anchor + n * every``, never from the last one, so nothing drifts.
+
+A fixed pause between runs: what comes next depends on when the last one ended, so nothing is computed ahead.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tidewheel.schedules.schedule import UNBOUNDED, Bounds, at_microsecond, microseconds, walk
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """One occurrence, at `at` (UTC)."""
+
+    at: datetime
+    hashed = False
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The instant itself while it is ahead, then None."""
+        return self.at if self.at > instant else None
+
+    def before(self, instant: datetime) -> datetime | None:
+        """The instant itself once it has passed, until then None."""
+        return self.at if self.at < instant else None
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The instant when it lies in ``(start, end]``."""
+        if start < self.at <= end:
+            yield self.at
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """One or none, exactly (`limit` 0 or less admits none)."""
+        found = int(start < self.at <= end)
+        return min(found, max(limit, 0)), found <= limit
+
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """No occurrences: runs come from triggers alone."""
+
+    hashed = False
+
+    def after(self, instant: datetime) -> datetime | None:
+        """None."""
+        return None
+
+    def before(self, instant: datetime) -> datetime | None:
+        """None."""
+        return None
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """Nothing."""
+        yield from ()
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """None, exactly."""
+        return 0, True
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Occurrences at ``anchor + n * every``; all questions are answered by arithmetic.
+
+    Args:
+        every_us: Microseconds.
+        anchor: UTC.
+        anchor_fires: ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence itself.
+        bounds: Both ends belong to it.
+    """
+
+    every_us: int
+    anchor: datetime
+    anchor_fires: bool = False
+    bounds: Bounds = UNBOUNDED
+    hashed = False
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The first occurrence strictly later; None past the end, or past what a datetime can name."""
+        anchor = microseconds(self.anchor)
+        number = max((microseconds(instant) - anchor) // self.every_us + 1, self._first())
+        last = self._last()
+        return at_microsecond(anchor + number * self.every_us) if last is None or number <= last else None
+
+    def before(self, instant: datetime) -> datetime | None:
+        """The last occurrence strictly earlier; None before the first."""
+        number, last = self._until(microseconds(instant) - 1), self._last()
+        number = number if last is None else min(number, last)
+        return self._at(number) if number >= self._first() else None
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The occurrences in ``(start, end]``."""
+        return walk(self, start, end)
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """How many lie in ``(start, end]``, up to `limit`; False when there are more."""
+        last = self._last()
+        to = self._until(microseconds(end))
+        to = to if last is None else min(to, last)
+        found = max(0, to - max(self._until(microseconds(start)) + 1, self._first()) + 1)
+        return (found, True) if found <= limit else (max(limit, 0), False)
+
+    def _until(self, microsecond: int) -> int:
+        """The number of the last occurrence at or before."""
+        return (microsecond - microseconds(self.anchor)) // self.every_us
+
+    def _first(self) -> int:
+        lowest = 0 if self.anchor_fires else 1
+        start_at = self.bounds.start_at
+        return lowest if start_at is None else max(lowest, self._until(microseconds(start_at) - 1) + 1)
+
+    def _last(self) -> int | None:
+        return None if self.bounds.end_at is None else self._until(microseconds(self.bounds.end_at))
+
+    def _at(self, number: int) -> datetime | None:
+        return at_microsecond(microseconds(self.anchor) + number * self.every_us)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDelay:
+    """The first occurrence at once, each later one `every_us` after the end of the last timer-made run.
+
+    Its occurrences are those recorded: asked as a schedule it knows none, so it has no catch-up and no backfill.
+
+    Args:
+        every_us: Microseconds.
+        bounds: Both ends belong to it.
+    """
+
+    every_us: int
+    bounds: Bounds = UNBOUNDED
+    hashed = False
+
+    def due(self, accepted: datetime, ended: datetime | None) -> datetime | None:
+        """The next occurrence; None past the end.
+
+        Args:
+            accepted: When the schedule was first accepted.
+            ended: When the last timer-made run became terminal; None before the first one.
+        """
+        instant = accepted if ended is None else ended + timedelta(microseconds=self.every_us)
+        if self.bounds.start_at is not None:
+            instant = max(instant, self.bounds.start_at)
+        return instant if self.bounds.holds(instant) else None
+
+    def after(self, instant: datetime) -> datetime | None:
+        """None: see `due`."""
+        return None
+
+    def before(self, instant: datetime) -> datetime | None:
+        """None: see `due`."""
+        return None
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """Nothing: see `due`."""
+        yield from ()
+
+    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
+        """None, exactly: see `due`."""
+        return 0, True

@@ -1,0 +1,271 @@
+"""`write_runs`: the only way a run comes into being.
+
+A run, its open run and its outbox row are written together in the caller's transaction, so that no run exists whose
+message does not, and no message whose run does not. The primary key of job_runs is the uniqueness of occurrences.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from tidewheel.ids import JobId, RunId, run_instants
+from tidewheel.outbox import OutboxRow, append
+from tidewheel.postgres.partitions import day_of, ensure_days
+from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
+from tidewheel.postgres.pg_copy import NULL, columns, copy_rows, instant, int2, int4, text, uuid
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Cause, RunState
+from tidewheel.schemas.generated.wire import run_request
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_messages import Definitions
+
+_ADD_JOB_RUNS = Statements("tidewheel.transitions")["add_job_runs"]
+
+_COPY_JOB_RUNS = (
+    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at, "
+    "parent_run_id, root_run_id) FROM STDIN (FORMAT BINARY)"
+)
+_JOB_RUN = columns(12)
+_COPY_OPEN_RUNS = (
+    "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
+    "scheduled_at, publish_at, made_at, deadline_at, close_at) FROM STDIN (FORMAT BINARY)"
+)
+_OPEN_RUN = columns(16)
+_COPY_INPUTS = (
+    "COPY run_inputs (run_id, tenant, payload, payload_content_type, labels, overlap, traceparent, request_id, "
+    "late_ms) FROM STDIN (FORMAT BINARY)"
+)
+_INPUT_TYPES = ("uuid", "text", "bytea", "text", "jsonb", "text", "text", "text", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInputs:
+    """What a run carries beyond its job's version; `late`: how late, where it makes up for a missed occurrence."""
+
+    payload: bytes | None = None
+    payload_content_type: str | None = None
+    labels: dict[str, str] | None = None
+    overlap: str | None = None
+    traceparent: str | None = None
+    request_id: str | None = None
+    late: timedelta | None = None
+
+
+class NewRun(NamedTuple):
+    """A run to be.
+
+    Args:
+        run_id: Derived by `tidewheel.ids.run_id`.
+        job_id: Its job.
+        tenant: The job's tenant.
+        job_version: The version it is made from; a claim with another version finds nothing.
+        shard: The job's shard.
+        cause: Why there is a run.
+        queue: Which executors may take it.
+        lane: Its priority class.
+        handler: The handler's name, or None for a target that any executor can run.
+        overlap: The policy in force for this run.
+        scheduled_at: The nominal instant.
+        publish_at: Not to be claimed before.
+        definition: The version's JobDefinition, as stored.
+        limited: False where it is known that the version bounds neither the start nor the whole of its runs.
+        inputs: What it carries beyond that, if anything.
+        parent_run_id: The run that an `on_failure` or a retry came from.
+        root_run_id: The root of a workflow's occurrence.
+    """
+
+    run_id: RunId
+    job_id: JobId
+    tenant: str
+    job_version: int
+    shard: int
+    cause: Cause
+    queue: str
+    lane: str
+    handler: str | None
+    overlap: str
+    scheduled_at: datetime
+    publish_at: datetime
+    definition: bytes
+    limited: bool = True
+    inputs: RunInputs | None = None
+    parent_run_id: RunId | None = None
+    root_run_id: RunId | None = None
+
+
+def write_runs(
+    connection: Conn, installation: Installation, runs: Sequence[NewRun], *, now: datetime, repeats: bool = False
+) -> set[UUID]:
+    """Write runs with their open runs and outbox rows, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topic names.
+        runs: What to write.
+        now: The database's clock, read in this transaction.
+        repeats: Whether some may have been written before; then those are passed over. Slower.
+
+    Returns:
+        The ids that were written.
+
+    Raises:
+        psycopg.errors.UniqueViolation: A run exists already and `repeats` is false.
+    """
+    if not runs:
+        return set()
+    ensure_days(connection, {day_of(at) for at in run_instants(run.run_id for run in runs)})
+    encoded = _Instants()
+    if repeats:
+        # One row per id: what was asked for twice in one batch is one run.
+        runs = list({run.run_id: run for run in runs}.values())
+        written = _add_job_runs(connection, runs, now)
+        runs = [run for run in runs if run.run_id in written]
+        if not runs:
+            return written
+    else:
+        written = set[UUID](run.run_id for run in runs)
+        copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now, encoded))
+    copy_rows(connection, _COPY_OPEN_RUNS, _open_runs(runs, now, encoded))
+    _copy_inputs(connection, runs)
+    append(connection, _outbox_rows(runs, installation), shards=installation.shards)
+    return written
+
+
+def milliseconds(late: timedelta | None) -> int | None:
+    """How late, as it is stored and told."""
+    return None if late is None else late // timedelta(milliseconds=1)
+
+
+class _Instants(dict[datetime, bytes]):
+    """Instants as columns, each encoded once: runs share them, and one run has its own in two tables."""
+
+    def __missing__(self, at: datetime) -> bytes:
+        made = self[at] = instant(at)
+        return made
+
+
+def _job_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
+    made: dict[tuple[object, ...], bytes] = {}  # the columns that runs of one batch have in common
+    made_at = encoded[now]
+    for run in runs:
+        common = run.tenant, run.job_version, run.shard, run.cause, run.queue, run.lane
+        fields = made.get(common)
+        if fields is None:
+            fields = made[common] = b"".join(
+                (
+                    text(run.tenant), int4(run.job_version), int2(run.shard), text(run.cause), text(run.queue),
+                    text(run.lane),
+                )
+            )  # fmt: skip
+        parents = _NO_PARENTS
+        if run.parent_run_id is not None or run.root_run_id is not None:
+            parents = uuid(run.parent_run_id) + uuid(run.root_run_id)
+        at = encoded[run.scheduled_at]
+        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, made_at, parents))
+
+
+def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> set[UUID]:
+    columns: dict[str, object] = {
+        "run_ids": uuids(run.run_id for run in runs),
+        "job_ids": uuids(run.job_id for run in runs),
+        "tenants": texts([run.tenant for run in runs]),
+        "versions": integers(run.job_version for run in runs),
+        "shards": integers(run.shard for run in runs),
+        "causes": words(run.cause for run in runs),
+        "queues": texts([run.queue for run in runs]),
+        "lanes": words(run.lane for run in runs),
+        "scheduled_at": instants(run.scheduled_at for run in runs),
+        "made_at": instants([now] * len(runs)),
+        "parents": uuids(run.parent_run_id for run in runs),
+        "roots": uuids(run.root_run_id for run in runs),
+    }
+    return {row[0] for row in connection.execute(_ADD_JOB_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
+
+
+def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
+    made: dict[tuple[object, ...], bytes] = {}
+    made_at = encoded[now]
+    for run in runs:
+        common = (
+            run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
+        )  # fmt: skip
+        fields = made.get(common)
+        if fields is None:
+            fields = made[common] = b"".join(
+                (
+                    text(run.tenant), int2(run.shard), text(run.queue), text(run.lane), text(run.handler),
+                    text(run.cause), text(run.overlap), text(RunState.QUEUED), int4(run.job_version),
+                )
+            )  # fmt: skip
+        at, leaves = encoded[run.scheduled_at], encoded[run.publish_at]
+        yield b"".join((_OPEN_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, leaves, made_at, _deadlines(run)))
+
+
+def _deadlines(run: NewRun) -> bytes:
+    """The earliest deadline of a new run, and when its schedule_to_close strikes; both count from its publish_at."""
+    if not run.limited:
+        return _NO_DEADLINES
+    definition = _DEFINITIONS.of(run.definition)
+    start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms
+    if start_ms is None and close_ms is None:
+        return _NO_DEADLINES
+    starts = None if start_ms is None else run.publish_at + timedelta(milliseconds=start_ms)
+    closes = None if close_ms is None else run.publish_at + timedelta(milliseconds=close_ms)
+    return instant(min(at for at in (starts, closes) if at is not None)) + instant(closes)
+
+
+def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
+    carrying = [(run, run.inputs) for run in runs if run.inputs is not None]
+    if not carrying:
+        return
+    with connection.cursor() as cursor, cursor.copy(_COPY_INPUTS) as copy:
+        copy.set_types(_INPUT_TYPES)
+        for run, i in carrying:
+            labels = None if i.labels is None else Jsonb(i.labels)
+            copy.write_row(
+                (
+                    run.run_id, run.tenant, i.payload, i.payload_content_type, labels, i.overlap, i.traceparent,
+                    i.request_id, milliseconds(i.late),
+                )
+            )  # fmt: skip
+
+
+def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator[OutboxRow]:
+    topics: dict[tuple[str, str], str] = {}
+    for run in runs:
+        topic = topics.get((run.queue, run.lane))
+        if topic is None:
+            topic = topics[run.queue, run.lane] = installation.topics.runs(run.queue, run.lane)
+        inputs = run.inputs or _NO_INPUTS
+        run_id = str(run.run_id)
+        # By position, in the schema's order: so many names cost half a microsecond and more.
+        value = run_request(
+            run_id,
+            str(run.job_id),
+            run.job_version,
+            1,  # the first attempt
+            run.cause,
+            run.shard,
+            run.scheduled_at,
+            run.publish_at,
+            inputs.payload,
+            inputs.payload_content_type,
+            inputs.labels,
+            inputs.traceparent,
+            milliseconds(inputs.late),
+            None,  # no checkpoint
+            str(run.parent_run_id) if run.parent_run_id else None,
+            str(run.root_run_id) if run.root_run_id else None,
+            run.definition,
+        )
+        yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at)
+
+
+_NO_INPUTS = RunInputs()
+_NO_PARENTS = _NO_DEADLINES = NULL + NULL
+_DEFINITIONS = Definitions()

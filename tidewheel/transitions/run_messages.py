@@ -1,0 +1,179 @@
+"""Building a run's message again, for whoever has only its row: retry, hand-back, reaper, sweep.
+
+`job_versions` and `run_inputs` together hold everything a message needs. Definitions are immutable, so they are read
+once per process and version.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.outbox import OutboxRow
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Cause
+from tidewheel.schemas.codec import decode, encode
+from tidewheel.schemas.generated import records
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.transitions")
+_READ_DEFINITIONS = _SQL["read_definitions"]
+_READ_INPUTS = _SQL["read_inputs"]
+_READ_LINEAGE = _SQL["read_lineage"]
+
+_DESCENDED = frozenset({Cause.RETRY, Cause.WORKFLOW})  # runs that name the one they came from
+_NO_LINEAGE = (None, None)
+
+_CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
+
+
+class Dispatchable(Protocol):
+    """The part of an open run's row that its message needs."""
+
+    @property
+    def run_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
+    @property
+    def job_id(self) -> UUID: ...  # noqa: D102
+    @property
+    def shard(self) -> int: ...  # noqa: D102
+    @property
+    def queue(self) -> str: ...  # noqa: D102
+    @property
+    def lane(self) -> str: ...  # noqa: D102
+    @property
+    def cause(self) -> str: ...  # noqa: D102
+    @property
+    def job_version(self) -> int: ...  # noqa: D102
+    @property
+    def attempt(self) -> int: ...  # noqa: D102
+    @property
+    def scheduled_at(self) -> datetime: ...  # noqa: D102
+    @property
+    def publish_at(self) -> datetime: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    job_id: UUID
+    version: int
+    definition: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    run_id: UUID
+    payload: bytes | None
+    payload_content_type: str | None
+    labels: dict[str, str] | None
+    traceparent: str | None
+    checkpoint: bytes | None
+    late_ms: int | None
+
+
+class Definitions:
+    """Decoded definitions by their bytes, the least recently used dropped: most messages are of a job seen before.
+
+    Safe from every thread.
+    """
+
+    def __init__(self, most_bytes: int = _CACHED_BYTES) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._decoded: OrderedDict[bytes, records.JobDefinition] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, definition: bytes) -> records.JobDefinition:
+        """The decoded definition.
+
+        Raises:
+            UndecodableMessage: The bytes are none.
+        """
+        with self._lock:
+            found = self._decoded.get(definition)
+            if found is not None:
+                self._decoded.move_to_end(definition)
+                return found
+            found = self._decoded[definition] = decode(definition, records.JobDefinition)
+            self._bytes += len(definition)
+            while self._bytes > self._most_bytes and len(self._decoded) > 1:
+                dropped, _ = self._decoded.popitem(last=False)
+                self._bytes -= len(dropped)
+            return found
+
+
+def read_definitions(connection: Conn, versions: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], bytes]:
+    """The stored definitions of these (job_id, version)."""
+    unique = sorted(set(versions))
+    columns = {"job_ids": [job for job, _ in unique], "versions": [version for _, version in unique]}
+    with connection.cursor(row_factory=class_row(_Definition), binary=True) as cursor:
+        return {(row.job_id, row.version): row.definition for row in cursor.execute(_READ_DEFINITIONS, columns)}
+
+
+def build_requests(connection: Conn, runs: Sequence[Dispatchable]) -> dict[UUID, records.RunRequest]:
+    """The messages that ask for the next attempt of these runs, by run_id."""
+    if not runs:
+        return {}
+    definitions = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
+    with connection.cursor(row_factory=class_row(_Inputs), binary=True) as cursor:
+        inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, {"run_ids": [run.run_id for run in runs]})}
+    lineage = _read_lineage(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
+    return {
+        run.run_id: _request(
+            run, definitions[run.job_id, run.job_version], inputs.get(run.run_id), lineage.get(run.run_id, _NO_LINEAGE)
+        )
+        for run in runs
+    }
+
+
+def request_rows(
+    runs: Sequence[Dispatchable], requests: Mapping[UUID, records.RunRequest], installation: Installation
+) -> list[OutboxRow]:
+    """The outbox rows that ask for the next attempt."""
+    return [
+        OutboxRow(
+            shard=run.shard,
+            outbox_class=run.lane,
+            topic=installation.topics.runs(run.queue, run.lane),
+            key=str(run.run_id).encode(),
+            value=encode(requests[run.run_id]),
+            publish_at=run.publish_at,
+        )
+        for run in runs
+    ]
+
+
+def _read_lineage(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tuple[UUID | None, UUID | None]]:
+    if not run_ids:
+        return {}
+    rows = connection.execute(_READ_LINEAGE, {"run_ids": list(run_ids)}, binary=True).fetchall()
+    return {run: (parent, root) for run, parent, root in cast("list[tuple[UUID, UUID | None, UUID | None]]", rows)}
+
+
+def _request(
+    run: Dispatchable, definition: bytes, inputs: _Inputs | None, lineage: tuple[UUID | None, UUID | None]
+) -> records.RunRequest:
+    parent, root = lineage
+    return records.RunRequest(
+        run_id=str(run.run_id),
+        job_id=str(run.job_id),
+        job_version=run.job_version,
+        attempt=run.attempt + 1,
+        cause=records.Cause(run.cause),
+        shard=run.shard,
+        scheduled_at=run.scheduled_at,
+        publish_at=run.publish_at,
+        payload=inputs.payload if inputs else None,
+        payload_content_type=inputs.payload_content_type if inputs else None,
+        labels=inputs.labels if inputs else None,
+        traceparent=inputs.traceparent if inputs else None,
+        late_ms=inputs.late_ms if inputs else None,
+        checkpoint=inputs.checkpoint if inputs else None,
+        parent_run_id=str(parent) if parent else None,
+        root_run_id=str(root) if root else None,
+        definition=definition,
+    )
