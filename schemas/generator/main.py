@@ -17,7 +17,7 @@ from tidewheel.schemas.generator.wire import wire_module
 
 def main(arguments: list[str]) -> int:
     """Write the modules that differ; with ``--check`` only say which do, and return 1 if any."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1] / "generated"
     stale = [name for name, text in modules().items() if _read(folder / name) != text]
     if arguments == ["--check"]:
         sys.stdout.writelines(f"{name} is not what the .avsc files say; run `{_COMMAND}`\n" for name in stale)

@@ -83,8 +83,8 @@ def _imports(shape: Shape, body: str) -> Iterator[str]:
         yield "from functools import lru_cache"
     yield ""
     used = [name for name in names if f"{name}(" in body or f", {name})" in body]
+    yield from _import("generated.records", [*shape.enums, *shape.records])
     yield from _import("primitives", [*used, *(table for table in ("INT32S", "LONGS") if f"{table}[" in body)])
-    yield from _import("records", [*shape.enums, *shape.records])
 
 
 def _import(module: str, names: list[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from tidewheel.schemas.generated import records, wire
 from tidewheel.schemas.generator import main as generate
 from tidewheel.schemas.generator.shape import Shape, snake
 
-FOLDER = Path(generate.__file__).parent
+FOLDER = Path(generate.__file__).parents[1] / "generated"
 
 
 @pytest.mark.parametrize("name", ["records.py", "wire.py"])
