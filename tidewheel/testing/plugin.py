@@ -1,14 +1,18 @@
 """The pytest plugin: `tidewheel`, all of it for one test, and `tidewheel_stack`, what the tests of a session share.
 
-Loaded by pytest wherever Tidewheel is installed, so nothing is imported before a test asks for one of the two.
-`TIDEWHEEL_TEST_DATABASE_URL` and `TIDEWHEEL_TEST_KAFKA_BOOTSTRAP` name servers of your own, as in CI; databases and
-topics for the tests are made there and removed again. Else the embedded ones are started, in a folder of their own.
+Pytest loads it wherever Tidewheel is installed, so it imports nothing before a test uses one of the two.
+`TIDEWHEEL_TEST_DATABASE_URL` and `TIDEWHEEL_TEST_KAFKA_BOOTSTRAP` name servers of your own, as in CI. Databases and
+topics for the tests are created there and removed again. Else the embedded servers are started, in a folder of their
+own. The workers of pytest-xdist share one embedded stack: the first one starts it, the controller stops it.
 """
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,9 +22,12 @@ if TYPE_CHECKING:
 DATABASE_VARIABLE = "TIDEWHEEL_TEST_DATABASE_URL"
 KAFKA_VARIABLE = "TIDEWHEEL_TEST_KAFKA_BOOTSTRAP"
 
+_SHARED = pytest.StashKey[Path]()
+_SHARED_HOME = "tidewheel_home"  # in what the controller passes to each worker of pytest-xdist
+
 
 @pytest.fixture(scope="session")
-def tidewheel_stack(tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
+def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
     """A PostgreSQL and a Kafka for all tests, started once; gone at the end, also after Ctrl-C or SIGTERM."""
     from tidewheel.local.stack import LocalStack
     from tidewheel.local.state import HOME_VARIABLE
@@ -37,18 +44,19 @@ def tidewheel_stack(tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stac
             yield given
             given.close()
             return
-        local = LocalStack(
-            tmp_path_factory.mktemp("tidewheel"), brokers=1, database_url=database_url, bootstrap=bootstrap
-        )
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # pytest tears down after an interrupt only
+        shared = getattr(pytestconfig, "workerinput", {}).get(_SHARED_HOME)
+        home = Path(shared) if shared else tmp_path_factory.mktemp("tidewheel")
+        local = LocalStack(home, brokers=1, database_url=database_url, bootstrap=bootstrap)
         patch.setenv(HOME_VARIABLE, str(local.home))
+        before = _interrupt_on_sigterm()
         try:
-            info = local.up()
+            info = local.up()  # waits while another worker starts it
             made = Stack(info.database_url, info.bootstrap, stack=local)
             yield made
             made.close()
         finally:
-            local.down(erase=True)
+            if not shared:
+                local.down(erase=True)
             signal.signal(signal.SIGTERM, before)
 
 
@@ -64,3 +72,31 @@ def tidewheel(tidewheel_stack: "Stack") -> "Generator[Tidewheel]":
     finally:
         made.close()
         tidewheel_stack.template.give_back(url)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - pytest-xdist has no types
+    """Give each worker of pytest-xdist the folder of the stack that they share."""
+    shared = node.config.stash.get(_SHARED, None)
+    if shared is None:
+        shared = node.config.stash[_SHARED] = Path(tempfile.mkdtemp(prefix="tidewheel-tests-"))
+        before = _interrupt_on_sigterm()
+        node.config.add_cleanup(lambda: signal.signal(signal.SIGTERM, before))
+    node.workerinput[_SHARED_HOME] = str(shared)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the stack that workers have shared: all of them have ended."""
+    shared = config.stash.get(_SHARED, None)
+    if shared is None:
+        return
+    if any(shared.iterdir()):
+        from tidewheel.local.stack import LocalStack
+
+        LocalStack(shared).down(erase=True)
+    shutil.rmtree(shared)
+
+
+def _interrupt_on_sigterm() -> Any:  # noqa: ANN401 - what signal.signal returns and takes
+    """Turn SIGTERM into Ctrl-C, after which alone pytest tears down; returns the handler before."""
+    return signal.signal(signal.SIGTERM, signal.default_int_handler)
