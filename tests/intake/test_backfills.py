@@ -6,11 +6,11 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.work import counted
 from tests.scheduler.backfills import accept, ask_backfill, asking, move, progress
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, ask_within, begin, lifecycle, open_runs, submission, submit, succeed
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.parsing import RequestRefused, parse_request
@@ -177,13 +177,13 @@ def test_no_such_job(clocked: ClockedDatabase, hourly: ClockedDatabase) -> None:
     assert ask_backfill(hourly, NOON - HOUR, NOON).code == "unknown_job"
 
 
-def test_a_million_instants_are_refused_within_a_second(clocked: ClockedDatabase) -> None:
+def test_a_million_instants_are_refused_without_listing_them(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - 12 * DAY)
     submit(clocked, schedule="* * * * * *")
     clocked.stop_clock(NOON)
-    began = monotonic_seconds()
-    reply = ask_backfill(clocked, NOON - 12 * DAY, NOON)
-    assert monotonic_seconds() - began < 1
+    with counted() as work:
+        reply = ask_backfill(clocked, NOON - 12 * DAY, NOON)
+    assert work.calls < 20_000
     assert "at least 100001 occurrences; a backfill runs 100000 at most" in refused(reply)[1]
 
 

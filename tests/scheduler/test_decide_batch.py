@@ -4,9 +4,10 @@ from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.fixtures.examples import examples
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.scheduler.decide_batch import ComputingFailed, Decider
 from tidewheel.schedules.decide import decide, with_jitter
@@ -93,7 +94,7 @@ def long_way(timer: LockedTimer, overrides: list[Override], now: datetime, horiz
     return with_jitter(decision, where, timer.job_id)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.data())
 def test_each_timer_of_a_batch_gets_the_answer_of_the_long_way(data: st.DataObject) -> None:
     some = [data.draw(timers(number)) for number in range(1, data.draw(st.integers(1, 4)) + 1)]
@@ -109,7 +110,7 @@ def test_each_timer_of_a_batch_gets_the_answer_of_the_long_way(data: st.DataObje
         assert decider(timer) == long_way(timer, list(said.get(timer.job_id, ())), now, horizon)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(timers(), st.timedeltas(timedelta(0), MISFIRE_AFTER - TICK))
 def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
     timer: LockedTimer, late: timedelta

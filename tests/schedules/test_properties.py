@@ -4,9 +4,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.examples import examples
 from tests.schedules.expressions import any_expression
 from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.schedule import Schedule
@@ -118,7 +119,7 @@ def test_schedules_are_values(one: Schedule, other: Schedule) -> None:
 
 
 @given(crons(), instants)
-@settings(max_examples=60)
+@examples(60)
 def test_nothing_fires_outside_the_bounds(schedule: Schedule, instant: datetime) -> None:
     limits = getattr(schedule, "bounds")  # noqa: B009  # the protocol has no bounds, every cron schedule does
     assert all(limits.holds(at) for at in _walk(schedule, instant, 12))

@@ -11,9 +11,10 @@ import pytest
 from fastavro import parse_schema
 from fastavro import schemaless_reader as _reader  # pyright: ignore[reportUnknownVariableType]
 from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.examples import examples
 from tidewheel.schemas.compatibility import check, incompatible, problems
 from tidewheel.schemas.files import current, released
 
@@ -163,7 +164,7 @@ things = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(thing=things)
 def test_what_is_allowed_fastavro_reads_both_ways(name: str, thing: dict[str, object]) -> None:
     old, new = parse_schema(copy.deepcopy(BASE)), parse_schema(changed(ALLOWED[name]))

@@ -34,6 +34,7 @@ def test_check_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "records.py" in capsys.readouterr().out
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ruff") is None and not Path(".venv/bin/ruff").exists(), reason="ruff is not here")
 def test_generated_text_is_left_alone_by_the_formatter() -> None:
     ruff = shutil.which("ruff") or ".venv/bin/ruff"

@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.examples import examples
 from tidewheel.errors import UndecodableMessage
 from tidewheel.schemas.codec import decode, encode_json
 from tidewheel.schemas.generated.records import Lane, Reply, ReplyStatus, RequestType, RunCompleted
@@ -26,7 +27,7 @@ def test_a_completion_reads_as_people_expect(a_completion: RunCompleted) -> None
     assert document["labels"] == {"team": "billing"}
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     content=st.none()
     | st.binary(max_size=50)

@@ -6,9 +6,10 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.examples import examples
 from tidewheel.ids import (
     BUCKETS,
     bucket_of,
@@ -36,7 +37,7 @@ instants = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31), timezones=
 causes = st.sampled_from(Cause)
 origins = st.binary(max_size=40)
 shard_counts = st.integers(SLICES, BUCKETS)
-many = settings(max_examples=200, deadline=None)
+many = examples(200)
 
 
 def is_version_8(number: UUID) -> bool:
@@ -128,7 +129,7 @@ def test_microseconds_are_exact(at: datetime) -> None:
     assert EPOCH + micros(at) * MICROSECOND == at
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(shard_counts)
 def test_shards_are_even_to_within_one_bucket_and_in_the_order_of_buckets(shards: int) -> None:
     mapped = [shard_of(bucket, shards) for bucket in range(BUCKETS)]
@@ -138,7 +139,7 @@ def test_shards_are_even_to_within_one_bucket_and_in_the_order_of_buckets(shards
     assert max(sizes.values()) - min(sizes.values()) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(shard_counts)
 def test_job_ranges_cover_each_shards_buckets_without_gap_or_overlap(shards: int) -> None:
     ranges = [job_range(shard, shards) for shard in range(shards)]

@@ -7,10 +7,11 @@ from typing import LiteralString
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.examples import examples
 from tests.fixtures.services import until
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.outbox import SLICES
@@ -54,14 +55,14 @@ def ids(*some: Membership) -> tuple[UUID, ...]:
     return tuple(sorted(member.member_id for member in some))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(members, st.integers(0, 64))
 def test_every_thing_has_exactly_one_owner(members: list[UUID], things: int) -> None:
     shares = [rendezvous(things, members, me) for me in members]
     assert sorted(thing for share in shares for thing in share) == list(range(things))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(members, st.integers(0, 300))
 def test_shares_differ_by_one_at_most(members: list[UUID], things: int) -> None:
     sizes = [len(rendezvous(things, members, me)) for me in members]
@@ -82,7 +83,7 @@ def test_a_member_that_comes_or_goes_moves_little_more_than_its_share(things: in
     assert max(more) <= max(things / 5, 4)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(members, st.data())
 def test_the_order_in_which_members_are_listed_changes_nothing(members: list[UUID], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(members))

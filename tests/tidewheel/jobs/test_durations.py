@@ -3,14 +3,13 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.jobs.invalid import Misfit
 from tidewheel.jobs.values import format_duration, microseconds, parse_duration
 
 
-@settings(deadline=None)
 @given(st.timedeltas(timedelta(0), timedelta(days=36_000)))
 def test_a_duration_that_was_written_is_read_again(span: timedelta) -> None:
     assert parse_duration(format_duration(span)) == span

@@ -4,9 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.examples import examples
 from tests.tidewheel.jobs.submitting import refused
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import JobBackfill, JobSubmit, JobTrigger, RunCancel
@@ -124,7 +125,7 @@ json_values: st.SearchStrategy[object] = st.recursive(
 FIELDS = sorted({*JobSpec.model_fields, *JobSpec.later, *JobSpec.elsewhere})
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     document=st.dictionaries(st.sampled_from(["request_id", "tenant", "key", "payload", "delay", "x"]), json_values),
     kind=st.sampled_from(["job.submit", "job.trigger", "job.pause", "run.cancel", "x"]),

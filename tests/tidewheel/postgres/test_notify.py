@@ -19,7 +19,6 @@ from tidewheel.postgres.session import Conn
 APART_SECONDS = 0.020
 SOON_SECONDS = 10.0  # for a thread on a busy machine; what is awaited takes milliseconds
 LAST = "last"
-CLOSING_SECONDS = 2.0  # less than what closing waits for one that does not listen to it
 POKES, PACE_SECONDS = 600, 0.0005  # many times as often as notifications may leave
 
 CONNECTED: LiteralString = """
@@ -160,10 +159,8 @@ def test_a_listener_that_hears_nothing_sleeps_and_closes_at_once(database: Datab
     before = wakings(thread)
     pause.wait(1.0)
     assert wakings(thread) - before <= 1
-    began = monotonic_seconds()
     listener.close()
-    assert monotonic_seconds() - began < CLOSING_SECONDS
-    assert not thread.is_alive()
+    assert not thread.is_alive(), "closing gave up waiting for it"
     until(lambda: database.value(CONNECTED, ["test-listener"]) == 0, "its connection is closed")
 
 

@@ -164,6 +164,7 @@ def test_patience_does_not_outlast_the_wish_to_stop() -> None:
     in_background(lambda: [patience.wait(Unavailable("away")) for _ in range(50)]).result(SOON_SECONDS)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_asks_and_a_second_one_ends_the_process_at_once(number: signal.Signals) -> None:
     done = run_program(f"""
@@ -182,6 +183,7 @@ def test_a_signal_asks_and_a_second_one_ends_the_process_at_once(number: signal.
     assert done.stderr == f"asked to stop by {number.name}\n"
 
 
+@pytest.mark.process
 def test_a_thread_that_fails_ends_the_process() -> None:
     done = run_program("""
         import logging, threading
