@@ -3,9 +3,12 @@ SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PYTEST := $(BIN)/python -m pytest
+WORKERS ?= 2
+PARALLEL := $(PYTEST) -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check test test-quick faults proof up down bench docs wheel wheel-check
+.PHONY: help setup demo fmt check mypy pyright test test-unit test-long test-all faults proof up down bench docs wheel wheel-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -22,22 +25,33 @@ fmt: $(STAMP) ## Format the code and mend what ruff can mend
 check: $(STAMP) ## Lint, format, types, import directions, layout
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/python -m tests.strict_types
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_layout.py
+	@$(MAKE) --no-print-directory -j2 --output-sync=target mypy pyright
+	$(PYTEST) -q tests/test_layout.py
 
-test: check ## All checks and every test: about twenty-five minutes
-	$(BIN)/python -m pytest
+mypy:
+	$(BIN)/mypy
 
-test-quick: check ## All checks and every test but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+pyright:
+	$(BIN)/python -m tests.strict_types
+
+test-unit: $(STAMP) ## The tests that need no service and start no process: about a minute
+	$(PARALLEL) -m unit
+
+test: check ## All checks and every test but the slow ones: about ten minutes
+	$(PARALLEL) -m "not slow"
+
+test-long: $(STAMP) ## What `make test` leaves out: slow tests, and every example of property tests
+	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL) -m "slow or property"
+
+test-all: check ## All checks and every test, before a release: about twenty minutes
+	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL)
 
 faults: $(STAMP) ## The tests that kill, pause and cut
-	$(BIN)/python -m pytest tests/faults
+	$(PYTEST) tests/faults
 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
-	TIDEWHEEL_PROOF=full $(BIN)/python -m pytest -s tests/schedules/test_proof.py
+	TIDEWHEEL_PROOF=full $(PYTEST) -s tests/schedules/test_proof.py
 
 up: $(STAMP) ## Start the local PostgreSQL and Kafka
 	$(BIN)/tidewheel up
@@ -49,7 +63,7 @@ bench: $(STAMP) ## Measure this machine for two minutes, and compare ratios with
 	$(BIN)/tidewheel bench --quick
 
 docs: $(STAMP) ## Run the examples of README and docs, and compare what is generated
-	$(BIN)/python -m pytest tests/docs
+	$(PYTEST) tests/docs
 
 wheel: $(STAMP) ## Build sdist and wheel into dist/
 	rm -rf dist

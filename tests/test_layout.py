@@ -46,6 +46,7 @@ def test_every_link_is_known_to_the_checks() -> None:
     assert {path.name for path in (ROOT / "tidewheel").iterdir() if path.is_symlink()} == set(LINKED)
 
 
+@pytest.mark.process
 def test_the_wheel_holds_one_import_name_and_all_data(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     held = names(wheel)
@@ -57,6 +58,7 @@ def test_the_wheel_holds_one_import_name_and_all_data(built: Path) -> None:
     assert not [name for name in held if "__pycache__" in name or name.endswith(".pyc")]
 
 
+@pytest.mark.process
 def test_every_module_of_the_tree_is_in_the_wheel(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     folders = [("tidewheel", ROOT / "tidewheel"), *((f"tidewheel/{name}", ROOT / name) for name in LINKED)]
@@ -64,11 +66,13 @@ def test_every_module_of_the_tree_is_in_the_wheel(built: Path) -> None:
     assert there <= set(names(wheel))
 
 
+@pytest.mark.process
 def test_a_wheel_from_the_sdist_holds_the_same_files(built: Path) -> None:
     [from_sdist], [from_tree] = built.glob("*.whl"), (built / "from-tree").glob("*.whl")
     assert names(from_sdist) == names(from_tree)
 
 
+@pytest.mark.process
 def test_the_sdist_holds_sources_only(built: Path) -> None:
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -99,7 +103,9 @@ def test_every_target_of_make_is_explained() -> None:
         "fmt",
         "check",
         "test",
-        "test-quick",
+        "test-unit",
+        "test-long",
+        "test-all",
         "faults",
         "up",
         "down",

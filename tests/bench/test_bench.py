@@ -14,6 +14,8 @@ import pytest
 from tidewheel.bench.scenarios import EVERYTHING, SCENARIOS
 from tidewheel.local.stack import StackInfo
 
+pytestmark = pytest.mark.process
+
 KEYS = {
     "scenario",
     "figure",

@@ -43,6 +43,7 @@ def test_runs_that_were_not_made_are_told(database: Database, tmp_path: Path) ->
         check_runs(connection, 3, Starts(tmp_path))
 
 
+@pytest.mark.process
 def test_notes_of_two_processes_are_read_while_they_are_written(tmp_path: Path) -> None:
     notes = "from uuid import UUID; from tidewheel.bench.starts import Notes; n = Notes(); n.note(5.0, UUID(int=1))"
     for more in ("", "; n.count(); n.count()"):

@@ -33,6 +33,8 @@ from tidewheel.executor.runners.python import PythonRunner, modules_of
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 
+pytestmark = pytest.mark.process
+
 HANDLERS = isolated_handlers.handlers()
 ONCE = {"max_attempts": 1}
 

@@ -25,6 +25,8 @@ from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.runs import AttemptOutcome
 from tidewheel.settings import ExecutorSettings
 
+pytestmark = pytest.mark.process
+
 PATIENCE_SECONDS = 60
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        print(os.getpid(), flush=True)\n        time.sleep(600)\n    os._exit(0)\nos.wait()\n"  # noqa: E501
 

@@ -22,6 +22,7 @@ def told(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads
     return explain(*arguments, "--output", "json").json
 
 
+@pytest.mark.process
 def test_a_time_that_the_clock_leaves_out_is_marked_where_it_is_made_up() -> None:
     done = process("cron", "explain", "30 2 * * *", *SPRING, "-n", "2")
     assert (done.code, done.err) == (0, "")

@@ -40,6 +40,7 @@ def test_lists_of_commands_are_not_cut_off() -> None:
         assert "..." not in tidewheel(NOBODY, *words, "--help").out.partition("Commands:")[2]
 
 
+@pytest.mark.process
 def test_a_wider_terminal_is_used() -> None:
     def longest(columns: str) -> int:
         shown = subprocess.run(
