@@ -4,7 +4,7 @@ The budget is `charged`, compared with `max_attempts`; hand-back, snooze and los
 
 The names of timeouts: what reason, error type, completion and dead letter say when one has struck.
 
-Who keeps which is told in docs/adr/0018-who-keeps-which-timeout.md.
+Who keeps which is told in docs/adr/0018-timeout-enforcement.md.
 """
 
 import random
