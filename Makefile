@@ -22,9 +22,10 @@ fmt: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-check: $(STAMP) ## Lint, format, types, import directions, layout
+check: $(STAMP) ## Lint, format, types, prose, import directions, layout
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m tests.prose
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory -j2 --output-sync=target mypy pyright
 	$(PYTEST) -q tests/test_layout.py
