@@ -364,7 +364,7 @@ def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[int
     """A process that runs a deaf handler which leaves a child; with the processes of that."""
     file = tmp_path / "runs"
     code = (
-        "import asyncio; from tests.executor import test_isolated as t\n"
+        "import asyncio; from tests.executor import test_isolation as t\n"
         "async def work():\n"
         "    async with t.runner() as made:\n"
         f"        await made.run(t.attempt('hold', {{'file': {str(file)!r}, 'deaf': '1'}}))\n"

@@ -323,7 +323,7 @@ def test_a_run_goes_on_when_the_process_that_starts_programs_was_killed() -> Non
         runner = ShellRunner(load())
         first = await runner.run(attempt_of(shell("true")))
         for child in psutil.Process().children():
-            if "keeper.py" in " ".join(child.cmdline()):
+            if "programs/supervisor.py" in " ".join(child.cmdline()):
                 child.kill()
                 child.wait(PATIENCE_SECONDS)
         second = await runner.run(attempt_of(shell("true")))
