@@ -81,7 +81,7 @@ def _tidewheel(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
         producer.flush()
         _await(connection, f"SELECT count(*) = {len(work)} FROM job_runs WHERE state = 'succeeded'")  # noqa: S608
         rows = connection.execute(
-            "SELECT extract(epoch FROM r.made_at)::float8, extract(epoch FROM a.started_at)::float8,"
+            "SELECT extract(epoch FROM r.created_at)::float8, extract(epoch FROM a.started_at)::float8,"
             " extract(epoch FROM a.finished_at)::float8 FROM job_runs AS r JOIN attempts AS a USING (run_id)"
         ).fetchall()
     assert len(rows) == len(work), "each was attempted once"

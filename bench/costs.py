@@ -17,15 +17,15 @@ BATCH = 2000
 _AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 _JOB_RUNS = (
-    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at) "
+    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at) "
     "FROM STDIN (FORMAT BINARY)"
 )
 _OPEN_RUNS = (
     "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
-    "scheduled_at, publish_at, made_at) FROM STDIN (FORMAT BINARY)"
+    "scheduled_at, publish_at, created_at) FROM STDIN (FORMAT BINARY)"
 )
 _ATTEMPTS = (
-    "COPY attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, came_by) "
+    "COPY attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, claimed_from) "
     "FROM STDIN (FORMAT BINARY)"
 )
 
@@ -68,7 +68,7 @@ def measure(stage: Stage) -> dict[str, float]:
 
 
 _CLAIM = (
-    "UPDATE open_runs SET state = 'running', attempt = attempt + 1, executor_id = %(me)s, came_by = %(by)s,"
+    "UPDATE open_runs SET state = 'running', attempt = attempt + 1, executor_id = %(me)s, claimed_from = %(by)s,"
     " started_at = tidewheel_now() WHERE run_id = ANY (%(runs)s)"
 )
 _END = "DELETE FROM open_runs WHERE run_id = ANY (%(runs)s)"

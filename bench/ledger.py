@@ -65,7 +65,7 @@ def _skip_by_overlap(connection: Conn, stage: Stage) -> float:
     # Holders that are open, so that nobody takes their turns over.
     connection.execute(
         "INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, cause, overlap, state, job_version,"
-        " attempt, scheduled_at, publish_at, made_at) SELECT t.run_id, t.job_id, 'default', 0, 'held', 'batch',"
+        " attempt, scheduled_at, publish_at, created_at) SELECT t.run_id, t.job_id, 'default', 0, 'held', 'batch',"
         " 'trigger', 'skip', 'running', 1, 1, now(), now(), now() FROM turns AS t"
     )
     connection.commit()

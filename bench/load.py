@@ -23,7 +23,8 @@ from tidewheel.schemas.definitions import definition_record
 from tidewheel.transitions.installation import Installation
 
 _JOBS = (
-    "COPY jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, anchor, every_us, created_at, updated_at) "
+    "COPY jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, anchor, interval_us, created_at, "
+    "updated_at) "
     "FROM STDIN (FORMAT BINARY)"
 )
 _VERSIONS = (
@@ -89,7 +90,7 @@ def load_jobs(
     name = job_id("default", _key(prefix, 0))
     record = definition_record(request.job, tenant="default", job_id=str(name), job_version=1, job_key=_key(prefix, 0))
     mould = _Mould(encode(record), str(name).encode(), _key(prefix, 0).encode())
-    every_us = int(every.total_seconds() * 1e6)
+    interval_us = int(every.total_seconds() * 1e6)
 
     @cache
     def schedule(at: datetime) -> str:
@@ -103,7 +104,7 @@ def load_jobs(
         some = [(n, job_id("default", _key(prefix, n))) for n in range(first, min(first + _AT_ONCE, count))]
         instants = [_whole_ms(due_at + spread * number / count) for number, _ in some]
         shards = [(bucket, shard_of(bucket, installation.shards)) for bucket in (bucket_of(job) for _, job in some)]
-        kept = ("interval", due_at, every_us, due_at, due_at)
+        kept = ("interval", due_at, interval_us, due_at, due_at)
         _copy(
             connection,
             _JOBS,

@@ -72,7 +72,7 @@ def _figures(connection: Conn, begun_at: datetime, ended_at: datetime) -> dict[s
         "runs_per_second_least_window": rates[0],
         "runs_per_second_median_window": rates[len(rates) // 2],
         "empty_windows": float(rates.count(0.0)),
-        "attempts_handed_back": float(outcomes.get("handed_back", 0)),
+        "attempts_handed_back": float(outcomes.get("released", 0)),
         "attempts_charged_or_lost": float(bad + int(cast("int", charged[0]))),
     }
 

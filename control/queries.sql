@@ -3,7 +3,7 @@
 -- Index: primary keys of the partition, of open_runs and of the attempts' partitions. No lock.
 SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,
-       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result, i.progress, i.beat_at, o.deadline_at
+       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result, i.progress, i.progress_at, o.deadline_at
   FROM job_runs AS r
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
   LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt
@@ -113,11 +113,11 @@ SELECT c.name, c.version, c.days,
 -- Index: backfills_by_tenant or backfills_by_job, from its end; jobs_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
        b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
-       b.made_at, b.finished_at
+       b.created_at, b.finished_at
   FROM backfills AS b
   JOIN jobs AS j ON j.job_id = b.job_id
  WHERE b.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR b.job_id = %(job_id)s)
- ORDER BY b.made_at DESC
+ ORDER BY b.created_at DESC
  LIMIT %(most)s
 
 -- name: show_backfill
@@ -125,7 +125,7 @@ SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b
 -- Index: backfills_pkey, jobs_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
        b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
-       b.made_at, b.finished_at
+       b.created_at, b.finished_at
   FROM backfills AS b
   JOIN jobs AS j ON j.job_id = b.job_id
  WHERE b.backfill_id = %(backfill_id)s AND b.tenant = %(tenant)s
@@ -171,7 +171,7 @@ SELECT near.version, near.effective_at, near.retired_at, near.schedule, near.pol
 -- name: read_runs_at
 -- The runs of one instant of a job, the timer's first.
 -- Index: by job in every partition of runs, the others by primary key. No lock.
-SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_version, r.queue, v.handler, r.made_at,
+SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_version, r.queue, v.handler, r.created_at,
        nullif(o.publish_at, 'infinity') AS publish_at, i.late_ms, coalesce(o.attempt, r.attempt) AS attempt,
        coalesce(o.started_at, r.started_at) AS started_at, o.executor_id, r.finished_at, r.error_type
   FROM job_runs AS r
@@ -179,7 +179,7 @@ SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_v
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
  WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(at)s
- ORDER BY r.cause <> 'timer', r.made_at, r.run_id
+ ORDER BY r.cause <> 'timer', r.created_at, r.run_id
  LIMIT 20
 
 -- name: read_attempts_of
@@ -198,7 +198,7 @@ SELECT *
 -- name: read_skips_at
 -- What the ledger has of one instant. The spans of one decision, which may lie within each other, are a few hundred.
 -- Index: skips_by_job, walked back from the instant. No lock.
-SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.exact, near.made_at, near.job_version
+SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.exact, near.created_at, near.job_version
   FROM (
     SELECT s.* FROM skips AS s
      WHERE s.job_id = %(job_id)s AND s.first_at <= %(at)s
@@ -213,7 +213,7 @@ SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.exact, n
 -- What people said about single occurrences: from an instant on, of those that were moved and have not fired, of what
 -- was asked about, and of what was moved there.
 -- Index: overrides_pkey. No lock.
-SELECT v.scheduled_at, v.moved_to, v.made_at, v.made_by, v.reason, v.done_at
+SELECT v.scheduled_at, v.moved_to, v.created_at, v.created_by, v.reason, v.done_at
   FROM overrides AS v
  WHERE v.job_id = %(job_id)s
    AND (v.scheduled_at >= %(cursor_at)s OR (v.kind = 'move' AND v.done_at IS NULL)
@@ -230,8 +230,8 @@ SELECT run_id, scheduled_at, publish_at FROM open_runs
 
 -- name: read_job_error
 -- Why a job was set aside, the last time.
--- Index: set_aside_by_job. No lock.
-SELECT error, made_at FROM set_aside WHERE job_id = %(job_id)s ORDER BY id DESC LIMIT 1
+-- Index: quarantine_by_job. No lock.
+SELECT error, created_at FROM quarantine WHERE job_id = %(job_id)s ORDER BY id DESC LIMIT 1
 
 -- name: find_holder_at
 -- Which run had a job's turn at a moment: of those that had begun and not ended, the latest, among the last 500 of the job.
@@ -357,7 +357,7 @@ SELECT f.run_id
 -- Index: primary keys of the partitions, of jobs and of open_runs. No lock.
 SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
        coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
-       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.made_at, nullif(o.publish_at, 'infinity') AS publish_at,
+       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.created_at, nullif(o.publish_at, 'infinity') AS publish_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason, r.error_type
   FROM job_runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
@@ -369,12 +369,12 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS s
 -- Index: primary keys of the partitions, of jobs, job_versions, open_runs and executors; dead_letters_run_id_key. No lock.
 SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
        coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
-       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.made_at, nullif(o.publish_at, 'infinity') AS publish_at,
+       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.created_at, nullif(o.publish_at, 'infinity') AS publish_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason, r.error_type,
-       v.handler, o.charged, o.lost, o.deadline_at, o.close_at, o.wait_until, o.executor_id, e.name AS executor, o.came_by,
+       v.handler, o.charged, o.lost, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, i.request_id,
-       i.traceparent, i.late_ms, i.progress, i.beat_at, i.beats_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
-       x.result, d.id AS dead_letter, d.redriven_as
+       i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
+       x.result, d.id AS dead_letter, d.redriven_run_id
   FROM job_runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
@@ -391,7 +391,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS s
 -- Index: the partitions' primary keys. No lock.
 SELECT *
   FROM (
-    SELECT a.attempt, a.outcome, a.executor_id, a.started_at, a.finished_at, a.error_type, a.error_message, a.came_by,
+    SELECT a.attempt, a.outcome, a.executor_id, a.started_at, a.finished_at, a.error_type, a.error_message, a.claimed_from,
            x.trace, x.output, x.output_bytes, x.result
       FROM attempts AS a
       LEFT JOIN attempt_outputs AS x ON x.run_id = a.run_id AND x.attempt = a.attempt
@@ -404,11 +404,11 @@ SELECT *
 -- name: read_kin
 -- The runs of one instant of a job, among which are a run's retries and what it is a retry of.
 -- Index: by job in the partitions since then, open_runs_pkey. No lock.
-SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, r.made_at
+SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, r.created_at
   FROM job_runs AS r
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(scheduled_at)s AND r.run_id >= %(first_id)s
- ORDER BY r.made_at, r.run_id
+ ORDER BY r.created_at, r.run_id
  LIMIT 1000
 
 -- name: count_named_runs
@@ -417,7 +417,7 @@ SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, 
 SELECT count(*)
   FROM open_runs AS o
  WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(begun)s OR o.attempt = 0)
-   AND (%(made_before)s::timestamptz IS NULL OR o.made_at <= %(made_before)s)
+   AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
    AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)
    AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
    AND (%(lane)s::text IS NULL OR o.lane = %(lane)s)
@@ -429,8 +429,8 @@ SELECT count(*)
 -- name: read_cancellation
 -- How a cancellation by filter stands.
 -- Index: cancellations_pkey, jobs_pkey. No lock.
-SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.queue, c.lane, c.handler, c.cause, c.made_before,
-       c.begun, coalesce(c.reason, c.made_by) AS reason, c.made_at, c.cancelled, c.finished_at
+SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.queue, c.lane, c.handler, c.cause, c.created_before,
+       c.begun, coalesce(c.reason, c.created_by) AS reason, c.created_at, c.cancelled, c.finished_at
   FROM cancellations AS c
   LEFT JOIN jobs AS j ON j.job_id = c.job_id
  WHERE c.id = %(id)s AND c.tenant = %(tenant)s
@@ -439,12 +439,12 @@ SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.que
 -- A tenant's dead letters, the newest first.
 -- Index: dead_letters_by_tenant, walked backwards; dead_letters_by_job where a job is named; failed_runs_pkey, jobs_pkey. No lock.
 SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.queue, f.lane, f.attempt, f.error_type, d.topic,
-       d.partition, d."offset", d.reason, d.made_at, d.redriven_as, d.redriven_at
+       d.partition, d."offset", d.reason, d.created_at, d.redriven_run_id, d.redriven_at
   FROM dead_letters AS d
   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
   LEFT JOIN jobs AS j ON j.job_id = d.job_id
- WHERE d.tenant = %(tenant)s AND (d.made_at, d.id) < (%(before_at)s, %(before_id)s)
-   AND d.made_at BETWEEN %(since)s AND %(until)s
+ WHERE d.tenant = %(tenant)s AND (d.created_at, d.id) < (%(before_at)s, %(before_id)s)
+   AND d.created_at BETWEEN %(since)s AND %(until)s
    AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
    AND (%(kind)s::text IS NULL OR d.kind = %(kind)s)
    AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
@@ -453,17 +453,17 @@ SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.qu
    AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
- ORDER BY d.made_at DESC, d.id DESC
+ ORDER BY d.created_at DESC, d.id DESC
  LIMIT %(most)s
 
 -- name: walk_dead_letters
 -- The same, the oldest first, with no more than who redrives or purges them needs.
 -- Index: dead_letters_by_tenant; dead_letters_by_job where a job is named; failed_runs_pkey. No lock.
-SELECT d.id, d.kind, d.run_id, d.made_at, d.redriven_at
+SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
   FROM dead_letters AS d
   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
- WHERE d.tenant = %(tenant)s AND (d.made_at, d.id) > (%(after_at)s, %(after_id)s)
-   AND d.made_at BETWEEN %(since)s AND %(until)s
+ WHERE d.tenant = %(tenant)s AND (d.created_at, d.id) > (%(after_at)s, %(after_id)s)
+   AND d.created_at BETWEEN %(since)s AND %(until)s
    AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
    AND (%(kind)s::text IS NULL OR d.kind = %(kind)s)
    AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
@@ -472,13 +472,13 @@ SELECT d.id, d.kind, d.run_id, d.made_at, d.redriven_at
    AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
- ORDER BY d.made_at, d.id
+ ORDER BY d.created_at, d.id
  LIMIT %(most)s
 
 -- name: read_dead_letter
 -- When a dead letter was made, and its bytes where it is a message.
 -- Index: dead_letters_pkey. No lock.
-SELECT made_at, "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
+SELECT created_at, "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
 
 -- name: read_queues
 -- The queues that jobs name, in every version: runs of an old one may be open.

@@ -127,8 +127,8 @@ class Attempt:
 
     def note_start(self, at: float) -> None:
         """Its time runs from this moment on, in monotonic seconds."""
-        if self.started.close_at is not None and self.closes_at is None:
-            self.closes_at = at + (self.started.close_at - self.started.started_at).total_seconds()
+        if self.started.schedule_to_close_at is not None and self.closes_at is None:
+            self.closes_at = at + (self.started.schedule_to_close_at - self.started.started_at).total_seconds()
 
     def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         """Take a sign of life from its handler; what is told after its end counts for nothing."""

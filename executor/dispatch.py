@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, from_exception
+from tidewheel.executor.outcome import CANCELLED, NOT_BEGUN, RELEASED, Outcome, failed, from_exception
 from tidewheel.executor.runners.runner import Runner
 from tidewheel.executor.timeouts import Timeouts
 from tidewheel.process.failpoint import failpoint
@@ -44,7 +44,7 @@ class Work:
         failpoint("attempt.before_effect")
         if not attempt.begin():  # it has waited for this loop so long that it was handed on
             return
-        if attempt.started.close_at is not None:
+        if attempt.started.schedule_to_close_at is not None:
             attempt.note_start(monotonic_seconds())
         runner = self._runners.get(attempt.definition.target.kind)
         try:
@@ -57,14 +57,14 @@ class Work:
         if attempt.struck is not None and outcome.kind is not AttemptOutcome.SUCCEEDED:
             outcome = attempt.struck
         failpoint("attempt.after_effect")
-        if attempt.struck is HANDED_BACK and outcome.kind is not AttemptOutcome.SUCCEEDED:
-            hand_back(attempt, HANDED_BACK)
+        if attempt.struck is RELEASED and outcome.kind is not AttemptOutcome.SUCCEEDED:
+            hand_back(attempt, RELEASED)
         attempt.report(outcome)
 
 
 def hand_back(attempt: Attempt, outcome: Outcome) -> None:
     """Report the end of an attempt that this executor can work on no longer."""
-    if attempt.report(outcome) and outcome.kind is AttemptOutcome.HANDED_BACK:
+    if attempt.report(outcome) and outcome.kind is AttemptOutcome.RELEASED:
         _LOG.info("handed back", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
 
 

@@ -20,7 +20,7 @@ from tidewheel.executor.dispatch import Work, hand_back
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.executor.lanes import Lanes, choose_lanes
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome
+from tidewheel.executor.outcome import CANCELLED, NOT_BEGUN, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, Stream
 from tidewheel.executor.previous_run import Past
 from tidewheel.executor.reaper import Reaper
@@ -159,13 +159,13 @@ class Executor:
         for attempt in list(self._running.values()):
             not_begun = not attempt.begun or (attempt.withdraw is not None and attempt.withdraw())
             if not_begun or attempt.on_thread:
-                hand_back(attempt, NOT_BEGUN if not_begun else HANDED_BACK)
+                hand_back(attempt, NOT_BEGUN if not_begun else RELEASED)
             elif attempt.struck is None:
-                attempt.struck = HANDED_BACK  # told when it has stopped: it may begin elsewhere at once
+                attempt.struck = RELEASED  # told when it has stopped: it may begin elsewhere at once
             self._stop_cooperatively(attempt)
         await self._line.wait_until_empty(LET_GO_SECONDS)
         for attempt in list(self._running.values()):
-            hand_back(attempt, attempt.struck or HANDED_BACK)
+            hand_back(attempt, attempt.struck or RELEASED)
         self._watchdog.stop()
         await asyncio.to_thread(self._flusher.close)
         clean = await asyncio.to_thread(self._finisher.drain, _FLUSH_SECONDS)

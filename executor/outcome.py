@@ -54,8 +54,8 @@ class Outcome:
         return timeout_of(self.error_type)
 
 
-HANDED_BACK = Outcome(AttemptOutcome.HANDED_BACK)
-NOT_BEGUN = Outcome(AttemptOutcome.HANDED_BACK, not_begun=True)
+RELEASED = Outcome(AttemptOutcome.RELEASED)
+NOT_BEGUN = Outcome(AttemptOutcome.RELEASED, not_begun=True)
 CANCELLED = Outcome(AttemptOutcome.CANCELLED)
 
 

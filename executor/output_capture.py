@@ -222,7 +222,7 @@ class Stream:
             return
         dropped, output.dropped = output.dropped, 0
         if dropped:
-            metrics.count("output_bytes_missed", dropped)
+            metrics.count("output_bytes_dropped", dropped)
         key = str(attempt.run_id)
         headers: list[tuple[str, str | bytes | None]] = [("run_id", key), ("attempt", str(attempt.started.attempt))]
         for piece in output.take_stream():
@@ -230,8 +230,8 @@ class Stream:
             try:
                 self._producer.produce(self._topic, key=key.encode(), value=piece.data, headers=place)
             except (BufferError, KafkaException):
-                metrics.count("output_bytes_missed", len(piece.data))
+                metrics.count("output_bytes_dropped", len(piece.data))
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            metrics.count("output_bytes_missed", len(message.value() or b""))
+            metrics.count("output_bytes_dropped", len(message.value() or b""))

@@ -3,12 +3,12 @@
 -- database's clock along.
 -- Index: executors_pkey. Lock: its own row (not its key, so that claims go on).
 INSERT INTO executors (
-    executor_id, name, queues, handlers, slots, group_protocol, lease, counter, beat_at, started_at, stopping)
+    executor_id, name, queues, handlers, slots, group_protocol, lease, counter, last_heartbeat_at, started_at, stopping)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, %(lease)s, 0, tidewheel_now(),
         tidewheel_now(), %(stopping)s)
 ON CONFLICT (executor_id) DO UPDATE
-   SET counter = executors.counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
-RETURNING beat_at, counter
+   SET counter = executors.counter + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
+RETURNING last_heartbeat_at, counter
 
 -- name: hold_lease
 -- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims; and that what the claims
@@ -95,7 +95,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
                AND (c.lane IS NULL OR c.lane = d.lane)
                AND (c.handler IS NULL OR c.handler = d.handler)
                AND (c.cause IS NULL OR c.cause = d.cause)
-               AND d.made_at <= c.made_before
+               AND d.created_at <= c.created_before
                AND (c.begun OR d.attempt = 0)
                AND (c.labels IS NULL
                     OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = d.job_id))
@@ -107,7 +107,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
 -- name: read_signals
 -- Attempts of this executor that are to stop, and whether they should have been known for long.
 -- Index: signals_by_executor. No lock.
-SELECT run_id, attempt, kind, made_at < (SELECT tidewheel_now()) - %(stray_after)s::interval
+SELECT run_id, attempt, kind, created_at < (SELECT tidewheel_now()) - %(stray_after)s::interval
   FROM signals
  WHERE executor_id = %(executor_id)s
 
@@ -121,16 +121,16 @@ DELETE FROM signals AS s
 -- name: enter_remote
 -- An executor in another language enters; its claims are counted, so that one that is sent twice starts nothing twice.
 -- Index: executors_pkey. Lock: the new row.
-INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, counter, beat_at, started_at, claim_id)
+INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, counter, last_heartbeat_at, started_at, claim_id)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0)
 
 -- name: beat_remote
 -- An executor in another language says that it lives; nobody enters by it, for whoever lost the lease lost its attempts.
 -- Index: executors_pkey. Lock: its own row, waiting for a claim of its own.
 UPDATE executors
-   SET counter = counter + 1, beat_at = tidewheel_now(), stopping = %(stopping)s
+   SET counter = counter + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
  WHERE executor_id = %(executor_id)s AND claim_id IS NOT NULL
-RETURNING beat_at
+RETURNING last_heartbeat_at
 
 -- name: lock_remote
 -- Makes sure that nobody ends this lease while it claims, and that its claims come one after another; and that what the
@@ -176,7 +176,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
                AND (c.lane IS NULL OR c.lane = d.lane)
                AND (c.handler IS NULL OR c.handler = d.handler)
                AND (c.cause IS NULL OR c.cause = d.cause)
-               AND d.made_at <= c.made_before
+               AND d.created_at <= c.created_before
                AND (c.begun OR d.attempt = 0)
                AND (c.labels IS NULL
                     OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = d.job_id))
@@ -193,12 +193,12 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
        o.publish_at
   FROM open_runs AS o
- WHERE o.executor_id = %(executor_id)s AND o.came_by = %(came_by)s AND o.state = ANY (%(states)s)
+ WHERE o.executor_id = %(executor_id)s AND o.claimed_from = %(claimed_from)s AND o.state = ANY (%(states)s)
 
 -- name: read_in_hand
 -- The attempts of an executor that are still in its hands, of those it reports about.
 -- Index: open_runs_pkey. No lock; what is written about them carries the same fence.
-SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
+SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
  WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)

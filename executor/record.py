@@ -157,6 +157,6 @@ def next_delay(attempt: Attempted, outcome: Outcome) -> timedelta | None:
 
 def _known(attempt: Attempted, outcome: Outcome) -> Outcome:
     """Of a run that may begin once: one that is handed back after it has begun has an end that nobody knows."""
-    if outcome.kind is not AttemptOutcome.HANDED_BACK or outcome.not_begun or not attempt.definition.at_most_once:
+    if outcome.kind is not AttemptOutcome.RELEASED or outcome.not_begun or not attempt.definition.at_most_once:
         return outcome
     return failed(UNKNOWN_OUTCOME, "the executor stopped before the attempt ended; it may have had its effect")

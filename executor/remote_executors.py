@@ -111,7 +111,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
 def _told_again(connection: Conn, claim: RemoteClaim) -> RemotelyClaimed:
     swept: list[DueRun] = []
     if claim.sweep:
-        columns = {"executor_id": claim.executor_id, "came_by": _came_by(claim), "states": IN_HAND}
+        columns = {"executor_id": claim.executor_id, "claimed_from": _came_by(claim), "states": IN_HAND}
         swept = _due_runs(connection, _FIND_SWEPT, columns)
     wishes = [*claim.wishes, *_wishes(swept, claim)]
     started = read_claims(connection, wishes, executor_id=claim.executor_id) if wishes else []
@@ -198,7 +198,7 @@ class _InHand:
     lost: int
     publish_at: datetime
     started_at: datetime
-    close_at: datetime | None
+    schedule_to_close_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,9 @@ def _read_in_hand(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) 
 
 
 def _started(row: _InHand) -> Started:
-    return Started(row.run_id, row.attempt, row.charged, row.lost, row.publish_at, row.started_at, row.close_at)
+    return Started(
+        row.run_id, row.attempt, row.charged, row.lost, row.publish_at, row.started_at, row.schedule_to_close_at
+    )
 
 
 def _drop_answered(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> None:

@@ -225,7 +225,7 @@ class Line:
         if not any(queue.attempts and queue.attempts[0][1] <= before for queue in self._queues):
             self._late = None
             return
-        handed_back, most = 0, self._most_of_late(now)
+        released, most = 0, self._most_of_late(now)
         for queue in reversed(self._queues):
             blocked = not self._may_begin(queue.lane)
             # What could begin soon stays; of what is blocked only what came just now.
@@ -234,10 +234,10 @@ class Line:
                 attempt.report_unbegun(NOT_BEGUN)
                 self._on_end(attempt)
                 self._slots.give_back(queue.lane, 1)
-                handed_back += 1
-        if handed_back:
+                released += 1
+        if released:
             self._calm_down()
-            _LOG.info("handed on %d runs that were claimed ahead and found no slot", handed_back)
+            _LOG.info("handed on %d runs that were claimed ahead and found no slot", released)
 
     def _most_of_late(self, now: float) -> float:
         """How many may stay in a late line that moves: what it gets through soon, as it has since it was seen late.

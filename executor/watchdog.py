@@ -77,7 +77,7 @@ class Watchdog:
                 told = now
                 self._tell(still)
             if self._stalled:
-                metrics.set("loop_stalled_seconds", still)
+                metrics.set("event_loop_blocked_seconds", still)
                 self._on_stall()
             try:
                 self._loop.call_soon_threadsafe(self._tick)
@@ -87,12 +87,12 @@ class Watchdog:
     def _over(self) -> None:
         if self._stalled:
             self._stalled = False
-            metrics.set("loop_stalled_seconds", 0)
+            metrics.set("event_loop_blocked_seconds", 0)
             _LOG.warning("the event loop goes on")
 
     def _tell(self, still: float) -> None:
         if not self._stalled:
-            metrics.count("loop_stalls")
+            metrics.count("event_loop_stalls")
         self._stalled = True
         frame = sys._current_frames().get(self._watched)  # pyright: ignore[reportPrivateUsage]  # there is no other way
         attempt = _attempt_in(frame)

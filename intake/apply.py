@@ -65,7 +65,7 @@ _SQL = Statements("tidewheel.intake")
 _KNOWN_TENANTS = _SQL["known_tenants"]
 _FIND_ANSWERS = _SQL["find_answers"]
 
-_COPY_ANSWERS = "COPY requests (tenant, request_id, body_hash, reply, made_at) FROM STDIN (FORMAT BINARY)"
+_COPY_ANSWERS = "COPY requests (tenant, request_id, body_hash, reply, created_at) FROM STDIN (FORMAT BINARY)"
 _ANSWER = columns(5)
 
 # What names no job, or may name one several times: always applied together.
@@ -205,8 +205,8 @@ def _store(connection: Conn, answered: Sequence[tuple[Incoming, Reply | None]]) 
         return
     # In one order, as whoever else stores some of them waits for ours.
     named.sort(key=lambda pair: (pair[0].tenant, pair[0].request.request_id))
-    made_at = instant(read_now(connection))
-    rows = (_answer(incoming, reply) + made_at for incoming, reply in named)
+    created_at = instant(read_now(connection))
+    rows = (_answer(incoming, reply) + created_at for incoming, reply in named)
     try:
         copy_rows(connection, _COPY_ANSWERS, rows)
     except psycopg.errors.UniqueViolation as error:

@@ -106,11 +106,11 @@ def _ensure_few(job: _Job, request: JobBackfill) -> None:
 
 def _made_at(job: _Job, now: datetime) -> datetime:
     """A millisecond that no other backfill of the job has: it tells their runs apart."""
-    made_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
-    return made_at if job.last_made_at is None else max(made_at, job.last_made_at + _MILLISECOND)
+    created_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
+    return created_at if job.last_made_at is None else max(created_at, job.last_made_at + _MILLISECOND)
 
 
-def _backfill(backfill_id: UUID, request: JobBackfill, job: _Job, found: Found, made_at: datetime) -> Backfill:
+def _backfill(backfill_id: UUID, request: JobBackfill, job: _Job, found: Found, created_at: datetime) -> Backfill:
     newest_first = request.order == "newest_first"
     return Backfill(
         backfill_id=backfill_id,
@@ -132,7 +132,7 @@ def _backfill(backfill_id: UUID, request: JobBackfill, job: _Job, found: Found, 
         request_id=request.request_id,
         traceparent=request.traceparent,
         reason=request.reason,
-        made_at=made_at,
+        created_at=created_at,
     )
 
 
@@ -223,7 +223,7 @@ def _write(
 
 
 def _end_unbegun(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
-    first, last = run_range(backfill.job_id, backfill.made_at)
+    first, last = run_range(backfill.job_id, backfill.created_at)
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": _UNBEGUN
     }  # fmt: skip

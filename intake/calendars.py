@@ -222,7 +222,7 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
     columns = {"job_ids": sorted(locked.jobs), "now": locked.now}
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         left = list(cursor.execute(_READ_LOCKED_TIMERS, columns))
-    timers = [timer for timer in left if timer.held != Held.SET_ASIDE]
+    timers = [timer for timer in left if timer.held != Held.QUARANTINED]
     circumstances = read_circumstances(connection, timers)
     advance_timers(
         connection, installation, timers, lambda timer: _anew(timer, circumstances, locked.now), now=locked.now

@@ -125,7 +125,7 @@ def _apply(connection: Conn, incoming: Incoming) -> Reply:
     try:
         job = _job(connection, incoming, request)
         labelled = _labelled(connection, incoming.tenant, request)
-        made_before = _made_before(request, read_now(connection))
+        created_before = _made_before(request, read_now(connection))
     except Refused as refused:
         return rejected(incoming, refused)
     number = _number(connection)
@@ -143,7 +143,7 @@ def _apply(connection: Conn, incoming: Incoming) -> Reply:
         "lane": request.lane,
         "handler": request.handler,
         "cause": request.cause,
-        "made_before": made_before or read_now(connection),
+        "created_before": created_before or read_now(connection),
         "begun": request.begun,
         "reason": request.reason,
     }
@@ -179,10 +179,10 @@ def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
 
 
 def _made_before(request: RunsCancel, now: datetime) -> datetime | None:
-    if request.made_before is not None and request.made_before > now:
-        problem = f"{format_timestamp(request.made_before)} is still to come: it is {format_timestamp(now)}"
-        refuse("made_before", problem, "leave it out: all that is made until the request is applied")
-    return request.made_before
+    if request.created_before is not None and request.created_before > now:
+        problem = f"{format_timestamp(request.created_before)} is still to come: it is {format_timestamp(now)}"
+        refuse("created_before", problem, "leave it out: all that is made until the request is applied")
+    return request.created_before
 
 
 def _number(connection: Conn) -> int:

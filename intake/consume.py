@@ -178,7 +178,7 @@ class Member:
         topic, number = partition_of(message)
         self._places.forget((topic, number))
         client.pause([TopicPartition(topic, number)])
-        metrics.count("intake_partitions_left")
+        metrics.count("intake_partitions_abandoned")
         _LOG.error(
             "%s/%d is left alone: its stored offset is not in the topic (%s), requests have expired unread. Decide"
             " where to go on, set next_offset in intake_offsets, and restart intake",

@@ -39,7 +39,7 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job's row, locked, with the schedule and policy in force; `set_aside` when its version could not be fired."""
+    """A job's row, locked, with the schedule and policy in force; `quarantine` when its version could not be fired."""
 
     job_id: UUID
     tenant: str
@@ -48,7 +48,7 @@ class JobRow:
     version: int
     spec_hash: bytes | None
     anchor: datetime | None
-    every_us: int | None
+    interval_us: int | None
     paused: bool
     paused_until: datetime | None
     failures: int
@@ -58,7 +58,7 @@ class JobRow:
     deleted_at: datetime | None
     schedule: str | None
     policy: str | None
-    set_aside: bool
+    quarantined: bool
 
     @property
     def exists(self) -> bool:

@@ -151,13 +151,13 @@ class _Event:
 
 
 _COPY_JOBS = (
-    "COPY jobs (job_id, spec_hash, key, bucket, shard, tenant, version, schedule_kind, anchor, every_us, labels, "
+    "COPY jobs (job_id, spec_hash, key, bucket, shard, tenant, version, schedule_kind, anchor, interval_us, labels, "
     "paused, paused_at, created_at, updated_at) FROM STDIN (FORMAT BINARY)"
 )
 _JOB = columns(15)
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule, policy, handler, queue, "
-    "lane, overlap, limited) FROM STDIN (FORMAT BINARY)"
+    "lane, overlap, has_deadlines) FROM STDIN (FORMAT BINARY)"
 )
 _VERSION = columns(13)
 _COPY_TIMERS = "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, held) FROM STDIN (FORMAT BINARY)"
@@ -240,7 +240,7 @@ class _Rows:
         (pattern, timing), now = known, self._now
         spec, definition = pattern.spec, definition_of(pattern, timing.recurring, timing.chains, tenant)
         begins = text(tenant) + int4(FIRST)
-        every = NULL if timing.every_us is None else int8(timing.every_us)
+        every = NULL if timing.interval_us is None else int8(timing.interval_us)
         paused, paused_at = (_TRUE, now) if spec.paused else (_FALSE, NULL)
         at_anchor = instant(beginning.anchor)
         job = (begins, text(timing.kind), at_anchor, every, definition.labels, paused, paused_at, now, now)

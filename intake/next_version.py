@@ -62,7 +62,7 @@ class NextVersion:
         schedule_text: The schedule in full: the memo key of recurrence, with the policy.
         policy_text: How it is fired.
         anchor: When its interval was first accepted.
-        every_us: Its interval or fixed delay.
+        interval_us: Its interval or fixed delay.
         paused: Whether it is.
         next_at: The first instant that nothing is recorded of; None where it can never fire again.
         due_at: When firing must look; as `next_at` where no calendar is named.
@@ -76,7 +76,7 @@ class NextVersion:
     schedule_text: str
     policy_text: str
     anchor: datetime | None
-    every_us: int | None
+    interval_us: int | None
     paused: bool
     next_at: datetime | None
     due_at: datetime | None
@@ -105,7 +105,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     Raises:
         ScheduleRefused: It cannot be read; paths are relative to `job`.
     """
-    every_us, anchor = _every_us(spec), _anchor(spec, job, place.now, spread=place.spread)
+    interval_us, anchor = _every_us(spec), _anchor(spec, job, place.now, spread=place.spread)
     text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
     policy = _policy_text(spec, job, text, place.now)
     paused = job.paused if job.exists else spec.paused
@@ -119,7 +119,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     elif isinstance(schedule, Once):
         next_at = due_at = _once(schedule, job, text, place)
     elif isinstance(schedule, FixedDelay):
-        next_at = due_at = _chain(schedule, job, every_us or 0, place)
+        next_at = due_at = _chain(schedule, job, interval_us or 0, place)
         held = held or (Held.RUN if place.chained else None)
     else:
         nominal, due_at = schedule.after(place.now), next_look(where, place.now)
@@ -132,7 +132,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
         schedule_text=text,
         policy_text=policy,
         anchor=anchor,
-        every_us=every_us,
+        interval_us=interval_us,
         paused=paused,
         next_at=next_at,
         due_at=due_at,
@@ -223,12 +223,12 @@ def first_anchor(document: Mapping[str, object], job_id: UUID, now: datetime, *,
         spread: Whether intervals without an anchor are spread by the jobs' ids, so that of thousands that are loaded at
             once not all are due at once. To whole seconds, so that those of one second share their answers.
     """
-    every_us = document.get("every_us")
-    if not isinstance(every_us, int):
+    interval_us = document.get("interval_us")
+    if not isinstance(interval_us, int):
         return None
     if not spread or document["kind"] != "interval" or document["anchor"] is not None:
         return now
-    return now.replace(microsecond=0) - timedelta(seconds=job_id.int % (every_us // 1_000_000))
+    return now.replace(microsecond=0) - timedelta(seconds=job_id.int % (interval_us // 1_000_000))
 
 
 def once_at(spec: JobSpec, job_id: UUID) -> datetime | None:
@@ -285,7 +285,7 @@ def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> st
 
 
 def _every_us(spec: JobSpec) -> int | None:
-    every = schedule_document(spec).get("every_us")
+    every = schedule_document(spec).get("interval_us")
     return every if isinstance(every, int) else None
 
 
@@ -293,7 +293,7 @@ def _anchor(spec: JobSpec, job: JobRow, now: datetime, *, spread: bool = False) 
     """When its interval was first accepted: kept across edits that leave the interval alone."""
     document = schedule_document(spec)
     first = first_anchor(document, job.job_id, now, spread=spread)
-    kept = job.exists and job.every_us == document.get("every_us")
+    kept = job.exists and job.interval_us == document.get("interval_us")
     return job.anchor if first and kept and job.anchor else first
 
 
@@ -303,12 +303,12 @@ def _once(schedule: Once, job: JobRow, text: str, place: Place) -> datetime | No
     return None if job.exists and job.schedule == text and over else schedule.at
 
 
-def _chain(schedule: FixedDelay, job: JobRow, every_us: int, place: Place) -> datetime | None:
+def _chain(schedule: FixedDelay, job: JobRow, interval_us: int, place: Place) -> datetime | None:
     """The next instant of a fixed_delay: an edit keeps the end of the last run that it counts from."""
     was: dict[str, object] = json.loads(job.schedule) if job.exists and job.schedule else {}
     if was.get("kind") != "fixed_delay" or place.left is None:
         return schedule.due(place.now, None)
     if place.chained:
         return place.left  # the instant whose run is open: its end, and start_at, say when the next one comes
-    longer = timedelta(microseconds=every_us - int(str(was["every_us"])))
+    longer = timedelta(microseconds=interval_us - int(str(was["interval_us"])))
     return schedule.due(max(place.left + longer, place.now), None)

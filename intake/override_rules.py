@@ -239,11 +239,11 @@ def give_up_moves(
         "job_ids": uuids(job.job_id for job, _ in gone),
         "instants": instants(at for _, at in gone),
         "versions": integers(job.version for job, _ in gone),
-        "reason": SkipReason.BY_HAND,
+        "reason": SkipReason.MANUAL,
         "now": now,
     }
     connection.execute(_GIVE_UP_MOVES, columns)
-    metrics.count("occurrences", len(gone), SkipReason.BY_HAND)
+    metrics.count("occurrences", len(gone), SkipReason.MANUAL)
     events = [
         lifecycle_row(
             installation,
@@ -254,7 +254,7 @@ def give_up_moves(
             job_version=job.version,
             shard=job.shard,
             now=now,
-            reason=SkipReason.BY_HAND,
+            reason=SkipReason.MANUAL,
             detail={
                 "first_at": format_timestamp(at),
                 "last_at": format_timestamp(at),

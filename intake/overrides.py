@@ -249,7 +249,7 @@ def _held(job: JobRow, locked: Locked) -> Held | None:
     if job.paused:
         return Held.PAUSE
     timer = locked.timers.get(job.job_id)
-    return Held.SET_ASIDE if timer is not None and timer.held == Held.SET_ASIDE else None
+    return Held.QUARANTINED if timer is not None and timer.held == Held.QUARANTINED else None
 
 
 def _event(change: _Change, installation: Installation, now: datetime) -> OutboxRow:

@@ -20,7 +20,7 @@ SELECT r.tenant, r.request_id, r.body_hash, r.reply
 -- Index: requests_by_age. Lock: the rows.
 DELETE FROM requests
  WHERE (tenant, request_id) IN (
-    SELECT tenant, request_id FROM requests WHERE made_at < tidewheel_now() - %(kept)s::interval LIMIT 5000
+    SELECT tenant, request_id FROM requests WHERE created_at < tidewheel_now() - %(kept)s::interval LIMIT 5000
  )
 
 -- name: find_jobs
@@ -53,7 +53,7 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- The timers just locked, with what firing needs of their versions.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.limited, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -72,10 +72,10 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- name: read_locked_jobs
 -- The jobs just locked, with the schedule in force.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.every_us, j.paused, j.paused_until,
+SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.interval_us, j.paused, j.paused_until,
        j.failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
        j.deleted_at, v.schedule, v.policy,
-       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.held = 'set_aside') AS set_aside
+       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.held = 'quarantine') AS quarantined
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
@@ -150,7 +150,7 @@ SELECT tenant, name, job_id
 -- Jobs whose timer has gone, as it would be read: a change of their days may give them occurrences again.
 -- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked.
 SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule, v.handler, v.queue, v.lane,
-       v.overlap, v.definition, v.limited, v.policy, NULL::timestamptz AS due_at, true AS overridden
+       v.overlap, v.definition, v.has_deadlines, v.policy, NULL::timestamptz AS due_at, true AS overridden
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s) AND j.deleted_at IS NULL
@@ -182,7 +182,7 @@ UPDATE jobs AS j
        spec_hash = new.spec_hash,
        schedule_kind = new.schedule_kind,
        anchor = new.anchor,
-       every_us = new.every_us,
+       interval_us = new.interval_us,
        labels = new.labels,
        paused = new.paused,
        paused_at = CASE WHEN new.paused THEN coalesce(j.paused_at, %(now)s) END,
@@ -196,9 +196,9 @@ UPDATE jobs AS j
        failures = 0
   FROM unnest(
         %(job_ids)s::uuid[], %(versions)s::integer[], %(spec_hashes)s::bytea[], %(schedule_kinds)s::text[],
-        %(anchors)s::timestamptz[], %(every_us)s::bigint[], %(labels)s::jsonb[], %(paused)s::boolean[],
+        %(anchors)s::timestamptz[], %(interval_us)s::bigint[], %(labels)s::jsonb[], %(paused)s::boolean[],
         %(finished)s::boolean[]
-       ) AS new (job_id, version, spec_hash, schedule_kind, anchor, every_us, labels, paused, finished)
+       ) AS new (job_id, version, spec_hash, schedule_kind, anchor, interval_us, labels, paused, finished)
  WHERE j.job_id = new.job_id
 
 -- name: put_timers
@@ -288,14 +288,14 @@ SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
 -- name: put_overrides
 -- What people say about single occurrences from now on, in place of what they said before.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
-INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, made_at, made_by, reason)
+INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, created_at, created_by, reason)
 SELECT new.job_id, new.scheduled_at, new.tenant, CASE WHEN new.moved_to IS NULL THEN 'skip' ELSE 'move' END,
        new.moved_to, %(now)s, 'request', new.reason
   FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[], %(tenants)s::text[], %(moved_to)s::timestamptz[],
               %(reasons)s::text[])
        AS new (job_id, scheduled_at, tenant, moved_to, reason)
     ON CONFLICT (job_id, scheduled_at) DO UPDATE
-   SET kind = excluded.kind, moved_to = excluded.moved_to, made_at = excluded.made_at, made_by = excluded.made_by,
+   SET kind = excluded.kind, moved_to = excluded.moved_to, created_at = excluded.created_at, created_by = excluded.created_by,
        reason = excluded.reason, done_at = NULL
 
 -- name: forget_overrides
@@ -316,7 +316,7 @@ WITH given_up AS (
      WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
     RETURNING v.job_id, v.tenant, gone.job_version, v.scheduled_at
 )
-INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, made_at)
+INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)
 SELECT job_id, tenant, job_version, %(reason)s, scheduled_at, scheduled_at, 1, %(now)s
   FROM given_up
 
@@ -344,7 +344,7 @@ SELECT run_id, attempt FROM open_runs
 -- name: add_job_cancellation
 -- From its commit on no claim takes a run of these jobs that was made so far and never began; the scheduler ends them.
 -- No index, no lock.
-INSERT INTO cancellations (tenant, job_id, made_before, made_by)
+INSERT INTO cancellations (tenant, job_id, created_before, created_by)
 SELECT tenant, job_id, %(now)s, 'job_deleted'
   FROM unnest(%(tenants)s::text[], %(job_ids)s::uuid[]) AS gone (tenant, job_id)
 
@@ -375,8 +375,8 @@ SELECT set_config('lock_timeout', %(patience)s, true)
 
 -- name: want_cancel
 -- A run to be cancelled that somebody has in hand: the scheduler does it once it is free.
--- Index: wanted_cancels_pkey. Lock: the new row.
-INSERT INTO wanted_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenant)s, %(reason)s)
+-- Index: pending_cancels_pkey. Lock: the new row.
+INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenant)s, %(reason)s)
 
 -- name: read_run
 -- A run's job and final state.
@@ -424,9 +424,9 @@ SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
 -- name: add_cancellation
 -- From its commit on no claim takes what it names; the scheduler ends it.
 -- Index: cancellations_pkey. Lock: the new row.
-INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, made_before, begun, reason, made_by)
+INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, created_before, begun, reason, created_by)
 OVERRIDING SYSTEM VALUE
-VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(made_before)s, %(begun)s,
+VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(created_before)s, %(begun)s,
         %(reason)s, 'asked')
 
 -- name: lock_attempts
@@ -447,7 +447,7 @@ SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- Waiting runs that have given a sign of life: until when the next one has to come.
 -- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows already locked, and so where they were found.
 UPDATE open_runs AS o
-   SET deadline_at = least(o.close_at, o.wait_until, (SELECT tidewheel_now()) + told.heartbeat)
+   SET deadline_at = least(o.schedule_to_close_at, o.external_deadline_at, (SELECT tidewheel_now()) + told.heartbeat)
   FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS told (run_id, heartbeat)
  CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = told.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
@@ -482,7 +482,7 @@ RETURNING o.partition
 SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, known.last_made_at
   FROM jobs AS j
  CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused')) AS unfinished, max(b.made_at) AS last_made_at
+    SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused')) AS unfinished, max(b.created_at) AS last_made_at
       FROM backfills AS b
      WHERE b.job_id = j.job_id
   ) AS known
@@ -498,16 +498,16 @@ SELECT wanted FROM backfills WHERE backfill_id = %(backfill_id)s
 -- Index: backfills_pkey. Lock: the new row, under its job's lock.
 INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions, job_version, overlap,
                        newest_first, max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason,
-                       made_at)
+                       created_at)
 VALUES (%(backfill_id)s, %(tenant)s, %(job_id)s, %(shard)s, %(state)s, %(first_at)s, %(last_at)s, %(what)s, %(versions)s,
         %(job_version)s, %(overlap)s, %(newest_first)s, %(max_concurrent)s, %(occurrences)s, %(wanted)s, %(cursor_at)s,
-        %(request_id)s, %(traceparent)s, %(reason)s, %(made_at)s)
+        %(request_id)s, %(traceparent)s, %(reason)s, %(created_at)s)
 
 -- name: lock_backfill
 -- A backfill that is to be paused, resumed or cancelled.
 -- Index: backfills_pkey. Lock: the row, waiting for a batch of its runs that is being made.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
-       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, made_at, made, passed_over
+       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, created_at, made, passed_over
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND tenant = %(tenant)s
    FOR UPDATE

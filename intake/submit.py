@@ -53,7 +53,7 @@ _UPDATE_JOBS = _SQL["update_jobs"]
 
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, policy, handler, queue, lane, overlap, "
-    "definition, limited) FROM STDIN (FORMAT BINARY)"
+    "definition, has_deadlines) FROM STDIN (FORMAT BINARY)"
 )
 _VERSION_TYPES = (
     "uuid", "int4", "text", "timestamptz", "jsonb", "text", "text", "text", "text", "text", "text", "bytea", "bool"
@@ -325,7 +325,7 @@ def _write_jobs(connection: Conn, versions: Sequence[tuple[_Submission, NextVers
         "spec_hashes": [s.spec_hash for s, _ in versions],
         "schedule_kinds": [v.kind for _, v in versions],
         "anchors": [v.anchor for _, v in versions],
-        "every_us": [v.every_us for _, v in versions],
+        "interval_us": [v.interval_us for _, v in versions],
         "labels": [Jsonb(v.spec.labels) for _, v in versions],
         "paused": [v.paused for _, v in versions],
         "finished": [v.next_at is None and v.kind != "manual" for _, v in versions],

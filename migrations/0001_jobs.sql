@@ -32,7 +32,7 @@ CREATE TABLE jobs (
     spec_hash     bytea,
     schedule_kind text,
     anchor        timestamptz,
-    every_us      bigint,
+    interval_us      bigint,
     labels        jsonb,
     paused        boolean NOT NULL DEFAULT false,
     paused_by     text,
@@ -46,7 +46,7 @@ CREATE TABLE jobs (
     deleted_at    timestamptz
 ) WITH (fillfactor = 85);
 COMMENT ON COLUMN jobs.version IS '0 only inside the transaction that creates the job';
-COMMENT ON COLUMN jobs.anchor IS 'when an interval was first accepted; kept across edits that leave every_us alone';
+COMMENT ON COLUMN jobs.anchor IS 'when an interval was first accepted; kept across edits that leave interval_us alone';
 COMMENT ON COLUMN jobs.deleted_at IS 'a tombstone: re-creation continues the versions';
 CREATE INDEX jobs_by_key ON jobs (tenant, key);
 CREATE INDEX jobs_fixed_delay ON jobs (job_id) WHERE schedule_kind = 'fixed_delay' AND deleted_at IS NULL;
@@ -96,8 +96,8 @@ CREATE TABLE overrides (
     tenant       text NOT NULL,
     kind         text NOT NULL CHECK (kind IN ('skip', 'move')),
     moved_to     timestamptz,
-    made_at      timestamptz NOT NULL,
-    made_by      text,
+    created_at      timestamptz NOT NULL,
+    created_by      text,
     PRIMARY KEY (job_id, scheduled_at)
 );
 COMMENT ON TABLE overrides IS 'one coming occurrence skipped or moved; identity stays the nominal instant';
@@ -108,18 +108,18 @@ CREATE TABLE skips (
     job_id      uuid NOT NULL,
     tenant      text NOT NULL,
     job_version integer NOT NULL,
-    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'bound', 'by_hand', 'limit')),
+    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'bound', 'manual', 'limit')),
     first_at    timestamptz NOT NULL,
     last_at     timestamptz NOT NULL,
     occurrences bigint NOT NULL,
     exact       boolean NOT NULL DEFAULT true,
-    made_at     timestamptz NOT NULL
+    created_at     timestamptz NOT NULL
 );
 COMMENT ON COLUMN skips.exact IS 'false where the span holds more occurrences than were worth counting';
 CREATE INDEX skips_by_job ON skips (job_id, first_at);
 
 -- What could not be worked with, kept for a person to look at.
-CREATE TABLE set_aside (
+CREATE TABLE quarantine (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     kind     text NOT NULL CHECK (kind IN ('job', 'outbox')),
     tenant   text,
@@ -129,13 +129,13 @@ CREATE TABLE set_aside (
     value    bytea,
     headers  bytea[],
     error    text NOT NULL,
-    made_at  timestamptz NOT NULL
+    created_at  timestamptz NOT NULL
 );
-CREATE INDEX set_aside_by_job ON set_aside (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX quarantine_by_job ON quarantine (job_id) WHERE job_id IS NOT NULL;
 
 CREATE TABLE audit_log (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    made_at     timestamptz NOT NULL,
+    created_at     timestamptz NOT NULL,
     tenant      text NOT NULL,
     actor       text,
     action      text NOT NULL,
@@ -143,4 +143,4 @@ CREATE TABLE audit_log (
     before_hash bytea,
     after_hash  bytea
 );
-CREATE INDEX audit_log_by_tenant ON audit_log (tenant, made_at);
+CREATE INDEX audit_log_by_tenant ON audit_log (tenant, created_at);

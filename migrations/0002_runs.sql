@@ -12,7 +12,7 @@ CREATE TABLE job_runs (
     queue         text NOT NULL,
     lane          text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch')),
     scheduled_at  timestamptz NOT NULL,
-    made_at       timestamptz NOT NULL,
+    created_at       timestamptz NOT NULL,
     parent_run_id uuid,
     root_run_id   uuid,
     state         text NOT NULL DEFAULT 'queued' CHECK (state IN (
@@ -62,11 +62,11 @@ CREATE TABLE open_runs (
     scheduled_at timestamptz NOT NULL,
     publish_at   timestamptz NOT NULL,
     deadline_at  timestamptz,
-    made_at      timestamptz NOT NULL,
+    created_at      timestamptz NOT NULL,
     started_at   timestamptz,
     executor_id  uuid,
     token_hash   bytea,
-    came_by      text
+    claimed_from      text
 ) WITH (
     -- Room in the page, so that a claim (which grows the row and touches no indexed column) stays HOT.
     fillfactor = 70,
@@ -76,7 +76,7 @@ CREATE TABLE open_runs (
 );
 COMMENT ON COLUMN open_runs.handler IS 'null for targets that any executor can run';
 COMMENT ON COLUMN open_runs.publish_at IS 'not claimable before; infinity while buffered, blocked or waiting';
-COMMENT ON COLUMN open_runs.came_by IS 'topic/partition/offset@timestamp of the message of the last claim';
+COMMENT ON COLUMN open_runs.claimed_from IS 'topic/partition/offset@timestamp of the message of the last claim';
 CREATE INDEX open_runs_due ON open_runs (queue, lane, publish_at);
 CREATE INDEX open_runs_by_job ON open_runs (job_id);
 CREATE INDEX open_runs_deadline ON open_runs (deadline_at) WHERE deadline_at IS NOT NULL;
@@ -101,10 +101,10 @@ CREATE TABLE attempts (
     started_at    timestamptz,
     finished_at   timestamptz NOT NULL,
     outcome       text NOT NULL CHECK (outcome IN (
-        'succeeded', 'failed', 'timed_out', 'cancelled', 'lost', 'handed_back', 'snoozed')),
+        'succeeded', 'failed', 'timed_out', 'cancelled', 'lost', 'released', 'snoozed')),
     error_type    text,
     error_message text,
-    came_by       text,
+    claimed_from       text,
     PRIMARY KEY (run_id, attempt)
 ) PARTITION BY RANGE (run_id);
 
@@ -127,7 +127,7 @@ CREATE TABLE joins (
     generation   integer NOT NULL,
     parents      jsonb NOT NULL,
     marks        jsonb NOT NULL DEFAULT '{}',
-    made_at      timestamptz NOT NULL
+    created_at      timestamptz NOT NULL
 );
 COMMENT ON TABLE joins IS 'which parents of a workflow run have ended, and how';
 
@@ -137,7 +137,7 @@ CREATE TABLE signals (
     kind        text NOT NULL CHECK (kind IN ('cancel', 'terminate')),
     tenant      text NOT NULL,
     executor_id uuid NOT NULL,
-    made_at     timestamptz NOT NULL,
+    created_at     timestamptz NOT NULL,
     PRIMARY KEY (run_id, attempt, kind)
 );
 CREATE INDEX signals_by_executor ON signals (executor_id);
@@ -150,8 +150,8 @@ CREATE TABLE cancellations (
     lane        text,
     handler     text,
     cause       text,
-    made_before timestamptz NOT NULL,
-    made_by     text,
+    created_before timestamptz NOT NULL,
+    created_by     text,
     finished_at timestamptz
 );
 COMMENT ON TABLE cancellations IS 'filters that every claim consults until their rows and events are written';
@@ -186,8 +186,8 @@ CREATE TABLE dead_letters (
     key        bytea,
     value      bytea,
     reason     text NOT NULL,
-    made_at    timestamptz NOT NULL,
-    redriven_as uuid,
+    created_at    timestamptz NOT NULL,
+    redriven_run_id uuid,
     UNIQUE (topic, partition, "offset")
 );
-CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, made_at);
+CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, created_at);

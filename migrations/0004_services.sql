@@ -5,7 +5,7 @@ CREATE TABLE members (
     role       text NOT NULL CHECK (role IN ('scheduler', 'relay')),
     name       text NOT NULL,
     counter    bigint NOT NULL DEFAULT 0,
-    beat_at    timestamptz NOT NULL,
+    last_heartbeat_at    timestamptz NOT NULL,
     started_at timestamptz NOT NULL
 );
 
@@ -16,7 +16,7 @@ CREATE TABLE executors (
     handlers    text[] NOT NULL,
     slots       integer NOT NULL,
     counter     bigint NOT NULL DEFAULT 0,
-    beat_at     timestamptz NOT NULL,
+    last_heartbeat_at     timestamptz NOT NULL,
     started_at  timestamptz NOT NULL,
     stopping    boolean NOT NULL DEFAULT false
 );
@@ -27,11 +27,11 @@ CREATE TABLE requests (
     request_id text NOT NULL,
     body_hash  bytea NOT NULL,
     reply      bytea NOT NULL,
-    made_at    timestamptz NOT NULL,
+    created_at    timestamptz NOT NULL,
     PRIMARY KEY (tenant, request_id)
 );
 COMMENT ON TABLE requests IS 'first answers, kept 8 days; only requests that name a request_id';
-CREATE INDEX requests_by_age ON requests (made_at);
+CREATE INDEX requests_by_age ON requests (created_at);
 
 -- The offsets that intake goes by. The epoch is the fence: a zombie's update hits no row.
 CREATE TABLE intake_offsets (

@@ -9,9 +9,9 @@ ALTER TABLE job_versions ADD COLUMN retired_at timestamptz;
 COMMENT ON COLUMN job_versions.retired_at IS 'when its job was deleted under it; a version in force at T has effective_at < T <= retired_at';
 
 -- Why due_at is not the next instant: nobody has to guess from an infinity.
-ALTER TABLE timers ADD COLUMN held text CHECK (held IN ('pause', 'set_aside', 'run'));
+ALTER TABLE timers ADD COLUMN held text CHECK (held IN ('pause', 'quarantine', 'run'));
 ALTER TABLE timers ADD COLUMN overridden boolean NOT NULL DEFAULT false;
-COMMENT ON COLUMN timers.held IS 'pause: due_at is paused_until or infinity; set_aside: it could not be fired; run: a fixed_delay job whose run is open';
+COMMENT ON COLUMN timers.held IS 'pause: due_at is paused_until or infinity; quarantine: it could not be fired; run: a fixed_delay job whose run is open';
 COMMENT ON COLUMN timers.overridden IS 'overrides has rows that firing must look at';
 COMMENT ON COLUMN timers.scheduled_at IS 'the first instant that nothing is recorded of yet; the cursor of a catch-up';
 COMMENT ON COLUMN timers.catch_up_end IS 'up to here a catch-up was decided: what is due fires, and is not decided again';
@@ -63,7 +63,7 @@ COMMENT ON TABLE job_calendars IS 'which jobs'' current versions name a calendar
 CREATE INDEX job_calendars_by_job ON job_calendars (job_id);
 
 -- A past range made up for on request; the scheduler makes its runs some at a time. Its runs are found by their ids: all
--- have made_at in their first 48 bits, and no other backfill of the job has the same.
+-- have created_at in their first 48 bits, and no other backfill of the job has the same.
 CREATE TABLE backfills (
     backfill_id    uuid PRIMARY KEY,
     tenant         text NOT NULL,
@@ -86,7 +86,7 @@ CREATE TABLE backfills (
     request_id     text,
     traceparent    text,
     reason         text,
-    made_at        timestamptz NOT NULL,
+    created_at        timestamptz NOT NULL,
     finished_at    timestamptz
 );
 COMMENT ON COLUMN backfills.job_version IS 'the current one when it was accepted';
@@ -94,9 +94,9 @@ COMMENT ON COLUMN backfills.overlap IS 'null: the job''s, one after another wher
 COMMENT ON COLUMN backfills.occurrences IS 'of the range, when it was accepted';
 COMMENT ON COLUMN backfills.wanted IS 'how many of them were to be run then';
 COMMENT ON COLUMN backfills.cursor_at IS 'the next instant to look at; null when none is left';
-COMMENT ON COLUMN backfills.made_at IS 'in whole milliseconds';
+COMMENT ON COLUMN backfills.created_at IS 'in whole milliseconds';
 CREATE INDEX backfills_open ON backfills (shard, backfill_id) WHERE state IN ('running', 'paused');
-CREATE UNIQUE INDEX backfills_by_job ON backfills (job_id, made_at);
-CREATE INDEX backfills_by_tenant ON backfills (tenant, made_at);
+CREATE UNIQUE INDEX backfills_by_job ON backfills (job_id, created_at);
+CREATE INDEX backfills_by_tenant ON backfills (tenant, created_at);
 
 INSERT INTO settings (name, value) VALUES ('tzdata', 'null');

@@ -2,18 +2,18 @@
 
 -- What a completion in a user's transaction sets off elsewhere. A row commits or falls with the completion; the scheduler
 -- does what it says and deletes it, within a second or so. No primary key but the run's: a run ends once.
-CREATE TABLE loose_ends (
+CREATE TABLE deferred_effects (
     run_id     uuid PRIMARY KEY,
     job_id     uuid NOT NULL,
     tenant     text NOT NULL,
     ended_at   timestamptz NOT NULL,
-    chained_at timestamptz,
+    chain_at timestamptz,
     counted    boolean NOT NULL,
     turn       boolean NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON COLUMN loose_ends.chained_at IS 'the run''s nominal instant, where the job''s next one is counted from its end';
-COMMENT ON COLUMN loose_ends.counted IS 'whether the job''s failures in a row are to be forgotten';
-COMMENT ON COLUMN loose_ends.turn IS 'whether the run may hold its job''s turn';
+COMMENT ON COLUMN deferred_effects.chain_at IS 'the run''s nominal instant, where the job''s next one is counted from its end';
+COMMENT ON COLUMN deferred_effects.counted IS 'whether the job''s failures in a row are to be forgotten';
+COMMENT ON COLUMN deferred_effects.turn IS 'whether the run may hold its job''s turn';
 
 -- Fails: what a zombie's transaction holds must not be committed, whatever its code does with the error.
 CREATE FUNCTION tidewheel_attempt_over(run_id uuid, attempt integer) RETURNS void
@@ -148,11 +148,11 @@ $$;
 
 -- Cancels by id that met a run in the hands of a transaction that lasts. The scheduler carries them out within a second or
 -- so of its end, unless the run is over then. No index by run: there is mostly none, and two wishes for a run do no harm.
-CREATE TABLE wanted_cancels (
+CREATE TABLE pending_cancels (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run_id  uuid NOT NULL,
     tenant  text NOT NULL,
     reason  text NOT NULL,
-    made_at timestamptz NOT NULL DEFAULT tidewheel_now()
+    created_at timestamptz NOT NULL DEFAULT tidewheel_now()
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE wanted_cancels IS 'run.cancel of runs whose rows somebody held';
+COMMENT ON TABLE pending_cancels IS 'run.cancel of runs whose rows somebody held';

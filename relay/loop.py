@@ -185,4 +185,4 @@ def _count(batch: Batch, published: Published) -> None:
     for (_, name), count in (batch.counts if all_of_them else counts_of(published.proven, batch.pairs)).items():
         metrics.count("outbox_published", count, name)
     if published.refused:
-        metrics.count("outbox_set_aside", len(published.refused))
+        metrics.count("outbox_quarantined", len(published.refused))

@@ -51,7 +51,7 @@ WITH refused AS (
     DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
     RETURNING topic, key, value, headers
 )
-INSERT INTO set_aside (kind, topic, key, value, headers, error, made_at)
+INSERT INTO quarantine (kind, topic, key, value, headers, error, created_at)
 SELECT 'outbox', topic, key, value, headers, %(error)s, tidewheel_now() FROM refused
 
 -- name: try_slice

@@ -53,7 +53,7 @@ class TurnSweep:
                 return 0
             locked = connection.execute(_LOCK_TURNS, {"job_ids": gone}, binary=True).fetchall()
             freed = hand_on_gone(connection, self._installation, [cast("UUID", job) for (job,) in locked])
-        metrics.count("turns_mended", len(freed))
+        metrics.count("active_runs_repaired", len(freed))
         return len(freed)
 
     def mend_shard(self, shard: int) -> int:
@@ -73,6 +73,6 @@ class TurnSweep:
             stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
             connection.execute(_DROP_STALE_SIGNALS, stale)
         if jobs:
-            metrics.count("turns_mended", len(jobs))
+            metrics.count("active_runs_repaired", len(jobs))
             _LOG.error("runs of %d jobs of shard %d waited for turns that were removed; mended", len(jobs), shard)
         return len(jobs)

@@ -125,7 +125,7 @@ def _most_open(backfill: Backfill, facts: _Facts) -> int:
 def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewRun:
     inputs = RunInputs(overlap=backfill.overlap, traceparent=backfill.traceparent, request_id=backfill.request_id)
     return NewRun(
-        run_id=run_id(backfill.job_id, at, Cause.BACKFILL, backfill.backfill_id.bytes, at=backfill.made_at),
+        run_id=run_id(backfill.job_id, at, Cause.BACKFILL, backfill.backfill_id.bytes, at=backfill.created_at),
         job_id=JobId(backfill.job_id),
         tenant=backfill.tenant,
         job_version=facts.version,

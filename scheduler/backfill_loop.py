@@ -161,7 +161,7 @@ def _make_batch(connection: Conn, installation: Installation, backfill: Backfill
 
 
 def _read_place(connection: Conn, backfill: Backfill) -> _Place:
-    first, last = run_range(backfill.job_id, backfill.made_at)
+    first, last = run_range(backfill.job_id, backfill.created_at)
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "job_version": backfill.job_version, "first_run_id": first, "last_run_id": last
     }  # fmt: skip

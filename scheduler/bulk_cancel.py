@@ -61,7 +61,7 @@ class Cancellation:
     lane: str | None
     handler: str | None
     cause: str | None
-    made_before: datetime
+    created_before: datetime
     begun: bool
     reason: str
 
@@ -204,7 +204,7 @@ class Cancelling:
         columns: dict[str, object] = {
             "id": cancellation.id, "tenant": cancellation.tenant, "job_id": cancellation.job_id,
             "queue": cancellation.queue, "lane": cancellation.lane, "handler": cancellation.handler,
-            "cause": cancellation.cause, "made_before": cancellation.made_before, "begun": cancellation.begun,
+            "cause": cancellation.cause, "created_before": cancellation.created_before, "begun": cancellation.begun,
             "states": sorted(_TO_ASK) if place.asking else _STATES, "most": _MOST, "looked_at": _LOOKED_AT,
         }  # fmt: skip
         with self._session.transaction() as connection:

@@ -65,8 +65,8 @@ class Passed:
     charged: int
     executor_id: UUID | None
     deadline_at: datetime
-    close_at: datetime | None
-    wait_until: datetime | None
+    schedule_to_close_at: datetime | None
+    external_deadline_at: datetime | None
     now: datetime
 
 
@@ -150,11 +150,15 @@ class Deadlines:
 
 def struck(row: Passed) -> Timeout:
     """Which timeout it was: of several that have passed, one that is final, then the one that came first."""
-    if row.close_at is not None and row.close_at <= row.now and (row.attempt or row.close_at <= row.deadline_at):
+    if (
+        row.schedule_to_close_at is not None
+        and row.schedule_to_close_at <= row.now
+        and (row.attempt or row.schedule_to_close_at <= row.deadline_at)
+    ):
         return Timeout.SCHEDULE_TO_CLOSE
     if row.state != RunState.WAITING:
         return Timeout.SCHEDULE_TO_START
-    if row.wait_until is not None and row.wait_until <= row.deadline_at:
+    if row.external_deadline_at is not None and row.external_deadline_at <= row.deadline_at:
         return Timeout.ASYNC_TIMEOUT
     return Timeout.HEARTBEAT
 

@@ -182,7 +182,7 @@ def _set_aside(
         connection.execute(_SET_JOB_ASIDE, {"tenant": tenant, "job_id": job_id, "error": text})
         event = lifecycle_row(
             installation,
-            kind="job.set_aside",
+            kind="job.quarantined",
             tenant=str(tenant),
             job_id=job_id,
             job_key=str(key[0]) if key else "",
@@ -192,4 +192,4 @@ def _set_aside(
             reason=text[:1000],
         )
         append(connection, [event], shards=installation.shards)
-    metrics.count("jobs_set_aside")
+    metrics.count("jobs_quarantined")

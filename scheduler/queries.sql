@@ -15,7 +15,7 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- The timers that are due, with what firing needs of their versions. A pause ends at its instant, never ahead of it.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows locked by others (an edit, another scheduler) are passed over.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.limited, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.held, d.overridden
@@ -32,7 +32,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
 -- One timer, for firing job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, passed over when somebody has it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.limited, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.held IS NULL OR t.due_at <= %(now)s)
@@ -42,14 +42,14 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
 -- Takes the timer of a job that was set aside out of the way, unless an edit came first; an edit brings it back.
 -- Index: timers_pkey. Lock: the row.
 UPDATE timers
-   SET due_at = 'infinity', held = 'set_aside'
+   SET due_at = 'infinity', held = 'quarantine'
  WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < 'infinity'
 RETURNING tenant, shard, version
 
 -- name: set_job_aside
 -- Keeps the error of a job that could not be fired.
 -- No index, no lock.
-INSERT INTO set_aside (kind, tenant, job_id, error, made_at)
+INSERT INTO quarantine (kind, tenant, job_id, error, created_at)
 VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
 
 -- name: resume_jobs
@@ -85,12 +85,12 @@ SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)
 -- Those of these timers that stand at an instant of some zone's clock that is still ahead.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.limited, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
    AND t.scheduled_at > %(now)s
-   AND t.held IS DISTINCT FROM 'set_aside'
+   AND t.held IS DISTINCT FROM 'quarantine'
    AND v.schedule LIKE '%%"kind":"cron"%%'
 
 -- name: read_written_ahead
@@ -150,7 +150,7 @@ WITH stuck AS (
       FROM jobs AS j
       JOIN timers AS t USING (job_id)
      WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL AND t.held = 'run'
-       AND NOT EXISTS (SELECT FROM loose_ends AS l WHERE l.job_id = t.job_id)
+       AND NOT EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id)
        AND NOT EXISTS (SELECT FROM open_runs AS o
                         WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
        FOR UPDATE OF t SKIP LOCKED
@@ -192,8 +192,8 @@ ON CONFLICT (job_id) DO NOTHING
 -- name: find_cancellations
 -- The cancellations by filter that are not finished.
 -- Index: cancellations_open, which holds no others. No lock.
-SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler, cause, made_before, begun,
-       coalesce(reason, made_by) AS reason
+SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler, cause, created_before, begun,
+       coalesce(reason, created_by) AS reason
   FROM cancellations
  WHERE finished_at IS NULL
  ORDER BY id
@@ -223,7 +223,7 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
      LIMIT %(looked_at)s
   ) AS s
  CROSS JOIN LATERAL (
-    SELECT s.tenant = %(tenant)s AND s.made_at <= %(made_before)s AND s.state = ANY (%(states)s)
+    SELECT s.tenant = %(tenant)s AND s.created_at <= %(created_before)s AND s.state = ANY (%(states)s)
            AND (%(begun)s OR s.attempt = 0)
            AND (%(queue)s::text IS NULL OR s.queue = %(queue)s)
            AND (%(lane)s::text IS NULL OR s.lane = %(lane)s)
@@ -247,7 +247,7 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
      LIMIT %(looked_at)s
   ) AS s
  CROSS JOIN LATERAL (
-    SELECT s.tenant = %(tenant)s AND s.made_at <= %(made_before)s AND s.state = ANY (%(states)s)
+    SELECT s.tenant = %(tenant)s AND s.created_at <= %(created_before)s AND s.state = ANY (%(states)s)
            AND (%(begun)s OR s.attempt = 0)
            AND (%(queue)s::text IS NULL OR s.queue = %(queue)s)
            AND (%(lane)s::text IS NULL OR s.lane = %(lane)s)
@@ -298,9 +298,9 @@ DELETE FROM cancelled_jobs WHERE cancellation_id = %(id)s
 
 -- name: find_wanted_cancels
 -- Cancels by id that met a run in somebody's hands, with the runs as they stand; those that are over have no job.
--- Index: wanted_cancels_pkey, open_runs_pkey. No lock: what is found is locked when it is ended.
+-- Index: pending_cancels_pkey, open_runs_pkey. No lock: what is found is locked when it is ended.
 SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.executor_id
-  FROM wanted_cancels AS w
+  FROM pending_cancels AS w
   LEFT JOIN open_runs AS o ON o.run_id = w.run_id
  WHERE w.id > %(after)s
  ORDER BY w.id
@@ -308,8 +308,8 @@ SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.execut
 
 -- name: forget_wanted_cancels
 -- Such cancels that are carried out, or came too late.
--- Index: wanted_cancels_pkey. Lock: the rows; a twin that another scheduler deletes is waited for.
-DELETE FROM wanted_cancels WHERE id = ANY (%(ids)s)
+-- Index: pending_cancels_pkey. Lock: the rows; a twin that another scheduler deletes is waited for.
+DELETE FROM pending_cancels WHERE id = ANY (%(ids)s)
 
 -- name: look_at_turns
 -- Some of the turns that are waited for, and whether their holder is still open.
@@ -338,7 +338,7 @@ SELECT DISTINCT o.job_id, o.tenant
 -- name: drop_stale_signals
 -- Signals of runs that have ended which no executor has taken away: it has died.
 -- No index: a handful of rows, once a minute. Lock: the rows.
-DELETE FROM signals WHERE kind = %(terminate)s AND made_at < tidewheel_now() - %(stale_after)s::interval
+DELETE FROM signals WHERE kind = %(terminate)s AND created_at < tidewheel_now() - %(stale_after)s::interval
 
 -- name: find_open_backfills
 -- Backfills of these shards whose runs are to be made, and paused ones whose job was deleted under them.
@@ -357,7 +357,7 @@ SELECT b.backfill_id
 -- One of them, unless it has ended meanwhile.
 -- Index: backfills_pkey. Lock: the row, passed over when a request or another scheduler has it.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
-       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, made_at, made, passed_over
+       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, created_at, made, passed_over
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND state IN ('running', 'paused')
    FOR UPDATE SKIP LOCKED
@@ -439,8 +439,8 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id
 -- Those that are still nobody's and past their deadline.
 -- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others (a heartbeat, an answer, a cancel, another
 -- scheduler) are passed over.
-SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.charged, o.executor_id, o.deadline_at, o.close_at,
-       o.wait_until, (SELECT tidewheel_now()) AS now
+SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.charged, o.executor_id, o.deadline_at, o.schedule_to_close_at,
+       o.external_deadline_at, (SELECT tidewheel_now()) AS now
   FROM open_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
    AND o.deadline_at <= (SELECT tidewheel_now())
@@ -487,24 +487,24 @@ SELECT w.tenant, w.queue, w.handler, w.runs, w.run_id, w.since
      WHERE w.queue = ANY (e.queues)
        AND (w.handler = '' OR w.handler = ANY (e.handlers))
        AND NOT e.stopping
-       AND e.beat_at > (SELECT tidewheel_now()) - %(silent_for)s::interval
+       AND e.last_heartbeat_at > (SELECT tidewheel_now()) - %(silent_for)s::interval
  )
  ORDER BY w.tenant, w.queue, w.handler
 
 -- name: note_unhandled
 -- Takes note of what is to be announced; returns what was not announced lately.
 -- Index: unhandled_pkey. Lock: the rows, in the order of their keys.
-INSERT INTO unhandled AS u (tenant, queue, handler, told_at)
+INSERT INTO unhandled_announcements AS u (tenant, queue, handler, announced_at)
 SELECT w.tenant, w.queue, w.handler, tidewheel_now()
   FROM unnest(%(tenants)s::text[], %(queues)s::text[], %(handlers)s::text[]) AS w (tenant, queue, handler)
-    ON CONFLICT (tenant, queue, handler) DO UPDATE SET told_at = excluded.told_at
- WHERE u.told_at <= excluded.told_at - %(quiet_for)s::interval
-RETURNING tenant, queue, handler, told_at
+    ON CONFLICT (tenant, queue, handler) DO UPDATE SET announced_at = excluded.announced_at
+ WHERE u.announced_at <= excluded.announced_at - %(quiet_for)s::interval
+RETURNING tenant, queue, handler, announced_at
 
 -- name: forget_unhandled
 -- What was announced long ago and not since.
 -- No index: a handful of rows. Lock: the rows.
-DELETE FROM unhandled WHERE told_at < (SELECT tidewheel_now()) - %(kept_for)s::interval
+DELETE FROM unhandled_announcements WHERE announced_at < (SELECT tidewheel_now()) - %(kept_for)s::interval
 
 -- name: read_unhandled_jobs
 -- The jobs of the runs that an announcement names.

@@ -42,7 +42,7 @@ def mend_shard(session: Session, shard: int, shards: int) -> int:
         jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_LOST_TIMERS, columns, binary=True)]
     mended = sum(_mend(session, job) for job in jobs)
     if mended:
-        metrics.count("timers_mended", mended)
+        metrics.count("timers_repaired", mended)
         _LOG.error("%d jobs of shard %d had lost their timers; mended", mended, shard)
     return mended
 
@@ -59,7 +59,7 @@ def release_chains(session: Session) -> int:
     with session.transaction() as connection:
         released = connection.execute(_RELEASE_HELD_CHAINS).rowcount
     if released:
-        metrics.count("timers_mended", released)
+        metrics.count("timers_repaired", released)
         _LOG.error("%d fixed_delay jobs waited for runs that are over; mended", released)
     return released
 

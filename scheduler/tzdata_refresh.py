@@ -109,7 +109,7 @@ class ZonesChanged:
 
     def _tell(self, stored: object, version: str, retimed: int, *, more: bool) -> None:
         self._retimed += retimed
-        metrics.count("timers_retimed", retimed)
+        metrics.count("timers_rescheduled", retimed)
         self._done = not more
         before = _from(stored)
         if self._done and (before is not None or self._retimed):
@@ -248,7 +248,7 @@ def _event(
 ) -> OutboxRow:
     return lifecycle_row(
         installation,
-        kind="job.retimed",
+        kind="job.rescheduled",
         tenant=timer.tenant,
         job_id=timer.job_id,
         job_key=decode(timer.definition, JobDefinition).job_key,

@@ -153,7 +153,7 @@ class UnhandledWatch:
             job_id, key, shard, version = jobs[each.run_id]
             event = lifecycle_row(
                 self._installation,
-                kind="job.unhandled",
+                kind="job.no_executor",
                 tenant=each.tenant,
                 job_id=cast("UUID", job_id),
                 job_key=str(key),

@@ -64,7 +64,7 @@ class AttemptOutcome(StrEnum):
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     LOST = "lost"
-    HANDED_BACK = "handed_back"
+    RELEASED = "released"
     SNOOZED = "snoozed"
 
 

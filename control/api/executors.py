@@ -100,7 +100,7 @@ class ExecutorsDoor:
         return [{"topic": name, "group": f"{name}.executors"} for name in names]
 
     def _started(self, started: Started, claimed: RemotelyClaimed) -> dict[str, object]:
-        closes = None if started.close_at is None else started.close_at - started.started_at
+        closes = None if started.schedule_to_close_at is None else started.schedule_to_close_at - started.started_at
         request = claimed.requests.get(started.run_id)
         return {
             "run_id": str(started.run_id),

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, NOT_BEGUN, Outcome, failed, succeeded, timed_out, waiting
+from tidewheel.executor.outcome import CANCELLED, NOT_BEGUN, RELEASED, Outcome, failed, succeeded, timed_out, waiting
 from tidewheel.jobs.invalid import Misfit
 from tidewheel.jobs.validation import Submitted
 from tidewheel.jobs.values import MAX_RESULT_BYTES, Key, Queue, RunId, bounded_json, few, one_line, span
@@ -20,7 +20,7 @@ MOST_SWEPT = 100
 
 _LONGEST = timedelta(days=400)  # as of a delayed trigger
 
-Status = Literal["succeeded", "failed", "timed_out", "cancelled", "snoozed", "handed_back", "waiting"]
+Status = Literal["succeeded", "failed", "timed_out", "cancelled", "snoozed", "released", "waiting"]
 Timeout = Literal["start_to_close", "schedule_to_close", "heartbeat"]
 
 # What goes with which status, beside the fence and the output.
@@ -30,7 +30,7 @@ _FIELDS: Mapping[Status, frozenset[str]] = {
     "timed_out": frozenset({"timeout"}),
     "cancelled": frozenset(),
     "snoozed": frozenset({"delay"}),
-    "handed_back": frozenset({"begun"}),
+    "released": frozenset({"begun"}),
     "waiting": frozenset({"within"}),
 }
 _NEEDED: Mapping[Status, str] = {
@@ -77,17 +77,17 @@ class Wish(Submitted):
         run_id: As in the message.
         attempt: As in the message.
         job_version: As in the message.
-        came_by: `<topic>/<partition>/<offset>@<timestamp>` of the message.
+        claimed_from: `<topic>/<partition>/<offset>@<timestamp>` of the message.
     """
 
     run_id: RunId
     attempt: AttemptNumber
     job_version: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    came_by: Annotated[str, AfterValidator(one_line(512))]
+    claimed_from: Annotated[str, AfterValidator(one_line(512))]
 
     def claim(self) -> Claim:
         """The wish as claims have it."""
-        return Claim(UUID(self.run_id), self.attempt, self.job_version, self.came_by)
+        return Claim(UUID(self.run_id), self.attempt, self.job_version, self.claimed_from)
 
 
 class Claiming(Submitted):
@@ -185,8 +185,8 @@ class Ending(Submitted):
                 retry_after=self.retry_after,
                 not_begun=not self.begun,
             )
-        if self.status == "handed_back":
-            return HANDED_BACK if self.begun else NOT_BEGUN
+        if self.status == "released":
+            return RELEASED if self.begun else NOT_BEGUN
         return CANCELLED if self.status == "cancelled" else succeeded(self.result)
 
 

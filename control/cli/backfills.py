@@ -146,7 +146,7 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "order", "newest first" if backfill.newest_first else "oldest first"
     yield "at once", f"at most {backfill.max_concurrent} runs"
     yield "reason", backfill.reason
-    yield "made", beside(backfill.made_at, zone)
+    yield "made", beside(backfill.created_at, zone)
     yield "finished", beside(backfill.finished_at, zone) if backfill.finished_at else None
 
 

@@ -212,10 +212,10 @@ def _read_rate(text: str) -> float:
 
 def _row(letter: read.DeadLetterSummary) -> tuple[str, ...]:
     message = f"{letter.topic}/{letter.partition}/{letter.offset}"
-    redriven = str(letter.redriven_as) if letter.redriven_as else "sent again" if letter.redriven_at else ""
+    redriven = str(letter.redriven_run_id) if letter.redriven_run_id else "sent again" if letter.redriven_at else ""
     return (
         str(letter.id),
-        rfc3339(letter.made_at),
+        rfc3339(letter.created_at),
         letter.key or "",
         letter.status or "no request",
         letter.error_type or letter.reason,
@@ -227,7 +227,7 @@ def _row(letter: read.DeadLetterSummary) -> tuple[str, ...]:
 def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str, str | None]]:
     letter = found.summary
     yield "dead letter", str(letter.id)
-    yield "made", beside(letter.made_at, zone)
+    yield "made", beside(letter.created_at, zone)
     yield "job", letter.key
     yield "run", str(letter.run_id) if letter.run_id else None
     yield "status", letter.status
@@ -239,7 +239,7 @@ def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str
     yield "error", letter.error_type
     yield "reason", letter.reason
     yield "redriven", beside(letter.redriven_at, zone) if letter.redriven_at else None
-    yield "redriven as", str(letter.redriven_as) if letter.redriven_as else None
+    yield "redriven as", str(letter.redriven_run_id) if letter.redriven_run_id else None
     if found.run is not None:
         yield from lineage_facts(found.run)
 

@@ -15,10 +15,10 @@ from tidewheel.schedules.decision import Held
 def schedule_words(schedule: Mapping[str, object]) -> str:
     """A stored schedule in a few words.
 
-    >>> schedule_words({"kind": "interval", "every_us": 90_000_000}), schedule_words({"kind": "manual"})
+    >>> schedule_words({"kind": "interval", "interval_us": 90_000_000}), schedule_words({"kind": "manual"})
     ('every 1m30s', 'manual')
     """
-    every = schedule.get("every_us")
+    every = schedule.get("interval_us")
     span = format_duration(timedelta(microseconds=every)) if isinstance(every, int) else ""
     match schedule.get("kind"):
         case "interval":
@@ -39,7 +39,7 @@ def state_words(job: JobSummary) -> str:
     """Whether a job fires, and if not, why."""
     if job.paused:
         return f"paused until {rfc3339(job.paused_until)}" if job.paused_until else "paused"
-    if job.held == Held.SET_ASIDE:
+    if job.held == Held.QUARANTINED:
         return "set aside"
     if job.held == Held.RUN:
         return "waits for its run"

@@ -48,7 +48,7 @@ def cancel(
     """End runs, whatever state they are in: some by id, or all that fit every filter given."""
     which: RunFilter = {
         "key": job, "labels": read_labels(label) if label else None, "queue": queue, "lane": lane, "handler": handler,
-        "cause": cause, "made_before": read_instant(before, "--before", timezone) if before else None,
+        "cause": cause, "created_before": read_instant(before, "--before", timezone) if before else None,
         "begun": not not_begun,
     }  # fmt: skip
     filtered = not_begun or any(value is not None for name, value in which.items() if name != "begun")

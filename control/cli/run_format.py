@@ -37,12 +37,12 @@ class CameBy:
     way: str
 
 
-def came_by(attempt: int, text: str) -> CameBy:
+def claimed_from(attempt: int, text: str) -> CameBy:
     """What was noted of the message that an attempt came by.
 
-    >>> came_by(1, "tidewheel.runs.standard/3/41@1700000000000").timestamp
+    >>> claimed_from(1, "tidewheel.runs.standard/3/41@1700000000000").timestamp
     datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
-    >>> came_by(2, "sweep").topic
+    >>> claimed_from(2, "sweep").topic
     """
     found = _CAME_BY.fullmatch(text)
     if found is None:
@@ -121,7 +121,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "cause", summary.cause
     yield "scheduled", at(summary.scheduled_at)
     yield "late", format_duration(run.late) if run.late else None
-    yield "made", at(summary.made_at)
+    yield "made", at(summary.created_at)
     yield "claimable", at(summary.publish_at)
     yield "started", at(summary.started_at)
     yield "finished", at(summary.finished_at)
@@ -131,10 +131,10 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "attempt", _attempt_words(run)
     yield "executor", ", ".join(str(part) for part in (run.executor, run.executor_id) if part)
     yield "deadline", at(run.deadline_at)
-    yield "closes", at(run.close_at)
-    yield "waits until", at(run.wait_until)
+    yield "closes", at(run.schedule_to_close_at)
+    yield "waits until", at(run.external_deadline_at)
     yield "progress", _text(run.progress)
-    yield "told", at(run.beat_at)
+    yield "told", at(run.progress_at)
     yield "checkpoint", f"{_text(run.checkpoint)}, of attempt {run.checkpoint_attempt}" if run.checkpoint else None
     yield "error", ": ".join(part for part in (summary.error_type, run.error_message) if part)
     yield "result", _text(run.result)

@@ -8,7 +8,7 @@ import typer
 from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking, reading
 from tidewheel.control.cli.job_flags import read_labels
 from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.run_format import attempt_facts, attempt_row, came_by, run_facts, run_row, total_words
+from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claimed_from, run_facts, run_row, total_words
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
 from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
@@ -89,10 +89,10 @@ def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Ou
     """Say by which Kafka messages a run's attempts came: topic, partition, offset, timestamp."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
-    told = [(one.attempt, one.came_by) for one in found.attempts]
-    if found.came_by is not None and found.summary.attempt not in dict(told):
-        told.append((found.summary.attempt, found.came_by))
-    places = [came_by(attempt, text) for attempt, text in told if text is not None]
+    told = [(one.attempt, one.claimed_from) for one in found.attempts]
+    if found.claimed_from is not None and found.summary.attempt not in dict(told):
+        told.append((found.summary.attempt, found.claimed_from))
+    places = [claimed_from(attempt, text) for attempt, text in told if text is not None]
     if output is Output.JSON:
         say_json({"run_id": run_id, "messages": places})
     elif places:

@@ -151,7 +151,7 @@ class LetterDoor(Door):
             done.first = first
             return done
         # What is redriven now and fails again is made later than any of these.
-        which["until"] = newest.made_at
+        which["until"] = newest.created_at
         size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / _TICKS)))
         begun, handled = monotonic_seconds(), 0
         for letters in self._walk(which, size):
@@ -180,7 +180,7 @@ class LetterDoor(Door):
         counted, first, newest = self._look(which)
         if dry_run or newest is None:
             return Purged(*_told(counted), first=first)
-        which = {**which, "until": newest.made_at}
+        which = {**which, "until": newest.created_at}
         purged = 0
         for letters in self._walk(which, _PURGED_AT_ONCE):
             ids = [letter.id for letter in letters]
@@ -252,7 +252,7 @@ def _retry(
     letters' locks see to it that each becomes one run.
     """
     letters = lock_dead_runs(connection, ids)
-    wanted = [letter for letter in letters if letter.redriven_as is None]
+    wanted = [letter for letter in letters if letter.redriven_run_id is None]
     documents = ({"type": "run.retry", "tenant": tenant, "run_id": str(letter.run_id)} for letter in wanted)
     replies = apply_requests(connection, installation, [Incoming(parse_request(document)) for document in documents])
     answers = {letter.id: reply for letter, reply in zip(wanted, replies, strict=True)}

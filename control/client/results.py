@@ -61,7 +61,7 @@ class Run:
         error_message: What it said.
         result: What the handler returned, as JSON text.
         progress: What the attempt under way, or the last, has told of itself, as JSON text.
-        beat_at: When it last told anything.
+        progress_at: When it last told anything.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps; None once it is terminal.
     """
 
@@ -77,7 +77,7 @@ class Run:
     error_message: str | None
     result: bytes | None
     progress: bytes | None = None
-    beat_at: datetime | None = None
+    progress_at: datetime | None = None
     deadline_at: datetime | None = None
 
     @property

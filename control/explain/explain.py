@@ -83,7 +83,7 @@ def _answer(asked: Asked, saying: Saying | None) -> Answer:
     span = _span(asked, saying)
     if span is None:
         return _without_record(asked, saying)
-    early = {SkipReason.BY_HAND: Outcome.COMING_SKIPPED, SkipReason.EXCLUDED: Outcome.COMING_EXCLUDED}
+    early = {SkipReason.MANUAL: Outcome.COMING_SKIPPED, SkipReason.EXCLUDED: Outcome.COMING_EXCLUDED}
     ahead = early.get(SkipReason(span.reason)) if asked.at > asked.job.now else None
     return Answer(ahead or Outcome.SKIPPED, passed_over(asked, span, saying), span.reason, span)
 
@@ -136,7 +136,7 @@ def _span(asked: Asked, saying: Saying) -> SkipSpan | None:
     """The row that accounts for the instant: of several, the one that is told to mean it."""
     spans = [each for each in asked.spans if asked.at in (each.first_at, each.last_at) or saying.says(asked.at)]
     for span in spans:
-        if span.reason == SkipReason.BY_HAND:
+        if span.reason == SkipReason.MANUAL:
             return span
         # There is no occurrence in the span of a calendar but for those that it leaves out.
         if span.reason == SkipReason.EXCLUDED and (span.exact or not saying.fires(asked.at)):

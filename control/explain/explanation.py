@@ -77,7 +77,7 @@ class RunFacts:
         job_version: The version it was made from.
         queue: Which executors may take it.
         handler: Which of their handlers; None where any executor can run it.
-        made_at: When it was written, ahead of its time or late.
+        created_at: When it was written, ahead of its time or late.
         publish_at: While it is open: when it may leave, or may begin again.
         late: How long after its time it was written; None where that was in time.
         made_up: Whether its occurrence was missed, paused or past when it was submitted, and was made up for.
@@ -95,7 +95,7 @@ class RunFacts:
     job_version: int
     queue: str
     handler: str | None
-    made_at: datetime
+    created_at: datetime
     publish_at: datetime | None
     late: timedelta | None
     made_up: bool
@@ -131,7 +131,7 @@ class SkipSpan:
         last_at: The last.
         occurrences: How many.
         exact: False where there are more than were worth counting.
-        made_at: When it was written.
+        created_at: When it was written.
         job_version: By which version.
     """
 
@@ -140,7 +140,7 @@ class SkipSpan:
     last_at: datetime
     occurrences: int
     exact: bool
-    made_at: datetime
+    created_at: datetime
     job_version: int
 
 

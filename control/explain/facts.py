@@ -61,8 +61,8 @@ class Said:
 
     scheduled_at: datetime
     moved_to: datetime | None
-    made_at: datetime
-    made_by: str | None
+    created_at: datetime
+    created_by: str | None
     reason: str | None
     done_at: datetime | None
 
@@ -214,7 +214,7 @@ class _RunRow:
     job_version: int
     queue: str
     handler: str | None
-    made_at: datetime
+    created_at: datetime
     publish_at: datetime | None
     late_ms: int | None
     attempt: int
@@ -239,7 +239,7 @@ def _read_attempts(connection: Conn, row: _RunRow) -> Sequence[AttemptFacts]:
 
 
 def _facts(row: _RunRow, attempts: Sequence[AttemptFacts], due: datetime) -> RunFacts:
-    late = row.made_at - due if row.cause == Cause.TIMER and row.made_at > due else None
+    late = row.created_at - due if row.cause == Cause.TIMER and row.created_at > due else None
     return RunFacts(
         run_id=row.run_id,
         cause=row.cause,
@@ -248,7 +248,7 @@ def _facts(row: _RunRow, attempts: Sequence[AttemptFacts], due: datetime) -> Run
         job_version=row.job_version,
         queue=row.queue,
         handler=row.handler,
-        made_at=row.made_at,
+        created_at=row.created_at,
         publish_at=row.publish_at,
         late=late,
         made_up=row.late_ms is not None,

@@ -25,7 +25,7 @@ def not_recorded(asked: Asked, saying: Saying) -> Answer:
         outcome = Outcome.SKIPPED if past else Outcome.COMING_EXCLUDED
         return Answer(outcome, excluded(saying, asked), SkipReason.EXCLUDED)
     if asked.about_it is not None:
-        return Answer(Outcome.SKIPPED if past else Outcome.COMING_SKIPPED, by_hand(asked), SkipReason.BY_HAND)
+        return Answer(Outcome.SKIPPED if past else Outcome.COMING_SKIPPED, by_hand(asked), SkipReason.MANUAL)
     if asked.job.cursor_at is None:
         words = f"The job has lost its timer; a scheduler gives it back within minutes. {_LOOK}"
         return Answer(Outcome.WAITING, words)
@@ -50,7 +50,7 @@ def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
 
 def chained(asked: Asked, schedule: FixedDelay) -> Answer:
     """An instant of a fixed_delay for which there is no run."""
-    job, every = asked.job, length(timedelta(microseconds=schedule.every_us))
+    job, every = asked.job, length(timedelta(microseconds=schedule.interval_us))
     if asked.at == job.cursor_at and job.held != Held.RUN and asked.near.sayings[-1] is asked.saying:
         return _held(asked, asked.at) or _ahead_or_late(asked, f"It comes {every} after the end of the last run.")
     following = ""
@@ -65,7 +65,7 @@ def chained(asked: Asked, schedule: FixedDelay) -> Answer:
 def _held(asked: Asked, due: datetime) -> Answer | None:
     """Of a timer that does not go on by itself; `due` is when it would fire, which is where it was moved to."""
     job = asked.job
-    if job.held == Held.SET_ASIDE:
+    if job.held == Held.QUARANTINED:
         error = asked.error()
         why = f": {error[0]} (at {instant(error[1])})" if error else ""
         words = f"The job could not be fired and is set aside{why}. Mend it and submit it again."

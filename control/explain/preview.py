@@ -137,7 +137,7 @@ def no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
         version=0,
         spec_hash=None,
         anchor=None,
-        every_us=None,
+        interval_us=None,
         paused=False,
         paused_until=None,
         failures=0,
@@ -147,7 +147,7 @@ def no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
         deleted_at=None,
         schedule=None,
         policy=None,
-        set_aside=False,
+        quarantined=False,
     )
 
 
@@ -201,10 +201,10 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
                 overlap = {} if entry.overlap is None else {"dst_overlap": entry.overlap}
                 said = describe(entry.fields.expression, entry.zone_name, **gap, **overlap)
                 yield f"{entry.fields.expression}: {said}"
-        case Interval(every_us=every_us, anchor=anchor):
-            yield f"Every {length(every_us * _MICROSECOND)}, counted from {instant(anchor)}, whatever clocks do."
-        case FixedDelay(every_us=every_us):
-            yield f"The first at once, then each {length(every_us * _MICROSECOND)} after the end of the run before it."
+        case Interval(interval_us=interval_us, anchor=anchor):
+            yield f"Every {length(interval_us * _MICROSECOND)}, counted from {instant(anchor)}, whatever clocks do."
+        case FixedDelay(interval_us=interval_us):
+            yield f"The first at once, then {length(interval_us * _MICROSECOND)} after the end of each run."
         case Once(at=at):
             late = f", {length(now - at)} ago: it fires at once, marked late" if at < now else ""
             yield f"Once, at {instant(at)}{late}."

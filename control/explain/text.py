@@ -85,7 +85,7 @@ def _publish(run: RunFacts) -> str:
 
 def overlapped(asked: Asked, run: RunFacts, saying: Saying | None) -> str:
     """Why a run ended skipped instead of starting."""
-    then = run.finished_at or run.made_at
+    then = run.finished_at or run.created_at
     holder = asked.holder(then, run.run_id)
     other = f"run {holder} of the job" if holder else "another run of the job"
     policy = f" The job's overlap is {saying.row.overlap}:" if saying else ""
@@ -103,7 +103,7 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
         case SkipReason.MISFIRE:
             words = (
                 f"It was missed{among}: nothing had fired it {length(asked.misfire_after)} after its time, and at "
-                f"{instant(span.made_at)} {_caught_up(span, saying)} A backfill runs what was missed."
+                f"{instant(span.created_at)} {_caught_up(span, saying)} A backfill runs what was missed."
             )
         case SkipReason.LIMIT:
             words = (
@@ -114,7 +114,7 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
             words = _passed_over_in_pause(asked, span, saying)
         case SkipReason.EXCLUDED:
             words = excluded(saying, asked)
-        case SkipReason.BY_HAND:
+        case SkipReason.MANUAL:
             words = by_hand(asked)
         case SkipReason.BOUND:
             words = f"It lies outside the job's bounds{among}."
@@ -138,7 +138,7 @@ def _passed_over_in_pause(asked: Asked, span: SkipSpan, saying: Saying | None) -
     undo = "A backfill runs what a pause has left out." if asked.at <= asked.job.now else "Trigger the job to run it."
     return (
         f"{fell}. It was passed over when the pause ended{policy}, or the job was changed in it, at "
-        f"{instant(span.made_at)}. {undo}"
+        f"{instant(span.created_at)}. {undo}"
     )
 
 
@@ -154,7 +154,7 @@ def _caught_up(span: SkipSpan, saying: Saying | None) -> str:
             return "catch_up skip passed it over."
         case CatchUp.FIRE_ONCE:
             made = saying.effective.after(span.last_at)
-            which = f", {instant(made)}" if made is not None and made <= span.made_at else ""
+            which = f", {instant(made)}" if made is not None and made <= span.created_at else ""
             return f"catch_up fire_once made one run for the latest of those missed{which}, and passed this one over."
         case CatchUp.FIRE_ALL:
             return f"catch_up fire_all reaches back {length(saying.policies.window)} (window), not as far as this."
@@ -182,7 +182,9 @@ def by_hand(asked: Asked) -> str:
 
 def said_by(said: Said) -> str:
     """Who has left an occurrence out or moved it, when, and why where he has said so."""
-    return f"by {said.made_by or 'somebody'} at {instant(said.made_at)}{f': {said.reason}' if said.reason else ''}"
+    return (
+        f"by {said.created_by or 'somebody'} at {instant(said.created_at)}{f': {said.reason}' if said.reason else ''}"
+    )
 
 
 def paused_by(who: str) -> str:

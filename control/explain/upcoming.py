@@ -220,7 +220,7 @@ def _from_timer(
 ) -> Iterator[Coming]:
     """What is not written yet."""
     cursor = job.cursor_at
-    if cursor is None or job.held == Held.SET_ASIDE:
+    if cursor is None or job.held == Held.QUARANTINED:
         return
     overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in said]
     where = saying.standing(overrides)
@@ -260,7 +260,7 @@ def _alone(job: JobPlace, at: datetime) -> Outcome:
 
 
 def _words(connection: Conn, job: JobPlace, saying: Saying, shown: int) -> str:
-    if job.held == Held.SET_ASIDE:
+    if job.held == Held.QUARANTINED:
         error = read_job_error(connection, job.job_id)
         why = f": {error[0]}" if error else ""
         return f"The job could not be fired and is set aside{why}. Mend it and submit it again."
@@ -270,6 +270,6 @@ def _words(connection: Conn, job: JobPlace, saying: Saying, shown: int) -> str:
     if isinstance(saying.schedule, Manual):
         return "The job's schedule is manual: its runs come from triggers alone."
     if isinstance(saying.schedule, FixedDelay):
-        every = length(timedelta(microseconds=saying.schedule.every_us))
+        every = length(timedelta(microseconds=saying.schedule.interval_us))
         return f"Each comes {every} after the end of the run before it, so only the next one is known."
     return "Nothing is left for it to fire." if not shown else ""

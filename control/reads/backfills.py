@@ -50,7 +50,7 @@ class BackfillSummary:
         cursor_at: The next instant to be looked at; None when none is left.
         request_id: The request's.
         reason: Why it was made, paused or cancelled.
-        made_at: When it was accepted.
+        created_at: When it was accepted.
         finished_at: When it was finished or cancelled.
     """
 
@@ -73,7 +73,7 @@ class BackfillSummary:
     cursor_at: datetime | None
     request_id: str | None
     reason: str | None
-    made_at: datetime
+    created_at: datetime
     finished_at: datetime | None
 
 
@@ -147,7 +147,7 @@ def backfill(connection: Conn, tenant: str, backfill_id: UUID) -> BackfillProgre
         summary = cursor.execute(_SHOW_BACKFILL, columns).fetchone()
     if summary is None:
         raise UnknownBackfill(str(backfill_id))
-    first, last = run_range(summary.job_id, summary.made_at)
+    first, last = run_range(summary.job_id, summary.created_at)
     ids = {"job_id": summary.job_id, "first_run_id": first, "last_run_id": last}
     rows = connection.execute(_COUNT_BACKFILLED, ids, binary=True).fetchall()
     return BackfillProgress(summary, {RunState(str(state)): cast("int", count) for state, count in rows})

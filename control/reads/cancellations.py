@@ -33,7 +33,7 @@ class RunFilter(TypedDict, total=False):
         lane: Of this lane.
         handler: Of this handler.
         cause: Of this cause.
-        made_before: Made before this instant; now where it is not given.
+        created_before: Made before this instant; now where it is not given.
         begun: Whether those that have begun are cancelled too, as they are where it is not given.
     """
 
@@ -43,7 +43,7 @@ class RunFilter(TypedDict, total=False):
     lane: str | None
     handler: str | None
     cause: str | None
-    made_before: datetime | None
+    created_before: datetime | None
     begun: bool
 
 
@@ -59,10 +59,10 @@ class Cancellation:
         lane: Of this lane.
         handler: Of this handler.
         cause: Of this cause.
-        made_before: Runs that were made later are not concerned.
+        created_before: Runs that were made later are not concerned.
         begun: Whether runs that have begun are.
         reason: Why, as it was asked.
-        made_at: When it was accepted: from then on no claim takes a run that it names.
+        created_at: When it was accepted: from then on no claim takes a run that it names.
         cancelled: How many runs were ended so far, or asked to stop.
         finished_at: When nothing was left.
     """
@@ -74,10 +74,10 @@ class Cancellation:
     lane: str | None
     handler: str | None
     cause: str | None
-    made_before: datetime
+    created_before: datetime
     begun: bool
     reason: str | None
-    made_at: datetime
+    created_at: datetime
     cancelled: int
     finished_at: datetime | None
 
@@ -98,7 +98,7 @@ def count_named(connection: Conn, request: RunsCancel) -> int:
         "lane": request.lane,
         "handler": request.handler,
         "cause": request.cause,
-        "made_before": request.made_before,
+        "created_before": request.created_before,
         "begun": request.begun,
         "states": _STATES,
     }

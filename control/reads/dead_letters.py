@@ -90,8 +90,8 @@ class DeadLetterSummary:
         partition: In which partition.
         offset: At which offset.
         reason: Why it was given up.
-        made_at: When.
-        redriven_as: The run that was made of it.
+        created_at: When.
+        redriven_run_id: The run that was made of it.
         redriven_at: When that was, or when the message was sent again.
     """
 
@@ -110,8 +110,8 @@ class DeadLetterSummary:
     partition: int | None
     offset: int | None
     reason: str
-    made_at: datetime
-    redriven_as: UUID | None
+    created_at: datetime
+    redriven_run_id: UUID | None
     redriven_at: datetime | None
 
 
@@ -156,7 +156,7 @@ class Letter:
     id: int
     kind: str
     run_id: UUID | None
-    made_at: datetime
+    created_at: datetime
     redriven_at: datetime | None
 
 
@@ -235,7 +235,7 @@ def walk_letters(
         UnknownJob: There is no such job and never was one.
     """
     columns = _columns(connection, tenant, which) | {
-        "after_at": _EARLIEST if after is None else after.made_at, "after_id": 0 if after is None else after.id,
+        "after_at": _EARLIEST if after is None else after.created_at, "after_id": 0 if after is None else after.id,
         "most": most,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(Letter), binary=True) as cursor:

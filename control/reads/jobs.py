@@ -71,7 +71,7 @@ class JobSummary:
         paused: Whether it is paused.
         paused_until: When the pause ends by itself.
         finished_at: When it was found to have nothing left to fire.
-        held: Why its timer stands still: `pause`, `set_aside` or `run`.
+        held: Why its timer stands still: `pause`, `quarantine` or `run`.
         next_at: The next occurrence; None where there is none, or the timer stands still.
         last_run: The latest run whose instant has come.
     """

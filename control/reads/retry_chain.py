@@ -15,14 +15,14 @@ class Kin:
         parent_run_id: What it came from.
         cause: Why there is a run.
         state: Where it stands.
-        made_at: When it was written.
+        created_at: When it was written.
     """
 
     run_id: UUID
     parent_run_id: UUID | None
     cause: str
     state: str
-    made_at: datetime
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class PastAttempt:
         finished_at: When it ended.
         error_type: The error's type.
         error_message: What it said.
-        came_by: The message it came by, as topic/partition/offset@timestamp, or `sweep`.
+        claimed_from: The message it came by, as topic/partition/offset@timestamp, or `sweep`.
         trace: Its traceback.
         output: The last that it wrote.
         output_bytes: How much it wrote in all, where that is known.
@@ -46,7 +46,7 @@ class PastAttempt:
     finished_at: datetime
     error_type: str | None
     error_message: str | None
-    came_by: str | None
+    claimed_from: str | None
     trace: str | None
     output: bytes | None
     output_bytes: int | None
@@ -64,13 +64,13 @@ class RunDetail:
         charged: How many attempts count against its budget; None once it is over.
         lost: How many were lost with their executors; None once it is over.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps.
-        close_at: When schedule_to_close strikes.
-        wait_until: While it waits for an answer from outside: how long.
+        schedule_to_close_at: When schedule_to_close strikes.
+        external_deadline_at: While it waits for an answer from outside: how long.
         executor_id: In whose hands it is.
         executor: That executor's name.
-        came_by: The message by which the attempt under way came.
+        claimed_from: The message by which the attempt under way came.
         progress: What the attempt under way, or the last, has told of itself, as JSON text.
-        beat_at: When it told that.
+        progress_at: When it told that.
         checkpoint: What the next attempt receives, as JSON text.
         checkpoint_attempt: Which attempt left it.
         error_message: What the last attempt said.
@@ -89,13 +89,13 @@ class RunDetail:
     charged: int | None
     lost: int | None
     deadline_at: datetime | None
-    close_at: datetime | None
-    wait_until: datetime | None
+    schedule_to_close_at: datetime | None
+    external_deadline_at: datetime | None
     executor_id: UUID | None
     executor: str | None
-    came_by: str | None
+    claimed_from: str | None
     progress: bytes | None
-    beat_at: datetime | None
+    progress_at: datetime | None
     checkpoint: bytes | None
     checkpoint_attempt: int | None
     error_message: str | None
@@ -125,13 +125,13 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         charged=row.charged,
         lost=row.lost,
         deadline_at=row.deadline_at,
-        close_at=row.close_at,
-        wait_until=row.wait_until,
+        schedule_to_close_at=row.schedule_to_close_at,
+        external_deadline_at=row.external_deadline_at,
         executor_id=row.executor_id,
         executor=row.executor,
-        came_by=row.came_by,
+        claimed_from=row.claimed_from,
         progress=row.progress,
-        beat_at=row.beat_at,
+        progress_at=row.progress_at,
         checkpoint=row.checkpoint,
         checkpoint_attempt=row.checkpoint_attempt,
         error_message=row.error_message,
@@ -157,11 +157,11 @@ class _DetailRow(RunRow):
     charged: int | None
     lost: int | None
     deadline_at: datetime | None
-    close_at: datetime | None
-    wait_until: datetime | None
+    schedule_to_close_at: datetime | None
+    external_deadline_at: datetime | None
     executor_id: UUID | None
     executor: str | None
-    came_by: str | None
+    claimed_from: str | None
     parent_run_id: UUID | None
     root_run_id: UUID | None
     labels: dict[str, str]
@@ -169,14 +169,14 @@ class _DetailRow(RunRow):
     traceparent: str | None
     late_ms: int | None
     progress: bytes | None
-    beat_at: datetime | None
-    beats_attempt: int | None
+    progress_at: datetime | None
+    progress_attempt: int | None
     checkpoint: bytes | None
     checkpoint_attempt: int | None
     error_message: str | None
     result: bytes | None
     dead_letter: int | None
-    redriven_as: UUID | None
+    redriven_run_id: UUID | None
 
 
 def _read_kin(connection: Conn, row: RunRow) -> list[Kin]:

@@ -52,7 +52,7 @@ class RunSummary:
         lane: Its priority class.
         attempt: The last attempt begun; 0 before the first.
         scheduled_at: The nominal instant.
-        made_at: When it was written.
+        created_at: When it was written.
         publish_at: When it may be claimed; None once it is over, and while it waits for something else than its time.
         started_at: When the last attempt began.
         finished_at: When it ended.
@@ -70,7 +70,7 @@ class RunSummary:
     lane: str
     attempt: int
     scheduled_at: datetime
-    made_at: datetime
+    created_at: datetime
     publish_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
@@ -110,7 +110,7 @@ class RunRow:
     lane: str
     attempt: int
     scheduled_at: datetime
-    made_at: datetime
+    created_at: datetime
     publish_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
@@ -238,7 +238,7 @@ def summary_of(row: RunRow) -> RunSummary:
         lane=row.lane,
         attempt=row.attempt,
         scheduled_at=row.scheduled_at,
-        made_at=row.made_at,
+        created_at=row.created_at,
         publish_at=row.publish_at,
         started_at=row.started_at,
         finished_at=row.finished_at,

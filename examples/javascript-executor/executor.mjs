@@ -5,7 +5,7 @@ import { Attempt } from './attempt.mjs'
 import { Door, LeaseLost, pause } from './door.mjs'
 import { readMessage } from './messages.mjs'
 
-const NOT_BEGUN = { status: 'handed_back', begun: false }
+const NOT_BEGUN = { status: 'released', begun: false }
 const keyOf = ({ run_id, attempt }) => `${run_id}/${attempt}`
 
 export class Executor {
@@ -37,7 +37,7 @@ export class Executor {
     await this.#claiming
     const drained = performance.now() + this.drainMs
     while (this.#running.size && performance.now() < drained) await pause(20)
-    for (const attempt of this.#running.values()) attempt.end({ status: 'handed_back' })
+    for (const attempt of this.#running.values()) attempt.end({ status: 'released' })
     while (this.#outcomes.size) await pause(20)
     this.left = true
     await this.door.post(`${this.#path}:leave`)
@@ -124,8 +124,8 @@ export class Executor {
       const request = await readMessage(value, this.door).catch(left) // [6]
       if (!request || !Object.hasOwn(this.handlers, request.definition.target.handler)) continue // [7]
       const { run_id, attempt, job_version } = request
-      const came_by = `${topic}/${partition}/${offset}@${timestamp}`
-      wanted.set(run_id, { request, wish: { run_id, attempt, job_version, came_by } })
+      const claimed_from = `${topic}/${partition}/${offset}@${timestamp}`
+      wanted.set(run_id, { request, wish: { run_id, attempt, job_version, claimed_from } })
     }
     return wanted
   }

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 
 from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
-from tidewheel.executor.outcome import HANDED_BACK, Outcome, failed, succeeded
+from tidewheel.executor.outcome import RELEASED, Outcome, failed, succeeded
 from tidewheel.executor.programs.process import Command, Ending, Keeper, KeeperGone, Program
 from tidewheel.schemas.generated.records import ShellTarget
 from tidewheel.settings import ExecutorSettings
@@ -63,7 +63,7 @@ class ShellRunner:
             started = await asyncio.shield(starting)
             ending = await asyncio.shield(started.ended)
         except asyncio.CancelledError:
-            handing_back = attempt.struck is HANDED_BACK
+            handing_back = attempt.struck is RELEASED
             await _see_through(self._end(starting, LET_GO_SECONDS / 2 if handing_back else self._grace))
             raise
         except (KeeperGone, OSError) as error:

@@ -744,7 +744,7 @@ class Request:
         lane: With runs_cancel: runs of this lane.
         handler: With runs_cancel: runs of this handler.
         cause: With runs_cancel: runs of this cause.
-        made_before: With runs_cancel: runs made before this instant; when the request is applied when null.
+        created_before: With runs_cancel: runs made before this instant; when the request is applied when null.
         begun: With runs_cancel: whether runs that have begun are cancelled too; true when null.
         reason: Why it is asked, in words; kept and shown.
         traceparent: W3C trace context, carried to the run and its completion.
@@ -790,7 +790,7 @@ class Request:
     lane: str | None = None
     handler: str | None = None
     cause: str | None = None
-    made_before: datetime | None = None
+    created_before: datetime | None = None
     begun: bool | None = None
     reason: str | None = None
     traceparent: str | None = None

@@ -1242,7 +1242,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c301a5b7e1d98925c915")
+REQUEST_HEADER = bytes.fromhex("c30145b36a065e82c1ac")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1290,7 +1290,7 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.lane is None else b"\2" + text(record.lane),
             b"\0" if record.handler is None else b"\2" + text(record.handler),
             b"\0" if record.cause is None else b"\2" + text(record.cause),
-            b"\0" if record.made_before is None else b"\2" + instant(record.made_before),
+            b"\0" if record.created_before is None else b"\2" + instant(record.created_before),
             b"\0" if record.begun is None else b"\2" + boolean(record.begun),
             b"\0" if record.reason is None else b"\2" + text(record.reason),
             b"\0" if record.traceparent is None else b"\2" + text(record.traceparent),
@@ -1348,7 +1348,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     lane, at = optional_at(data, at, text_at)
     handler, at = optional_at(data, at, text_at)
     cause, at = optional_at(data, at, text_at)
-    made_before, at = optional_at(data, at, instant_at)
+    created_before, at = optional_at(data, at, instant_at)
     begun, at = optional_at(data, at, boolean_at)
     reason, at = optional_at(data, at, text_at)
     traceparent, at = optional_at(data, at, text_at)
@@ -1393,7 +1393,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         lane=lane,
         handler=handler,
         cause=cause,
-        made_before=made_before,
+        created_before=created_before,
         begun=begun,
         reason=reason,
         traceparent=traceparent,

@@ -196,11 +196,11 @@ class Kit:
             "SELECT attempt, outcome FROM attempts WHERE run_id = %s ORDER BY attempt", [run_id]
         )
 
-    def came_by(self, run_id: UUID) -> str:
+    def claimed_from(self, run_id: UUID) -> str:
         """By what the last attempt of a run that is over came."""
         return str(
             self.fleet.database.rows(
-                "SELECT came_by FROM attempts WHERE run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id]
+                "SELECT claimed_from FROM attempts WHERE run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id]
             )[0][0]
         )
 

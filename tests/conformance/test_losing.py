@@ -21,7 +21,7 @@ def test_a_deploy_lets_work_end_hands_the_rest_back_and_charges_nobody(own: Kit)
     assert own.ended(ends.run_id).attempt == 1
     facts = own.facts(stays.run_id)
     assert (facts.state, facts.charged, facts.lost) == ("queued", 0, 0)
-    assert own.attempts(stays.run_id) == [(1, "handed_back")]
+    assert own.attempts(stays.run_id) == [(1, "released")]
     assert own.fleet.database.count("executors") == 0
     stays.let_go()
     own.start()
@@ -99,4 +99,4 @@ def test_what_kafka_does_not_bring_is_swept(own: Kit) -> None:
     for n, run_id in enumerate(runs):
         ended = own.ended(run_id)
         assert (ended.state, ended.attempt, ended.result) == ("succeeded", 1, f'{{"n":{n}}}'.encode())
-        assert own.came_by(run_id).startswith("sweep")
+        assert own.claimed_from(run_id).startswith("sweep")

@@ -28,8 +28,8 @@ def test_every_lane_is_served_by_its_topic(kit: Kit, lane: Lane) -> None:
     """[5]: and a claim tells the message it came by."""
     run_id = kit.trigger("conformance.echo", lane=lane.value)
     assert kit.ended(run_id).state == "succeeded"
-    assert kit.came_by(run_id).startswith(f"{kit.topic(lane)}/")
-    assert "@" in kit.came_by(run_id)
+    assert kit.claimed_from(run_id).startswith(f"{kit.topic(lane)}/")
+    assert "@" in kit.claimed_from(run_id)
 
 
 def test_a_message_that_comes_again_starts_nothing(kit: Kit) -> None:

@@ -48,7 +48,7 @@ class Ended:
     error_type: str | None
     error_message: str | None
     result: bytes | None
-    came_by: str | None
+    claimed_from: str | None
     started_at: datetime | None
     finished_at: datetime | None
 
@@ -113,8 +113,9 @@ class Executing:
         """Wait until a run has ended, and tell how."""
         until(lambda: self.state(run_id) in FINAL, f"run {run_id} ends")
         [row] = self.database.rows(
-            "SELECT r.state, r.reason, r.attempt, r.error_type, a.error_message, x.result, a.came_by, r.started_at,"
-            " r.finished_at FROM job_runs AS r LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt"
+            "SELECT r.state, r.reason, r.attempt, r.error_type, a.error_message, x.result, a.claimed_from,"
+            " r.started_at, r.finished_at FROM job_runs AS r"
+            " LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt"
             " LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt WHERE r.run_id = %s",
             [run_id],
         )

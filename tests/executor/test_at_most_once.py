@@ -90,7 +90,7 @@ def test_one_that_waits_for_a_thread_when_its_executor_stops_is_handed_back_and_
     with executing.running():
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
-    assert attempts(executing.database, run_id) == [(1, "handed_back"), (2, "succeeded")]
+    assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
 
 
 def test_a_cancelled_one_that_waits_for_a_thread_never_begins(executing: Executing, gate: str) -> None:

@@ -248,4 +248,4 @@ def test_without_kafka_the_stream_is_lost_and_counted(missed: Callable[[], float
 @pytest.fixture
 def missed() -> Callable[[], float]:
     """How many bytes have not reached the topic so far."""
-    return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_missed_total") or 0.0
+    return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_dropped_total") or 0.0

@@ -16,7 +16,7 @@ from tidewheel.process.service import Stop
 SQL = Statements("tidewheel.executor")
 
 ENTER = (
-    "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+    "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
     " VALUES (%s, 'mine', '{default}', '{}', 1, now(), now())"
 )
 KILL_FIRST_COMMIT = """

@@ -17,7 +17,7 @@ from tidewheel.process.service import Stop
 pytestmark = pytest.mark.kafka
 
 ENTER = (
-    "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+    "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
     " VALUES (%s, 'mine', '{default}', '{}', 1, now(), now())"
 )
 ONCE = {"delivery": "at_most_once"}

@@ -80,7 +80,7 @@ def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
     yield made
     made.close()
     made.execute(
-        "TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, turns, loose_ends,"
+        "TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, turns, deferred_effects,"
         " signals, timers, jobs, job_versions, skips CASCADE"
     )
     made.execute("UPDATE test_clock SET stands_at = NULL, ahead = '0'")
@@ -265,7 +265,7 @@ def test_the_turn_goes_on_after_the_commit(shop: Database, own: Own) -> None:
     assert settle(shop) == 1
     assert (open_run(shop, second).state, turn_of(shop, job)) == ("queued", second)
     assert str(second) in {request.run_id for request in requests(shop)}
-    assert shop.count("loose_ends") == 0
+    assert shop.count("deferred_effects") == 0
 
 
 def test_a_newcomer_needs_nobody_to_settle_anything(shop: Database, own: Own) -> None:
@@ -347,7 +347,7 @@ def test_a_success_forgets_the_failures_before_it(shop: Database, own: Own) -> N
 def test_a_job_that_sets_nothing_off_leaves_nothing_to_settle(shop: Database, own: Own) -> None:
     work(own, completion(shop, begun(shop)))
     own.commit()
-    assert shop.count("loose_ends") == 0
+    assert shop.count("deferred_effects") == 0
 
 
 def test_the_connection_stays_as_its_owner_has_set_it(shop: Database) -> None:

@@ -31,7 +31,7 @@ from tidewheel.executor import completer as finish
 from tidewheel.executor import record
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.completer import Finisher, Item
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, failed, succeeded, timed_out
+from tidewheel.executor.outcome import CANCELLED, RELEASED, failed, succeeded, timed_out
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
@@ -95,7 +95,7 @@ def test_a_batch_of_different_outcomes_is_written_each_for_what_it_is(with_job: 
         (failed("ValueError", "no"), "retrying"),
         (failed("ValueError", "no", permanent=True), "failed"),
         (timed_out("start_to_close", 1.0), "retrying"),
-        (HANDED_BACK, "queued"),
+        (RELEASED, "queued"),
         (CANCELLED, "cancelled"),
     ]
     items = [(attempt_at(with_job, begun(with_job)), outcome, state) for outcome, state in told]
@@ -122,7 +122,7 @@ def test_the_last_charge_of_the_budget_is_the_end(with_job: Database) -> None:
 
 def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> None:
     run_id = trigger(with_job)
-    for outcome in (AttemptOutcome.LOST, AttemptOutcome.HANDED_BACK, AttemptOutcome.LOST):
+    for outcome in (AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.LOST):
         requeue(with_job, begin(with_job, run_id), outcome)
     fourth = begin(with_job, run_id)
     with finishing(with_job) as finisher:
@@ -298,7 +298,7 @@ def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
     monkeypatch.setattr(finish, "record", noted)
     monkeypatch.setattr(finish, "_BATCH", 2)
     with finishing(with_job) as finisher:
-        finisher._items.extend((attempt, HANDED_BACK) for attempt in items)
+        finisher._items.extend((attempt, RELEASED) for attempt in items)
         finisher.beats.tell(told.key, b'"half"', b'"here"')
         assert finisher.drain(30)
     assert set(writers.values()) == {"finisher", "finisher-2"}
@@ -313,7 +313,7 @@ def test_where_the_first_writer_has_its_hands_full_the_second_one_goes_on_until_
     monkeypatch: pytest.MonkeyPatch,
     later: bool,  # noqa: FBT001 - whether all else comes only when the first is at it
 ) -> None:
-    items = [(attempt_at(with_job, begun(with_job)), HANDED_BACK) for _ in range(8)]
+    items = [(attempt_at(with_job, begun(with_job)), RELEASED) for _ in range(8)]
     writers: dict[UUID, str] = {}
     busy, all_came = threading.Event(), threading.Event()
 

@@ -58,7 +58,7 @@ def test_an_old_copy_behind_the_good_message_does_not_displace_it(executing: Exe
     run_id = executing.trigger("acts.echo", 1)
     key = str(run_id).encode()
     old = executing.database.value(A_MESSAGE, [key])
-    requeue(executing.database, begin(executing.database, run_id), AttemptOutcome.HANDED_BACK)
+    requeue(executing.database, begin(executing.database, run_id), AttemptOutcome.RELEASED)
     good = executing.database.value(A_MESSAGE, [key])
     executing.database.execute("TRUNCATE outbox")
     producer = Producer({"bootstrap.servers": executing.bootstrap})
@@ -68,7 +68,7 @@ def test_an_old_copy_behind_the_good_message_does_not_displace_it(executing: Exe
     with executing.running(**NO_SWEEP):
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
-    assert attempts(executing.database, run_id) == [(1, "handed_back"), (2, "succeeded")]
+    assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
 
 
 def test_a_full_executor_lets_go_of_what_it_has_fetched(executing: Executing, gate: str) -> None:
@@ -183,14 +183,14 @@ def test_a_queue_is_swept_until_its_topics_are_there_and_consumed_from_then_on(
 ) -> None:
     queue: dict[str, Any] = {"queue": "reports"}
     with executing.running(queues="reports", executor_group=protocol, sweep=timedelta(milliseconds=500)):
-        assert executing.run("acts.echo", 1, **queue).came_by == "sweep"
+        assert executing.run("acts.echo", 1, **queue).claimed_from == "sweep"
         topics = [executing.topics.runs("reports", lane) for lane in Lane]
         make_topics(executing.bootstrap, topics)
 
         def consumed() -> bool:
             run_id = executing.trigger("acts.echo", 2, **queue)
             executing.publish(run_id)
-            return executing.ended(run_id).came_by != "sweep"
+            return executing.ended(run_id).claimed_from != "sweep"
 
         until(consumed, "messages of the new topics are read")
 

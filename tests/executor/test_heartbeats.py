@@ -41,7 +41,7 @@ def gate() -> Iterator[str]:
 
 def told(database: Database, run_id: UUID) -> tuple[object, object, int | None]:
     """Progress and checkpoint of a run as they are kept, and of which attempt the progress is."""
-    found = database.rows("SELECT progress, checkpoint, beats_attempt FROM run_inputs WHERE run_id = %s", [run_id])
+    found = database.rows("SELECT progress, checkpoint, progress_attempt FROM run_inputs WHERE run_id = %s", [run_id])
     progress, checkpoint, attempt = found[0] if found else (None, None, None)
     return json.loads(progress or b"null"), json.loads(checkpoint or b"null"), attempt
 
@@ -87,7 +87,7 @@ def test_a_handler_without_heartbeats_that_needs_none_is_left_alone(executing: E
     with executing.running(**KNOWN):
         ended = executing.run("acts.echo", 1, heartbeat="1s")
     assert (ended.state, ended.attempt) == ("succeeded", 1)
-    assert executing.database.value("SELECT count(*) FROM run_inputs WHERE beat_at IS NOT NULL") == 0
+    assert executing.database.value("SELECT count(*) FROM run_inputs WHERE progress_at IS NOT NULL") == 0
 
 
 def test_progress_can_be_seen_while_it_runs_and_the_last_word_is_kept(executing: Executing, gate: str) -> None:

@@ -28,7 +28,7 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.context import Context, Previous
 from tidewheel.executor.isolation.pool import Isolated
 from tidewheel.executor.isolation.process import Setup
-from tidewheel.executor.outcome import CANCELLED, HANDED_BACK, Outcome, timed_out
+from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out
 from tidewheel.executor.runners.python import PythonRunner, modules_of
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
@@ -226,12 +226,12 @@ async def asked_in_vain(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
     asyncio.get_running_loop().call_later(0.2, held.report, CANCELLED)
 
 
-async def handed_back(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
-    held.report(HANDED_BACK)
+async def released(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
+    held.report(RELEASED)
     await asked(held, task)
 
 
-@pytest.mark.parametrize("end", [time_over, asked_in_vain, handed_back])
+@pytest.mark.parametrize("end", [time_over, asked_in_vain, released])
 @pytest.mark.parametrize("deaf", ["", "yes"])
 def test_one_whose_time_is_over_is_killed_with_all_it_started(
     end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], deaf: str, tmp_path: Path

@@ -49,7 +49,7 @@ def test_a_message_brings_a_run_and_its_coordinates_are_kept(executing: Executin
         ended = executing.ended(run_id)
     topic = executing.topics.runs("default", "standard")
     assert (ended.state, ended.attempt) == ("succeeded", 1)
-    assert (ended.came_by or "").startswith(f"{topic}/0/0@")
+    assert (ended.claimed_from or "").startswith(f"{topic}/0/0@")
 
 
 def test_a_redelivered_message_starts_no_second_attempt_and_blocks_nothing(executing: Executing) -> None:
@@ -83,7 +83,7 @@ def test_what_kafka_lost_is_swept_from_the_table(executing: Executing) -> None:
     executing.database.execute("TRUNCATE outbox")
     with executing.running():
         ended = executing.ended(run_id)
-    assert (ended.state, ended.came_by, ended.result) == ("succeeded", "sweep", b'{"own":"payload"}')
+    assert (ended.state, ended.claimed_from, ended.result) == ("succeeded", "sweep", b'{"own":"payload"}')
 
 
 def test_what_is_not_due_is_not_swept(executing: Executing) -> None:
@@ -153,7 +153,7 @@ def test_stopping_hands_back_what_does_not_end_in_time_and_charges_nothing(execu
     with executing.running():
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
-    assert attempts(executing.database, run_id) == [(1, "handed_back"), (2, "succeeded")]
+    assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
 
 
 def test_stopping_lets_attempts_end_within_the_drain_timeout(executing: Executing, gate: str) -> None:
@@ -173,7 +173,7 @@ def test_the_attempts_of_an_executor_that_fell_silent_are_run_again(executing: E
     """It beats no more and holds a run: the others watch its counter stand still for the whole lease."""
     ghost = some_executor()
     executing.database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
         " VALUES (%s, 'ghost', '{default}', '{}', 1, now(), now())",
         [ghost],
     )

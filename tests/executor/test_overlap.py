@@ -46,8 +46,8 @@ def entered(gate: str, run_id: UUID) -> bool:
     return str(run_id) in GATES[gate].entered
 
 
-def made_at(executing: Executing, run_id: UUID) -> datetime:
-    return executing.database.value("SELECT made_at FROM job_runs WHERE run_id = %s", [run_id])
+def created_at(executing: Executing, run_id: UUID) -> datetime:
+    return executing.database.value("SELECT created_at FROM job_runs WHERE run_id = %s", [run_id])
 
 
 @pytest.mark.kafka
@@ -66,7 +66,7 @@ def test_cancel_other_reaches_the_running_one_within_a_second_and_the_next_start
         assert executing.ended(second).state == "succeeded"
     assert ended.state == "cancelled"
     assert ended.finished_at is not None
-    assert ended.finished_at - made_at(executing, second) < A_SECOND
+    assert ended.finished_at - created_at(executing, second) < A_SECOND
     assert executing.database.count("signals") == executing.database.count("turns") == 0
 
 
@@ -178,7 +178,7 @@ def test_a_terminate_that_is_acted_upon_goes_and_one_for_an_attempt_to_come_stay
         until(lambda: [run for run, *_ in signals(database)] == [coming.run_id], "the first is taken away")
         beating.look()
         assert beating.told[0] == (coming.run_id, 1, Signal.TERMINATE)
-        database.execute("UPDATE signals SET made_at = made_at - interval '1 minute'")
+        database.execute("UPDATE signals SET created_at = created_at - interval '1 minute'")
         until(lambda: signals(database) == [], "one that nobody claimed is no attempt to come")
 
 

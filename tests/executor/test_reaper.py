@@ -104,7 +104,7 @@ def ghost(database: Database) -> UUID:
     """An executor that beats no more, and a job to run."""
     executor_id = uuid4()
     database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
         " VALUES (%s, 'ghost', '{default}', '{}', 1, now(), now())",
         [executor_id],
     )

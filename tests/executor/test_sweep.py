@@ -48,7 +48,7 @@ def test_what_a_full_executor_has_fetched_is_taken_by_one_that_is_free(executing
         for run_id in others:
             executing.publish(run_id)
         with executing.running(slots=1, **HALF_A_SECOND):
-            ways = [executing.ended(run_id).came_by for run_id in others]
+            ways = [executing.ended(run_id).claimed_from for run_id in others]
             assert ways[0] == "sweep"  # the later ones may still lie in Kafka when the partition goes to the other
             GATES[gate].opened.set()
             assert executing.ended(held).state == "succeeded"
@@ -70,7 +70,7 @@ def test_a_run_that_kafka_lost_is_found_while_messages_come(executing: Executing
             return is_over(executing, lost)
 
         until(found_while_messages_come, "the lost one has ended")
-    assert executing.ended(lost).came_by == "sweep"
+    assert executing.ended(lost).claimed_from == "sweep"
 
 
 def test_a_message_that_comes_in_time_is_left_to_the_one_who_reads_it(executing: Executing) -> None:
@@ -78,7 +78,7 @@ def test_a_message_that_comes_in_time_is_left_to_the_one_who_reads_it(executing:
         runs = [executing.trigger("acts.echo", number) for number in range(20)]
         for run_id in runs:
             executing.publish(run_id)
-        came = {executing.ended(run_id).came_by for run_id in runs}
+        came = {executing.ended(run_id).claimed_from for run_id in runs}
     assert "sweep" not in came
 
 
@@ -86,7 +86,7 @@ def test_more_than_there_are_slots_for_is_swept_as_they_come_free(executing: Exe
     runs = [executing.trigger("acts.echo", number) for number in range(60)]
     executing.database.execute("TRUNCATE outbox")
     with executing.running(slots=2, **HALF_A_SECOND):
-        assert {executing.ended(run_id).came_by for run_id in runs} == {"sweep"}
+        assert {executing.ended(run_id).claimed_from for run_id in runs} == {"sweep"}
 
 
 def test_spare_slots_are_those_that_nobody_needed_all_the_while() -> None:

@@ -82,7 +82,7 @@ def test_a_run_that_kafka_lost_has_its_turn_while_messages_fill_every_slot(execu
             flood.over.set()
             flooding.result(60)
         until(lambda: flood.worked_off >= flood.published, "the flood is worked off")
-    assert {(one.state, one.came_by) for one in ended} == {("succeeded", "sweep")}
+    assert {(one.state, one.claimed_from) for one in ended} == {("succeeded", "sweep")}
     assert len({one.started_at for one in ended}) == 1  # one turn, one claim
     assert flood.outstanding is not None
     assert flood.outstanding > 0
@@ -108,4 +108,4 @@ def keep_flooding(executing: Executing, name: str) -> None:
 
 def brought_by_messages(executing: Executing) -> int:
     """How many attempts were claimed by message so far."""
-    return int(executing.database.value("SELECT count(*) FROM attempts WHERE came_by <> 'sweep'"))
+    return int(executing.database.value("SELECT count(*) FROM attempts WHERE claimed_from <> 'sweep'"))

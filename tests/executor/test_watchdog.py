@@ -61,7 +61,7 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
         until(lambda: GATES[gate].entered, "it blocks the loop")
         # Claimed before anybody can have noticed, and held up behind the other.
         others = [executing.trigger("noisy.silent", number) for number in range(5)]
-        until(lambda: sample("loop_stalled_seconds") > 0, "the stall is noticed")
+        until(lambda: sample("event_loop_blocked_seconds") > 0, "the stall is noticed")
         beaten = beats(executing, blocking)
         until(lambda: beats(executing, blocking) > beaten, "the heart beats on")
         with executing.running(known=known, **NEVER):
@@ -72,7 +72,7 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
             assert (run.state, run.attempt, run.lost) == ("running", 1, 0)
             GATES[gate].opened.set()
             assert executing.ended(blocking).state == "succeeded"
-        until(lambda: sample("loop_stalled_seconds") == 0, "the loop goes on")
+        until(lambda: sample("event_loop_blocked_seconds") == 0, "the loop goes on")
         after = executing.run("noisy.silent", 1)
     assert (after.state, after.attempt) == ("succeeded", 1)
     assert sample("loop_stalls_total") > stalls
@@ -82,7 +82,7 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
     assert attempts(executing.database, blocking) == [(1, "succeeded")]
     for run_id in others:
         *handed_on, (_, last) = attempts(executing.database, run_id)
-        assert ({outcome for _, outcome in handed_on}, last) in ((set(), "succeeded"), ({"handed_back"}, "succeeded"))
+        assert ({outcome for _, outcome in handed_on}, last) in ((set(), "succeeded"), ({"released"}, "succeeded"))
 
 
 def test_a_loop_that_is_busy_but_goes_on_is_no_stall(executing: Executing) -> None:

@@ -55,7 +55,7 @@ def test_killed_in_the_middle_the_next_goes_on_where_it_was(
     oracle.wait_settled()
     fleet.kill()
     fleet.promised = {
-        str(run_id(job_id("default", "tide"), at, Cause.BACKFILL, backfill_id.bytes, at=stands.summary.made_at))
+        str(run_id(job_id("default", "tide"), at, Cause.BACKFILL, backfill_id.bytes, at=stands.summary.created_at))
         for at in (first + number * MINUTE for number in range(INSTANTS))
     }
     findings = oracle.check(attempts={})

@@ -173,7 +173,7 @@ def test_one_that_is_asked_to_stop_hands_back_at_once_and_uncharged(fleet: Fleet
     fleet.stop()
     oracle.check(failures=DOOMED)
     for held in turned:
-        assert held.attempts() == [(1, AttemptOutcome.HANDED_BACK), (2, AttemptOutcome.SUCCEEDED)]
+        assert held.attempts() == [(1, AttemptOutcome.RELEASED), (2, AttemptOutcome.SUCCEEDED)]
         runs = [c for c in oracle.completed().values() if c.job_key == held.key]
         assert sorted(c.status for c in runs) == [RunStatus.SKIPPED, RunStatus.SUCCEEDED]
 

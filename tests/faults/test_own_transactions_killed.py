@@ -33,7 +33,7 @@ def finish(fleet: Fleet) -> None:
     assert fleet.database.rows(once) == [(RUNS, RUNS)]
     same = "SELECT count(*) FROM effects AS e JOIN job_runs AS r ON r.run_id = e.run_id AND r.attempt = e.attempt"
     assert fleet.database.value(same) == RUNS
-    fleet.until(lambda: fleet.database.count("loose_ends") == 0, "what they set off is done")
+    fleet.until(lambda: fleet.database.count("deferred_effects") == 0, "what they set off is done")
 
 
 @pytest.mark.parametrize("point", POINTS)

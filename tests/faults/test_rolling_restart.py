@@ -77,10 +77,10 @@ def test_replacing_every_executor_loses_charges_and_stops_nothing(fleet: Fleet, 
 def assert_only_handed_back(fleet: Fleet, held: list[Held]) -> None:
     """Attempts that the roll has ended were handed back, and were as many as those that were in hand."""
     outcomes = [outcome for each in held for _, outcome in each.attempts()]
-    assert set(outcomes) == {AttemptOutcome.HANDED_BACK, AttemptOutcome.SUCCEEDED}
+    assert set(outcomes) == {AttemptOutcome.RELEASED, AttemptOutcome.SUCCEEDED}
     assert outcomes.count(AttemptOutcome.SUCCEEDED) == len(held)
     all_there_are = "SELECT DISTINCT outcome FROM attempts AS a JOIN job_runs USING (run_id) WHERE cause = 'timer'"
-    assert {row[0] for row in fleet.database.rows(all_there_are)} <= {"succeeded", "handed_back"}
+    assert {row[0] for row in fleet.database.rows(all_there_are)} <= {"succeeded", "released"}
 
 
 def assert_never_stopped(oracle: Oracle, rolls: list[tuple[datetime, datetime]]) -> None:

@@ -64,7 +64,7 @@ def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
 
 def by_hand(database: ClockedDatabase) -> list[float]:
     """The minutes recorded as left out by hand."""
-    rows = skipped(database, "by_hand")
+    rows = skipped(database, "manual")
     assert all(count == 1 for _, _, count in rows)
     return [first for first, _, _ in rows]
 

@@ -43,7 +43,7 @@ def test_a_backfill_is_written_down_and_told(hourly: ClockedDatabase) -> None:
     assert (reply.status, reply.occurrences, reply.unchanged, reply.job_version) == ("accepted", 6, False, 1)
     shown = progress(hourly, UUID(reply.backfill_id)).summary
     assert (shown.state, shown.key, shown.occurrences, shown.wanted, shown.made) == ("running", "job", 6, 6, 0)
-    assert (shown.first_at, shown.last_at, shown.made_at) == (NOON - 5 * HOUR, NOON, NOON)
+    assert (shown.first_at, shown.last_at, shown.created_at) == (NOON - 5 * HOUR, NOON, NOON)
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_started.v1"]
     assert (event.reason, event.detail["occurrences"]) == ("the source was empty", "6")
     assert event.detail["backfill_id"] == reply.backfill_id
@@ -65,7 +65,7 @@ def test_two_of_one_instant_are_told_apart(hourly: ClockedDatabase) -> None:
         assert backfills(connection, "default") == [second, first]
         with pytest.raises(UnknownJob):
             backfills(connection, "default", "other")
-    assert second.made_at - first.made_at == timedelta(milliseconds=1)
+    assert second.created_at - first.created_at == timedelta(milliseconds=1)
 
 
 def test_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:

@@ -117,7 +117,7 @@ def test_an_instant_in_the_past_leaves_out_what_was_made_since(with_jobs: Databa
     older = trigger(with_jobs)
     instant = with_jobs.now()
     newer = trigger(with_jobs)
-    cancel(with_jobs, key="job", made_before=instant.isoformat())
+    cancel(with_jobs, key="job", created_before=instant.isoformat())
     assert claimable(with_jobs, older, newer) == [False, True]
 
 
@@ -168,12 +168,12 @@ def test_who_names_nothing_that_there_is_is_told(with_jobs: Database) -> None:
         with_jobs,
         cancelling(key="nope"),
         cancelling(labels={"team": "nobody"}),
-        cancelling(key="job", made_before=later),
+        cancelling(key="job", created_before=later),
     )
     assert [refusal(reply) for reply in replies] == [
         ("unknown_job", "key"),
         ("invalid", "labels"),
-        ("invalid", "made_before"),
+        ("invalid", "created_before"),
     ]
     assert (with_jobs.count("cancellations"), with_jobs.count("cancelled_jobs")) == (0, 0)
 
@@ -225,7 +225,7 @@ def test_in_a_batch_nothing_is_locked_before_the_claims_are_held(with_jobs: Data
 def enter(database: Database) -> None:
     """Let there be an executor."""
     database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
         " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
         [EXECUTOR],
     )

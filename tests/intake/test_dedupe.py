@@ -74,7 +74,7 @@ def test_request_ids_of_two_tenants_are_strangers(with_job: Database) -> None:
 
 def test_an_answer_is_forgotten_after_its_time(with_job: Database) -> None:
     ask(with_job, TRIGGER)
-    with_job.execute("UPDATE requests SET made_at = made_at - interval '8 days 1 s'")
+    with_job.execute("UPDATE requests SET created_at = created_at - interval '8 days 1 s'")
     ask(with_job, TRIGGER | {"request_id": "r-2"})
     with_job.execute(Statements("tidewheel.intake")["forget_answers"], {"kept": timedelta(days=8)})
     assert with_job.rows("SELECT request_id FROM requests") == [("r-2",)]

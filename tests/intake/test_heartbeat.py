@@ -25,7 +25,7 @@ def deadline(database: Database, run_id: UUID) -> datetime:
 
 def stored(database: Database, run_id: UUID) -> tuple[object, ...]:
     [row] = database.rows(
-        "SELECT progress, beats_attempt, checkpoint, checkpoint_attempt FROM run_inputs WHERE run_id = %s", [run_id]
+        "SELECT progress, progress_attempt, checkpoint, checkpoint_attempt FROM run_inputs WHERE run_id = %s", [run_id]
     )
     return tuple(row)
 
@@ -47,16 +47,16 @@ def test_a_waiting_run_is_given_its_heartbeat_anew(with_job: Database) -> None:
 def test_a_heartbeat_never_puts_off_the_time_for_the_answer(with_job: Database) -> None:
     started = waiting(with_job, timeout=timedelta(minutes=5), heartbeat=timedelta(minutes=1))
     beat(with_job, started)
-    [(until, wait_until)] = with_job.rows("SELECT deadline_at, wait_until FROM open_runs")
-    assert until == wait_until
+    [(until, external_deadline_at)] = with_job.rows("SELECT deadline_at, external_deadline_at FROM open_runs")
+    assert until == external_deadline_at
 
 
 def test_a_heartbeat_never_puts_off_the_end_of_the_whole(database: Database) -> None:
     submit(database, heartbeat="10m", schedule_to_close="2m")
     started = waiting(database, heartbeat=timedelta(seconds=5))
     beat(database, started)
-    [(until, close_at)] = database.rows("SELECT deadline_at, close_at FROM open_runs")
-    assert until == close_at
+    [(until, schedule_to_close_at)] = database.rows("SELECT deadline_at, schedule_to_close_at FROM open_runs")
+    assert until == schedule_to_close_at
 
 
 def test_a_job_without_a_heartbeat_keeps_its_deadline(database: Database) -> None:

@@ -55,11 +55,11 @@ def test_a_cancel_does_not_wait_and_is_carried_out_when_the_run_goes_on(shop: Da
         [reply] = ask(shop, cancel(started.run_id))
         assert (reply.status, reply.run_status) == ("accepted", "running")
         assert carry_out(shop) == (0, 0)
-        assert shop.count("wanted_cancels") == 1
+        assert shop.count("pending_cancels") == 1
     assert carry_out(shop) == (0, 1)
     assert open_run(shop, started.run_id).state == "cancelling"
     assert [signal[0] for signal in signals(shop)] == [started.run_id]
-    assert shop.count("wanted_cancels") == 0
+    assert shop.count("pending_cancels") == 0
 
 
 def test_a_cancel_comes_too_late_when_the_completion_is_committed(shop: Database) -> None:
@@ -70,7 +70,7 @@ def test_a_cancel_comes_too_late_when_the_completion_is_committed(shop: Database
         own.commit()
     assert carry_out(shop) == (0, 0)
     assert final_state(shop, started.run_id) == ("succeeded", None)
-    assert shop.count("wanted_cancels") == 0
+    assert shop.count("pending_cancels") == 0
 
 
 def test_a_run_that_waits_by_then_ends_with_the_reason(shop: Database) -> None:
@@ -80,7 +80,7 @@ def test_a_run_that_waits_by_then_ends_with_the_reason(shop: Database) -> None:
         assert [reply.run_status for reply in ask(shop, cancel(run_id), cancel(run_id))] == ["queued", "queued"]
     assert carry_out(shop) == (1, 0)
     assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
-    assert shop.count("wanted_cancels") == 0
+    assert shop.count("pending_cancels") == 0
     assert claim(shop, trigger(shop)).started
 
 

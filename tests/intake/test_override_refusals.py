@@ -132,7 +132,7 @@ def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase)
     replies = ask(minutely, *(about("job.skip", at=minute(minutely, n).isoformat()) for n in (1, 2)))
     assert {reply.status for reply in replies} == {"accepted"}
     minutely.execute(
-        "INSERT INTO overrides (job_id, scheduled_at, tenant, kind, made_at) "
+        "INSERT INTO overrides (job_id, scheduled_at, tenant, kind, created_at) "
         "SELECT job_id, created_at + n * interval '1 min', tenant, 'skip', created_at "
         "FROM jobs, generate_series(3, 1000) AS n"
     )

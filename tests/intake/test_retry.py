@@ -101,7 +101,7 @@ def test_the_id_is_that_of_the_old_run_and_the_request(with_job: Database) -> No
     new = retry(with_job, old, request_id="again")
     run = open_run(with_job, new)
     origin = old.bytes + b"again"
-    asked_at = with_job.value("SELECT made_at FROM job_runs WHERE run_id = %s", [new])
+    asked_at = with_job.value("SELECT created_at FROM job_runs WHERE run_id = %s", [new])
     assert new == run_id(job_id("default", "job"), run.scheduled_at, Cause.RETRY, origin, at=asked_at)
     assert (run_bucket(new), run_instant(new) >= run_instant(old)) == (run_bucket(old), True)
 
@@ -177,10 +177,10 @@ def test_a_retry_of_a_retry_names_the_first_of_the_chain_also_on_later_attempts(
 def test_a_dead_letter_says_what_it_was_redriven_as(with_job: Database) -> None:
     old, other = failed(with_job), failed(with_job)
     new = retry(with_job, old)
-    found = dict(with_job.rows("SELECT run_id, redriven_as FROM dead_letters WHERE redriven_at IS NOT NULL"))
+    found = dict(with_job.rows("SELECT run_id, redriven_run_id FROM dead_letters WHERE redriven_at IS NOT NULL"))
     assert found == {old: new}
     assert other not in found
-    assert retry(with_job, old) == with_job.value("SELECT redriven_as FROM dead_letters WHERE run_id = %s", [old])
+    assert retry(with_job, old) == with_job.value("SELECT redriven_run_id FROM dead_letters WHERE run_id = %s", [old])
 
 
 def test_a_delay_holds_it_back(with_job: Database) -> None:

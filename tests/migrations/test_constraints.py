@@ -38,7 +38,7 @@ OF_ENUMS = {
 # Of words that the code has no enum for.
 OF_WORDS = {
     ("overrides", "kind"): {"skip", "move"},
-    ("set_aside", "kind"): {"job", "outbox"},
+    ("quarantine", "kind"): {"job", "outbox"},
     ("signals", "kind"): {"cancel", "terminate"},
     ("dead_letters", "kind"): {"run", "request"},
     ("members", "role"): {"scheduler", "relay"},

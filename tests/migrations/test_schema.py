@@ -22,7 +22,7 @@ def test_columns_of_later_work_are_there_from_the_start(shared_database: Databas
     wanted = {
         ("jobs", "bucket"), ("jobs", "shard"), ("job_runs", "cause"), ("job_runs", "queue"), ("job_runs", "lane"),
         ("open_runs", "overlap"), ("open_runs", "charged"), ("open_runs", "lost"), ("open_runs", "deadline_at"),
-        ("open_runs", "wait_until"), ("run_inputs", "checkpoint"), ("timers", "catch_up_end"),
+        ("open_runs", "external_deadline_at"), ("run_inputs", "checkpoint"), ("timers", "catch_up_end"),
     }  # fmt: skip
     found = shared_database.rows(
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"

@@ -41,11 +41,11 @@ def test_a_message_refused_for_its_timestamp_waits_and_is_not_given_up(
     relaying.write(relaying.row(topic, kept))
     with relaying.running():
         until(lambda: "did not take a message" in caplog.text, "the broker has refused it")
-        assert (relaying.left(), relaying.database.count("set_aside")) == (1, 0)
+        assert (relaying.left(), relaying.database.count("quarantine")) == (1, 0)
         lift(relaying.bootstrap, topic)
         relaying.until_empty()
     assert relaying.values(topic) == [kept]
-    assert relaying.database.count("set_aside") == 0
+    assert relaying.database.count("quarantine") == 0
 
 
 def test_a_clock_that_is_set_back_holds_up_what_was_due_and_nothing_new(
@@ -77,7 +77,7 @@ def test_a_relay_that_was_lost_before_the_clock_was_set_back_is_not_waited_for(
     relaying = Relaying(clocked, info.bootstrap)
     topic = relaying.topic("a")
     clocked.execute(
-        "INSERT INTO members (member_id, role, name, beat_at, started_at)"
+        "INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at)"
         " VALUES (gen_random_uuid(), 'relay', 'lost', tidewheel_now(), tidewheel_now())"
     )
     clocked.advance(timedelta(hours=-1))

@@ -38,4 +38,4 @@ def test_a_deletion_that_fails_is_tried_again_and_nothing_is_published_twice(
     # The search for the one that is too large has sent its neighbours twice; nothing came after it but what is new.
     assert len(relaying.values(topic)) <= 5
     assert set(relaying.values(topic)) == {b"1", b"2", b"3"}
-    assert relaying.database.count("set_aside") == 1
+    assert relaying.database.count("quarantine") == 1

@@ -27,8 +27,8 @@ def relaying(database: Database, info: StackInfo) -> Relaying:
     return Relaying(database, info.bootstrap)
 
 
-def set_aside(database: Database) -> list[tuple[str, bytes | None]]:
-    return [(str(error), value) for error, value in database.rows("SELECT error, value FROM set_aside ORDER BY id")]
+def quarantined(database: Database) -> list[tuple[str, bytes | None]]:
+    return [(str(error), value) for error, value in database.rows("SELECT error, value FROM quarantine ORDER BY id")]
 
 
 def test_a_row_arrives_with_key_value_and_headers_and_then_goes(relaying: Relaying) -> None:
@@ -110,9 +110,9 @@ def test_a_row_that_kafka_refuses_is_set_aside_and_its_neighbours_arrive(relayin
     with relaying.running():
         relaying.until_empty()
     assert set(relaying.values(topic)) == {row.value for row in rows}
-    [(error, value)] = set_aside(relaying.database)
+    [(error, value)] = quarantined(relaying.database)
     assert ("size" in error.lower(), value) == (True, huge)
-    assert relaying.database.rows("SELECT kind, topic, key, headers FROM set_aside") == [
+    assert relaying.database.rows("SELECT kind, topic, key, headers FROM quarantine") == [
         ("outbox", topic, b"large", [b"a", b"1"])
     ]
 
@@ -126,7 +126,7 @@ def test_two_bad_rows_under_one_key_are_found_and_the_good_ones_of_that_key_arri
         relaying.until_empty()
     arrived = relaying.values(topic)
     assert list(dict.fromkeys(arrived)) == [b"1", b"2", b"3"]
-    assert [value for _, value in set_aside(relaying.database)] == huge
+    assert [value for _, value in quarantined(relaying.database)] == huge
 
 
 def test_a_row_too_large_for_any_client_is_set_aside(relaying: Relaying) -> None:
@@ -135,7 +135,7 @@ def test_a_row_too_large_for_any_client_is_set_aside(relaying: Relaying) -> None
     with relaying.running():
         relaying.until_empty()
     assert relaying.values(topic) == [b"1", b"2"]
-    assert len(set_aside(relaying.database)) == 1
+    assert len(quarantined(relaying.database)) == 1
 
 
 def test_a_topic_that_is_not_there_is_parked_alone(relaying: Relaying) -> None:
@@ -148,7 +148,7 @@ def test_a_topic_that_is_not_there_is_parked_alone(relaying: Relaying) -> None:
         until(lambda: relaying.left() == 2, "and go on leaving")
     assert relaying.values(topic) == [topic.encode(), topic.encode(), b"behind"]
     assert {name for (name,) in relaying.database.rows("SELECT topic FROM outbox")} == {missing}
-    assert set_aside(relaying.database) == []
+    assert quarantined(relaying.database) == []
 
 
 def test_a_topic_that_was_deleted_under_the_relay_is_parked_and_its_rows_are_kept(
@@ -170,7 +170,7 @@ def test_a_topic_that_was_deleted_under_the_relay_is_parked_and_its_rows_are_kep
         until(
             lambda: relaying.database.value("SELECT count(*) FROM outbox WHERE topic = %s", [topic]) == 0, "others go"
         )
-    assert set_aside(relaying.database) == []
+    assert quarantined(relaying.database) == []
     assert relaying.left() > 0
 
 
@@ -191,7 +191,7 @@ def test_messages_of_a_queue_without_topics_do_not_lie_in_the_outbox(relaying: R
     with relaying.running(topic_prefix=relaying.prefix):
         relaying.until_empty()
     assert relaying.values(topic) == [b"v"]
-    assert set_aside(relaying.database) == []
+    assert quarantined(relaying.database) == []
 
 
 def test_what_a_late_committer_wrote_earlier_still_leaves(relaying: Relaying) -> None:

@@ -143,7 +143,7 @@ def test_rows_of_a_topic_made_just_now_leave_once_and_in_order(
             by_run.setdefault(one.key, []).append(int(one.value or b""))
         assert by_run == {b"run-1": list(range(ROWS)), b"run-2": list(range(ROWS))}
     assert len(relaying.values(old)) == len(new) * 2 * ROWS
-    assert relaying.database.count("set_aside") == 0
+    assert relaying.database.count("quarantine") == 0
 
 
 @pytest.mark.kafka

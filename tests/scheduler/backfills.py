@@ -58,5 +58,7 @@ def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
 
 def made_instants(database: Database) -> list[datetime]:
     """The instants of all runs that backfills have made, in the order of their making."""
-    found = database.rows("SELECT scheduled_at FROM job_runs WHERE cause = 'backfill' ORDER BY made_at, scheduled_at")
+    found = database.rows(
+        "SELECT scheduled_at FROM job_runs WHERE cause = 'backfill' ORDER BY created_at, scheduled_at"
+    )
     return [at for (at,) in found]

@@ -83,7 +83,7 @@ def test_a_run_is_what_its_version_says_with_an_id_of_its_own(hourly: ClockedDat
     assert make_batch(hourly, made) == 1
     [run] = open_runs(hourly)
     expected = run_id(
-        job_id("default", "job"), NOON, Cause.BACKFILL, made.bytes, at=progress(hourly, made).summary.made_at
+        job_id("default", "job"), NOON, Cause.BACKFILL, made.bytes, at=progress(hourly, made).summary.created_at
     )
     assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "backfill", NOON, NOON)
     [message] = requests(hourly)

@@ -133,7 +133,7 @@ def test_back_what_has_fired_does_not_fire_again_after_a_change(
     instants = made(noon)
     assert instants == sorted(set(instants))
     assert {NOON + number * MINUTE for number in range(1, 4)} <= set(instants)
-    assert noon.count("set_aside") == 0
+    assert noon.count("quarantine") == 0
     told = [completion.run_id for completion in completions(noon)]
     assert [told.count(str(run)) for run in ended] == [1, 1, 1]
     assert not {run.run_id for run in open_runs(noon)} & set(ended)
@@ -152,7 +152,7 @@ def test_days_away_every_run_has_its_partition(noon: ClockedDatabase, jump: time
     for run in open_runs(noon):
         if run.publish_at <= noon.now():
             succeed(noon, begin(noon, run.run_id))
-    assert noon.count("set_aside") == 0
+    assert noon.count("quarantine") == 0
 
 
 @pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])

@@ -89,7 +89,7 @@ def test_a_run_that_did_not_begin_in_time_ends_by_schedule_to_start(still: Clock
 def test_a_run_that_has_begun_is_not_ended_by_schedule_to_start(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m")
     first = begun(still)
-    requeue(still, first, AttemptOutcome.HANDED_BACK)
+    requeue(still, first, AttemptOutcome.RELEASED)
     still.advance(HOUR)
     assert look(still) == 0
     assert begin(still, first.run_id).attempt == 2
@@ -105,7 +105,7 @@ def test_the_time_counts_from_when_a_run_may_leave(still: ClockedDatabase) -> No
     told(still, "schedule_to_start")
 
 
-@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.HANDED_BACK, AttemptOutcome.LOST])
+@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.RELEASED, AttemptOutcome.LOST])
 def test_a_run_between_attempts_ends_by_schedule_to_close(still: ClockedDatabase, outcome: AttemptOutcome) -> None:
     submit(still, schedule_to_start="1s", schedule_to_close="1m")
     started = begun(still)

@@ -46,7 +46,7 @@ def texts(draw: st.DrawFn) -> str:
     kind = draw(st.sampled_from(["interval"] * 4 + ["once", "cron", "fixed_delay", "manual"]))
     document: dict[str, object] = {"kind": kind}
     if kind in {"interval", "fixed_delay"}:
-        document |= {"every_us": draw(every), **draw(bounds())}
+        document |= {"interval_us": draw(every), **draw(bounds())}
     if kind == "interval":
         anchor = draw(near).astimezone(draw(st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))])))
         document |= {"anchor": anchor.isoformat(), "anchor_fires": draw(st.booleans())}
@@ -74,7 +74,7 @@ def policies(draw: st.DrawFn) -> str:
 def stands(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) -> LockedTimer:
     return LockedTimer(
         job_id=UUID(int=number), tenant="default", shard=0, scheduled_at=at, version=1, schedule=schedule, handler=None,
-        queue="default", lane="standard", overlap="skip", definition=b"", limited=False, policy=policy, due_at=at,
+        queue="default", lane="standard", overlap="skip", definition=b"", has_deadlines=False, policy=policy, due_at=at,
     )  # fmt: skip
 
 
@@ -130,9 +130,9 @@ def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
     "schedule",
     [
         "{}",
-        '{"anchor":"2026-03-02T12:00:00","anchor_fires":true,"every_us":60000000,"kind":"interval"}',
-        '{"anchor":"never","anchor_fires":true,"every_us":60000000,"kind":"interval"}',
-        '{"anchor":"2026-03-02T12:00:00Z","anchor_fires":true,"every_us":1,"kind":"interval"}',
+        '{"anchor":"2026-03-02T12:00:00","anchor_fires":true,"interval_us":60000000,"kind":"interval"}',
+        '{"anchor":"never","anchor_fires":true,"interval_us":60000000,"kind":"interval"}',
+        '{"anchor":"2026-03-02T12:00:00Z","anchor_fires":true,"interval_us":1,"kind":"interval"}',
         '{"at":"never","kind":"once"}',
     ],
 )

@@ -138,7 +138,7 @@ def test_it_survives_the_loss_of_its_connections(database: Database, settings: d
 
 def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: Database) -> None:
     database.execute(
-        "INSERT INTO loose_ends (run_id, job_id, tenant, ended_at, counted, turn)"
+        "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, counted, turn)"
         " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true FROM generate_series(1, 2500)"
     )
     stop = Stop()
@@ -147,7 +147,7 @@ def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: D
         scheduler.step()
     stop.ask()
     scheduler.run()  # enters, sees that it is to end, and closes what it holds
-    assert database.count("loose_ends") == 0
+    assert database.count("deferred_effects") == 0
 
 
 def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(database: Database) -> None:
@@ -165,10 +165,10 @@ def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(dat
     try:
         until(lambda: len(open_runs(database)) >= 200, "batch after batch is fired")
         database.execute(
-            "INSERT INTO loose_ends (run_id, job_id, tenant, ended_at, counted, turn)"
+            "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, counted, turn)"
             " VALUES (gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true)"
         )
-        until(lambda: database.count("loose_ends") == 0, "the other duties are done")
+        until(lambda: database.count("deferred_effects") == 0, "the other duties are done")
     finally:
         stop.ask()
         ended.result(30)

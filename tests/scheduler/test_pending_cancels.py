@@ -24,7 +24,7 @@ def with_job(database: Database) -> Database:
 
 def want(database: Database, *runs: UUID) -> None:
     for run in runs:
-        database.execute("INSERT INTO wanted_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'asked')", [run])
+        database.execute("INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'asked')", [run])
 
 
 def states(database: Database, *runs: UUID) -> list[str]:
@@ -44,7 +44,7 @@ def test_a_scheduler_looks_by_itself(with_job: Database) -> None:
     assert states(with_job, over.run_id, queued) == ["succeeded", "cancelled"]
     assert open_run(with_job, running.run_id).state == "cancelling"
     assert [signal[0] for signal in signals(with_job)] == [running.run_id]
-    assert with_job.count("wanted_cancels") == 0
+    assert with_job.count("pending_cancels") == 0
 
 
 def test_those_that_are_still_held_do_not_hide_the_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_those_that_are_still_held_do_not_hide_the_others(with_job: Database, mo
         holding.execute("SELECT FROM open_runs WHERE run_id = ANY (%s) FOR UPDATE", [runs[:3]])
         assert [wanted.step().ended for _ in range(3)] == [0, 1, 1]
     assert sum(wanted.step().ended for _ in range(3)) == 3
-    assert with_job.count("wanted_cancels") == 0
+    assert with_job.count("pending_cancels") == 0
 
 
 def test_one_that_cannot_be_ended_keeps_no_other_and_is_left_alone(
@@ -78,4 +78,4 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_left_alone(
     wanted = WantedCancels(with_job.session(), with_job.installation)
     assert [wanted.step().ended for _ in range(3)] == [2, 0, 0]
     assert states(with_job, *others) == ["cancelled"] * 2
-    assert (tries, with_job.count("wanted_cancels")) == (2, 1)
+    assert (tries, with_job.count("pending_cancels")) == (2, 1)

@@ -52,15 +52,15 @@ def test_a_poisoned_job_is_set_aside_and_the_others_fire(
     due.advance(timedelta(hours=1))
     fire_due(due)
     assert keys_fired(due) == {"before", "zzz"}
-    [(kind, tenant, job, error)] = due.rows("SELECT kind, tenant, job_id, error FROM set_aside")
+    [(kind, tenant, job, error)] = due.rows("SELECT kind, tenant, job_id, error FROM quarantine")
     assert (kind, tenant, job) == ("job", "default", POISON)
     assert error
-    [event] = [event for event in lifecycle(due) if event.type == "io.tidewheel.job.set_aside.v1"]
+    [event] = [event for event in lifecycle(due) if event.type == "io.tidewheel.job.quarantined.v1"]
     assert (event.job_key, event.job_version, event.reason) == ("poison", 1, error)
     # It is out of the way: the next look finds the others alone.
     due.advance(SECOND)
     assert fire_due(due) == 2
-    assert due.count("set_aside") == 1
+    assert due.count("quarantine") == 1
     assert name
 
 

@@ -124,4 +124,4 @@ def test_a_timer_given_back_knows_what_was_skipped_and_moved(still: ClockedDatab
         still.advance(60 * SECOND)
         fire_due(still)
     assert still.rows("SELECT scheduled_at FROM job_runs ORDER BY 1") == [(minute[n],) for n in (1, 3, 4)]
-    assert still.rows("SELECT reason, first_at FROM skips") == [("by_hand", minute[2])]
+    assert still.rows("SELECT reason, first_at FROM skips") == [("manual", minute[2])]

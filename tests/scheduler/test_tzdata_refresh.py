@@ -71,7 +71,7 @@ def timer(database: Database, key: str = "job") -> tuple[datetime, datetime | No
 
 def retimed(database: Database) -> list[tuple[str, str, str]]:
     """The events: key, old instant, new instant."""
-    events = [event for event in lifecycle(database) if event.type == "io.tidewheel.job.retimed.v1"]
+    events = [event for event in lifecycle(database) if event.type == "io.tidewheel.job.rescheduled.v1"]
     told = [(event.job_key, event.detail["from"], event.detail["to"]) for event in events]
     return [(key, was.replace(".000000", ""), now.replace(".000000", "")) for key, was, now in told]
 

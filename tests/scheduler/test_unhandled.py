@@ -33,7 +33,7 @@ def waiting() -> float | None:
 
 def announced(database: ClockedDatabase) -> list[LifecycleEvent]:
     """The announcements on their way."""
-    return [event for event in lifecycle(database) if event.type == "io.tidewheel.job.unhandled.v1"]
+    return [event for event in lifecycle(database) if event.type == "io.tidewheel.job.no_executor.v1"]
 
 
 def executor(
@@ -42,7 +42,7 @@ def executor(
     """An executor that has just beaten."""
     told = {"stopping": False} | columns
     database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at, stopping)"
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at, stopping)"
         " VALUES (%s, 'test', %s, %s, 1, tidewheel_now(), tidewheel_now(), %s)",
         [uuid4(), list(queues), list(handlers), told["stopping"]],
     )

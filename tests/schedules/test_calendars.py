@@ -237,7 +237,7 @@ def test_a_day_begins_and_ends_on_the_wall_clock() -> None:
 
 
 def test_an_interval_has_days_of_utc_and_keeps_its_microseconds() -> None:
-    inner = parse_schedule({"kind": "interval", "every_us": 21_600_000_001, "anchor": "2026-11-20T00:00:00Z"})
+    inner = parse_schedule({"kind": "interval", "interval_us": 21_600_000_001, "anchor": "2026-11-20T00:00:00Z"})
     schedule = Calendared(inner, (WEEKEND,), (), "UTC")
     shifted = Calendared(inner, (WEEKEND,), (), "UTC", shift=True)
     start, end = at("2026-11-20T12:00:00Z"), at("2026-11-23T06:00:01Z")

@@ -11,8 +11,8 @@ from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAILY: dict[str, object] = {"kind": "cron", "expressions": ["0 3 * * *"]}
-HOURLY: dict[str, object] = {"kind": "interval", "every_us": 3_600_000_000, "anchor": "2026-01-01T00:00:00Z"}
-DELAY: dict[str, object] = {"kind": "fixed_delay", "every_us": 3_600_000_000}
+HOURLY: dict[str, object] = {"kind": "interval", "interval_us": 3_600_000_000, "anchor": "2026-01-01T00:00:00Z"}
+DELAY: dict[str, object] = {"kind": "fixed_delay", "interval_us": 3_600_000_000}
 
 
 def cron(*expressions: str) -> dict[str, object]:

@@ -33,7 +33,7 @@ MISFIRE_AFTER = MINUTE
 def every(seconds: int) -> Schedule:
     """An interval with an occurrence at START."""
     return parse_schedule(
-        {"kind": "interval", "every_us": seconds * 1_000_000, "anchor": START.isoformat(), "anchor_fires": True}
+        {"kind": "interval", "interval_us": seconds * 1_000_000, "anchor": START.isoformat(), "anchor_fires": True}
     )
 
 

@@ -31,7 +31,7 @@ class Row:
 
     @property
     def schedule(self) -> str:
-        interval = {"kind": "interval", "every_us": 60_000_000, "anchor": START.isoformat(), "anchor_fires": True}
+        interval = {"kind": "interval", "interval_us": 60_000_000, "anchor": START.isoformat(), "anchor_fires": True}
         return json.dumps(interval if self.last is None else interval | {"end_at": minute(self.last).isoformat()})
 
     @property
@@ -70,10 +70,10 @@ def skipped(decision: Decision) -> list[tuple[str, float, float, int]]:
 
 def test_what_is_left_out_is_recorded_when_the_timer_passes_it() -> None:
     decision = decided(stands(said((0, 2))), 0)
-    assert (fired(decision), skipped(decision)) == ([], [("by_hand", 0, 0, 1)])
+    assert (fired(decision), skipped(decision)) == ([], [("manual", 0, 0, 1)])
     assert (decision.next_at, decision.due_at, decision.overridden) == (minute(1), minute(1), True)
     later = decided(stands(said((2,)), Row(minute(1))), 2)
-    assert (fired(later), skipped(later)) == ([(1, 1)], [("by_hand", 2, 2, 1)])
+    assert (fired(later), skipped(later)) == ([(1, 1)], [("manual", 2, 2, 1)])
     assert later.overridden is False
 
 
@@ -83,12 +83,12 @@ def test_a_skip_is_looked_at_in_its_time_so_that_it_is_recorded_also_when_nothin
     decision = decided(where, 1)
     assert (decision.next_at, decision.due_at) == (minute(2), minute(2))
     last = decided(stands(said((2,)), Row(minute(2), last=2)), 2)
-    assert (skipped(last), last.next_at) == ([("by_hand", 2, 2, 1)], None)
+    assert (skipped(last), last.next_at) == ([("manual", 2, 2, 1)], None)
 
 
 def test_a_skip_within_the_horizon_is_recorded_ahead_and_the_timer_is_not_due_again() -> None:
     decision = decided(stands(said((1,)), Row(minute(1))), 0.95, ahead=5 * SECOND)
-    assert skipped(decision) == [("by_hand", 1, 1, 1)]
+    assert skipped(decision) == [("manual", 1, 1, 1)]
     assert decision.due_at == minute(2)
 
 
@@ -149,7 +149,7 @@ def test_a_pause_passes_over_what_was_moved_into_it_and_keeps_what_was_moved_bey
     where = stands(said((2,), m1=3.5, m4=9, m20=4.5), Row(minute(1)))
     decision = resume(where, now=minute(5))
     assert sorted(skipped(decision)) == [
-        ("by_hand", 2, 2, 1), ("paused", 1, 1, 1), ("paused", 3, 5, 2), ("paused", 20, 20, 1),
+        ("manual", 2, 2, 1), ("paused", 1, 1, 1), ("paused", 3, 5, 2), ("paused", 20, 20, 1),
     ]  # fmt: skip
     assert (decision.next_at, decision.due_at, decision.moved) == (minute(6), minute(6), (minute(1), minute(20)))
 
@@ -165,7 +165,7 @@ def test_a_pause_between_two_occurrences_passes_over_what_was_moved_into_it() ->
 def test_an_edit_of_a_paused_job_records_what_was_left_out_too() -> None:
     row = Row(policies='{"on_resume":"fire_all"}')
     decision = passed_by(stands(said((2,), m1=9, m3=3.5), row), now=minute(4))
-    assert sorted(skipped(decision)) == [("by_hand", 2, 2, 1), ("paused", 0, 4, 2), ("paused", 3, 3, 1)]
+    assert sorted(skipped(decision)) == [("manual", 2, 2, 1), ("paused", 0, 4, 2), ("paused", 3, 3, 1)]
     assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
 
 
@@ -241,7 +241,7 @@ def test_in_time_each_fires_once_where_it_belongs_and_what_is_left_out_is_record
     assert sorted((fire.at, fire.publish_at) for fire in timer.fires) == sorted(wanted.items())
     left_out = sorted(at for at, said in of_the_job.items() if said.moved_to is None)
     assert sorted((skip.first_at, skip.last_at) for skip in timer.skips) == [(at, at) for at in left_out]
-    assert {skip.reason for skip in timer.skips} <= {SkipReason.BY_HAND}
+    assert {skip.reason for skip in timer.skips} <= {SkipReason.MANUAL}
 
 
 @given(SPOTS, st.integers(0, 30), ANY_STEPS, st.sampled_from([0, 5, 60]), CATCH_UPS)
@@ -253,7 +253,7 @@ def test_however_late_each_occurrence_has_one_outcome(
     assert len(set(fires)) == len(fires)
     assert len(fires) + sum(skip.occurrences for skip in timer.skips) == last + 1
     said = {at: each for at, each in timer.overrides.items() if at <= minute(last)}
-    by_hand = {skip.first_at for skip in timer.skips if skip.reason is SkipReason.BY_HAND}
+    by_hand = {skip.first_at for skip in timer.skips if skip.reason is SkipReason.MANUAL}
     assert by_hand == {at for at, each in said.items() if each.moved_to is None}
     for fire in timer.fires:
         moved = said.get(fire.at)

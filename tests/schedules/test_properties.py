@@ -50,7 +50,7 @@ def intervals(draw: st.DrawFn) -> Schedule:
     return parse_schedule(
         {
             "kind": "interval",
-            "every_us": draw(st.integers(1_000_000, 10**15)),
+            "interval_us": draw(st.integers(1_000_000, 10**15)),
             "anchor": draw(instants).isoformat(),
             "anchor_fires": draw(st.booleans()),
             **draw(bounds()),

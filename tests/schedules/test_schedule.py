@@ -8,7 +8,7 @@ from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.simple import FixedDelay
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-TEN_SECONDS = {"kind": "interval", "every_us": 10_000_000, "anchor": "2026-01-01T12:00:00Z"}
+TEN_SECONDS = {"kind": "interval", "interval_us": 10_000_000, "anchor": "2026-01-01T12:00:00Z"}
 
 
 def seconds(count: float) -> datetime:
@@ -21,12 +21,12 @@ def test_an_anchor_that_was_not_given_is_no_occurrence() -> None:
 
 
 def test_an_interval_does_not_drift() -> None:
-    every = parse_schedule({**TEN_SECONDS, "every_us": 7_000_001})
+    every = parse_schedule({**TEN_SECONDS, "interval_us": 7_000_001})
     assert every.after(NOON + timedelta(days=30)) == NOON + timedelta(microseconds=7_000_001 * 370_286)
 
 
 def test_an_interval_is_counted_without_visiting_it() -> None:
-    every_second = parse_schedule({**TEN_SECONDS, "every_us": 1_000_000})
+    every_second = parse_schedule({**TEN_SECONDS, "interval_us": 1_000_000})
     years = NOON.replace(year=2056)
     assert every_second.count(NOON, years, 10**10) == (946_684_800, True)
     assert every_second.count(NOON, years, 1000) == (1000, False)
@@ -96,12 +96,12 @@ def test_once_and_manual() -> None:
 
 
 def test_intervals_end_where_datetimes_do() -> None:
-    yearly = parse_schedule({**TEN_SECONDS, "every_us": 365 * 86_400_000_000})
+    yearly = parse_schedule({**TEN_SECONDS, "interval_us": 365 * 86_400_000_000})
     assert yearly.after(datetime.max.replace(tzinfo=UTC)) is None
 
 
 def test_a_fixed_delay_counts_from_the_end_of_the_last_run() -> None:
-    delay = parse_schedule({"kind": "fixed_delay", "every_us": 90_000_000, "end_at": seconds(300).isoformat()})
+    delay = parse_schedule({"kind": "fixed_delay", "interval_us": 90_000_000, "end_at": seconds(300).isoformat()})
     assert isinstance(delay, FixedDelay)
     assert delay.due(NOON, None) == NOON
     assert delay.due(NOON, seconds(100)) == seconds(190)

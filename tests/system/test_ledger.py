@@ -53,7 +53,7 @@ class Expected:
         """The occurrences that a row of the ledger accounts for."""
         if skip.first_at == skip.last_at and skip.first_at in self.moved:
             return [skip.first_at]
-        kind = {SkipReason.EXCLUDED: self.excluded, SkipReason.BY_HAND: self.by_hand}.get(
+        kind = {SkipReason.EXCLUDED: self.excluded, SkipReason.MANUAL: self.by_hand}.get(
             SkipReason(skip.reason), self.live
         )
         return sorted(at for at in kind if skip.first_at <= at <= skip.last_at)

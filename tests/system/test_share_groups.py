@@ -77,7 +77,7 @@ def test_more_executors_than_partitions_all_get_work(fleet: Fleet, oracle: Oracl
     work.finish()
     fleet.stop()
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
-    came = {str(by) for (by,) in fleet.database.rows("SELECT split_part(came_by, '/', 1) FROM attempts")}
+    came = {str(by) for (by,) in fleet.database.rows("SELECT split_part(claimed_from, '/', 1) FROM attempts")}
     assert came == {fleet.topics.runs("default", "standard")}
 
 
@@ -135,7 +135,7 @@ def test_a_message_is_claimed_by_message_and_a_bad_one_blocks_nothing(executing:
         after = executing.trigger("acts.echo", 1)
         executing.publish(after)
         for run_id in (before, after):
-            assert (executing.ended(run_id).came_by or "").startswith(f"{topic}/0/")
+            assert (executing.ended(run_id).claimed_from or "").startswith(f"{topic}/0/")
     assert attempts(executing.database, before) == [(1, "succeeded")]
 
 
@@ -176,7 +176,7 @@ def test_messages_are_given_back_while_the_database_is_away_and_come_again(
         for run_id in waiting:
             ended = executing.ended(run_id)
             assert (ended.state, ended.attempt) == ("succeeded", 1)
-            assert ended.came_by != "sweep"
+            assert ended.claimed_from != "sweep"
 
 
 def refuses(database: Database) -> bool:

@@ -21,7 +21,7 @@ TIMEOUT = timedelta(seconds=1)
 FOREVER = timedelta(minutes=30)  # for tests in which silence is not what is waited for
 
 ENTER: LiteralString = """
-INSERT INTO members (member_id, role, name, beat_at, started_at)
+INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at)
 VALUES (%s, 'relay', 'silent', tidewheel_now() - %s::interval, tidewheel_now())
 """
 CUT: LiteralString = """

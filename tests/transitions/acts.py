@@ -44,7 +44,7 @@ class OpenRun:
     publish_at: datetime
     started_at: datetime | None
     executor_id: UUID | None
-    came_by: str | None
+    claimed_from: str | None
 
 
 def ask(database: Database, *documents: Mapping[str, object]) -> list[Reply]:

@@ -48,5 +48,5 @@ def waiting(database: Database, job: UUID = JOB) -> bool | None:
 
 def signals(database: Database) -> list[tuple[UUID, int, str, UUID]]:
     """What executors are to read."""
-    rows = database.rows("SELECT run_id, attempt, kind, executor_id FROM signals ORDER BY made_at")
+    rows = database.rows("SELECT run_id, attempt, kind, executor_id FROM signals ORDER BY created_at")
     return [(run, attempt, kind, executor) for run, attempt, kind, executor in rows]

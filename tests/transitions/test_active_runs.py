@@ -82,7 +82,7 @@ def test_the_turn_is_free_again_when_its_holder_is_terminal(skipping: Database, 
     assert len(claim(skipping, trigger(skipping)).started) == 1
 
 
-@pytest.mark.parametrize("outcome", [AttemptOutcome.HANDED_BACK, AttemptOutcome.SNOOZED, AttemptOutcome.FAILED])
+@pytest.mark.parametrize("outcome", [AttemptOutcome.RELEASED, AttemptOutcome.SNOOZED, AttemptOutcome.FAILED])
 def test_a_run_that_goes_back_while_it_holds_its_turn_keeps_it(skipping: Database, outcome: AttemptOutcome) -> None:
     first = begin(skipping, trigger(skipping))
     requeue(skipping, first, outcome)

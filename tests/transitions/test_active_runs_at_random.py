@@ -93,7 +93,7 @@ class Actor:
         end_runs(connection, self.database.installation, ends)
 
     def go_back(self, connection: Conn) -> None:
-        outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.HANDED_BACK, AttemptOutcome.LOST])
+        outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.RELEASED, AttemptOutcome.LOST])
         requeues = [Requeue(run, attempt, hands, outcome) for run, attempt, hands in self.some(connection, BEGUN)]
         requeue_runs(connection, self.database.installation, requeues)
 

@@ -77,7 +77,7 @@ class Actor:
 
     def __post_init__(self) -> None:
         self.database.execute(
-            "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+            "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
             " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
             [self.executor_id],
         )
@@ -119,7 +119,7 @@ class Actor:
 
     def go_back(self, connection: Conn, noted: Seen) -> None:
         del noted
-        outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.HANDED_BACK])
+        outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.RELEASED])
         mine = self.in_hand(connection)
         requeues = [Requeue(run, attempt, self.executor_id, outcome) for run, attempt in mine]
         requeue_runs(connection, self.database.installation, requeues)

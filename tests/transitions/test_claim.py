@@ -50,7 +50,7 @@ def test_a_claim_writes_down_who_came_by_what(database: Database) -> None:
     [started] = claimed(database, Claim(run_id, 1, 1, "t.runs.standard/3/17@1700000000000")).started
     run = open_run(database, run_id)
     assert (run.state, run.attempt, run.charged, run.lost) == ("running", 1, 0, 0)
-    assert (run.executor_id, run.came_by) == (EXECUTOR, "t.runs.standard/3/17@1700000000000")
+    assert (run.executor_id, run.claimed_from) == (EXECUTOR, "t.runs.standard/3/17@1700000000000")
     assert started.started_at == run.started_at
     assert started.publish_at == before.publish_at
     assert started.started_at >= before.publish_at
@@ -116,7 +116,7 @@ def test_two_messages_for_one_run_in_a_batch_are_one_claim(database: Database) -
 def test_an_attempt_number_is_never_issued_twice(database: Database) -> None:
     submit(database)
     run_id = trigger(database)
-    for number, outcome in enumerate([o for o in AttemptOutcome if o.value in {"failed", "lost", "handed_back"}], 1):
+    for number, outcome in enumerate([o for o in AttemptOutcome if o.value in {"failed", "lost", "released"}], 1):
         started = begin(database, run_id)
         assert started.attempt == number
         requeue(database, started, outcome)
@@ -132,7 +132,7 @@ def test_after_a_lost_commit_what_stands_is_read_back_and_nothing_else(database:
         start_runs(connection, database.installation, [others], executor_id=someone)
     with database.transaction() as connection:
         assert read_claims(connection, [ours, others, unclaimed], executor_id=EXECUTOR) == [started]
-    requeue(database, started, AttemptOutcome.HANDED_BACK)
+    requeue(database, started, AttemptOutcome.RELEASED)
     with database.transaction() as connection:
         assert read_claims(connection, [ours], executor_id=EXECUTOR) == []
 

@@ -53,7 +53,7 @@ def test_row_open_row_and_message_say_the_same(database: Database, now: datetime
     at = now + timedelta(seconds=5)
     run = new_run(database, at)
     assert write(database, run, now=now) == {run.run_id}
-    [row] = database.rows("SELECT run_id, job_id, cause, scheduled_at, state, attempt, made_at FROM job_runs")
+    [row] = database.rows("SELECT run_id, job_id, cause, scheduled_at, state, attempt, created_at FROM job_runs")
     assert row == (run.run_id, JOB, "timer", at, "queued", 0, now)
     [opened] = open_runs(database)
     assert (opened.run_id, opened.state, opened.publish_at) == (run.run_id, "queued", at)

@@ -59,7 +59,7 @@ def test_an_attempt_row_tells_who_when_and_by_which_message(database: Database) 
     submit(database)
     started = begun(database)
     succeed(database, started)
-    [row] = database.rows("SELECT executor_id, started_at, came_by, finished_at >= started_at FROM attempts")
+    [row] = database.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM attempts")
     assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
 
 
@@ -178,7 +178,7 @@ def test_a_zombies_report_is_superseded_and_changes_nothing(database: Database) 
     assert attempts(database, zombie.run_id) == [(1, "lost")]
 
 
-@pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.HANDED_BACK, AttemptOutcome.SNOOZED])
+@pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.SNOOZED])
 def test_a_run_that_went_back_keeps_its_attempt_and_is_nobodys_to_end(
     database: Database, outcome: AttemptOutcome
 ) -> None:

@@ -26,7 +26,7 @@ COUNTED = [
     pytest.param(AttemptOutcome.FAILED, "retrying", 1, 0, id="failed"),
     pytest.param(AttemptOutcome.TIMED_OUT, "retrying", 1, 0, id="timed out"),
     pytest.param(AttemptOutcome.LOST, "retrying", 0, 1, id="lost"),
-    pytest.param(AttemptOutcome.HANDED_BACK, "queued", 0, 0, id="handed back"),
+    pytest.param(AttemptOutcome.RELEASED, "queued", 0, 0, id="handed back"),
     pytest.param(AttemptOutcome.SNOOZED, "queued", 0, 0, id="snoozed"),
 ]
 
@@ -71,7 +71,7 @@ def test_the_next_attempt_waits_in_row_and_outbox_for_its_time(database: Databas
     assert run.scheduled_at == first.scheduled_at == second.scheduled_at
 
 
-@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.HANDED_BACK])
+@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.RELEASED])
 def test_a_next_attempt_of_a_trigger_carries_the_triggers_own_payload(
     database: Database, outcome: AttemptOutcome
 ) -> None:
@@ -157,5 +157,5 @@ def test_a_run_that_is_over_does_not_go_back(database: Database) -> None:
     submit(database)
     started = begun(database)
     succeed(database, started)
-    refused = requeue(database, started, AttemptOutcome.HANDED_BACK)
+    refused = requeue(database, started, AttemptOutcome.RELEASED)
     assert (refused.runs, refused.busy) == ({}, set())

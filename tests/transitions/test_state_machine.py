@@ -25,7 +25,7 @@ from tidewheel.transitions.signal import ask_to_cancel
 ENDS = {Move.SUCCEED, Move.FAIL, Move.TIME_OUT, Move.CANCEL, Move.SKIP}
 REQUEUES = {
     Move.RETRY: AttemptOutcome.FAILED,
-    Move.HAND_BACK: AttemptOutcome.HANDED_BACK,
+    Move.HAND_BACK: AttemptOutcome.RELEASED,
     Move.SNOOZE: AttemptOutcome.SNOOZED,
 }
 WRITERS = ENDS | set(REQUEUES) | {Move.CLAIM, Move.ASK_TO_CANCEL, Move.BUFFER, Move.RELEASE}

@@ -49,13 +49,13 @@ def test_the_instant_that_has_come_stays(ahead: ClockedDatabase) -> None:
 def test_triggers_and_runs_that_have_begun_stay(ahead: ClockedDatabase) -> None:
     """Also when the clock has gone back since they began, and one of them waits for another executor."""
     triggered = trigger(ahead, delay="1h")
-    running, handed_back = open_runs(ahead)[:2]
+    running, released = open_runs(ahead)[:2]
     ahead.advance(timedelta(seconds=2))
     begin(ahead, running.run_id)
-    requeue(ahead, begin(ahead, handed_back.run_id), AttemptOutcome.HANDED_BACK)
+    requeue(ahead, begin(ahead, released.run_id), AttemptOutcome.RELEASED)
     ahead.advance(timedelta(seconds=-2))
     taken_back(ahead)
-    assert {run.run_id for run in open_runs(ahead)} == {triggered, running.run_id, handed_back.run_id}
+    assert {run.run_id for run in open_runs(ahead)} == {triggered, running.run_id, released.run_id}
 
 
 def test_a_message_whose_run_was_taken_back_claims_nothing(ahead: ClockedDatabase) -> None:

@@ -47,7 +47,7 @@ def test_a_run_that_waits_is_never_due_and_keeps_whose_it_was(with_job: Database
     assert wait(with_job, waiting(started)) == set()
     row = open_run(with_job, started.run_id)
     assert (row.state, row.attempt, row.executor_id, row.publish_at) == ("waiting", 1, EXECUTOR, NEVER)
-    [(deadline, until)] = with_job.rows("SELECT deadline_at, wait_until FROM open_runs")
+    [(deadline, until)] = with_job.rows("SELECT deadline_at, external_deadline_at FROM open_runs")
     assert before + HOUR <= deadline <= with_job.now() + HOUR
     assert deadline == until  # of one look at the clock: which of the two has passed says what was waited for
 

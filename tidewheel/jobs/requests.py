@@ -336,7 +336,7 @@ class RunsCancel(_Asked):
         lane: Of this lane.
         handler: Of this handler.
         cause: Of this cause.
-        made_before: Made before this instant; when the request is applied where it is not given.
+        created_before: Made before this instant; when the request is applied where it is not given.
         begun: Whether those that have begun are cancelled too.
     """
 
@@ -347,7 +347,7 @@ class RunsCancel(_Asked):
     lane: Literal["critical", "standard", "batch"] | None = None
     handler: Key | None = None
     cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
-    made_before: Instant | None = None
+    created_before: Instant | None = None
     begun: bool = True
     reason: Reason | None = None
 

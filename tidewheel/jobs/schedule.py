@@ -169,9 +169,9 @@ def schedule_document(schedule: AnySchedule, start_at: datetime | None, end_at: 
             return {"kind": "once", "at": format_timestamp(schedule.once)}
         case Interval():
             every = microseconds(schedule.interval)
-            return {"kind": "interval", "every_us": every, "anchor": _text(schedule.anchor), **bounds}
+            return {"kind": "interval", "interval_us": every, "anchor": _text(schedule.anchor), **bounds}
         case FixedDelay():
-            return {"kind": "fixed_delay", "every_us": microseconds(schedule.fixed_delay), **bounds}
+            return {"kind": "fixed_delay", "interval_us": microseconds(schedule.fixed_delay), **bounds}
         case Cron():
             return {
                 "kind": "cron",

@@ -88,20 +88,20 @@ class Timing:
         document: What the recurrence library reads.
         canonical: As a part of `canonical_spec`.
         kind: Its kind.
-        every_us: Its interval or fixed delay.
+        interval_us: Its interval or fixed delay.
         chains: Whether it is a fixed delay.
         recurring: Whether it has more than one occurrence.
     """
 
-    __slots__ = ("canonical", "chains", "document", "every_us", "kind", "recurring", "schedule")
+    __slots__ = ("canonical", "chains", "document", "interval_us", "kind", "recurring", "schedule")
 
     def __init__(self, schedule: AnySchedule) -> None:
         self.schedule = schedule
         self.document: Mapping[str, Json] = schedule_document(schedule, None, None)
         self.canonical = canonical_schedule(schedule)
         self.kind = str(self.document["kind"])
-        every = self.document.get("every_us")
-        self.every_us = every if isinstance(every, int) else None
+        every = self.document.get("interval_us")
+        self.interval_us = every if isinstance(every, int) else None
         self.chains = isinstance(schedule, FixedDelay)
         self.recurring = isinstance(schedule, Interval | FixedDelay | Cron)
 

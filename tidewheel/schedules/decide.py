@@ -251,7 +251,7 @@ def _with_overrides(
     """
     fires, skips = list(done.fires), list(done.skips)
     moved: list[datetime] = []
-    skips += [Skip(SkipReason.BY_HAND, at, at, 1) for at in _by_hand(standing, recorded)]
+    skips += [Skip(SkipReason.MANUAL, at, at, 1) for at in _by_hand(standing, recorded)]
     skips += _excluded(standing, recorded, now)
     pending = dict(standing.moved)
     policy = standing.policies.catch_up if horizon is not None else standing.policies.on_resume

@@ -17,7 +17,7 @@ class SkipReason(StrEnum):
     PAUSED = "paused"
     EXCLUDED = "excluded"
     BOUND = "bound"
-    BY_HAND = "by_hand"
+    MANUAL = "manual"
     LIMIT = "limit"
 
 
@@ -29,7 +29,7 @@ class Held(StrEnum):
     """
 
     PAUSE = "pause"
-    SET_ASIDE = "set_aside"
+    QUARANTINED = "quarantine"
     RUN = "run"
 
 

@@ -96,4 +96,4 @@ def _rhythm(rest: str) -> _Rhythm:
     if not isinstance(interval, Interval):
         raise ValueError  # noqa: TRY004 - what is told here is that it is for another to decide
     bounds = interval.bounds
-    return _Rhythm(timedelta(microseconds=interval.every_us), interval.anchor_fires, bounds.start_at, bounds.end_at)
+    return _Rhythm(timedelta(microseconds=interval.interval_us), interval.anchor_fires, bounds.start_at, bounds.end_at)

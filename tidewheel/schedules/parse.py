@@ -3,9 +3,9 @@
 A document is what a job's `schedule` field becomes once its defaults are filled in:
 
 - ``{"kind": "once", "at": …}``
-- ``{"kind": "interval", "every_us": …, "anchor": …, "anchor_fires": …, "start_at": …, "end_at": …}``
+- ``{"kind": "interval", "interval_us": …, "anchor": …, "anchor_fires": …, "start_at": …, "end_at": …}``
 - ``{"kind": "cron", "expressions": […], "timezone": …, "dst_gap": …, "dst_overlap": …, "start_at": …, "end_at": …}``
-- ``{"kind": "fixed_delay", "every_us": …, "start_at": …, "end_at": …}``
+- ``{"kind": "fixed_delay", "interval_us": …, "start_at": …, "end_at": …}``
 - ``{"kind": "manual"}``
 
 Instants are RFC 3339 text or aware datetimes. Paths in refusals are relative to the schedule.
@@ -47,7 +47,7 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
         document: As described at the top of this module.
         job_id: What ``H`` in a cron expression is spread by. None refuses ``H``.
 
-    >>> every = parse_schedule({"kind": "interval", "every_us": 60_000_000, "anchor": "2026-01-01T00:00:00Z"})
+    >>> every = parse_schedule({"kind": "interval", "interval_us": 60_000_000, "anchor": "2026-01-01T00:00:00Z"})
     >>> str(every.after(datetime.fromisoformat("2026-01-01T00:00:59Z")))
     '2026-01-01 00:01:00+00:00'
 
@@ -110,7 +110,7 @@ def _refuse_bounds(bounds: Bounds, now: datetime) -> None:
 
 
 def _every(document: Mapping[str, object]) -> int:
-    every, path = document.get("every_us"), str(document.get("kind"))
+    every, path = document.get("interval_us"), str(document.get("kind"))
     if not isinstance(every, int) or isinstance(every, bool):
         problem = f"{str(every)[:64]!r} is no number of microseconds"
         raise ScheduleRefused(problem, "write a duration such as 90s", path)

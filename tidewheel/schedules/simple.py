@@ -66,13 +66,13 @@ class Interval:
     """Occurrences at ``anchor + n * every``; all questions are answered by arithmetic.
 
     Args:
-        every_us: Microseconds.
+        interval_us: Microseconds.
         anchor: UTC.
         anchor_fires: ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence itself.
         bounds: Both ends belong to it.
     """
 
-    every_us: int
+    interval_us: int
     anchor: datetime
     anchor_fires: bool = False
     bounds: Bounds = UNBOUNDED
@@ -81,9 +81,9 @@ class Interval:
     def after(self, instant: datetime) -> datetime | None:
         """The first occurrence strictly later; None past the end, or past what a datetime can name."""
         anchor = microseconds(self.anchor)
-        number = max((microseconds(instant) - anchor) // self.every_us + 1, self._first())
+        number = max((microseconds(instant) - anchor) // self.interval_us + 1, self._first())
         last = self._last()
-        return at_microsecond(anchor + number * self.every_us) if last is None or number <= last else None
+        return at_microsecond(anchor + number * self.interval_us) if last is None or number <= last else None
 
     def before(self, instant: datetime) -> datetime | None:
         """The last occurrence strictly earlier; None before the first."""
@@ -105,7 +105,7 @@ class Interval:
 
     def _until(self, microsecond: int) -> int:
         """The number of the last occurrence at or before."""
-        return (microsecond - microseconds(self.anchor)) // self.every_us
+        return (microsecond - microseconds(self.anchor)) // self.interval_us
 
     def _first(self) -> int:
         lowest = 0 if self.anchor_fires else 1
@@ -116,21 +116,21 @@ class Interval:
         return None if self.bounds.end_at is None else self._until(microseconds(self.bounds.end_at))
 
     def _at(self, number: int) -> datetime | None:
-        return at_microsecond(microseconds(self.anchor) + number * self.every_us)
+        return at_microsecond(microseconds(self.anchor) + number * self.interval_us)
 
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """The first occurrence at once, each later one `every_us` after the end of the last timer-made run.
+    """The first occurrence at once, each later one `interval_us` after the end of the last timer-made run.
 
     Its occurrences are those recorded: asked as a schedule it knows none, so it has no catch-up and no backfill.
 
     Args:
-        every_us: Microseconds.
+        interval_us: Microseconds.
         bounds: Both ends belong to it.
     """
 
-    every_us: int
+    interval_us: int
     bounds: Bounds = UNBOUNDED
     hashed = False
 
@@ -141,7 +141,7 @@ class FixedDelay:
             accepted: When the schedule was first accepted.
             ended: When the last timer-made run became terminal; None before the first one.
         """
-        instant = accepted if ended is None else ended + timedelta(microseconds=self.every_us)
+        instant = accepted if ended is None else ended + timedelta(microseconds=self.interval_us)
         if self.bounds.start_at is not None:
             instant = max(instant, self.bounds.start_at)
         return instant if self.bounds.holds(instant) else None

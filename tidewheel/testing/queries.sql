@@ -17,9 +17,9 @@ SELECT 'runs whose time is over', count(*)
 UNION ALL
 SELECT 'messages', count(*) FROM outbox WHERE publish_at <= tidewheel_now() AND starts_with(topic, %(prefix)s)
 UNION ALL
-SELECT 'completions to be settled', count(*) FROM loose_ends
+SELECT 'completions to be settled', count(*) FROM deferred_effects
 UNION ALL
-SELECT 'cancels to be carried out', count(*) FROM wanted_cancels
+SELECT 'cancels to be carried out', count(*) FROM pending_cancels
 UNION ALL
 SELECT 'cancellations', count(*) FROM cancellations WHERE finished_at IS NULL
 UNION ALL
@@ -66,7 +66,7 @@ SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attem
   LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = coalesce(nullif(r.attempt, 0), o.attempt)
   LEFT JOIN attempt_outputs AS x ON x.run_id = a.run_id AND x.attempt = a.attempt
  WHERE r.job_id = %(job_id)s
- ORDER BY r.scheduled_at, r.made_at, r.run_id
+ ORDER BY r.scheduled_at, r.created_at, r.run_id
 
 -- name: read_dead_letters
 -- What was given up: the job's key or where the message lay, and why.

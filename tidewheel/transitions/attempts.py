@@ -33,7 +33,7 @@ _ADD_OUTPUTS = Statements("tidewheel.transitions")["add_outputs"]
 
 _COPY_ATTEMPTS = (
     "COPY attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type, error_message, "
-    "came_by) FROM STDIN (FORMAT BINARY)"
+    "claimed_from) FROM STDIN (FORMAT BINARY)"
 )
 _ATTEMPT_TYPES = (
     "uuid", "int4", "text", "uuid", "timestamptz", "timestamptz", "text", "text", "text", "text"
@@ -57,7 +57,7 @@ class AttemptEnd:
     outcome: AttemptOutcome
     error_type: str | None = None
     error_message: str | None = None
-    came_by: str | None = None
+    claimed_from: str | None = None
     result: bytes | None = None
     trace: str | None = None
     output: bytes | None = None
@@ -77,7 +77,7 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
             copy.write_row(
                 (
                     e.run_id, e.attempt, e.tenant, e.executor_id, e.started_at, e.finished_at, e.outcome,
-                    e.error_type, e.error_message, e.came_by,
+                    e.error_type, e.error_message, e.claimed_from,
                 )
             )  # fmt: skip
     for outcome, count in Counter(e.outcome for e in ends).items():

@@ -87,7 +87,7 @@ class Backfill:
         request_id: The request's.
         traceparent: The request's.
         reason: Why it was made, paused or cancelled.
-        made_at: In whole milliseconds; in the ids of its runs, and of no other's.
+        created_at: In whole milliseconds; in the ids of its runs, and of no other's.
         made: How many runs were made.
         passed_over: How many instants were not missing.
     """
@@ -111,7 +111,7 @@ class Backfill:
     request_id: str | None
     traceparent: str | None
     reason: str | None
-    made_at: datetime
+    created_at: datetime
     made: int = 0
     passed_over: int = 0
 

@@ -40,13 +40,13 @@ class Claim(NamedTuple):
         run_id: The run.
         attempt: The attempt asked for: the row's plus one.
         job_version: The version the message was made from.
-        came_by: Coordinates of the message, or `sweep`.
+        claimed_from: Coordinates of the message, or `sweep`.
     """
 
     run_id: UUID
     attempt: int
     job_version: int
-    came_by: str
+    claimed_from: str
 
 
 class Started(NamedTuple):
@@ -59,7 +59,7 @@ class Started(NamedTuple):
         lost: Attempts lost before this one.
         publish_at: When it was due.
         started_at: When it was claimed, by the database's clock.
-        close_at: When schedule_to_close strikes, by the same clock.
+        schedule_to_close_at: When schedule_to_close strikes, by the same clock.
     """
 
     run_id: UUID
@@ -68,7 +68,7 @@ class Started(NamedTuple):
     lost: int
     publish_at: datetime
     started_at: datetime
-    close_at: datetime | None = None
+    schedule_to_close_at: datetime | None = None
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ def _claim(connection: Conn, wanted: Mapping[UUID, Claim], executor_id: UUID) ->
     """Start what needs no turn, or finds its job's turn free; returns that, and what is to be contested."""
     columns = {
         **_fences(wanted),
-        "came_by": texts(claim.came_by for claim in wanted.values()),
+        "claimed_from": texts(claim.claimed_from for claim in wanted.values()),
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
         "free": Overlap.ALLOW_ALL,
@@ -158,7 +158,7 @@ def _start(connection: Conn, wanted: Mapping[UUID, Claim], winners: Sequence[UUI
         return []
     columns = {
         "run_ids": uuids(winners),
-        "came_by": texts([wanted[run_id].came_by for run_id in winners]),
+        "claimed_from": texts([wanted[run_id].claimed_from for run_id in winners]),
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
     }

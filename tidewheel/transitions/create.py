@@ -27,13 +27,13 @@ from tidewheel.transitions.run_messages import Definitions
 _ADD_JOB_RUNS = Statements("tidewheel.transitions")["add_job_runs"]
 
 _COPY_JOB_RUNS = (
-    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at, "
+    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at, "
     "parent_run_id, root_run_id) FROM STDIN (FORMAT BINARY)"
 )
 _JOB_RUN = columns(12)
 _COPY_OPEN_RUNS = (
     "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
-    "scheduled_at, publish_at, made_at, deadline_at, close_at) FROM STDIN (FORMAT BINARY)"
+    "scheduled_at, publish_at, created_at, deadline_at, schedule_to_close_at) FROM STDIN (FORMAT BINARY)"
 )
 _OPEN_RUN = columns(16)
 _COPY_INPUTS = (
@@ -92,7 +92,7 @@ class NewRun(NamedTuple):
     scheduled_at: datetime
     publish_at: datetime
     definition: bytes
-    limited: bool = True
+    has_deadlines: bool = True
     inputs: RunInputs | None = None
     parent_run_id: RunId | None = None
     root_run_id: RunId | None = None
@@ -151,7 +151,7 @@ class _Instants(dict[datetime, bytes]):
 
 def _job_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
     made: dict[tuple[object, ...], bytes] = {}  # the columns that runs of one batch have in common
-    made_at = encoded[now]
+    created_at = encoded[now]
     for run in runs:
         common = run.tenant, run.job_version, run.shard, run.cause, run.queue, run.lane
         fields = made.get(common)
@@ -166,7 +166,7 @@ def _job_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iter
         if run.parent_run_id is not None or run.root_run_id is not None:
             parents = uuid(run.parent_run_id) + uuid(run.root_run_id)
         at = encoded[run.scheduled_at]
-        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, made_at, parents))
+        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, created_at, parents))
 
 
 def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> set[UUID]:
@@ -180,7 +180,7 @@ def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> se
         "queues": texts([run.queue for run in runs]),
         "lanes": words(run.lane for run in runs),
         "scheduled_at": instants(run.scheduled_at for run in runs),
-        "made_at": instants([now] * len(runs)),
+        "created_at": instants([now] * len(runs)),
         "parents": uuids(run.parent_run_id for run in runs),
         "roots": uuids(run.root_run_id for run in runs),
     }
@@ -189,7 +189,7 @@ def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> se
 
 def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
     made: dict[tuple[object, ...], bytes] = {}
-    made_at = encoded[now]
+    created_at = encoded[now]
     for run in runs:
         common = (
             run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
@@ -203,12 +203,12 @@ def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Ite
                 )
             )  # fmt: skip
         at, leaves = encoded[run.scheduled_at], encoded[run.publish_at]
-        yield b"".join((_OPEN_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, leaves, made_at, _deadlines(run)))
+        yield b"".join((_OPEN_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, leaves, created_at, _deadlines(run)))
 
 
 def _deadlines(run: NewRun) -> bytes:
     """The earliest deadline of a new run, and when its schedule_to_close strikes; both count from its publish_at."""
-    if not run.limited:
+    if not run.has_deadlines:
         return _NO_DEADLINES
     definition = _DEFINITIONS.of(run.definition)
     start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms

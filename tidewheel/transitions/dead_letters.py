@@ -66,12 +66,12 @@ class DeadRun:
     Args:
         id: The letter's.
         run_id: The run.
-        redriven_as: What was made of it, if anything.
+        redriven_run_id: What was made of it, if anything.
     """
 
     id: int
     run_id: UUID
-    redriven_as: UUID | None
+    redriven_run_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,13 @@ def bury(
         "error_type": end.error_type, "error_message": end.error_message,
     }  # fmt: skip
     connection.execute(_ADD_FAILED_RUN, facts)
-    dead = {"tenant": row.tenant, "run_id": row.run_id, "job_id": row.job_id, "reason": reason, "made_at": row.ended_at}
+    dead = {
+        "tenant": row.tenant,
+        "run_id": row.run_id,
+        "job_id": row.job_id,
+        "reason": reason,
+        "created_at": row.ended_at,
+    }
     connection.execute(_ADD_DEAD_RUN, dead)
     with connection.cursor(row_factory=class_row(_PastAttempt)) as cursor:
         past = cursor.execute(_READ_ATTEMPTS, {"run_id": row.run_id}).fetchall()[::-1]
@@ -167,7 +173,7 @@ def bury_request(connection: Conn, installation: Installation, dead: DeadRequest
             "value": dead.value,
             "headers": parts_of(dead.headers),
             "reason": dead.reason,
-            "made_at": now,
+            "created_at": now,
         },
     )
     return OutboxRow(

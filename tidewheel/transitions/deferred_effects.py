@@ -36,7 +36,7 @@ class LooseEnd:
         job_id: Its job.
         tenant: The job's tenant.
         ended_at: When it ended.
-        chained_at: Its nominal instant, where the job's next one is counted from its end.
+        chain_at: Its nominal instant, where the job's next one is counted from its end.
         counted: Whether the job's failures in a row are to be forgotten.
         turn: Whether it may hold its job's turn.
     """
@@ -45,14 +45,14 @@ class LooseEnd:
     job_id: UUID
     tenant: str
     ended_at: datetime
-    chained_at: datetime | None
+    chain_at: datetime | None
     counted: bool
     turn: bool
 
 
 def note_loose_ends(connection: Conn, ends: Sequence[LooseEnd]) -> None:
     """Write down what is left to do, in the transaction that ends the runs; nothing where there is nothing to do."""
-    loose = [end for end in ends if end.chained_at or end.counted or end.turn]
+    loose = [end for end in ends if end.chain_at or end.counted or end.turn]
     if not loose:
         return
     columns: dict[str, object] = {
@@ -60,7 +60,7 @@ def note_loose_ends(connection: Conn, ends: Sequence[LooseEnd]) -> None:
         "job_ids": uuids(end.job_id for end in loose),
         "tenants": [end.tenant for end in loose],
         "ended_at": instants(end.ended_at for end in loose),
-        "chained_at": instants(end.chained_at for end in loose),
+        "chain_at": instants(end.chain_at for end in loose),
         "counted": [end.counted for end in loose],
         "turns": [end.turn for end in loose],
     }
@@ -72,7 +72,7 @@ def settle_loose_ends(connection: Conn, installation: Installation) -> int:
     with connection.cursor(row_factory=class_row(LooseEnd), binary=True) as cursor:
         loose = cursor.execute(_TAKE_LOOSE_ENDS, {"most": MOST_SETTLED}).fetchall()
     # Timers, then jobs, then turns: with a turn in hand nobody waits for the others (ADR 0008).
-    advance_chains(connection, [(end.job_id, end.chained_at, end.ended_at) for end in loose if end.chained_at])
+    advance_chains(connection, [(end.job_id, end.chain_at, end.ended_at) for end in loose if end.chain_at])
     forget_failures(connection, (end.job_id for end in loose if end.counted))
     give_up_turns(connection, installation, [(end.job_id, end.run_id) for end in loose if end.turn])
     return len(loose)

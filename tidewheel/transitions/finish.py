@@ -155,7 +155,7 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
         installation: Topic names and encoding.
         ends: At most one per run.
         lasting: The transaction is a user's, and may last: timers, jobs and turns are not locked for so long. What the
-            ends set off there is noted down with them, and follows within a second or so (`loose_ends`).
+            ends set off there is noted down with them, and follows within a second or so (`deferred_effects`).
 
     Returns:
         What became of each.
@@ -334,7 +334,7 @@ def _loose_end(outcome: Outcome) -> LooseEnd:
         job_id=row.job_id,
         tenant=row.tenant,
         ended_at=row.ended_at,
-        chained_at=row.scheduled_at if _chains(outcome) else None,
+        chain_at=row.scheduled_at if _chains(outcome) else None,
         counted=outcome.definition.pause_on_failure is not None and outcome.state is RunState.SUCCEEDED,
         turn=row.overlap != Overlap.ALLOW_ALL,
     )

@@ -11,10 +11,10 @@
 -- Index: open_runs_pkey, turns_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
 -- waiting for whoever is about to give it up.
 WITH locked AS MATERIALIZED (
-    SELECT o.*, wanted.came_by
+    SELECT o.*, wanted.claimed_from
       FROM (SELECT *
-              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(came_by)s::text[])
-                   AS told (run_id, attempt, job_version, came_by)
+              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(claimed_from)s::text[])
+                   AS told (run_id, attempt, job_version, claimed_from)
              ORDER BY run_id) AS wanted
      CROSS JOIN LATERAL (
         SELECT o.ctid AS at, o.run_id, o.job_id, o.tenant, o.overlap, o.scheduled_at
@@ -34,7 +34,7 @@ WITH locked AS MATERIALIZED (
                    AND (c.lane IS NULL OR c.lane = o.lane)
                    AND (c.handler IS NULL OR c.handler = o.handler)
                    AND (c.cause IS NULL OR c.cause = o.cause)
-                   AND o.made_at <= c.made_before
+                   AND o.created_at <= c.created_before
                    AND (c.begun OR o.attempt = 0)
                    AND (c.labels IS NULL
                         OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
@@ -61,15 +61,15 @@ WITH locked AS MATERIALIZED (
            attempt = o.attempt + 1,
            executor_id = %(executor_id)s,
            started_at = (SELECT tidewheel_now()),
-           deadline_at = o.close_at,
-           came_by = l.came_by
+           deadline_at = o.schedule_to_close_at,
+           claimed_from = l.claimed_from
       FROM locked AS l
      WHERE o.ctid = l.at
        AND (l.overlap = %(free)s
             OR (l.run_id IN (SELECT t.run_id FROM taken AS t) AND l.job_id NOT IN (SELECT c.job_id FROM crowded AS c)))
-    RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
+    RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
 )
-SELECT run_id, attempt, charged, lost, publish_at, started_at, close_at FROM started
+SELECT run_id, attempt, charged, lost, publish_at, started_at, schedule_to_close_at FROM started
  UNION ALL
 SELECT l.run_id, NULL, NULL, NULL, NULL, NULL, NULL
   FROM locked AS l
@@ -107,7 +107,7 @@ SELECT o.*
                AND (c.lane IS NULL OR c.lane = o.lane)
                AND (c.handler IS NULL OR c.handler = o.handler)
                AND (c.cause IS NULL OR c.cause = o.cause)
-               AND o.made_at <= c.made_before
+               AND o.created_at <= c.created_before
                AND (c.begun OR o.attempt = 0)
                AND (c.labels IS NULL
                     OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
@@ -194,12 +194,12 @@ UPDATE open_runs AS o
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
        started_at = (SELECT tidewheel_now()),
-       deadline_at = o.close_at,
-       came_by = wanted.came_by
-  FROM unnest(%(run_ids)s::uuid[], %(came_by)s::text[]) AS wanted (run_id, came_by)
+       deadline_at = o.schedule_to_close_at,
+       claimed_from = wanted.claimed_from
+  FROM unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS wanted (run_id, claimed_from)
  CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
-RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
+RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
 
 -- name: wait_for_claims
 -- After a lost COMMIT of a claim: waits until the server is done with it, one way or the other.
@@ -209,7 +209,7 @@ SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FO
 -- name: read_claims
 -- After that: which of these attempts stand under this executor. A later statement, to see what was waited for.
 -- Index: open_runs_pkey. No lock.
-SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.close_at
+SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
  WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
@@ -250,9 +250,9 @@ WITH gone AS (
     RETURNING chosen.place, chosen.outcome, chosen.reason, chosen.error_type, chosen.error_message, chosen.wanted_state,
               o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.overlap, o.state, o.job_version,
               o.attempt, o.scheduled_at,
-              CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.made_at) END
+              CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.created_at) END
                   AS publish_at,
-              o.started_at, o.executor_id, o.came_by, (SELECT tidewheel_now()) AS ended_at,
+              o.started_at, o.executor_id, o.claimed_from, (SELECT tidewheel_now()) AS ended_at,
               CASE WHEN o.state = %(cancelling)s THEN %(cancelled)s ELSE chosen.wanted_state END AS ended_as
 ), finished AS (
     UPDATE job_runs AS r
@@ -268,10 +268,10 @@ WITH gone AS (
        AND r.run_id BETWEEN %(first_run_id)s::uuid AND %(last_run_id)s::uuid
 ), tried AS (
     INSERT INTO attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type,
-                          error_message, came_by)
+                          error_message, claimed_from)
     SELECT g.run_id, g.attempt, g.tenant, g.executor_id, g.started_at, g.ended_at,
            CASE WHEN g.ended_as = g.wanted_state THEN coalesce(g.outcome, g.ended_as) ELSE g.ended_as END, g.error_type,
-           g.error_message, g.came_by
+           g.error_message, g.claimed_from
       FROM gone AS g
      WHERE g.started_at IS NOT NULL
 )
@@ -368,16 +368,16 @@ ON CONFLICT (run_id) DO NOTHING
 -- name: add_dead_run
 -- A run given up, for the table view of dead letters.
 -- Index: dead_letters_run_id_key. No lock.
-INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, made_at)
-VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(made_at)s)
+INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, created_at)
+VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(created_at)s)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_request
 -- A message that is no request, byte for byte; it names no tenant that can be read, so it is the default one's. A repeat
 -- after a crash changes nothing.
 -- Index: dead_letters_topic_partition_offset_key. No lock.
-INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, reason, made_at)
-VALUES ('default', 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(reason)s, %(made_at)s)
+INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, reason, created_at)
+VALUES ('default', 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(reason)s, %(created_at)s)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts
@@ -399,8 +399,8 @@ UPDATE open_runs AS o
        lost = o.lost + chosen.loss,
        executor_id = NULL,
        started_at = NULL,
-       deadline_at = o.close_at,
-       wait_until = NULL
+       deadline_at = o.schedule_to_close_at,
+       external_deadline_at = NULL
   FROM (
     SELECT found.*, wanted.delay, wanted.charge, wanted.loss
       FROM (SELECT *
@@ -410,7 +410,7 @@ UPDATE open_runs AS o
                    ) AS told (run_id, attempt, executor_id, delay, charge, loss)
              ORDER BY run_id) AS wanted
      CROSS JOIN LATERAL (
-        SELECT p.ctid AS at, p.started_at, p.executor_id, p.came_by
+        SELECT p.ctid AS at, p.started_at, p.executor_id, p.claimed_from
           FROM open_runs AS p
          WHERE p.run_id = wanted.run_id
            AND p.attempt = wanted.attempt
@@ -421,7 +421,7 @@ UPDATE open_runs AS o
   ) AS chosen
  WHERE o.ctid = chosen.at
 RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
-          o.publish_at, chosen.started_at, chosen.executor_id, chosen.came_by, (SELECT tidewheel_now()) AS ended_at
+          o.publish_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at
 
 -- name: wait_runs
 -- Attempts whose end is told from outside: no longer in their executor's hands, and never due.
@@ -430,8 +430,8 @@ RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job
 UPDATE open_runs AS o
    SET state = %(target)s,
        publish_at = 'infinity',
-       wait_until = chosen.now + chosen.timeout,
-       deadline_at = least(o.close_at, chosen.now + least(chosen.timeout, chosen.heartbeat))
+       external_deadline_at = chosen.now + chosen.timeout,
+       deadline_at = least(o.schedule_to_close_at, chosen.now + least(chosen.timeout, chosen.heartbeat))
   FROM (
     SELECT found.at, wanted.timeout, wanted.heartbeat, (SELECT tidewheel_now()) AS now
       FROM (SELECT *
@@ -477,7 +477,7 @@ SELECT r.run_id, r.parent_run_id, r.root_run_id FROM job_runs AS r WHERE r.run_i
 -- The dead letters of runs of which new ones were made; the latest stands.
 -- Index: dead_letters_run_id_key, dead_letters_pkey. Lock: each row, in id order.
 UPDATE dead_letters AS d
-   SET redriven_as = chosen.new_run_id, redriven_at = %(now)s
+   SET redriven_run_id = chosen.new_run_id, redriven_at = %(now)s
   FROM (
     SELECT l.id, again.new_run_id
       FROM unnest(%(run_ids)s::uuid[], %(new_run_ids)s::uuid[]) AS again (run_id, new_run_id)
@@ -490,7 +490,7 @@ UPDATE dead_letters AS d
 -- name: lock_dead_runs
 -- Dead letters of runs, with what they were redriven as, if they were.
 -- Index: dead_letters_pkey. Lock: each row, in id order.
-SELECT d.id, d.run_id, d.redriven_as
+SELECT d.id, d.run_id, d.redriven_run_id
   FROM dead_letters AS d
  WHERE d.id = ANY (%(ids)s) AND d.kind = 'run'
  ORDER BY d.id
@@ -520,7 +520,7 @@ DELETE FROM dead_letters
 -- Progress and checkpoints of attempts under way. A run that carries nothing else gets its row here; what an older attempt
 -- says late changes nothing.
 -- Index: open_runs_pkey, the partition's primary key. Lock: the rows of run_inputs, in run_id order.
-INSERT INTO run_inputs AS i (run_id, tenant, progress, checkpoint, checkpoint_attempt, beat_at, beats_attempt)
+INSERT INTO run_inputs AS i (run_id, tenant, progress, checkpoint, checkpoint_attempt, progress_at, progress_attempt)
 SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
        CASE WHEN told.checkpoint IS NOT NULL THEN told.attempt END, tidewheel_now(), told.attempt
   FROM unnest(
@@ -533,13 +533,13 @@ SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
    AND (told.executor_id IS NULL OR o.executor_id = told.executor_id)
  ORDER BY o.run_id
     ON CONFLICT (run_id) DO UPDATE
-   SET progress = CASE WHEN i.beats_attempt = excluded.beats_attempt THEN coalesce(excluded.progress, i.progress)
+   SET progress = CASE WHEN i.progress_attempt = excluded.progress_attempt THEN coalesce(excluded.progress, i.progress)
                        ELSE excluded.progress END,
        checkpoint = coalesce(excluded.checkpoint, i.checkpoint),
        checkpoint_attempt = coalesce(excluded.checkpoint_attempt, i.checkpoint_attempt),
-       beat_at = excluded.beat_at,
-       beats_attempt = excluded.beats_attempt
- WHERE coalesce(i.beats_attempt, 0) <= excluded.beats_attempt
+       progress_at = excluded.progress_at,
+       progress_attempt = excluded.progress_attempt
+ WHERE coalesce(i.progress_attempt, 0) <= excluded.progress_attempt
 RETURNING i.run_id
 
 -- name: flush_outputs
@@ -586,13 +586,13 @@ SELECT told.run_id, told.attempt, told.tenant, told.result, told.trace, told.out
 -- name: add_job_runs
 -- Writes runs that may have been written before (a repeated trigger, firing job by job) and tells which are new.
 -- Index: the partition's primary key. Lock: waits for an uncommitted twin.
-INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at,
+INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at,
                       parent_run_id, root_run_id)
 SELECT *
   FROM unnest(
         %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(versions)s::integer[], %(shards)s::smallint[],
         %(causes)s::text[], %(queues)s::text[], %(lanes)s::text[], %(scheduled_at)s::timestamptz[],
-        %(made_at)s::timestamptz[], %(parents)s::uuid[], %(roots)s::uuid[]
+        %(created_at)s::timestamptz[], %(parents)s::uuid[], %(roots)s::uuid[]
        ) AS new
     ON CONFLICT (run_id) DO NOTHING
 RETURNING run_id
@@ -633,13 +633,13 @@ UPDATE timers AS t
 -- name: find_open_links
 -- Which of these fixed_delay timers stand at an instant whose run is open, or has ended in a user's own transaction and is
 -- not settled.
--- Index: open_runs_by_job; loose_ends is read whole, a handful of rows. No lock: such a run is made, and ended or settled,
+-- Index: open_runs_by_job; deferred_effects is read whole, a handful of rows. No lock: such a run is made, and ended or settled,
 -- under its timer's lock, which the caller has.
 SELECT t.job_id
   FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[]) AS t (job_id, scheduled_at)
  WHERE EXISTS (SELECT FROM open_runs AS o
                 WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
-    OR EXISTS (SELECT FROM loose_ends AS l WHERE l.job_id = t.job_id AND l.chained_at = t.scheduled_at)
+    OR EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id AND l.chain_at = t.scheduled_at)
 
 -- name: take_pace
 -- When runs that make up for something may leave: moved on by those of this transaction, for good, whatever becomes of it.
@@ -738,7 +738,7 @@ UPDATE open_runs AS o
 -- name: add_signals
 -- What executors read to learn that attempts are to stop; a repeat changes nothing.
 -- Index: signals_pkey. No lock.
-INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, made_at)
+INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at)
 SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidewheel_now()
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(executor_ids)s::uuid[])
        AS told (run_id, attempt, tenant, executor_id)
@@ -770,8 +770,8 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_
 -- is left alone.
 -- Index: timers_pkey, jobs_pkey; timers_due changes. Lock: rows already locked.
 UPDATE timers AS t
-   SET scheduled_at = ended.ended_at + j.every_us * interval '1 microsecond',
-       due_at = CASE WHEN t.held = 'run' THEN ended.ended_at + j.every_us * interval '1 microsecond' ELSE t.due_at END,
+   SET scheduled_at = ended.ended_at + j.interval_us * interval '1 microsecond',
+       due_at = CASE WHEN t.held = 'run' THEN ended.ended_at + j.interval_us * interval '1 microsecond' ELSE t.due_at END,
        held = nullif(t.held, 'run')
   FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(ended_at)s::timestamptz[])
        AS ended (job_id, scheduled_at, ended_at)
@@ -825,7 +825,7 @@ SELECT t.scheduled_at
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s
-   AND t.held IS DISTINCT FROM 'set_aside'
+   AND t.held IS DISTINCT FROM 'quarantine'
    AND NOT (t.held IS NOT DISTINCT FROM 'pause'
             AND coalesce(v.policy::jsonb ->> 'on_resume', 'skip') = 'skip' AND v.schedule::jsonb ->> 'kind' <> 'once')
 
@@ -845,17 +845,17 @@ SELECT v.scheduled_at
 -- name: note_loose_ends
 -- What ends made in users' own transactions set off elsewhere, to be done by the scheduler.
 -- Index: loose_ends_pkey. No lock but its own new rows.
-INSERT INTO loose_ends (run_id, job_id, tenant, ended_at, chained_at, counted, turn)
+INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, counted, turn)
 SELECT *
   FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
-              %(chained_at)s::timestamptz[], %(counted)s::boolean[], %(turns)s::boolean[])
+              %(chain_at)s::timestamptz[], %(counted)s::boolean[], %(turns)s::boolean[])
 
 -- name: take_loose_ends
 -- Some of what is to be done after such ends; gone when it is done.
 -- Index: loose_ends_pkey. Lock: the rows, passed over when taken.
-DELETE FROM loose_ends
- WHERE run_id IN (SELECT l.run_id FROM loose_ends AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
-RETURNING run_id, job_id, tenant, ended_at, chained_at, counted, turn
+DELETE FROM deferred_effects
+ WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
+RETURNING run_id, job_id, tenant, ended_at, chain_at, counted, turn
 
 -- name: name_topics
 -- What the topics of this installation begin with: said once, by whoever comes first.

@@ -58,7 +58,7 @@ class Requeue:
     @property
     def move(self) -> Move:
         """The move of the state machine that this is."""
-        if self.outcome is AttemptOutcome.HANDED_BACK:
+        if self.outcome is AttemptOutcome.RELEASED:
             return Move.HAND_BACK
         return Move.SNOOZE if self.outcome is AttemptOutcome.SNOOZED else Move.RETRY
 
@@ -90,7 +90,7 @@ class RequeuedRun:
     publish_at: datetime
     started_at: datetime | None
     executor_id: UUID | None
-    came_by: str | None
+    claimed_from: str | None
     ended_at: datetime
 
 
@@ -180,7 +180,7 @@ def _attempt(row: RequeuedRun, requeue: Requeue) -> AttemptEnd:
         outcome=requeue.outcome,
         error_type=requeue.error_type,
         error_message=requeue.error_message,
-        came_by=row.came_by,
+        claimed_from=row.claimed_from,
         trace=requeue.trace,
         output=requeue.output,
         output_bytes=requeue.output_bytes,

@@ -38,7 +38,7 @@ _TAKE_BACK_RUNS = _SQL["take_back_runs"]
 _FORGET_JOB_RUNS = _SQL["forget_job_runs"]
 
 _COPY_SKIPS = (
-    "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, exact, made_at) "
+    "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, exact, created_at) "
     "FROM STDIN (FORMAT BINARY)"
 )
 _SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "int8", "bool", "timestamptz")
@@ -64,7 +64,7 @@ class LockedTimer(NamedTuple):
     lane: str
     overlap: str
     definition: bytes
-    limited: bool
+    has_deadlines: bool
     policy: str
     due_at: datetime | None
     catch_up_end: datetime | None = None
@@ -210,7 +210,7 @@ def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
         fire.at,
         publish_at,
         timer.definition,
-        timer.limited,
+        timer.has_deadlines,
         inputs,
     )
 
@@ -234,7 +234,7 @@ def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], 
     for fire in fires:
         leaving.append(max(fire.publish_at, now) if fire.late is None else max(slot, now))
         slot += every if fire.late is not None else timedelta(0)
-    metrics.count("occurrences_made_up", late)
+    metrics.count("occurrences_caught_up", late)
     return leaving
 
 

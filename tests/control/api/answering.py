@@ -64,7 +64,12 @@ class Executor:
 
     def wish_again(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
         """The last claim, sent once more."""
-        wish = {"run_id": str(run_id), "attempt": attempt, "job_version": version, "came_by": "t.runs.standard/0/7@0"}
+        wish = {
+            "run_id": str(run_id),
+            "attempt": attempt,
+            "job_version": version,
+            "claimed_from": "t.runs.standard/0/7@0",
+        }
         return answer_of(self.ask("claim", claim_id=self.claims, wishes=[wish]))["started"]
 
     def sweep(self, most: int = 10) -> list[dict[str, Any]]:

@@ -66,7 +66,11 @@ def test_a_claim_starts_the_attempt_and_hands_out_its_token(executor: Executor, 
     assert 0 < started["closes_in_seconds"] <= 10
     assert read_task_token(database.installation.task_token_key, started["task_token"]) == (run_id, 1)
     row = open_run(database, run_id)
-    assert (row.state, row.came_by, row.executor_id) == ("running", "t.runs.standard/0/7@0", UUID(executor.executor_id))
+    assert (row.state, row.claimed_from, row.executor_id) == (
+        "running",
+        "t.runs.standard/0/7@0",
+        UUID(executor.executor_id),
+    )
 
 
 def test_of_two_executors_one_wins(client: httpx.Client, executor: Executor, database: Database) -> None:
@@ -135,7 +139,7 @@ def test_the_critical_lane_is_swept_first(executor: Executor, database: Database
         submit(database, lane, lane=lane)
         trigger(database, lane)
     assert [len(executor.sweep(1)) for _ in range(3)] == [1, 1, 1]
-    came = database.rows("SELECT lane FROM open_runs ORDER BY came_by")
+    came = database.rows("SELECT lane FROM open_runs ORDER BY claimed_from")
     assert came == [("critical",), ("standard",), ("batch",)]
 
 
@@ -187,7 +191,7 @@ def test_a_timeout_is_named_and_its_length_is_the_jobs(executor: Executor, datab
 def test_what_is_handed_back_or_snoozes_is_not_charged(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     executor.wish(run_id)
-    assert executor.finish(run_id, "handed_back") == "recorded"
+    assert executor.finish(run_id, "released") == "recorded"
     executor.wish(run_id, attempt=2)
     assert executor.finish(run_id, "snoozed", attempt=2, delay="1h") == "recorded"
     row = open_run(database, run_id)
@@ -200,8 +204,8 @@ def test_what_may_begin_once_goes_back_only_when_it_has_not_begun(executor: Exec
     first, second = trigger(database), trigger(database)
     executor.wish(first)
     executor.wish(second)
-    executor.finish(first, "handed_back", begun=False)
-    executor.finish(second, "handed_back")
+    executor.finish(first, "released", begun=False)
+    executor.finish(second, "released")
     assert open_run(database, first).state == "queued"
     assert final_state(database, second) == ("failed", "unknown_outcome")
 
@@ -272,14 +276,14 @@ def test_who_leaves_is_gone_and_who_has_work_in_hand_is_found_later(executor: Ex
     executor.wish(run_id)
     assert executor.ask("leave").status_code == HTTPStatus.NO_CONTENT
     assert database.count("executors") == 1
-    executor.finish(run_id, "handed_back", begun=False)
+    executor.finish(run_id, "released", begun=False)
     assert executor.ask("leave").status_code == HTTPStatus.NO_CONTENT
     assert database.count("executors") == 0
 
 
 def test_an_executor_of_python_is_none_that_others_speak_for(client: httpx.Client, database: Database) -> None:
     database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, beat_at, started_at)"
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
         " VALUES (%s, 'p', '{default}', '{}', 1, now(), now())",
         [known := uuid4()],
     )

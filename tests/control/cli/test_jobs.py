@@ -266,7 +266,7 @@ def test_a_list_shows_what_comes_next_and_how_the_last_run_went(database: Databa
     jobs = {job["key"]: job for job in asked(database, "job", "list")["jobs"]}
     assert list(jobs) == ["failed", "hourly", "never", "went"]
     assert jobs["hourly"]["next_at"] is not None
-    assert jobs["hourly"]["schedule"]["every_us"] == 3_600_000_000
+    assert jobs["hourly"]["schedule"]["interval_us"] == 3_600_000_000
     assert (jobs["never"]["next_at"], jobs["never"]["last_run"]) == (None, None)
     last = jobs["failed"]["last_run"]
     assert (last["state"], last["error_type"], last["duration"].endswith("s")) == ("failed", "ValueError", True)

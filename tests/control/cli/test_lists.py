@@ -51,9 +51,9 @@ def test_a_bare_number_is_a_span_of_seconds(database: Database) -> None:
     made = ("job", "create", "a", "--every", "10", "--window", "90.5", "--jitter", "2", "--start-to-close", "30")
     assert tidewheel(database, *made, "--handler", "h").code == 0
     job = asked(database, "job", "show", "a")
-    assert job["schedule"]["every_us"] == 10_000_000
+    assert job["schedule"]["interval_us"] == 10_000_000
     assert tidewheel(database, "job", "update", "a", "--fixed-delay", "2.5").code == 0
-    assert asked(database, "job", "show", "a")["schedule"]["every_us"] == 2_500_000
+    assert asked(database, "job", "show", "a")["schedule"]["interval_us"] == 2_500_000
 
 
 def test_a_key_given_twice_in_a_file_is_refused(database: Database) -> None:

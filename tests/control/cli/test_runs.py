@@ -109,7 +109,7 @@ def test_where_says_by_which_messages_it_came(job: Database) -> None:
     assert messages[0]["timestamp"] == "1970-01-01T00:00:00Z"
     under_way = begun(job).run_id
     assert [one["attempt"] for one in asked(job, "run", "where", under_way)["messages"]] == [1]
-    job.execute("UPDATE open_runs SET came_by = 'sweep' WHERE run_id = %s", [under_way])
+    job.execute("UPDATE open_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
     assert tidewheel(job, "run", "where", under_way).lines[1].split() == ["1", "none:", "by", "the", "sweep"]
     assert tidewheel(job, "run", "where", trigger(job)).lines == ["nobody has claimed it"]
 
@@ -160,7 +160,7 @@ def test_what_has_begun_can_be_left_alone(job: Database) -> None:
         (["--not-begun"], "key"),
         (["--job", "nope"], "key"),
         (["--lane", "fast"], "lane"),
-        (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "made_before"),
+        (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "created_before"),
     ],
 )
 def test_what_names_nothing_or_too_much_is_refused(job: Database, flags: list[str], path: str) -> None:

@@ -174,13 +174,13 @@ def test_a_job_is_paused_resumed_and_deleted(client: Client, database: Database)
 def test_a_run_under_way_tells_how_far_it_is_and_when_its_time_is_over(client: Client, database: Database) -> None:
     client.submit(job(schedule_to_close="1h"))
     run_id = client.trigger("job")
-    assert (client.run(run_id).progress, client.run(run_id).beat_at) == (None, None)
+    assert (client.run(run_id).progress, client.run(run_id).progress_at) == (None, None)
     started = begin(database, run_id)
     with database.transaction() as connection:
         save_beats(connection, [Beat(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
     run = client.run(run_id)
-    assert (run.progress, run.deadline_at) == (b'{"pages":3}', started.close_at)
-    assert run.beat_at is not None
+    assert (run.progress, run.deadline_at) == (b'{"pages":3}', started.schedule_to_close_at)
+    assert run.progress_at is not None
     succeed(database, started)
     over = client.run(run_id)
     assert (over.progress, over.deadline_at) == (b'{"pages":3}', None)

@@ -55,7 +55,7 @@ def runs(page: DeadLetterPage) -> list[UUID | None]:
 
 
 def redriven(database: Database) -> dict[UUID, UUID]:
-    return dict(database.rows("SELECT run_id, redriven_as FROM dead_letters WHERE redriven_as IS NOT NULL"))
+    return dict(database.rows("SELECT run_id, redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"))
 
 
 def test_every_filter_finds_what_it_names(client: Client, database: Database) -> None:
@@ -65,7 +65,7 @@ def test_every_filter_finds_what_it_names(client: Client, database: Database) ->
     garble(database)
     page = client.dead_letters()
     assert (runs(page), page.total, page.at_least) == ([None, other, late, plain], 4, False)
-    made = {letter.run_id: letter.made_at for letter in page.letters}
+    made = {letter.run_id: letter.created_at for letter in page.letters}
     client.retry(plain)
     wanted: list[tuple[LetterFilter, list[UUID | None]]] = [
         ({"key": "other"}, [other]),
@@ -128,7 +128,7 @@ def test_one_is_shown_with_every_attempt_and_its_chain(client: Client, database:
         (2, "ValueError", "at 1", b"o"),
     ]
     assert [one.run_id for one in shown.run.lineage.newer] == [new]
-    assert (shown.summary.redriven_as, shown.message_value) == (new, None)
+    assert (shown.summary.redriven_run_id, shown.message_value) == (new, None)
 
 
 def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) -> None:
@@ -252,7 +252,7 @@ def test_a_message_is_sent_again_as_it_was(client: Client, database: Database) -
     assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
     assert client.redrive(kind="request").redriven == 0
     [letter] = client.dead_letters(redriven=True).letters
-    assert (letter.redriven_as, letter.redriven_at is not None) == (None, True)
+    assert (letter.redriven_run_id, letter.redriven_at is not None) == (None, True)
 
 
 def test_what_is_purged_is_gone_and_its_run_is_not(

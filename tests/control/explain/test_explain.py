@@ -196,7 +196,7 @@ def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -
     done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
     done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z", reason="inventory")
     skipped, moved = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T09:00"))
-    assert (skipped.outcome, skipped.reason) == (Outcome.COMING_SKIPPED, "by_hand")
+    assert (skipped.outcome, skipped.reason) == (Outcome.COMING_SKIPPED, "manual")
     assert "skipped, by request at 2026-03-02T08:00:00Z: closed" in skipped.words
     assert "moved, by request at 2026-03-02T08:00:00Z: inventory" in moved.words
     assert (moved.outcome, moved.reason, moved.moved_to) == (Outcome.COMING_MOVED, "moved", t("03-03T11:30"))

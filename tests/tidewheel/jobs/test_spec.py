@@ -43,11 +43,11 @@ BOUNDS = {"start_at": None, "end_at": None}
         ({"manual": True}, {"kind": "manual"}),
         ("2027-01-01T01:00:00+01:00", {"kind": "once", "at": "2027-01-01T00:00:00.000000Z"}),
         ({"once": "2027-01-01T00:00:00Z"}, {"kind": "once", "at": "2027-01-01T00:00:00.000000Z"}),
-        ("@every 10s", {"kind": "interval", "every_us": 10_000_000, "anchor": None, **BOUNDS}),
-        ("PT1M", {"kind": "interval", "every_us": 60_000_000, "anchor": None, **BOUNDS}),
+        ("@every 10s", {"kind": "interval", "interval_us": 10_000_000, "anchor": None, **BOUNDS}),
+        ("PT1M", {"kind": "interval", "interval_us": 60_000_000, "anchor": None, **BOUNDS}),
         (
             {"interval": 5, "anchor": "2027-01-01T00:00:00Z"},
-            {"kind": "interval", "every_us": 5_000_000, "anchor": "2027-01-01T00:00:00.000000Z", **BOUNDS},
+            {"kind": "interval", "interval_us": 5_000_000, "anchor": "2027-01-01T00:00:00.000000Z", **BOUNDS},
         ),
         (
             {"cron": ["@daily", "0 12 * * *"], "dst_gap": "skip", "dst_overlap": "both"},

@@ -32,7 +32,7 @@ SELECT relname::text FROM pg_class WHERE relname LIKE %s AND relispartition AND 
 """
 HALF: LiteralString = "CREATE TABLE {} PARTITION OF job_runs FOR VALUES FROM ({}) TO ({})"
 WRITE_RUN: LiteralString = """
-INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at)
+INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
 VALUES (%(run_id)s, %(job_id)s, 'default', 1, 0, 'trigger', 'default', 'standard', %(at)s, %(at)s)
 RETURNING tableoid::regclass::text
 """

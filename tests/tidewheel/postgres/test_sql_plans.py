@@ -47,16 +47,16 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM jobs
     """,
     """
-    INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, made_at)
+    INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
     SELECT (%(prefix)s || substr(md5('run' || n), 13))::uuid, md5('job' || n)::uuid, 'default', 1, n %% 64, 'timer',
            'default', 'standard', now(), now()
       FROM generate_series(1, %(rows)s) AS n
     """,
     """
     INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
-                           scheduled_at, publish_at, made_at)
+                           scheduled_at, publish_at, created_at)
     SELECT run_id, job_id, tenant, shard, queue, lane, 'send-email', cause, 'skip', 'queued', 1, scheduled_at,
-           now() + shard * interval '10 s' - interval '1 min', made_at
+           now() + shard * interval '10 s' - interval '1 min', created_at
       FROM job_runs
     """,
     "INSERT INTO turns (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM open_runs",
@@ -75,7 +75,7 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM job_runs ORDER BY md5(run_id::text) LIMIT %(fewer)s
     """,
     """
-    INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, made_at)
+    INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, created_at)
     SELECT tenant, 'run', run_id, job_id, 'it failed', now() - row_number() OVER () * interval '1 s' FROM failed_runs
     """,
     """
@@ -86,11 +86,11 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM jobs
     """,
     """
-    INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, made_at)
+    INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, created_at)
     SELECT job_id, now() + interval '1 h', tenant, 'move', now() + interval '2 h', now() FROM jobs
     """,
     """
-    INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, made_at)
+    INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)
     SELECT job_id, tenant, 1, 'misfire', now() - n * interval '1 h', now() - n * interval '1 h', 1, now()
       FROM jobs CROSS JOIN generate_series(1, 2) AS n
     """,
@@ -104,11 +104,11 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT tenant, 'calendar-' || bucket + 1, job_id FROM jobs
     """,
     """
-    INSERT INTO requests (tenant, request_id, body_hash, reply, made_at)
+    INSERT INTO requests (tenant, request_id, body_hash, reply, created_at)
     SELECT 'default', 'r-' || n, 'h', 'r', now() FROM generate_series(1, %(fewer)s) AS n
     """,
     """
-    INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, made_at)
+    INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at)
     SELECT run_id, 1, 'cancel', tenant, md5('executor' || shard)::uuid, now() FROM open_runs LIMIT %(fewer)s
     """,
 )
@@ -144,7 +144,7 @@ def batches(loaded: Database) -> dict[str, list[Any]]:
         "attempts": [1] * BATCH,
         "versions": [1] * BATCH,
         "tenants": ["default"] * BATCH,
-        "came_by": ["t/0/0@0"] * BATCH,
+        "claimed_from": ["t/0/0@0"] * BATCH,
         "states": [RunState.SUCCEEDED] * BATCH,
         "executor_ids": [None] * BATCH,
         "reasons": [None] * BATCH,
@@ -213,7 +213,7 @@ _LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, t
 _NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)
 _RANGE: Mapping[str, object] = {"since": _LONG_AGO, "until": _FAR_AHEAD, "first_id": _NOWHERE, "most": 51}
 _WALK: Mapping[str, object] = {
-    **_UNFILTERED, "made_before": _FAR_AHEAD, "begun": True, "states": [RunState.QUEUED], "after_id": _NOWHERE,
+    **_UNFILTERED, "created_before": _FAR_AHEAD, "begun": True, "states": [RunState.QUEUED], "after_id": _NOWHERE,
     "after_at": _LONG_AGO, "most": 1000, "looked_at": 20_000,
 }  # fmt: skip
 _LETTERS: Mapping[str, object] = {
@@ -281,7 +281,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_runs_of_job": _RUNS,
     "find_failed_runs": _RUNS | {"state": RunState.FAILED},
     "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
-    "give_up_moves": {"reason": "by_hand"},
+    "give_up_moves": {"reason": "manual"},
     "flush_outputs": {"outputs": [b"x"] * BATCH, "output_bytes": [1] * BATCH, "states": [RunState.RUNNING]},
     "add_outputs": {
         "results": [None] * BATCH,
