@@ -71,7 +71,7 @@ def _missing(connection: Conn, job_id: UUID, asked: Range, request: JobBackfill,
     accounted = read_accounted(connection, job_id, request.from_at, request.to_at)
     if accounted.nothing:
         return count
-    return sum(at not in accounted for at, _ in asked.walk(None, newest_first=False))
+    return sum(at not in accounted for at, _ in asked.iterate(None, newest_first=False))
 
 
 def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | None) -> Range:
@@ -107,14 +107,14 @@ def _ensure_past(request: JobBackfill, now: datetime) -> None:
 
 
 def _ensure_computed(asked: Range) -> None:
-    for stretch in asked.stretches:
+    for stretch in asked.spans:
         if isinstance(stretch.nominal, FixedDelay):
             problem = f"version {stretch.version} is a fixed_delay: its occurrences are those recorded, none is missing"
             raise _refused(_KEY, problem, "trigger the job, or choose a range without that version")
 
 
 def _still_to_come(request: JobBackfill, current: Range, now: datetime) -> InvalidInput:
-    last = max((at for each in current.stretches if (at := each.schedule.before(now + _TICK))), default=now)
+    last = max((at for each in current.spans if (at := each.schedule.before(now + _TICK))), default=now)
     problem = (
         f"{format_timestamp(request.to_at)} is still to come: it is {format_timestamp(now)} by the database's clock"
     )
@@ -124,10 +124,10 @@ def _still_to_come(request: JobBackfill, current: Range, now: datetime) -> Inval
 def _nothing_there(asked: Range, current: Range, request: JobBackfill, now: datetime) -> InvalidInput:
     if asked is not current and current.count(1)[0]:
         problem = "no version in force then has an occurrence in the range"
-        if not asked.stretches:
+        if not asked.spans:
             problem = "there was no such job then"
         return _refused(_FROM, problem, "write `versions: current`")
-    schedules = [each.schedule for each in current.stretches]
+    schedules = [each.schedule for each in current.spans]
     if all(isinstance(schedule, Manual) for schedule in schedules):
         return _refused(_KEY, "the job is manual: it has no occurrences", "trigger it instead")
     nearest = _nearest(schedules, request, now)

@@ -24,10 +24,10 @@ from tidewheel.jobs.requests import CalendarDelete, CalendarPut
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules.decide import next_cursor, next_look
-from tidewheel.schedules.decision import DaySet, Decision, Held
-from tidewheel.schedules.open_days import MOST_SHIFT_DAYS
-from tidewheel.schedules.timer_state import standing
+from tidewheel.schedules.decide import next_cursor, next_wakeup
+from tidewheel.schedules.decision import DaySet, Decision, HoldReason
+from tidewheel.schedules.open_days import MAX_SHIFT_DAYS
+from tidewheel.schedules.timer_state import timer_state
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances, read_day_sets
 from tidewheel.transitions.installation import Installation
@@ -164,7 +164,7 @@ def _too_many(jobs: int) -> InvalidInput:
 def _since(row: _Row, wanted: DaySet, now: datetime) -> datetime | None:
     """Now, if days change that have come in some zone, and from which an occurrence could be shifted still."""
     latest = now.astimezone(UTC).date() + timedelta(days=1)
-    days = (latest - timedelta(days=number) for number in range(MOST_SHIFT_DAYS + 3))
+    days = (latest - timedelta(days=number) for number in range(MAX_SHIFT_DAYS + 3))
     return now if row.version and any((day in row.days) != (day in wanted) for day in days) else None
 
 
@@ -222,7 +222,7 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
     columns = {"job_ids": sorted(locked.jobs), "now": locked.now}
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         left = list(cursor.execute(_READ_LOCKED_TIMERS, columns))
-    timers = [timer for timer in left if timer.held != Held.QUARANTINED]
+    timers = [timer for timer in left if timer.held != HoldReason.QUARANTINED]
     circumstances = read_circumstances(connection, timers)
     advance_timers(
         connection, installation, timers, lambda timer: _anew(timer, circumstances, locked.now), now=locked.now
@@ -244,20 +244,20 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
 def _anew(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> Decision:
     """Where a timer is to stand, all up to now being recorded."""
     try:
-        where = standing(timer, circumstances.day_sets, circumstances.of(timer))
+        where = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
     except ScheduleRefused:  # firing sets it aside
-        held = Held(timer.held) if timer.held else None
+        held = HoldReason(timer.held) if timer.held else None
         return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, held=held, overridden=timer.overridden)
-    paused = timer.held == Held.PAUSE
+    paused = timer.held == HoldReason.PAUSE
     # What a pause has left open, such as a `once` whose instant lies in it, is still to come.
     recorded = min(now, timer.scheduled_at - _TICK) if paused else now
-    look = next_look(where, recorded)
+    look = next_wakeup(where, recorded)
     if look is None:
         return Decision()
     return Decision(
         next_at=next_cursor(where, recorded) or look,
         due_at=timer.due_at if paused else look,
-        held=Held.PAUSE if paused else None,
+        held=HoldReason.PAUSE if paused else None,
         overridden=bool(where.moved) or (where.overridden_until is not None and where.overridden_until > recorded),
     )
 
@@ -271,6 +271,6 @@ def _timer(job: JobRow, decision: Decision) -> TimerToPut:
         job.version,
         decision.next_at,
         due_at=decision.due_at,
-        held=Held.PAUSE if job.paused else None,
+        held=HoldReason.PAUSE if job.paused else None,
         until=job.paused_until,
     )

@@ -24,8 +24,8 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.schedules.decide import waits_for_run
-from tidewheel.schedules.decision import Decision, Held
+from tidewheel.schedules.decide import hold_for_run
+from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.after_end import is_pause_on_failure
 from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
@@ -59,7 +59,7 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[I
                 job.shard,
                 job.version,
                 following[job.job_id],
-                held=Held.PAUSE,
+                held=HoldReason.PAUSE,
                 until=asked[job.job_id].until,
             )
             for job in jobs
@@ -107,7 +107,7 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
 
 def _resumed(timer: LockedTimer, circumstances: Circumstances, now: datetime, *, waits: bool) -> Decision:
     decision = after_pause(timer, circumstances, now)
-    return waits_for_run(decision) if waits else decision
+    return hold_for_run(decision) if waits else decision
 
 
 def _changes(job: JobRow, request: JobPause) -> bool:

@@ -17,9 +17,9 @@ from tidewheel.intake.lock_wait import Busy, wait_a_moment
 from tidewheel.intake.request import Incoming
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules.decide import MOST_MADE_UP, decide, passed_by, resume, waits_for_run, with_jitter
-from tidewheel.schedules.decision import Decision, Held
-from tidewheel.schedules.timer_state import Standing, standing
+from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
+from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
 from tidewheel.transitions.events import tell
 from tidewheel.transitions.installation import Installation
@@ -134,14 +134,14 @@ def _read_locked(connection: Conn, ids: Sequence[UUID]) -> Locked:
 
 def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Locked) -> bool:
     """End the pauses that firing has not come to end yet, as it would; returns whether there were any."""
-    ended = [t for t in locked.timers.values() if t.held == Held.PAUSE and t.due_at and t.due_at <= locked.now]
+    ended = [t for t in locked.timers.values() if t.held == HoldReason.PAUSE and t.due_at and t.due_at <= locked.now]
     if not ended:
         return False
     circumstances, waiting = read_circumstances(connection, ended), open_links(connection, ended)
 
     def decide_by(timer: LockedTimer) -> Decision:
         decision = after_pause(timer, circumstances, (timer.due_at or locked.now) - _TICK)
-        return waits_for_run(decision) if timer.job_id in waiting else decision
+        return hold_for_run(decision) if timer.job_id in waiting else decision
 
     advance_timers(connection, installation, ended, decide_by, now=locked.now, repeats=True)
     columns: dict[str, object] = {"job_ids": [timer.job_id for timer in ended], "now": locked.now}
@@ -188,7 +188,7 @@ def settle(
     timers = [_opened(locked.timers[job], opened.get(job)) for job in job_ids if job in locked.timers]
     following = opened | {timer.job_id: timer.scheduled_at for timer in timers}
     due = [timer for timer in timers if _is_due(timer, locked.now)]
-    paused = [timer for timer in due if timer.held == Held.PAUSE and timer.job_id not in pauses_go_on]
+    paused = [timer for timer in due if timer.held == HoldReason.PAUSE and timer.job_id not in pauses_go_on]
     _pass_by(connection, installation, paused, now=locked.now, given_up=given_up)
     overdue = [timer for timer in due if timer.held is None]
     while overdue:
@@ -218,8 +218,8 @@ def _pass_by(
 
     def decide_by(timer: LockedTimer) -> Decision:
         gone = timer.job_id in given_up
-        decision = _by(timer, circumstances, lambda where: passed_by(where, now=now, once_too=gone))
-        return decision._replace(held=Held.PAUSE, due_at=timer.due_at)
+        decision = _by(timer, circumstances, lambda where: skip_paused(where, now=now, once_too=gone))
+        return decision._replace(held=HoldReason.PAUSE, due_at=timer.due_at)
 
     advance_timers(connection, installation, paused, decide_by, now=now)
 
@@ -250,7 +250,7 @@ def _further(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTim
 
 def after_pause(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> Decision:
     """What becomes of a timer when its job's pause ends: `on_resume` decides."""
-    return _by(timer, circumstances, lambda where: resume(where, now=now))
+    return _by(timer, circumstances, lambda where: on_resume(where, now=now))
 
 
 def read_now(connection: Conn) -> datetime:
@@ -265,9 +265,9 @@ def job_id_of(incoming: Incoming) -> UUID:
     return incoming.job_id
 
 
-def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[Standing], Decision]) -> Decision:
+def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[TimerState], Decision]) -> Decision:
     try:
-        return decide_by(standing(timer, circumstances.day_sets, circumstances.of(timer)))
+        return decide_by(timer_state(timer, circumstances.day_sets, circumstances.of(timer)))
     except ScheduleRefused:
         # Nothing can be said about it: firing will set it aside, or the change makes an end of it.
         return Decision(next_at=timer.scheduled_at)
@@ -282,8 +282,8 @@ class _Settling:
     def __call__(self, timer: LockedTimer) -> Decision:
         return _by(timer, self._circumstances, lambda where: self._decide(where, timer.job_id))
 
-    def _decide(self, where: Standing, job: UUID) -> Decision:
+    def _decide(self, where: TimerState, job: UUID) -> Decision:
         # A whole catch-up, and what is younger than misfire_after at one a second: mostly one decision is all.
-        most = int(self._misfire_after.total_seconds()) + 2 + MOST_MADE_UP
-        decision = decide(where, now=self._now, horizon=self._now, misfire_after=self._misfire_after, most=most)
+        most = int(self._misfire_after.total_seconds()) + 2 + MAX_CAUGHT_UP
+        decision = decide(where, now=self._now, horizon=self._now, misfire_after=self._misfire_after, limit=most)
         return with_jitter(decision, where, job)

@@ -25,7 +25,7 @@ from tidewheel.jobs.strict_json import canonical
 from tidewheel.outbox import OutboxClass, OutboxRow, append, pack
 from tidewheel.postgres.pg_copy import NULL, bytea, columns, copy_rows, instant, int2, int4, int8, text, uuid
 from tidewheel.postgres.session import Conn
-from tidewheel.schedules.decision import Held
+from tidewheel.schedules.decision import HoldReason
 from tidewheel.schemas import primitives
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record, needs
@@ -248,6 +248,6 @@ class _Rows:
         timer = None
         if beginning.next_at is not None:
             at = instant(beginning.next_at)
-            due_at, held = (_NEVER, text(Held.PAUSE)) if spec.paused else (at, NULL)
+            due_at, held = (_NEVER, text(HoldReason.PAUSE)) if spec.paused else (at, NULL)
             timer = b"".join((begins, at, due_at, held))
         return _Ends(b"".join(job), b"".join(version), timer, definition)

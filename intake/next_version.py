@@ -16,14 +16,14 @@ from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import ensure_open_days
-from tidewheel.schedules.decide import next_look
-from tidewheel.schedules.decision import Held
+from tidewheel.schedules.decide import next_wakeup
+from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.parse import ensure_can_fire, schedule_from_text
 from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.ranges import nth_occurrence
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Once
-from tidewheel.schedules.timer_state import DaySets, standing
+from tidewheel.schedules.timer_state import DaySets, timer_state
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 
@@ -80,7 +80,7 @@ class NextVersion:
     paused: bool
     next_at: datetime | None
     due_at: datetime | None
-    held: Held | None
+    held: HoldReason | None
     effective: Schedule
 
     @property
@@ -109,9 +109,9 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
     policy = _policy_text(spec, job, text, place.now)
     paused = job.paused if job.exists else spec.paused
-    held = Held.PAUSE if paused else None
+    held = HoldReason.PAUSE if paused else None
     schedule = schedule_from_text(text, job.job_id)
-    where = standing(_Row(job, text, policy, place.now), day_sets)
+    where = timer_state(_Row(job, text, policy, place.now), day_sets)
     next_at: datetime | None
     due_at: datetime | None
     if place.goes_on and place.left is not None:
@@ -120,9 +120,9 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
         next_at = due_at = _once(schedule, job, text, place)
     elif isinstance(schedule, FixedDelay):
         next_at = due_at = _chain(schedule, job, interval_us or 0, place)
-        held = held or (Held.RUN if place.chained else None)
+        held = held or (HoldReason.RUN if place.chained else None)
     else:
-        nominal, due_at = schedule.after(place.now), next_look(where, place.now)
+        nominal, due_at = schedule.after(place.now), next_wakeup(where, place.now)
         # What is shifted to another day may come before the next nominal instant.
         next_at = due_at if due_at is None or nominal is None else min(nominal, due_at)
     return NextVersion(
@@ -170,7 +170,7 @@ def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets
         problem = f"{format_timestamp(schedule.at)} has passed, and catch_up is skip: it would never fire"
         raise ScheduleRefused(problem, "write a later time, or leave catch_up out to fire it late", "once")
     policy = canonical(policy_document(spec)).decode()
-    ensure_open_days(standing(_Row(job, text, policy, now), day_sets).effective, now)
+    ensure_open_days(timer_state(_Row(job, text, policy, now), day_sets).effective, now)
 
 
 def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None:

@@ -27,7 +27,7 @@ from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decision import Override, SkipReason
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Manual, Once
-from tidewheel.schedules.timer_state import Standing
+from tidewheel.schedules.timer_state import TimerState
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 
@@ -49,7 +49,7 @@ class Coming:
     """
 
     job: JobRow
-    where: Standing
+    where: TimerState
     overrides: Mapping[datetime, Override]
     now: datetime
 

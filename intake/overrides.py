@@ -24,10 +24,10 @@ from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, RunState
-from tidewheel.schedules.decide import next_look
-from tidewheel.schedules.decision import Held, Override
+from tidewheel.schedules.decide import next_wakeup
+from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.policies import policies_from_text
-from tidewheel.schedules.timer_state import DaySets, standing
+from tidewheel.schedules.timer_state import DaySets, timer_state
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.events import lifecycle_row
@@ -136,7 +136,7 @@ def _coming(
     overrides = {each.scheduled_at: each for each in said}
     place = _Place(job.job_id, job.tenant, job.schedule or "", job.policy or "{}", cursor or now + _TICK)
     try:
-        return Coming(job, standing(place, day_sets, list(overrides.values())), overrides, now)
+        return Coming(job, timer_state(place, day_sets, list(overrides.values())), overrides, now)
     except ScheduleRefused as unread:
         problem = f"the schedule of its version {job.version} cannot be read: {unread.errors[0].problem}"
         raise InvalidInput([FieldError("key", problem, "submit the job again")]) from unread
@@ -238,18 +238,18 @@ def _timer(coming: Coming, locked: Locked) -> TimerToPut:
         job.version,
         cursor,
         # Where nothing is left, firing finds that out, and the job is finished.
-        due_at=next_look(coming.where, cursor - _TICK) or cursor,
+        due_at=next_wakeup(coming.where, cursor - _TICK) or cursor,
         held=_held(job, locked),
         until=job.paused_until,
     )
 
 
-def _held(job: JobRow, locked: Locked) -> Held | None:
+def _held(job: JobRow, locked: Locked) -> HoldReason | None:
     """Why the job's timer is not due at its instants; a fixed_delay's is not touched here."""
     if job.paused:
-        return Held.PAUSE
+        return HoldReason.PAUSE
     timer = locked.timers.get(job.job_id)
-    return Held.QUARANTINED if timer is not None and timer.held == Held.QUARANTINED else None
+    return HoldReason.QUARANTINED if timer is not None and timer.held == HoldReason.QUARANTINED else None
 
 
 def _event(change: _Change, installation: Installation, now: datetime) -> OutboxRow:

@@ -15,8 +15,8 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
-from tidewheel.schedules.decision import Held
-from tidewheel.schedules.timer_state import standing
+from tidewheel.schedules.decision import HoldReason
+from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.decision_inputs import read_circumstances
 from tidewheel.transitions.timers import LockedTimer
 
@@ -51,7 +51,7 @@ class TimerToPut:
     version: int
     scheduled_at: datetime
     due_at: datetime | None = None
-    held: Held | None = None
+    held: HoldReason | None = None
     until: datetime | None = None
 
 
@@ -95,7 +95,7 @@ def _firing(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datetime]
     found: dict[UUID, datetime] = {}
     for timer in timers:
         with suppress(ScheduleRefused):  # firing sets it aside
-            where = standing(timer, circumstances.day_sets, circumstances.of(timer))
+            where = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
             following = where.live.after(where.cursor - _TICK)
             found[timer.job_id] = min([*where.moved.values(), following or _NEVER])
     return {job: at for job, at in found.items() if at is not _NEVER}

@@ -70,7 +70,7 @@ def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime)
     Raises:
         ScheduleRefused: A version of the range cannot be read any more, or its calendar is gone.
     """
-    walk = _range(connection, backfill).walk(backfill.cursor_at, newest_first=backfill.newest_first)
+    walk = _range(connection, backfill).iterate(backfill.cursor_at, newest_first=backfill.newest_first)
     looked = list(islice(walk, LOOKED_AT))
     if not looked:
         return Batch((), 0, None, more=True)

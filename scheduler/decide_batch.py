@@ -4,10 +4,10 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from tidewheel.schedules.decide import decide, resume, waits_for_run, with_jitter
-from tidewheel.schedules.decision import Decision, Held
-from tidewheel.schedules.fast_path import on_time
-from tidewheel.schedules.timer_state import Standing, standing
+from tidewheel.schedules.decide import decide, hold_for_run, on_resume, with_jitter
+from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.fast_path import decide_on_time
+from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import Circumstances
 from tidewheel.transitions.timers import LockedTimer
 
@@ -42,7 +42,7 @@ class Decider:
     ) -> None:
         self._circumstances, self._waiting = circumstances, waiting
         self._now, self._horizon, self._misfire_after = now, horizon, misfire_after
-        self._decided: dict[_Question, tuple[Standing | None, Decision]] = {}
+        self._decided: dict[_Question, tuple[TimerState | None, Decision]] = {}
 
     def __call__(self, timer: LockedTimer) -> Decision:
         """What is to become of a timer.
@@ -60,8 +60,8 @@ class Decider:
             # Whatever it is, it concerns one job, and all the others must fire.
             raise ComputingFailed from error
 
-    def _decide(self, timer: LockedTimer, question: _Question) -> tuple[Standing | None, Decision]:
-        short = on_time(timer, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
+    def _decide(self, timer: LockedTimer, question: _Question) -> tuple[TimerState | None, Decision]:
+        short = decide_on_time(timer, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
         if short is not None:
             self._decided[question] = answer = None, short
             return answer
@@ -74,12 +74,12 @@ class Decider:
     def _alone(self, timer: LockedTimer) -> Decision:
         """The decision about a timer that something is said about."""
         where = self._standing(timer)
-        if timer.held == Held.PAUSE:
+        if timer.held == HoldReason.PAUSE:
             # The pause ended at its instant, not when it was noticed: what came after it is downtime.
-            ended = resume(where, now=(timer.due_at or self._now) - _TICK)
-            return waits_for_run(ended) if timer.job_id in self._waiting else ended
+            ended = on_resume(where, now=(timer.due_at or self._now) - _TICK)
+            return hold_for_run(ended) if timer.job_id in self._waiting else ended
         decision = decide(where, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
         return with_jitter(decision, where, timer.job_id)
 
-    def _standing(self, timer: LockedTimer) -> Standing:
-        return standing(timer, self._circumstances.day_sets, self._circumstances.of(timer))
+    def _standing(self, timer: LockedTimer) -> TimerState:
+        return timer_state(timer, self._circumstances.day_sets, self._circumstances.of(timer))

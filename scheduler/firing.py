@@ -24,7 +24,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import Decider
-from tidewheel.schedules.decision import Decision, Held
+from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_circumstances
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
@@ -114,7 +114,7 @@ def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
 def _advance(
     connection: Conn, installation: Installation, locked: list[LockedTimer], look: Round, *, repeats: bool = False
 ) -> list[Decision]:
-    resuming = [timer for timer in locked if timer.held == Held.PAUSE]
+    resuming = [timer for timer in locked if timer.held == HoldReason.PAUSE]
     decider = Decider(
         read_circumstances(connection, locked),
         open_links(connection, resuming),

@@ -25,9 +25,9 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
-from tidewheel.schedules.decide import MOST_MADE_UP, decide, next_cursor, next_look
-from tidewheel.schedules.decision import Decision, Held
-from tidewheel.schedules.timer_state import Standing, standing
+from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, next_cursor, next_wakeup
+from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.schedules.zones import tzdata_version
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
@@ -116,7 +116,7 @@ class ZonesChanged:
             _LOG.warning("tzdata is %s and was %s: %d timers were set anew", version, before, self._retimed)
 
 
-def stands_right(timer: LockedTimer, where: Standing, ahead: frozenset[datetime], now: datetime) -> bool:
+def stands_right(timer: LockedTimer, where: TimerState, ahead: frozenset[datetime], now: datetime) -> bool:
     """Whether a timer, and the runs written ahead of it, are what the rules of now say.
 
     Args:
@@ -133,21 +133,21 @@ def stands_right(timer: LockedTimer, where: Standing, ahead: frozenset[datetime]
     return not missing and not wrong and not where.dropped and _following(where, cursor - _TICK) == cursor
 
 
-def set_anew(timer: LockedTimer, where: Standing, now: datetime) -> Decision:
+def set_anew(timer: LockedTimer, where: TimerState, now: datetime) -> Decision:
     """Where a timer must stand that has nothing recorded ahead of now; a pause stays."""
-    look, paused, until = next_look(where, now), timer.held == Held.PAUSE, where.overridden_until
+    look, paused, until = next_wakeup(where, now), timer.held == HoldReason.PAUSE, where.overridden_until
     if look is None:
         return Decision()
     return Decision(
         next_at=_following(where, now),
         due_at=timer.due_at if paused else look,
-        held=Held.PAUSE if paused else None,
+        held=HoldReason.PAUSE if paused else None,
         overridden=bool(where.moved) or (until is not None and until > now),
     )
 
 
-def _following(where: Standing, after: datetime) -> datetime | None:
-    return next_cursor(where, after) or next_look(where, after)
+def _following(where: TimerState, after: datetime) -> datetime | None:
+    return next_cursor(where, after) or next_wakeup(where, after)
 
 
 def _retime(connection: Conn, installation: Installation, walked: Sequence[UUID], now: datetime) -> int:
@@ -195,14 +195,14 @@ def _record_again(
         installation,
         again,
         lambda timer: decide(
-            _where(timer, circumstances), now=now, horizon=now, misfire_after=_LONGEST_AHEAD, most=MOST_MADE_UP
+            _where(timer, circumstances), now=now, horizon=now, misfire_after=_LONGEST_AHEAD, limit=MAX_CAUGHT_UP
         ),
         now=now,
         repeats=True,
     )
 
 
-def _forget_moves(connection: Conn, places: Mapping[UUID, Standing]) -> None:
+def _forget_moves(connection: Conn, places: Mapping[UUID, TimerState]) -> None:
     """Forget what was moved and is still ahead, where the rules of now have no such occurrence; as an edit does."""
     gone = [(job, at) for job, where in places.items() for at in where.dropped]
     if gone:
@@ -239,8 +239,8 @@ def _opened(timer: LockedTimer, now: datetime) -> LockedTimer:
     return timer._replace(scheduled_at=now + _TICK, overridden=True)
 
 
-def _where(timer: LockedTimer, circumstances: Circumstances) -> Standing:
-    return standing(timer, circumstances.day_sets, circumstances.of(timer))
+def _where(timer: LockedTimer, circumstances: Circumstances) -> TimerState:
+    return timer_state(timer, circumstances.day_sets, circumstances.of(timer))
 
 
 def _event(

@@ -9,7 +9,7 @@ from tidewheel.control.explain.text import paused_by
 from tidewheel.control.reads.jobs import JobDetail, JobSummary, LastRun
 from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import format_duration
-from tidewheel.schedules.decision import Held
+from tidewheel.schedules.decision import HoldReason
 
 
 def schedule_words(schedule: Mapping[str, object]) -> str:
@@ -39,9 +39,9 @@ def state_words(job: JobSummary) -> str:
     """Whether a job fires, and if not, why."""
     if job.paused:
         return f"paused until {rfc3339(job.paused_until)}" if job.paused_until else "paused"
-    if job.held == Held.QUARANTINED:
+    if job.held == HoldReason.QUARANTINED:
         return "set aside"
-    if job.held == Held.RUN:
+    if job.held == HoldReason.RUN:
         return "waits for its run"
     return "finished" if job.finished_at else "active"
 

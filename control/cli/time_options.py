@@ -12,7 +12,7 @@ import typer
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.invalid import Misfit
 from tidewheel.jobs.values import parse_duration, parse_timestamp
-from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import at_second, whole_second
 from tidewheel.schedules.zones import Zone, zone
 
@@ -87,7 +87,7 @@ def beside(at: datetime, zone_name: str | None) -> str:
     """An instant in UTC, with the wall time beside it where a zone other than UTC is known."""
     if zone_name is None or zone_name == "UTC":
         return rfc3339(at)
-    return f"{rfc3339(at)}  {wall(on_clock(at, zone_name))}"
+    return f"{rfc3339(at)}  {wall(to_zone(at, zone_name))}"
 
 
 def _on_the_clock(local: datetime, text: str, path: str, of: Zone) -> datetime:
@@ -105,7 +105,7 @@ def _on_the_clock(local: datetime, text: str, path: str, of: Zone) -> datetime:
 
 
 def _pasted(second: int, of: Zone) -> str:
-    return on_clock(at_second(second), of.name).isoformat()
+    return to_zone(at_second(second), of.name).isoformat()
 
 
 def _utc(text: str) -> str:

@@ -2,12 +2,12 @@
 
 from datetime import datetime, timedelta
 
-from tidewheel.schedules.calendars import Calendared
+from tidewheel.schedules.calendars import CalendarSchedule
 from tidewheel.schedules.cron_matching import following
 from tidewheel.schedules.cron_schedule import CronSchedule
-from tidewheel.schedules.describe import effects
+from tidewheel.schedules.describe import dst_effects
 from tidewheel.schedules.schedule import Schedule, at_second, whole_second
-from tidewheel.schedules.zoned_cron import LocalisedCron
+from tidewheel.schedules.zoned_cron import ZonedCron
 from tidewheel.schedules.zones import zone
 
 _NEAR = timedelta(days=2)  # a change of the clock further away has nothing to do with the question
@@ -22,7 +22,7 @@ def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = 
         at: The occurrence.
         since: The one before; looked up when not given.
     """
-    bare = schedule.schedule if isinstance(schedule, Calendared) else schedule
+    bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
     if not isinstance(bare, CronSchedule):
         return ()
     since = max(since or bare.before(at) or at - _NEAR, at - 2 * _NEAR)
@@ -31,13 +31,13 @@ def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = 
         f"`{entry.fields.expression}`: {note}" if several else note
         for entry in bare.entries
         if entry.following(whole_second(at)) == whole_second(at)
-        for note in effects(entry, whole_second(since), whole_second(at))
+        for note in dst_effects(entry, whole_second(since), whole_second(at))
     )
 
 
 def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
     """Why the clock on the wall may have made somebody expect an occurrence where there is none."""
-    bare = schedule.schedule if isinstance(schedule, Calendared) else schedule
+    bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
     if not isinstance(bare, CronSchedule):
         return ()
     other_pass = [note for entry in bare.entries if (note := _other_pass(entry, at)) is not None]
@@ -49,7 +49,7 @@ def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _other_pass(entry: LocalisedCron, at: datetime) -> str | None:
+def _other_pass(entry: ZonedCron, at: datetime) -> str | None:
     """Of a local time that comes twice and fires in the other pass alone."""
     second, of = whole_second(at), zone(entry.zone_name)
     span = of.span_at(second)

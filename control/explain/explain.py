@@ -16,8 +16,8 @@ from tidewheel.control.explain.version_timeline import Saying
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import RunState
-from tidewheel.schedules.decision import Held, SkipReason
-from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.decision import HoldReason, SkipReason
+from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.simple import FixedDelay, Manual
 from tidewheel.schedules.zones import LAST_YEAR
 
@@ -48,7 +48,7 @@ def explain(
     return Explanation(
         key=key,
         at=asked.at,
-        local=on_clock(asked.at, zone),
+        local=to_zone(asked.at, zone),
         zone=zone,
         outcome=answer.outcome,
         words=answer.words,
@@ -187,7 +187,7 @@ def _neighbours(asked: Asked, saying: Saying | None) -> tuple[datetime | None, d
     before, after = asked.near.before(asked.at), asked.near.after(asked.at)
     if saying is not None and isinstance(saying.schedule, FixedDelay):
         before, after = asked.chain()
-        coming = asked.job.cursor_at if asked.job.held != Held.RUN else None
+        coming = asked.job.cursor_at if asked.job.held != HoldReason.RUN else None
         after = after or (coming if coming is not None and coming > asked.at else None)
     return before, after
 

@@ -10,8 +10,8 @@ from tidewheel.control.explain.facts import Asked, Said
 from tidewheel.control.explain.text import by_hand, excluded, instant, length, paused_by, said_by, waiting_for
 from tidewheel.control.explain.version_timeline import Saying
 from tidewheel.schedules.decide import decide
-from tidewheel.schedules.decision import Held, SkipReason
-from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.decision import HoldReason, SkipReason
+from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import CatchUp, jittered
 from tidewheel.schedules.simple import FixedDelay, Once
 
@@ -35,7 +35,7 @@ def not_recorded(asked: Asked, saying: Saying) -> Answer:
 def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
     """An occurrence that was moved and has not fired yet."""
     to, now = said.moved_to or asked.at, asked.job.now
-    local = f" ({on_clock(to, saying.zone).isoformat()})" if saying.zone != "UTC" else ""
+    local = f" ({to_zone(to, saying.zone).isoformat()})" if saying.zone != "UTC" else ""
     held = _held(asked, to)
     if held is not None:
         into = ", into a pause" if held.outcome is Outcome.PAUSED else ""
@@ -51,10 +51,10 @@ def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
 def chained(asked: Asked, schedule: FixedDelay) -> Answer:
     """An instant of a fixed_delay for which there is no run."""
     job, every = asked.job, length(timedelta(microseconds=schedule.interval_us))
-    if asked.at == job.cursor_at and job.held != Held.RUN and asked.near.sayings[-1] is asked.saying:
+    if asked.at == job.cursor_at and job.held != HoldReason.RUN and asked.near.sayings[-1] is asked.saying:
         return _held(asked, asked.at) or _ahead_or_late(asked, f"It comes {every} after the end of the last run.")
     following = ""
-    if job.held == Held.RUN:
+    if job.held == HoldReason.RUN:
         following = f" The next comes {every} after the end of the run that is open now."
     elif job.cursor_at is not None:
         following = f" The next is {instant(job.cursor_at)}."
@@ -65,12 +65,12 @@ def chained(asked: Asked, schedule: FixedDelay) -> Answer:
 def _held(asked: Asked, due: datetime) -> Answer | None:
     """Of a timer that does not go on by itself; `due` is when it would fire, which is where it was moved to."""
     job = asked.job
-    if job.held == Held.QUARANTINED:
+    if job.held == HoldReason.QUARANTINED:
         error = asked.error()
         why = f": {error[0]} (at {instant(error[1])})" if error else ""
         words = f"The job could not be fired and is set aside{why}. Mend it and submit it again."
         return Answer(Outcome.WAITING, words)
-    if job.held == Held.PAUSE and (job.paused_until is None or due <= job.paused_until):
+    if job.held == HoldReason.PAUSE and (job.paused_until is None or due <= job.paused_until):
         return Answer(Outcome.PAUSED, _paused(asked, due), SkipReason.PAUSED)
     return None
 
@@ -110,7 +110,7 @@ def _to_be(asked: Asked) -> str:
     """What the next look at the timer makes of what is late, by the scheduler's own code."""
     saying = asked.saying
     assert saying is not None  # noqa: S101 - who calls has looked
-    now, where = asked.job.now, saying.standing(asked.overrides)
+    now, where = asked.job.now, saying.timer_state(asked.overrides)
     decision = decide(where, now=now, horizon=now, misfire_after=asked.misfire_after)
     if any(fire.at == asked.at for fire in decision.fires):
         return "The next look at it makes its run."

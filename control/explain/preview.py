@@ -23,10 +23,10 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap
 from tidewheel.schedules.cron_schedule import CronSchedule
-from tidewheel.schedules.describe import describe, on_clock
+from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Interval, Once
-from tidewheel.schedules.timer_state import DaySets, Standing, standing, zone_name
+from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # as intake reads them, here without their locks
@@ -151,17 +151,17 @@ def no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
     )
 
 
-def _standing(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> Standing:
+def _standing(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> TimerState:
     days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
     place = TimerPlace(version.job.job_id, tenant, version.schedule_text, version.policy_text, cursor)
-    return standing(place, days)
+    return timer_state(place, days)
 
 
-def _lines(where: Standing, version: NextVersion, after: datetime, now: datetime, n: int) -> Iterator[Coming]:
+def _lines(where: TimerState, version: NextVersion, after: datetime, now: datetime, n: int) -> Iterator[Coming]:
     zone, first = zone_name(where.schedule), version.next_at
     if isinstance(where.schedule, FixedDelay | Once):
         if n and first is not None and (after <= now or first > after):
-            yield Coming(first, on_clock(first, zone), Outcome.COMING if first >= now else Outcome.WAITING, first)
+            yield Coming(first, to_zone(first, zone), Outcome.COMING if first >= now else Outcome.WAITING, first)
         return
     yield from Walk(where, version.job.job_id, zone, after).lines(n)
 
@@ -170,7 +170,7 @@ def _ends(schedule: Schedule) -> bool:
     return not isinstance(schedule, FixedDelay)
 
 
-def _words(version: NextVersion, where: Standing, now: datetime) -> Iterator[str]:
+def _words(version: NextVersion, where: TimerState, now: datetime) -> Iterator[str]:
     yield from _schedule_words(where.schedule, now)
     yield from _bound_words(version)
     policies, spec = where.policies, version.spec

@@ -7,9 +7,9 @@ from tidewheel.control.explain.facts import Asked, Said
 from tidewheel.control.explain.version_timeline import Saying
 from tidewheel.jobs.values import format_duration
 from tidewheel.runs import RunState
-from tidewheel.schedules.decide import MOST_MADE_UP
+from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import SkipReason
-from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import CatchUp
 from tidewheel.schemas.definitions import LAMBDA, SHELL
 
@@ -107,7 +107,7 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
             )
         case SkipReason.LIMIT:
             words = (
-                f"It was missed{among}. catch_up fire_all makes up for the newest {MOST_MADE_UP:,}, and it was older. "
+                f"It was missed{among}. catch_up fire_all makes up for the newest {MAX_CAUGHT_UP:,}, and it was older. "
                 "A backfill runs the others."
             )
         case SkipReason.PAUSED:
@@ -162,7 +162,7 @@ def _caught_up(span: SkipSpan, saying: Saying | None) -> str:
 
 def excluded(saying: Saying | None, asked: Asked) -> str:
     """Which calendar leaves an instant out."""
-    closing = saying.closed_by(on_clock(asked.at, saying.zone).date()) if saying else []
+    closing = saying.closed_by(to_zone(asked.at, saying.zone).date()) if saying else []
     why = "; ".join(closing) or "a calendar did so then, and has been changed since"
     shifted = ""
     if saying is not None and saying.policies.shift:
@@ -200,4 +200,4 @@ def waiting_for(policy: CatchUp, window: timedelta) -> str:
         case CatchUp.FIRE_ONCE:
             return "It is fire_once: one run is made, for the latest."
         case CatchUp.FIRE_ALL:
-            return f"It is fire_all: a run is made for each of the last {length(window)}, the newest {MOST_MADE_UP:,}."
+            return f"It is fire_all: a run is made for each of the last {length(window)}, the newest {MAX_CAUGHT_UP:,}."

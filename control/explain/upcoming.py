@@ -20,12 +20,12 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import excluded_spans, is_occurrence
-from tidewheel.schedules.decide import COUNTED, decide
-from tidewheel.schedules.decision import Held, Override
-from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.decide import MAX_COUNTED, decide
+from tidewheel.schedules.decision import HoldReason, Override
+from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import jittered
 from tidewheel.schedules.simple import FixedDelay, Manual, Once
-from tidewheel.schedules.timer_state import Standing
+from tidewheel.schedules.timer_state import TimerState
 
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
@@ -94,7 +94,7 @@ class Walk:
         said: What people said about single occurrences, by instant.
     """
 
-    where: Standing
+    where: TimerState
     job_id: UUID
     zone: str
     after: datetime
@@ -141,7 +141,7 @@ class Walk:
         return self._line(nominal, Outcome.PAUSED if held else Outcome.COMING_MOVED, to)
 
     def _line(self, at: datetime, outcome: Outcome, leaves_at: datetime | None) -> Coming:
-        return Coming(at, on_clock(at, self.zone), outcome, leaves_at, notes=_told(self.said.get(at)))
+        return Coming(at, to_zone(at, self.zone), outcome, leaves_at, notes=_told(self.said.get(at)))
 
     def _leaves(self, at: datetime) -> datetime:
         policies = self.where.policies
@@ -153,9 +153,9 @@ class Walk:
     def _in_pause(self, until: datetime) -> Iterator[Coming]:
         first, last = self.where.live.after(self.after), self.where.live.before(until + _TICK)
         if first is not None and last is not None and first <= last:
-            occurrences, exact = self.where.live.count(self.after, until, COUNTED)
+            occurrences, exact = self.where.live.count(self.after, until, MAX_COUNTED)
             yield Coming(
-                first, on_clock(first, self.zone), Outcome.PAUSED, last_at=last, occurrences=occurrences, exact=exact
+                first, to_zone(first, self.zone), Outcome.PAUSED, last_at=last, occurrences=occurrences, exact=exact
             )
 
     def _excluded(self, position: datetime, until: datetime) -> Iterator[Coming]:
@@ -164,7 +164,7 @@ class Walk:
         ):
             yield Coming(
                 first,
-                on_clock(first, self.zone),
+                to_zone(first, self.zone),
                 Outcome.COMING_EXCLUDED,
                 last_at=last,
                 occurrences=occurrences,
@@ -212,7 +212,7 @@ def _queued(ahead: Sequence[tuple[UUID, datetime, datetime]], said: Sequence[Sai
     for run, at, publish_at in ahead:
         outcome = Outcome.COMING_MOVED if at in moved else Outcome.COMING
         notes = (*occurrence_notes(saying.schedule, at), *_told(moved.get(at)))
-        yield Coming(at, on_clock(at, saying.zone), outcome, publish_at, run, notes=notes)
+        yield Coming(at, to_zone(at, saying.zone), outcome, publish_at, run, notes=notes)
 
 
 def _from_timer(
@@ -220,13 +220,13 @@ def _from_timer(
 ) -> Iterator[Coming]:
     """What is not written yet."""
     cursor = job.cursor_at
-    if cursor is None or job.held == Held.QUARANTINED:
+    if cursor is None or job.held == HoldReason.QUARANTINED:
         return
     overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in said]
-    where = saying.standing(overrides)
+    where = saying.timer_state(overrides)
     if isinstance(where.schedule, FixedDelay | Once):
-        if job.held != Held.RUN:
-            yield Coming(cursor, on_clock(cursor, saying.zone), _alone(job, cursor), cursor)
+        if job.held != HoldReason.RUN:
+            yield Coming(cursor, to_zone(cursor, saying.zone), _alone(job, cursor), cursor)
         return
     walk = Walk(
         where,
@@ -240,7 +240,7 @@ def _from_timer(
     if cursor <= job.now and job.held is None:
         decision = decide(where, now=job.now, horizon=job.now, misfire_after=misfire_after)
         for fire in decision.fires[:n]:
-            yield Coming(fire.at, on_clock(fire.at, saying.zone), Outcome.WAITING, fire.publish_at)
+            yield Coming(fire.at, to_zone(fire.at, saying.zone), Outcome.WAITING, fire.publish_at)
             n -= 1
         walk = replace(walk, where=replace(where, moved={at: to for at, to in where.moved.items() if to > job.now}))
     yield from walk.lines(n)
@@ -254,13 +254,13 @@ def _told(said: Said | None) -> tuple[str, ...]:
 
 
 def _alone(job: JobPlace, at: datetime) -> Outcome:
-    if job.held == Held.PAUSE:
+    if job.held == HoldReason.PAUSE:
         return Outcome.PAUSED
     return Outcome.COMING if at > job.now else Outcome.WAITING
 
 
 def _words(connection: Conn, job: JobPlace, saying: Saying, shown: int) -> str:
-    if job.held == Held.QUARANTINED:
+    if job.held == HoldReason.QUARANTINED:
         error = read_job_error(connection, job.job_id)
         why = f": {error[0]}" if error else ""
         return f"The job could not be fired and is set aside{why}. Mend it and submit it again."

@@ -16,7 +16,7 @@ from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.schedule import UNBOUNDED, Schedule
 from tidewheel.schedules.simple import Interval
-from tidewheel.schedules.timer_state import DaySets, Standing, standing, zone_name
+from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_VERSIONS_NEAR = Statements("tidewheel.control")["read_versions_near"]
@@ -95,9 +95,9 @@ class Saying:
         """Whether an instant is one of its occurrences and no calendar leaves it out."""
         return is_occurrence(self.effective, at)
 
-    def standing(self, overrides: Sequence[Override] = ()) -> Standing:
+    def timer_state(self, overrides: Sequence[Override] = ()) -> TimerState:
         """Where its timer stands."""
-        return standing(self.place, self.days, overrides)
+        return timer_state(self.place, self.days, overrides)
 
     def outside_bounds(self, at: datetime) -> bool:
         """Whether it would say so but for its bounds."""
@@ -202,5 +202,5 @@ def _calendars(policy: str) -> tuple[str, ...]:
 
 def _saying(row: VersionRow, following: VersionRow | None, days: DaySets, place: Place) -> Saying:
     until = row.retired_at or (following.effective_at if following else None)
-    where = standing(place, days)
+    where = timer_state(place, days)
     return Saying(row, until, where.schedule, where.effective, where.policies, days, place)

@@ -14,7 +14,7 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.firing import fire
 from tidewheel.schedules.decide import decide
-from tidewheel.schedules.timer_state import standing
+from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 
 SECOND = timedelta(seconds=1)
@@ -50,7 +50,7 @@ def write_fired(database: ClockedDatabase, connection: Conn, locked: list[Locked
     look = look_at(database, lookahead=AHEAD)
 
     def decided(timer: LockedTimer) -> object:
-        return decide(standing(timer, {}), now=look.now, horizon=look.horizon, misfire_after=look.misfire_after)
+        return decide(timer_state(timer, {}), now=look.now, horizon=look.horizon, misfire_after=look.misfire_after)
 
     advance_timers(connection, database.installation, locked, decided, now=look.now)  # type: ignore[arg-type]
 

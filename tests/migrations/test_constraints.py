@@ -10,7 +10,7 @@ from tidewheel.ids import BUCKETS
 from tidewheel.outbox import SLICES, OutboxClass
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
-from tidewheel.schedules.decision import Held, SkipReason
+from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schemas.generated import records
 
 CHECKS: LiteralString = """
@@ -33,7 +33,7 @@ OF_ENUMS = {
     ("attempts", "outcome"): set(AttemptOutcome),
     ("outbox", "class"): set(OutboxClass),
     ("skips", "reason"): set(SkipReason),
-    ("timers", "held"): set(Held),
+    ("timers", "held"): set(HoldReason),
 }
 # Of words that the code has no enum for.
 OF_WORDS = {

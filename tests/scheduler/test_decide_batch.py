@@ -12,9 +12,9 @@ from tidewheel.jobs.strict_json import canonical
 from tidewheel.scheduler.decide_batch import ComputingFailed, Decider
 from tidewheel.schedules.decide import decide, with_jitter
 from tidewheel.schedules.decision import DaySet, Decision, Override
-from tidewheel.schedules.fast_path import on_time
+from tidewheel.schedules.fast_path import decide_on_time
 from tidewheel.schedules.policies import CatchUp
-from tidewheel.schedules.timer_state import standing
+from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.decision_inputs import Circumstances
 from tidewheel.transitions.timers import LockedTimer
 
@@ -82,14 +82,14 @@ def stands(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) 
 def timers(draw: st.DrawFn, number: int = 1) -> LockedTimer:
     """A timer that stands at an occurrence of its schedule, mostly."""
     timer = stands(draw(near), draw(texts()), draw(policies()), number=number)
-    at = standing(timer, DAY_SETS).schedule.after(timer.scheduled_at)
+    at = timer_state(timer, DAY_SETS).schedule.after(timer.scheduled_at)
     if at is not None and draw(st.integers(0, 9)):
         timer = timer._replace(scheduled_at=at)
     return timer._replace(catch_up_end=draw(st.sampled_from([None, None, None, timer.scheduled_at])))
 
 
 def long_way(timer: LockedTimer, overrides: list[Override], now: datetime, horizon: datetime) -> Decision:
-    where = standing(timer, DAY_SETS, overrides)
+    where = timer_state(timer, DAY_SETS, overrides)
     decision = decide(where, now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
     return with_jitter(decision, where, timer.job_id)
 
@@ -117,11 +117,11 @@ def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
 ) -> None:
     timer = timer._replace(policy="{}", catch_up_end=None)
     assume('"interval"' in timer.schedule or '"once"' in timer.schedule)
-    where, now = standing(timer, {}), timer.scheduled_at + late
+    where, now = timer_state(timer, {}), timer.scheduled_at + late
     assume(where.schedule.after(timer.scheduled_at - TICK) == timer.scheduled_at)
     following = where.schedule.after(timer.scheduled_at)
     assume(following is None or following > now)
-    short = on_time(timer, now=now, horizon=now, misfire_after=MISFIRE_AFTER)
+    short = decide_on_time(timer, now=now, horizon=now, misfire_after=MISFIRE_AFTER)
     assert short is not None
     assert short == long_way(timer, [], now, now)
 
@@ -138,7 +138,7 @@ def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
 )
 def test_a_schedule_that_cannot_be_read_is_refused_the_long_way(schedule: str) -> None:
     timer = stands(START, schedule)
-    assert on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
+    assert decide_on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
     decider = Decider(Circumstances(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
     with pytest.raises(ComputingFailed):
         decider(timer)

@@ -14,7 +14,7 @@ from tests.fixtures.work import counted
 from tests.schedules.brute_force import pinned_zone, wall_clock
 from tests.schedules.expressions import any_expression
 from tidewheel.errors import InvalidInput
-from tidewheel.schedules.calendars import Calendared, ensure_open_days, excluded_spans
+from tidewheel.schedules.calendars import CalendarSchedule, ensure_open_days, excluded_spans
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.schedule import Schedule
@@ -67,8 +67,8 @@ class Case:
         )
         return DaySet(singles, frozenset(random.sample(range(7), random.choice([0, 0, 1, 2, 5]))))
 
-    def under_calendars(self, *, shift: bool) -> Calendared:
-        return Calendared(self.nominal, self.exclude, self.include, self.zone_name, shift)
+    def under_calendars(self, *, shift: bool) -> CalendarSchedule:
+        return CalendarSchedule(self.nominal, self.exclude, self.include, self.zone_name, shift)
 
     def kept(self, start: datetime) -> list[datetime]:
         local = pinned_zone(self.zone_name)
@@ -158,9 +158,9 @@ def test_every_instant_is_an_occurrence_or_in_one_excluded_span(case: Case, shif
     start, end = case.start, case.end
     spans = excluded_spans(case.nominal, schedule, start, end)
     kept, fired = set(case.kept(start)), list(schedule.between(start, end))
-    left_out = [found for found in case.nominal.between(start, end) if found not in kept]
-    told = [[found for found in left_out if first <= found <= last] for first, last, _, _ in spans]
-    assert list(chain.from_iterable(told)) == left_out
+    excluded = [found for found in case.nominal.between(start, end) if found not in kept]
+    told = [[found for found in excluded if first <= found <= last] for first, last, _, _ in spans]
+    assert list(chain.from_iterable(told)) == excluded
     for (first, last, occurrences, exact), inside in zip(spans, told, strict=True):
         assert (inside[0], inside[-1], len(inside), True) == (first, last, occurrences, exact)
         assert not any(first < found < last for found in fired)
@@ -170,7 +170,7 @@ def test_every_instant_is_an_occurrence_or_in_one_excluded_span(case: Case, shif
 
 def test_a_second_by_second_schedule_jumps_over_ten_closed_years() -> None:
     closed = DaySet(days=frozenset(date(2026, 1, 1) + timedelta(days=n) for n in range(3653)))
-    schedule = Calendared(cron("* * * * * *"), (closed,), (), "UTC")
+    schedule = CalendarSchedule(cron("* * * * * *"), (closed,), (), "UTC")
     with counted() as work:
         assert schedule.after(at("2026-01-01T00:00:00Z")) == at("2036-01-02T00:00:00Z")
         assert schedule.before(at("2036-01-02T00:00:00Z")) == at("2025-12-31T23:59:59Z")
@@ -184,7 +184,7 @@ def test_a_second_by_second_schedule_jumps_over_ten_closed_years() -> None:
 @pytest.mark.parametrize("shift", [True, False])
 def test_what_comes_to_an_end_ends_in_bounded_steps(shift: bool) -> None:  # noqa: FBT001
     only = days("2026-12-24", "2026-12-31")
-    schedule = Calendared(cron("0 9 * * *"), (), (only,), "UTC", shift)
+    schedule = CalendarSchedule(cron("0 9 * * *"), (), (only,), "UTC", shift)
     with counted() as work:
         assert list(schedule.between(at("2026-12-01T00:00:00Z"), at("2099-01-01T00:00:00Z"))) == [
             at("2026-12-24T09:00:00Z"),
@@ -192,30 +192,30 @@ def test_what_comes_to_an_end_ends_in_bounded_steps(shift: bool) -> None:  # noq
         ]
         assert schedule.after(at("2026-12-31T09:00:00Z")) is None
         assert schedule.before(at("2026-12-24T09:00:00Z")) is None
-        every_day_closed = Calendared(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC")
+        every_day_closed = CalendarSchedule(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC")
         assert every_day_closed.after(at("2026-12-01T00:00:00Z")) is None
     assert work.calls < 1_000_000
 
 
 def test_an_occurrence_goes_no_further_than_a_year() -> None:
     yearly = days(*(f"{year}-07-01" for year in range(2020, 2040, 4)))
-    schedule = Calendared(cron("0 9 1 * *"), (), (yearly,), "UTC", shift=True)
+    schedule = CalendarSchedule(cron("0 9 1 * *"), (), (yearly,), "UTC", shift=True)
     assert list(schedule.between(at("2024-07-01T09:00:00Z"), at("2029-01-01T00:00:00Z"))) == [
         at("2028-07-01T09:00:00Z")
     ]
-    weekly = Calendared(cron("0 9 * * 0"), (), (yearly,), "UTC", shift=True)
+    weekly = CalendarSchedule(cron("0 9 * * 0"), (), (yearly,), "UTC", shift=True)
     assert weekly.after(at("2024-07-02T09:00:00Z")) == at("2028-07-01T09:00:00Z")
 
 
 def test_two_occurrences_that_meet_are_one() -> None:
-    schedule = Calendared(cron("0 9 * * *"), (WEEKEND,), (), "UTC", shift=True)
+    schedule = CalendarSchedule(cron("0 9 * * *"), (WEEKEND,), (), "UTC", shift=True)
     monday = at("2026-11-23T09:00:00Z")
     assert list(schedule.between(at("2026-11-20T09:00:00Z"), at("2026-11-24T00:00:00Z"))) == [monday]
     assert schedule.count(at("2026-11-20T09:00:00Z"), monday, 10) == (1, True)
 
 
 def test_a_bound_concerns_the_instant_that_is_shifted() -> None:
-    schedule = Calendared(cron("0 9 * * *", end_at="2026-11-21T12:00:00Z"), (WEEKEND,), (), "UTC", shift=True)
+    schedule = CalendarSchedule(cron("0 9 * * *", end_at="2026-11-21T12:00:00Z"), (WEEKEND,), (), "UTC", shift=True)
     assert schedule.after(at("2026-11-20T09:00:00Z")) == at("2026-11-23T09:00:00Z")
     assert schedule.after(at("2026-11-23T09:00:00Z")) is None
     assert schedule.before(at("2027-01-01T00:00:00Z")) == at("2026-11-23T09:00:00Z")
@@ -223,14 +223,16 @@ def test_a_bound_concerns_the_instant_that_is_shifted() -> None:
 
 def test_a_day_that_was_left_out_by_its_zone_is_no_business_day() -> None:
     """Apia went from 29 to 31 December 2011."""
-    schedule = Calendared(cron("0 9 29 12 *", "Pacific/Apia"), (days("2011-12-29"),), (), "Pacific/Apia", shift=True)
+    schedule = CalendarSchedule(
+        cron("0 9 29 12 *", "Pacific/Apia"), (days("2011-12-29"),), (), "Pacific/Apia", shift=True
+    )
     assert schedule.after(at("2011-12-01T00:00:00Z")) == at("2011-12-31T09:00:00+14:00")
 
 
 def test_a_day_begins_and_ends_on_the_wall_clock() -> None:
     """St John's put its clock back at 00:01: the evening before came twice, with a minute of the next day between."""
     zone_name = "America/St_Johns"
-    schedule = Calendared(cron("*/30 * * * *", zone_name), (days("2008-11-02"),), (), zone_name)
+    schedule = CalendarSchedule(cron("*/30 * * * *", zone_name), (days("2008-11-02"),), (), zone_name)
     evening = list(schedule.between(at("2008-11-02T02:20:00Z"), at("2008-11-03T04:00:00Z")))
     assert [f"{found:%d %H:%M}" for found in evening] == ["02 03:00", "03 03:30", "03 04:00"]
     assert evening[0].astimezone(pinned_zone(zone_name)).date() == date(2008, 11, 1)
@@ -238,15 +240,15 @@ def test_a_day_begins_and_ends_on_the_wall_clock() -> None:
 
 def test_an_interval_has_days_of_utc_and_keeps_its_microseconds() -> None:
     inner = parse_schedule({"kind": "interval", "interval_us": 21_600_000_001, "anchor": "2026-11-20T00:00:00Z"})
-    schedule = Calendared(inner, (WEEKEND,), (), "UTC")
-    shifted = Calendared(inner, (WEEKEND,), (), "UTC", shift=True)
+    schedule = CalendarSchedule(inner, (WEEKEND,), (), "UTC")
+    shifted = CalendarSchedule(inner, (WEEKEND,), (), "UTC", shift=True)
     start, end = at("2026-11-20T12:00:00Z"), at("2026-11-23T06:00:01Z")
     assert [found.microsecond for found in schedule.between(start, end)] == [2, 3, 12, 13]
     assert [found.microsecond for found in shifted.between(start, end)] == [2, 3, 4, 8, 12, 5, 9, 13]
 
 
 def test_many_spans_end_in_one_that_says_it_is_not_exact() -> None:
-    schedule = Calendared(cron("0 9 * * *"), (WEEKEND,), (), "UTC")
+    schedule = CalendarSchedule(cron("0 9 * * *"), (WEEKEND,), (), "UTC")
     start, end = at("2000-01-01T00:00:00Z"), at("2020-01-01T00:00:00Z")
     spans = excluded_spans(schedule.schedule, schedule, start, end)
     assert len(spans) == 400
@@ -260,7 +262,7 @@ def test_what_is_known_already_is_in_no_excluded_span() -> None:
     daily = cron("0 9 * * *")
     taken = frozenset(at(f"2026-11-{day}T09:00:00Z") for day in (20, 22, 25, 26))
     closed = days(*(f"2026-11-{day}" for day in range(20, 26)))
-    schedule = Calendared(daily, (closed,), (), "UTC", taken=taken)
+    schedule = CalendarSchedule(daily, (closed,), (), "UTC", taken=taken)
     spans = excluded_spans(daily, schedule, at("2026-11-19T12:00:00Z"), at("2026-12-01T00:00:00Z"))
     saturday, monday, tuesday = (at(f"2026-11-{day}T09:00:00Z") for day in (21, 23, 24))
     assert spans == [(saturday, saturday, 1, True), (monday, tuesday, 2, True)]
@@ -274,17 +276,19 @@ def test_a_schedule_without_calendars_has_no_excluded_spans() -> None:
 def test_what_calendars_leave_nothing_of_is_refused() -> None:
     now = at("2026-11-20T12:00:00Z")
     with pytest.raises(InvalidInput, match="leave out every occurrence") as refused:
-        ensure_open_days(Calendared(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC"), now)
+        ensure_open_days(CalendarSchedule(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC"), now)
     assert refused.value.errors[0].path == "exclude_calendars"
-    ensure_open_days(Calendared(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC", shift=True), now)
+    ensure_open_days(CalendarSchedule(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC", shift=True), now)
     ensure_open_days(cron("0 9 * * SAT"), now)
     past = parse_schedule({"kind": "once", "at": "2026-11-19T12:00:00Z"})
-    ensure_open_days(Calendared(past, (WEEKEND,), (), "UTC"), now)
+    ensure_open_days(CalendarSchedule(past, (WEEKEND,), (), "UTC"), now)
     with pytest.raises(InvalidInput):
-        ensure_open_days(Calendared(past, (), (WEEKEND,), "UTC"), now)
+        ensure_open_days(CalendarSchedule(past, (), (WEEKEND,), "UTC"), now)
 
 
 def test_calendared_schedules_are_values() -> None:
-    one, other = (Calendared(cron("0 9 * * *"), (DaySet(weekdays=frozenset({0, 6})),), (), "UTC") for _ in range(2))
+    one, other = (
+        CalendarSchedule(cron("0 9 * * *"), (DaySet(weekdays=frozenset({0, 6})),), (), "UTC") for _ in range(2)
+    )
     assert one == other
-    assert len({one, other, Calendared(one.schedule, (), (WEEKEND,), "UTC")}) == 2
+    assert len({one, other, CalendarSchedule(one.schedule, (), (WEEKEND,), "UTC")}) == 2

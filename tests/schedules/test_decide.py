@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.schedules.calendars import Calendared
+from tidewheel.schedules.calendars import CalendarSchedule
 from tidewheel.schedules.decide import (
-    COUNTED,
-    MOST_AT_ONCE,
-    MOST_MADE_UP,
+    MAX_CAUGHT_UP,
+    MAX_COUNTED,
+    MAX_FIRES,
     decide,
-    passed_by,
-    resume,
+    on_resume,
+    skip_paused,
     with_jitter,
 )
-from tidewheel.schedules.decision import DaySet, Decision, Held, Skip, SkipReason
+from tidewheel.schedules.decision import DaySet, Decision, HoldReason, Skip, SkipReason
 from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.policies import CatchUp, Policies
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Once
-from tidewheel.schedules.timer_state import Standing
+from tidewheel.schedules.timer_state import TimerState
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -37,32 +37,32 @@ def every(seconds: int) -> Schedule:
     )
 
 
-def at_start(schedule: Schedule, policies: Policies | None = None, **more: object) -> Standing:
+def at_start(schedule: Schedule, policies: Policies | None = None, **more: object) -> TimerState:
     """A timer that stands at START."""
-    return replace(Standing(schedule, schedule, schedule, policies or Policies(), START), **more)  # type: ignore[arg-type]
+    return replace(TimerState(schedule, schedule, schedule, policies or Policies(), START), **more)  # type: ignore[arg-type]
 
 
-def decided(standing: Standing, late: timedelta, ahead: timedelta = timedelta(0)) -> Decision:
+def decided(state: TimerState, late: timedelta, ahead: timedelta = timedelta(0)) -> Decision:
     """What is decided so long after START."""
     now = START + late
-    return decide(standing, now=now, horizon=now + ahead, misfire_after=MISFIRE_AFTER)
+    return decide(state, now=now, horizon=now + ahead, misfire_after=MISFIRE_AFTER)
 
 
-def after(decision: Decision, standing: Standing) -> Standing:
+def after(decision: Decision, state: TimerState) -> TimerState:
     """Where the timer stands after a decision."""
     assert decision.next_at is not None
-    return replace(standing, cursor=decision.next_at, catch_up_end=decision.catch_up_end)
+    return replace(state, cursor=decision.next_at, catch_up_end=decision.catch_up_end)
 
 
-def all_of(standing: Standing, late: timedelta) -> tuple[list[Decision], Standing]:
+def all_of(state: TimerState, late: timedelta) -> tuple[list[Decision], TimerState]:
     """Decisions until nothing is due."""
     decisions: list[Decision] = []
-    while standing.cursor <= START + late:
-        decisions.append(decided(standing, late))
+    while state.cursor <= START + late:
+        decisions.append(decided(state, late))
         if decisions[-1].next_at is None:
             break
-        standing = after(decisions[-1], standing)
-    return decisions, standing
+        state = after(decisions[-1], state)
+    return decisions, state
 
 
 def test_what_is_on_time_fires_and_is_not_late() -> None:
@@ -114,20 +114,20 @@ def test_fire_all_keeps_the_newest_thousand_and_records_the_others_as_beyond_the
     decisions, _ = all_of(at_start(every(1), policies), late)
     fires = [fire.at for decision in decisions for fire in decision.fires]
     missed = [at for at in fires if at <= START + late - MISFIRE_AFTER]
-    assert len(missed) == MOST_MADE_UP
+    assert len(missed) == MAX_CAUGHT_UP
     assert missed[-1] == START + late - MISFIRE_AFTER
     assert fires == sorted(set(fires))
     [limit] = [skip for decision in decisions for skip in decision.skips]
     assert (limit.reason, limit.first_at, limit.last_at) == (SkipReason.LIMIT, START, missed[0] - SECOND)
-    assert all(len(decision.fires) <= MOST_AT_ONCE for decision in decisions)
+    assert all(len(decision.fires) <= MAX_FIRES for decision in decisions)
 
 
 def test_a_catch_up_is_decided_once_and_goes_on_as_decided_however_long_it_takes() -> None:
     policies = Policies(catch_up=CatchUp.FIRE_ALL, window=HOUR)
-    standing = at_start(every(10), policies)
-    first = decided(standing, 2 * HOUR)
+    state = at_start(every(10), policies)
+    first = decided(state, 2 * HOUR)
     assert first.catch_up_end == START + 2 * HOUR - MISFIRE_AFTER
-    much_later = decided(after(first, standing), 30 * HOUR)
+    much_later = decided(after(first, state), 30 * HOUR)
     assert [skip.reason for skip in much_later.skips] == []
     assert much_later.fires[0].at == first.fires[-1].at + 10 * SECOND
 
@@ -143,18 +143,18 @@ def test_every_instant_up_to_now_is_fired_or_skipped_exactly_once(
     seconds: int, late: int, policy: CatchUp, window: int, steps: list[int]
 ) -> None:
     schedule = every(seconds)
-    standing = at_start(schedule, Policies(catch_up=policy, window=window * SECOND))
+    state = at_start(schedule, Policies(catch_up=policy, window=window * SECOND))
     elapsed, fired = 0, 0
     skips: list[Skip] = []
     for more in [late, *steps]:
         elapsed += more
-        decisions, standing = all_of(standing, elapsed * SECOND)
+        decisions, state = all_of(state, elapsed * SECOND)
         fired += sum(len(decision.fires) for decision in decisions)
         skips += [skip for decision in decisions for skip in decision.skips]
     if all(skip.exact for skip in skips):
         assert fired + sum(skip.occurrences for skip in skips) == elapsed // seconds + 1
     else:
-        assert elapsed // seconds > COUNTED
+        assert elapsed // seconds > MAX_COUNTED
 
 
 def test_a_once_fires_however_late_unless_its_catch_up_is_skip() -> None:
@@ -171,12 +171,12 @@ def test_a_once_fires_however_late_unless_its_catch_up_is_skip() -> None:
 )
 def test_on_resume_decides_about_the_instants_of_the_pause(policy: CatchUp, fired: list[int]) -> None:
     policies = Policies(on_resume=policy, window=2 * HOUR + 30 * MINUTE)
-    standing = at_start(every(3600), policies)
+    state = at_start(every(3600), policies)
     now = START + 4 * HOUR + 10 * MINUTE
-    resumed = resume(standing, now=now)
+    resumed = on_resume(state, now=now)
     assert {skip.reason for skip in resumed.skips} == {SkipReason.PAUSED}
     assert sum(skip.occurrences for skip in resumed.skips) == 5 - len(fired)
-    going_on = after(resumed, standing)
+    going_on = after(resumed, state)
     decision = decide(going_on, now=now, horizon=now, misfire_after=MISFIRE_AFTER)
     assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in fired]
     assert all(fire.late is not None for fire in decision.fires)
@@ -184,13 +184,13 @@ def test_on_resume_decides_about_the_instants_of_the_pause(policy: CatchUp, fire
 
 
 def test_a_once_inside_a_pause_fires_on_resuming_whatever_on_resume_says() -> None:
-    standing = at_start(Once(START), Policies(on_resume=CatchUp.SKIP))
-    resumed = resume(standing, now=START + HOUR)
+    state = at_start(Once(START), Policies(on_resume=CatchUp.SKIP))
+    resumed = on_resume(state, now=START + HOUR)
     assert (resumed.skips, resumed.next_at) == ((), START)
 
 
 def test_an_edit_of_a_paused_job_records_what_the_pause_has_passed_over_so_far() -> None:
-    decision = passed_by(at_start(every(60), Policies(on_resume=CatchUp.FIRE_ALL)), now=START + HOUR)
+    decision = skip_paused(at_start(every(60), Policies(on_resume=CatchUp.FIRE_ALL)), now=START + HOUR)
     [skip] = decision.skips
     assert (skip.reason, skip.occurrences, decision.next_at) == (SkipReason.PAUSED, 61, START + 61 * MINUTE)
 
@@ -198,7 +198,7 @@ def test_an_edit_of_a_paused_job_records_what_the_pause_has_passed_over_so_far()
 def test_a_fixed_delay_fires_and_waits_for_its_run() -> None:
     decision = decided(at_start(FixedDelay(60_000_000)), 10 * HOUR)
     assert [fire.at for fire in decision.fires] == [START]
-    assert (decision.held, decision.next_at) == (Held.RUN, START)
+    assert (decision.held, decision.next_at) == (HoldReason.RUN, START)
 
 
 def test_years_of_a_one_second_job_are_decided_in_bounded_steps() -> None:
@@ -208,28 +208,28 @@ def test_years_of_a_one_second_job_are_decided_in_bounded_steps() -> None:
 
 
 def test_jitter_delays_what_leaves_and_nothing_else() -> None:
-    standing = at_start(every(3600), Policies(jitter=10 * MINUTE))
-    decision = with_jitter(decided(standing, timedelta(0), ahead=3 * HOUR), standing, UUID(int=5))
+    state = at_start(every(3600), Policies(jitter=10 * MINUTE))
+    decision = with_jitter(decided(state, timedelta(0), ahead=3 * HOUR), state, UUID(int=5))
     assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in range(4)]
     delays = [fire.publish_at - fire.at for fire in decision.fires]
     assert all(timedelta(0) <= delay < 10 * MINUTE for delay in delays)
     assert len(set(delays)) > 1
-    again = with_jitter(decided(standing, timedelta(0), ahead=3 * HOUR), standing, UUID(int=5))
+    again = with_jitter(decided(state, timedelta(0), ahead=3 * HOUR), state, UUID(int=5))
     assert again == decision
 
 
 def test_excluded_days_are_spans_of_the_ledger_and_are_not_missed() -> None:
     weekend = DaySet(weekdays=frozenset({0, 6}))
     schedule = every(3600)
-    effective = Calendared(schedule, (weekend,), (), "UTC")
+    effective = CalendarSchedule(schedule, (weekend,), (), "UTC")
     friday_evening = datetime(2026, 3, 6, 23, 30, tzinfo=UTC)
     monday = datetime(2026, 3, 9, tzinfo=UTC)
-    standing = Standing(schedule, effective, effective, Policies(), friday_evening)
-    decision = decide(standing, now=friday_evening, horizon=friday_evening + 5 * SECOND, misfire_after=MISFIRE_AFTER)
+    state = TimerState(schedule, effective, effective, Policies(), friday_evening)
+    decision = decide(state, now=friday_evening, horizon=friday_evening + 5 * SECOND, misfire_after=MISFIRE_AFTER)
     assert (decision.fires, decision.skips) == ((), ())
     assert (decision.next_at, decision.due_at) == (datetime(2026, 3, 7, tzinfo=UTC), monday)
     assert decision.next_at is not None
-    waiting = replace(standing, cursor=decision.next_at)
+    waiting = replace(state, cursor=decision.next_at)
     then = decide(waiting, now=monday, horizon=monday, misfire_after=MISFIRE_AFTER)
     assert [(fire.at, fire.late) for fire in then.fires] == [(monday, None)]
     [skip] = then.skips
@@ -240,9 +240,9 @@ def test_excluded_days_are_spans_of_the_ledger_and_are_not_missed() -> None:
 
 def test_a_rescue_that_fires_only_what_is_long_overdue_records_nothing_of_what_is_not() -> None:
     schedule = every(1)
-    effective = Calendared(schedule, (DaySet(weekdays=frozenset({0})),), (), "UTC")
-    standing = Standing(schedule, effective, effective, Policies(), START)
+    effective = CalendarSchedule(schedule, (DaySet(weekdays=frozenset({0})),), (), "UTC")
+    state = TimerState(schedule, effective, effective, Policies(), START)
     now = START + 10 * SECOND
-    decision = decide(standing, now=now, horizon=now - 3 * SECOND, misfire_after=MISFIRE_AFTER)
+    decision = decide(state, now=now, horizon=now - 3 * SECOND, misfire_after=MISFIRE_AFTER)
     assert [fire.at for fire in decision.fires] == [START + n * SECOND for n in range(8)]
     assert decision.next_at == START + 8 * SECOND

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.schedules.decide import decide, next_look, passed_by, resume, with_jitter
+from tidewheel.schedules.decide import decide, next_wakeup, on_resume, skip_paused, with_jitter
 from tidewheel.schedules.decision import Decision, Fire, Override, Skip, SkipReason
-from tidewheel.schedules.timer_state import Standing, standing
+from tidewheel.schedules.timer_state import TimerState, timer_state
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -49,11 +49,11 @@ def said(skipped: tuple[float, ...] = (), **moved: float) -> list[Override]:
     return [Override(minute(number), None) for number in skipped] + away
 
 
-def stands(overrides: list[Override], row: Row | None = None) -> Standing:
-    return standing(row or Row(), {}, overrides)
+def stands(overrides: list[Override], row: Row | None = None) -> TimerState:
+    return timer_state(row or Row(), {}, overrides)
 
 
-def decided(where: Standing, now: float, ahead: timedelta = timedelta(0)) -> Decision:
+def decided(where: TimerState, now: float, ahead: timedelta = timedelta(0)) -> Decision:
     return decide(where, now=minute(now), horizon=minute(now) + ahead, misfire_after=MINUTE)
 
 
@@ -79,7 +79,7 @@ def test_what_is_left_out_is_recorded_when_the_timer_passes_it() -> None:
 
 def test_a_skip_is_looked_at_in_its_time_so_that_it_is_recorded_also_when_nothing_follows() -> None:
     where = stands(said((1, 2)), Row(minute(1), last=2))
-    assert next_look(where, minute(0.5)) == minute(1)
+    assert next_wakeup(where, minute(0.5)) == minute(1)
     decision = decided(where, 1)
     assert (decision.next_at, decision.due_at) == (minute(2), minute(2))
     last = decided(stands(said((2,)), Row(minute(2), last=2)), 2)
@@ -147,7 +147,7 @@ def test_no_jitter_delays_what_was_moved() -> None:
 
 def test_a_pause_passes_over_what_was_moved_into_it_and_keeps_what_was_moved_beyond_it() -> None:
     where = stands(said((2,), m1=3.5, m4=9, m20=4.5), Row(minute(1)))
-    decision = resume(where, now=minute(5))
+    decision = on_resume(where, now=minute(5))
     assert sorted(skipped(decision)) == [
         ("manual", 2, 2, 1), ("paused", 1, 1, 1), ("paused", 3, 5, 2), ("paused", 20, 20, 1),
     ]  # fmt: skip
@@ -156,15 +156,15 @@ def test_a_pause_passes_over_what_was_moved_into_it_and_keeps_what_was_moved_bey
 
 def test_a_pause_between_two_occurrences_passes_over_what_was_moved_into_it() -> None:
     where = stands(said(m5=3.5), Row(minute(4)))
-    decision = resume(where, now=minute(3.75))
+    decision = on_resume(where, now=minute(3.75))
     assert (skipped(decision), decision.next_at, decision.moved) == ([("paused", 5, 5, 1)], minute(4), (minute(5),))
-    kept = resume(stands(said(m5=3.5), Row(minute(4), policies='{"on_resume":"fire_once"}')), now=minute(3.75))
+    kept = on_resume(stands(said(m5=3.5), Row(minute(4), policies='{"on_resume":"fire_once"}')), now=minute(3.75))
     assert (kept.skips, kept.due_at) == ((), minute(3.5)), "the next firing makes up for it"
 
 
 def test_an_edit_of_a_paused_job_records_what_was_left_out_too() -> None:
     row = Row(policies='{"on_resume":"fire_all"}')
-    decision = passed_by(stands(said((2,), m1=9, m3=3.5), row), now=minute(4))
+    decision = skip_paused(stands(said((2,), m1=9, m3=3.5), row), now=minute(4))
     assert sorted(skipped(decision)) == [("manual", 2, 2, 1), ("paused", 0, 4, 2), ("paused", 3, 3, 1)]
     assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
 
@@ -182,22 +182,22 @@ class Life:
     fires: list[Fire] = field(default_factory=list[Fire])
     skips: list[Skip] = field(default_factory=list[Skip])
 
-    def where(self) -> Standing:
+    def where(self) -> TimerState:
         known = [
             each
             for each in self.overrides.values()
             if each.scheduled_at >= self.cursor or (each.moved_to is not None and not each.done)
         ]
-        return standing(Row(self.cursor, self.last, self.policies, self.catch_up_end), {}, known)
+        return timer_state(Row(self.cursor, self.last, self.policies, self.catch_up_end), {}, known)
 
     def live_until(self, now: datetime, ahead: timedelta) -> None:
         """Fire until nothing is due; each look must get somewhere."""
         for _ in range(400):
-            due = next_look(self.where(), self.cursor - timedelta(microseconds=1))
+            due = next_wakeup(self.where(), self.cursor - timedelta(microseconds=1))
             if self.finished or due is None or due > now + ahead:
                 return
             before = (self.cursor, len(self.fires), len(self.skips))
-            self.take(decide(self.where(), now=now, horizon=now + ahead, misfire_after=MINUTE, most=7))
+            self.take(decide(self.where(), now=now, horizon=now + ahead, misfire_after=MINUTE, limit=7))
             assert self.finished or (self.cursor, len(self.fires), len(self.skips)) != before, "it would spin"
         message = "there is always something due"
         raise AssertionError(message)

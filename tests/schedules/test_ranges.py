@@ -69,20 +69,20 @@ def test_each_instant_is_the_one_of_the_version_in_force(changes: set[int], firs
     start = MIDNIGHT + first * HOUR / 2
     end = start + length * HOUR / 2
     of, wanted = made(versions, start, end), expected(versions, start, end)
-    assert list(of.walk(None, newest_first=False)) == wanted
-    assert list(of.walk(None, newest_first=True)) == wanted[::-1]
+    assert list(of.iterate(None, newest_first=False)) == wanted
+    assert list(of.iterate(None, newest_first=True)) == wanted[::-1]
     assert of.count(len(wanted)) == (len(wanted), True)
     assert not wanted or of.count(len(wanted) - 1) == (len(wanted) - 1, False)
     if cut < len(wanted):
         cursor = wanted[cut][0]
-        assert list(of.walk(cursor, newest_first=False)) == wanted[cut:]
-        assert list(of.walk(cursor, newest_first=True)) == wanted[cut::-1]
+        assert list(of.iterate(cursor, newest_first=False)) == wanted[cut:]
+        assert list(of.iterate(cursor, newest_first=True)) == wanted[cut::-1]
 
 
 def test_a_version_that_counts_throughout_has_no_bounds() -> None:
     of = made([Row(7, every(2))], MIDNIGHT - 24 * HOUR, MIDNIGHT)
     assert of.count(100) == (13, True)
-    assert {version for _, version in of.walk(None, newest_first=False)} == {7}
+    assert {version for _, version in of.iterate(None, newest_first=False)} == {7}
 
 
 def test_calendars_leave_days_out_and_one_that_is_gone_is_refused() -> None:

@@ -13,15 +13,15 @@ from datetime import datetime, timedelta
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import DaySet
-from tidewheel.schedules.open_days import OpenDays, Shifts, open_days
-from tidewheel.schedules.schedule import Schedule, at_second, walk, whole_second
-from tidewheel.schedules.zoned_cron import stretches
+from tidewheel.schedules.open_days import DayShifts, OpenDays, open_days
+from tidewheel.schedules.schedule import Schedule, at_second, iterate, whole_second
+from tidewheel.schedules.zoned_cron import offset_spans
 
 _TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class Excluding:
     """What is left of a schedule.
 
     Args:
@@ -30,7 +30,7 @@ class Without:
     """
 
     schedule: Schedule
-    left_out: frozenset[datetime]
+    excluded: frozenset[datetime]
 
     @property
     def hashed(self) -> bool:
@@ -40,24 +40,24 @@ class Without:
     def after(self, instant: datetime) -> datetime | None:
         """The first occurrence strictly later that is not left out."""
         found = self.schedule.after(instant)
-        while found is not None and found in self.left_out:
+        while found is not None and found in self.excluded:
             found = self.schedule.after(found)
         return found
 
     def before(self, instant: datetime) -> datetime | None:
         """The last occurrence strictly earlier that is not left out."""
         found = self.schedule.before(instant)
-        while found is not None and found in self.left_out:
+        while found is not None and found in self.excluded:
             found = self.schedule.before(found)
         return found
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """The occurrences in ``(start, end]`` that are not left out."""
-        return walk(self, start, end)
+        return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
         """How many lie in ``(start, end]``, up to `limit`; False when there are more."""
-        gone = sum(start < at <= end and is_occurrence(self.schedule, at) for at in self.left_out)
+        gone = sum(start < at <= end and is_occurrence(self.schedule, at) for at in self.excluded)
         found, exact = self.schedule.count(start, end, limit + gone)
         return (found - gone, True) if exact else (max(limit, 0), False)
 
@@ -67,10 +67,10 @@ def is_occurrence(schedule: Schedule, at: datetime) -> bool:
     return schedule.after(at - _TICK) == at
 
 
-MOST_SPANS = 400
+MAX_SPANS = 400
 """Excluded spans told apart in one answer: more than a year of weekends for every day somebody was away."""
 
-COUNTED = 100_000
+MAX_COUNTED = 100_000
 """Occurrences of one span that are counted; beyond it, it has at least so many."""
 
 _MOST_JUMPS = 4_000  # over closed stretches in one search: each goes with an open day, so at least twenty years
@@ -79,7 +79,7 @@ _SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Calendared:
+class CalendarSchedule:
     """The occurrences of a schedule on open days.
 
     Args:
@@ -96,7 +96,7 @@ class Calendared:
     >>> from tidewheel.schedules.parse import parse_schedule
     >>> daily = parse_schedule({"kind": "cron", "expressions": ["0 9 * * *"]})
     >>> weekend = DaySet(weekdays=frozenset({0, 6}))
-    >>> str(Calendared(daily, (weekend,), (), "UTC").after(datetime(2026, 11, 20, 12, tzinfo=UTC)))
+    >>> str(CalendarSchedule(daily, (weekend,), (), "UTC").after(datetime(2026, 11, 20, 12, tzinfo=UTC)))
     '2026-11-23 09:00:00+00:00'
     """
 
@@ -135,7 +135,7 @@ class Calendared:
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """The occurrences in ``(start, end]``."""
-        return walk(self, start, end)
+        return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
         """How many lie in ``(start, end]``, up to `limit`; False when there are more.
@@ -197,10 +197,10 @@ class Calendared:
             found = self.schedule.before(at)
         return None
 
-    def _shifts(self) -> Shifts:
+    def _shifts(self) -> DayShifts:
         of = self.schedule.entries[0] if isinstance(self.schedule, CronSchedule) else None
         gap, overlap = (of.gap, of.overlap) if of is not None else (None, None)
-        return Shifts(self.schedule, self._days, stretches(self.zone_name, gap, overlap), self.since)
+        return DayShifts(self.schedule, self._days, offset_spans(self.zone_name, gap, overlap), self.since)
 
     def _shifted_after(self, instant: datetime, until: datetime | None) -> datetime | None:
         """The first shifted instant after another; those of days after `until` need not be found."""
@@ -283,10 +283,10 @@ def excluded_spans(
 
     Returns:
         Spans without an occurrence in them: the first instant left out, the last, how many, whether that is exact
-        (else at least so many). The last of `MOST_SPANS` may hold occurrences, and is then not exact.
+        (else at least so many). The last of `MAX_SPANS` may hold occurrences, and is then not exact.
     """
     spans: list[tuple[datetime, datetime, int, bool]] = []
-    if not isinstance(effective, Calendared):
+    if not isinstance(effective, CalendarSchedule):
         return spans
     first = effective.excluded_after(start, end)
     while first is not None:
@@ -296,10 +296,10 @@ def excluded_spans(
         occurrence = effective.first_until(first, end)
         until = end if occurrence is None else occurrence - _TICK
         until = min((at - _TICK for at in effective.taken if first < at <= until), default=until)
-        if len(spans) == MOST_SPANS - 1:
-            spans.append(_rest(Without(nominal, effective.taken), effective, first, end))
+        if len(spans) == MAX_SPANS - 1:
+            spans.append(_rest(Excluding(nominal, effective.taken), effective, first, end))
             return spans
-        spans.append((first, nominal.before(until + _TICK) or first, *nominal.count(first - _TICK, until, COUNTED)))
+        spans.append((first, nominal.before(until + _TICK) or first, *nominal.count(first - _TICK, until, MAX_COUNTED)))
         first = effective.excluded_after(until, end)
     return spans
 
@@ -312,7 +312,7 @@ def ensure_open_days(effective: Schedule, now: datetime) -> None:
     Raises:
         InvalidInput: They leave none: it could never fire.
     """
-    if not isinstance(effective, Calendared) or effective.after(now) is not None:
+    if not isinstance(effective, CalendarSchedule) or effective.after(now) is not None:
         return
     if effective.schedule.after(now) is None and effective.before(now) is not None:
         return
@@ -322,14 +322,14 @@ def ensure_open_days(effective: Schedule, now: datetime) -> None:
 
 
 def _rest(
-    nominal: Schedule, effective: Calendared, first: datetime, end: datetime
+    nominal: Schedule, effective: CalendarSchedule, first: datetime, end: datetime
 ) -> tuple[datetime, datetime, int, bool]:
     """All that is left out from `first` on, as one span that is not told apart."""
     last = effective.excluded_before(end + _TICK) or first
     if last <= first:
         return first, first, 1, True
-    every, _ = nominal.count(first - _TICK, end, COUNTED)
-    kept, _ = effective.count(first - _TICK, end, COUNTED)
+    every, _ = nominal.count(first - _TICK, end, MAX_COUNTED)
+    kept, _ = effective.count(first - _TICK, end, MAX_COUNTED)
     return first, last, max(every - kept, 2), False
 
 

@@ -132,11 +132,11 @@ def month_shape(fields: CronFields, year: int, month: int) -> tuple[int, int, in
     return first - 1 - EPOCH_ORDINAL, days, length
 
 
-def matches(fields: CronFields, low: int, high: int) -> int:
+def count_matches(fields: CronFields, low: int, high: int) -> int:
     """How many local seconds in ``[low, high)`` match; seconds since 1970-01-01 00:00 on the wall.
 
     >>> from tidewheel.schedules.cron_parser import parse_cron
-    >>> matches(parse_cron("*/20 * * * *"), 0, 86_400)
+    >>> count_matches(parse_cron("*/20 * * * *"), 0, 86_400)
     72
     """
     low = max(low, FIRST_DAY * _DAY_SECONDS)

@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import islice
 
 from tidewheel.schedules.cron_parser import parse_cron, uses_hash
-from tidewheel.schedules.schedule import UNBOUNDED, Bounds, at_second, next_second, walk, whole_second
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, LocalisedCron
+from tidewheel.schedules.schedule import UNBOUNDED, Bounds, at_second, iterate, next_second, whole_second
+from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, ZonedCron
 from tidewheel.schedules.zones import FOREVER
 
 
@@ -22,7 +22,7 @@ class CronSchedule:
         hashed: An expression holds an ``H``.
     """
 
-    entries: tuple[LocalisedCron, ...]
+    entries: tuple[ZonedCron, ...]
     bounds: Bounds = UNBOUNDED
     hashed: bool = False
 
@@ -54,7 +54,7 @@ class CronSchedule:
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """The occurrences in ``(start, end]``."""
-        return walk(self, start, end)
+        return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
         """How many lie in ``(start, end]``, up to `limit`; False when there are more.
@@ -73,20 +73,18 @@ class CronSchedule:
         return (found, True) if found <= limit else (max(limit, 0), False)
 
 
-def localised(
+def zoned_cron(
     expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None = None
-) -> LocalisedCron:
+) -> ZonedCron:
     """The expression in its zone (the one named inline, if there is one), one object for all who ask for the same.
 
     Raises:
         ScheduleRefused: The expression or the zone cannot be read.
     """
-    return _localised(expression, timezone, gap, overlap, hash_key if uses_hash(expression) else None)
+    return _zoned_cron(expression, timezone, gap, overlap, hash_key if uses_hash(expression) else None)
 
 
 @lru_cache(maxsize=8192)  # tens of thousands of jobs share a few hundred expressions; one walk answers for all of them
-def _localised(
-    expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None
-) -> LocalisedCron:
+def _zoned_cron(expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None) -> ZonedCron:
     fields = parse_cron(expression, hash_key=hash_key)
-    return LocalisedCron(fields, fields.timezone or timezone, gap, overlap)
+    return ZonedCron(fields, fields.timezone or timezone, gap, overlap)

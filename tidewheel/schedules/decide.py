@@ -1,8 +1,10 @@
-"""What is due of one timer: pure, so that scheduler, intake and preview decide alike.
+"""Decide which occurrences of one timer fire and which are skipped.
 
-An occurrence is missed when it is still unfired `misfire_after` past its instant; younger ones all fire, late. What
-becomes of missed ones is decided once: with `fire_all` the end of the catch-up stays with the timer, and what lies
-before it fires, some at a time, whatever the clock says by then.
+Pure functions. Scheduler, intake and preview call the same ones, so they cannot disagree.
+
+An occurrence is missed when it is still unfired `misfire_after` past its instant. Younger occurrences all fire, late.
+The catch-up policy is applied to missed occurrences once. With `fire_all` the timer keeps the end of the catch-up.
+Every occurrence up to that end then fires, `MAX_FIRES` at a time, however late it is by then.
 """
 
 from collections.abc import Iterable
@@ -12,127 +14,130 @@ from itertools import pairwise
 from uuid import UUID
 
 from tidewheel.schedules.calendars import excluded_spans, is_occurrence
-from tidewheel.schedules.decision import Decision, Fire, Held, Skip, SkipReason
+from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip, SkipReason
 from tidewheel.schedules.policies import CatchUp, jittered
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Once
-from tidewheel.schedules.timer_state import Standing
+from tidewheel.schedules.timer_state import TimerState
 
-MOST_AT_ONCE = 100  # occurrences of one job in one transaction, so that one job's past does not hold up the others
-MOST_MADE_UP = 1_000  # by `fire_all`, the newest
-COUNTED = 100_000  # a longer span is recorded as "at least": counting it would take seconds
+MAX_FIRES = 100
+"""Occurrences of one job in one transaction, so that one job's backlog does not delay the other jobs."""
+
+MAX_CAUGHT_UP = 1_000
+"""Occurrences that one catch-up by `fire_all` fires: the newest."""
+
+MAX_COUNTED = 100_000
+"""A longer span is recorded as "at least", because counting it would take seconds."""
 
 _TICK = timedelta(microseconds=1)
 _YEAR = timedelta(days=366)
 
 
 def decide(
-    standing: Standing, *, now: datetime, horizon: datetime, misfire_after: timedelta, most: int = MOST_AT_ONCE
+    state: TimerState, *, now: datetime, horizon: datetime, misfire_after: timedelta, limit: int = MAX_FIRES
 ) -> Decision:
-    """Decide about a timer.
+    """Decide which occurrences of a timer fire now, which are skipped, and when the timer is due next.
 
     Args:
-        standing: Where it stands.
+        state: The timer.
         now: The database's clock.
         horizon: Instants up to here become runs (now plus the lookahead).
         misfire_after: How late an occurrence may be before it is missed.
-        most: How many occurrences at once; the timer stays due when there are more.
+        limit: The most occurrences in one decision. The timer stays due when there are more.
     """
-    if isinstance(standing.schedule, FixedDelay):
-        return _fixed_delay(standing, standing.schedule, horizon)
-    live, missed_until = standing.live, now - misfire_after
-    first, end = live.after(standing.cursor - _TICK), standing.catch_up_end
-    if end is None and first is not None and missed_until < first <= horizon and standing.plain:
+    if isinstance(state.schedule, FixedDelay):
+        return _fixed_delay(state, state.schedule, horizon)
+    live, missed_until = state.live, now - misfire_after
+    first, end = live.after(state.cursor - _TICK), state.catch_up_end
+    if end is None and first is not None and missed_until < first <= horizon and state.plain:
         following = live.after(first)
         if following is None or following > horizon:
-            # One occurrence, on time: nearly always, and what follows would come to the same.
+            # The common case, one occurrence on time. The general code below gives the same result.
             return Decision((Fire(first, first),), (), next_at=following)
     skips: list[Skip] = []
     if end is not None and (first is None or first > end):
         end = None
-    if end is None and first is not None and first <= missed_until and not _always_fires(standing):
+    if end is None and first is not None and first <= missed_until and not _always_fires(state):
         end = live.before(missed_until + _TICK) or first
-        skips, first = _made_up(
-            standing, first, end, policy=standing.policies.catch_up, now=now, reason=SkipReason.MISFIRE
-        )
-    buffered = CatchUp.FIRE_ALL in {standing.policies.catch_up, standing.policies.on_resume}
+        skips, first = _catch_up(state, first, end, policy=state.policies.catch_up, now=now, reason=SkipReason.MISFIRE)
+    buffered = CatchUp.FIRE_ALL in {state.policies.catch_up, state.policies.on_resume}
     fires: list[Fire] = []
-    position = standing.cursor if not skips else max(skip.last_at for skip in skips) + _TICK
+    position = state.cursor if not skips else max(skip.last_at for skip in skips) + _TICK
     if first is None:
         first = live.after(position - _TICK)
-    while first is not None and first <= horizon and len(fires) < most:
+    while first is not None and first <= horizon and len(fires) < limit:
         if end is not None and end < first <= missed_until:
-            break  # missed while the catch-up went on: for the next decision to say
+            break  # missed during the catch-up: the next decision applies the policy to it
         late = now - first if first <= missed_until or (end is not None and first <= end) else None
         fires.append(Fire(first, first, late, buffered=buffered and late is not None))
         position = first + _TICK
         first = live.after(first)
-    fires = _one_after_another(fires, now)
+    fires = _buffer_late(fires, now)
     truncated = first is not None and first <= horizon
     recorded = position - _TICK if truncated else max(position - _TICK, horizon)
     done = Decision(tuple(fires), tuple(skips), next_at=first)
-    if not standing.plain:
-        done = _with_overrides(standing, done, recorded, now=now, horizon=horizon, missed_until=missed_until)
+    if not state.plain:
+        done = _with_overrides(state, done, recorded, now=now, horizon=horizon, missed_until=missed_until)
     still = end is not None and first is not None and first <= end
     return done._replace(catch_up_end=end if still else None)
 
 
-def resume(standing: Standing, *, now: datetime) -> Decision:
-    """What becomes of a timer when its job's pause ends: `on_resume` decides about the instants in it.
+def on_resume(state: TimerState, *, now: datetime) -> Decision:
+    """Decide about a timer when its job's pause ends, by the policy `on_resume`.
 
-    What is to be made up for is left to the next firing, but for the single run of `fire_once`.
+    The decision fires nothing. It skips instants of the pause, and leaves the rest to the next firing.
     """
-    overdue = any(to <= now for to in standing.moved.values())
-    if isinstance(standing.schedule, FixedDelay | Once) or (standing.cursor > now and not overdue):
-        return _going_on(standing, standing.cursor)
-    live = standing.live
-    first, latest = live.after(standing.cursor - _TICK), live.before(now + _TICK)
+    overdue = any(to <= now for to in state.moved.values())
+    if isinstance(state.schedule, FixedDelay | Once) or (state.cursor > now and not overdue):
+        return _keep_position(state, state.cursor)
+    live = state.live
+    first, latest = live.after(state.cursor - _TICK), live.before(now + _TICK)
     skips: list[Skip] = []
     end: datetime | None = None
     if first is not None and latest is not None and first <= latest:
-        skips, first = _made_up(
-            standing, first, latest, policy=standing.policies.on_resume, now=now, reason=SkipReason.PAUSED
+        skips, first = _catch_up(
+            state, first, latest, policy=state.policies.on_resume, now=now, reason=SkipReason.PAUSED
         )
         end = None if first is None else latest
-    # With the cursor ahead, all up to it is recorded already, and only what was moved into the pause is decided.
-    recorded = max(now, standing.cursor - _TICK) if first is None or first > now else first - _TICK
+    # With the cursor ahead of now, all up to it is recorded. Only occurrences moved into the pause are decided.
+    recorded = max(now, state.cursor - _TICK) if first is None or first > now else first - _TICK
     following = first if first is not None and first <= now else live.after(recorded)
     done = Decision((), tuple(skips), next_at=following)
-    if not standing.plain:
-        done = _with_overrides(standing, done, recorded, now=now, horizon=None, missed_until=now)
+    if not state.plain:
+        done = _with_overrides(state, done, recorded, now=now, horizon=None, missed_until=now)
     return done._replace(catch_up_end=end)
 
 
-def passed_by(standing: Standing, *, now: datetime, once_too: bool = False) -> Decision:
-    """What becomes of a timer whose instants up to now are given up, as those of a paused job that is edited.
+def skip_paused(state: TimerState, *, now: datetime, once_too: bool = False) -> Decision:
+    """Skip a timer's instants up to now, as an edit of a paused job does.
 
-    A `once` goes on waiting for the end of the pause, unless the edit gives it up too.
+    A `once` keeps waiting for the end of the pause, unless `once_too`.
     """
-    waits = isinstance(standing.schedule, FixedDelay) or (isinstance(standing.schedule, Once) and not once_too)
-    if waits or standing.cursor > now:
-        return _going_on(standing, standing.cursor)
-    live = standing.live
-    first = live.after(standing.cursor - _TICK)
-    skips = () if first is None else passed_over(live, first, now, reason=SkipReason.PAUSED)
+    waits = isinstance(state.schedule, FixedDelay) or (isinstance(state.schedule, Once) and not once_too)
+    if waits or state.cursor > now:
+        return _keep_position(state, state.cursor)
+    live = state.live
+    first = live.after(state.cursor - _TICK)
+    skips = () if first is None else skip_span(live, first, now, reason=SkipReason.PAUSED)
     done = Decision((), skips, next_at=live.after(now))
-    if standing.plain:
+    if state.plain:
         return done
-    given_up = replace(standing, policies=replace(standing.policies, on_resume=CatchUp.SKIP))
-    return _with_overrides(given_up, done, now, now=now, horizon=None, missed_until=now)
+    skipping = replace(state, policies=replace(state.policies, on_resume=CatchUp.SKIP))
+    return _with_overrides(skipping, done, now, now=now, horizon=None, missed_until=now)
 
 
-def passed_over(live: Schedule, first_at: datetime, until: datetime, *, reason: SkipReason) -> tuple[Skip, ...]:
-    """The occurrences from `first_at` (itself one) to `until`, inclusive, as one skip; empty where there is none."""
+def skip_span(live: Schedule, first_at: datetime, until: datetime, *, reason: SkipReason) -> tuple[Skip, ...]:
+    """Return one skip of the occurrences from `first_at` (itself one) to `until` inclusive, or none."""
     if first_at > until:
         return ()
     last_at = live.before(until + _TICK) or first_at
-    occurrences, exact = live.count(first_at - _TICK, until, COUNTED)
+    occurrences, exact = live.count(first_at - _TICK, until, MAX_COUNTED)
     return (Skip(reason, first_at, max(last_at, first_at), occurrences, exact),)
 
 
-def with_jitter(decision: Decision, standing: Standing, job_id: UUID) -> Decision:
-    """The decision with the delays of one job's runs; those that are late or moved have none."""
-    policies = standing.policies
+def with_jitter(decision: Decision, state: TimerState, job_id: UUID) -> Decision:
+    """Add one job's jitter to a decision. Late and moved runs get none."""
+    policies = state.policies
     if not policies.jitters or not decision.fires:
         return decision
     return decision._replace(
@@ -140,7 +145,7 @@ def with_jitter(decision: Decision, standing: Standing, job_id: UUID) -> Decisio
             fire._replace(
                 publish_at=jittered(
                     fire.at,
-                    standing.live.after(fire.at),
+                    state.live.after(fire.at),
                     job_id,
                     longest=policies.jitter,
                     percent=policies.jitter_percent,
@@ -153,91 +158,95 @@ def with_jitter(decision: Decision, standing: Standing, job_id: UUID) -> Decisio
     )
 
 
-def waits_for_run(decision: Decision) -> Decision:
-    """The decision about a fixed_delay whose last run is open: what comes next waits for its end."""
-    return decision._replace(held=Held.RUN, due_at=None)
+def hold_for_run(decision: Decision) -> Decision:
+    """Make the timer of a fixed_delay job wait for the end of its open run."""
+    return decision._replace(held=HoldReason.RUN, due_at=None)
 
 
-def next_look(standing: Standing, after: datetime) -> datetime | None:
-    """When a timer must be looked at next, all up to `after` being recorded; None when nothing is left."""
-    by_hand = (at for at in standing.skipped if at > after and is_occurrence(standing.effective, at))
-    candidates = [*by_hand, *standing.moved.values()]
-    following = standing.live.after(after)
+def next_wakeup(state: TimerState, after: datetime) -> datetime | None:
+    """Return the next instant at which a timer is due, given that all up to `after` is recorded; None at the end."""
+    skipped = (at for at in state.skipped if at > after and is_occurrence(state.effective, at))
+    candidates = [*skipped, *state.moved.values()]
+    following = state.live.after(after)
     found = min([*candidates, following] if following is not None else candidates, default=None)
-    return found or _last_look(standing, after)
+    return found or _final_wakeup(state, after)
 
 
-def next_cursor(standing: Standing, after: datetime) -> datetime | None:
-    """The first instant that is to be recorded, all up to `after` being it; None when there is none.
+def next_cursor(state: TimerState, after: datetime) -> datetime | None:
+    """Return the first instant still to be recorded, given that all up to `after` is; None when there is none.
 
-    What is shifted to another day may come before the schedule's own next instant.
+    An occurrence shifted to another day may come before the schedule's own next instant.
     """
-    coming = (standing.schedule.after(after), standing.effective.after(after))
+    coming = (state.schedule.after(after), state.effective.after(after))
     return min((at for at in coming if at is not None), default=None)
 
 
-def _last_look(standing: Standing, after: datetime) -> datetime | None:
-    """When what calendars leave out at the end is to be recorded: when it is over, or once a year."""
-    if standing.effective is standing.schedule:
+def _final_wakeup(state: TimerState, after: datetime) -> datetime | None:
+    """Return when to record the occurrences that calendars exclude at the end: at their last one, or once a year."""
+    if state.effective is state.schedule:
         return None
-    following = standing.schedule.after(after)
+    following = state.schedule.after(after)
     if following is None:
         return None
-    return max(following, standing.schedule.before(after + _YEAR) or following)
+    return max(following, state.schedule.before(after + _YEAR) or following)
 
 
-def _one_after_another(fires: list[Fire], now: datetime) -> list[Fire]:
-    """Several that are late at once would skip one another where runs may not overlap: they wait for each other."""
+def _buffer_late(fires: list[Fire], now: datetime) -> list[Fire]:
+    """Buffer several late occurrences: without it a job whose runs may not overlap would skip all but one."""
     if len(fires) < 2 or fires[1].at > now:
         return fires
     return [fire._replace(buffered=True) if fire.at <= now else fire for fire in fires]
 
 
-def _always_fires(standing: Standing) -> bool:
-    return isinstance(standing.schedule, Once) and standing.policies.catch_up is not CatchUp.SKIP
+def _always_fires(state: TimerState) -> bool:
+    return isinstance(state.schedule, Once) and state.policies.catch_up is not CatchUp.SKIP
 
 
-def _fixed_delay(standing: Standing, schedule: FixedDelay, horizon: datetime) -> Decision:
-    at = max(standing.cursor, schedule.bounds.start_at or standing.cursor)
+def _fixed_delay(state: TimerState, schedule: FixedDelay, horizon: datetime) -> Decision:
+    at = max(state.cursor, schedule.bounds.start_at or state.cursor)
     if not schedule.bounds.holds(at):
         return Decision()
     if at > horizon:
         return Decision(next_at=at)
-    # Its occurrences are those that fire: a late one was not missed.
-    return Decision((Fire(at, at),), next_at=at, held=Held.RUN)
+    # Only fired instants are occurrences of a fixed_delay, so a late one is never missed.
+    return Decision((Fire(at, at),), next_at=at, held=HoldReason.RUN)
 
 
-def _going_on(standing: Standing, at: datetime) -> Decision:
-    look = at if standing.plain else next_look(standing, at - _TICK)
-    return Decision(next_at=at, due_at=look, overridden=standing.overridden_until is not None)
+def _keep_position(state: TimerState, at: datetime) -> Decision:
+    due_at = at if state.plain else next_wakeup(state, at - _TICK)
+    return Decision(next_at=at, due_at=due_at, overridden=state.overridden_until is not None)
 
 
-def _made_up(
-    standing: Standing, first: datetime, latest: datetime, *, policy: CatchUp, now: datetime, reason: SkipReason
+def _catch_up(
+    state: TimerState, first: datetime, latest: datetime, *, policy: CatchUp, now: datetime, reason: SkipReason
 ) -> tuple[list[Skip], datetime | None]:
-    """What is passed over of the occurrences from `first` to `latest`, and the first that is not; None: all are."""
-    live = standing.live
+    """Apply the catch-up policy to `first..latest`.
+
+    Returns:
+        The skipped spans, and the first occurrence to fire, or None if all are skipped.
+    """
+    live = state.live
     if policy is CatchUp.SKIP:
-        return list(passed_over(live, first, latest, reason=reason)), None
+        return list(skip_span(live, first, latest, reason=reason)), None
     if policy is CatchUp.FIRE_ONCE:
-        return list(passed_over(live, first, latest - _TICK, reason=reason)), latest
+        return list(skip_span(live, first, latest - _TICK, reason=reason)), latest
     start = first
-    if first < now - standing.policies.window:
-        start = live.after(now - standing.policies.window - _TICK) or latest + _TICK
+    if first < now - state.policies.window:
+        start = live.after(now - state.policies.window - _TICK) or latest + _TICK
     if start > latest:
-        return list(passed_over(live, first, latest, reason=reason)), None
-    skips = list(passed_over(live, first, start - _TICK, reason=reason))
-    if not live.count(start - _TICK, latest, MOST_MADE_UP)[1]:
+        return list(skip_span(live, first, latest, reason=reason)), None
+    skips = list(skip_span(live, first, start - _TICK, reason=reason))
+    if not live.count(start - _TICK, latest, MAX_CAUGHT_UP)[1]:
         newest = latest
-        for _ in range(MOST_MADE_UP - 1):
+        for _ in range(MAX_CAUGHT_UP - 1):
             newest = live.before(newest) or newest
-        skips += passed_over(live, start, newest - _TICK, reason=SkipReason.LIMIT)
+        skips += skip_span(live, start, newest - _TICK, reason=SkipReason.LIMIT)
         start = newest
     return skips, start
 
 
 def _with_overrides(
-    standing: Standing,
+    state: TimerState,
     done: Decision,
     recorded: datetime,
     *,
@@ -245,19 +254,19 @@ def _with_overrides(
     horizon: datetime | None,
     missed_until: datetime,
 ) -> Decision:
-    """The decision with what calendars and people have left out or moved, up to `recorded`.
+    """Add skips by calendars and users, and moved occurrences, up to `recorded`.
 
-    Without a horizon no moved occurrence fires: it is passed over where the pause swallowed it, or left to firing.
+    Without a horizon no moved occurrence fires. One inside the pause is skipped, and a later one is left to firing.
     """
     fires, skips = list(done.fires), list(done.skips)
     moved: list[datetime] = []
-    skips += [Skip(SkipReason.MANUAL, at, at, 1) for at in _by_hand(standing, recorded)]
-    skips += _excluded(standing, recorded, now)
-    pending = dict(standing.moved)
-    policy = standing.policies.catch_up if horizon is not None else standing.policies.on_resume
-    for nominal, to in sorted(standing.moved.items(), key=lambda pair: pair[1]):
+    skips += [Skip(SkipReason.MANUAL, at, at, 1) for at in _skipped_by_user(state, recorded)]
+    skips += _skips_by_calendars(state, recorded, now)
+    pending = dict(state.moved)
+    policy = state.policies.catch_up if horizon is not None else state.policies.on_resume
+    for nominal, to in sorted(state.moved.items(), key=lambda pair: pair[1]):
         late = now - to if to <= missed_until else None
-        if late is not None and policy is CatchUp.SKIP and not _always_fires(standing):
+        if late is not None and policy is CatchUp.SKIP and not _always_fires(state):
             reason = SkipReason.MISFIRE if horizon is not None else SkipReason.PAUSED
             skips.append(Skip(reason, nominal, nominal, 1))
         elif horizon is not None and to <= horizon:
@@ -266,34 +275,33 @@ def _with_overrides(
             continue
         moved.append(nominal)
         del pending[nominal]
-    look = next_look(replace(standing, moved=pending), recorded)
-    following = next_cursor(standing, recorded) if look is not None else None
-    next_at = following or (None if look is None else max(look, recorded + _TICK))
-    # The cursor never passes what was moved and is no occurrence any more: behind it, it would count as one that was.
-    dropped = sorted(at for at in standing.dropped if next_at is None or at < next_at)
-    until = standing.overridden_until
+    due_at = next_wakeup(replace(state, moved=pending), recorded)
+    following = next_cursor(state, recorded) if due_at is not None else None
+    next_at = following or (None if due_at is None else max(due_at, recorded + _TICK))
+    # Drop a moved instant that is no occurrence any more before the cursor passes it: behind the cursor it would count
+    # as an occurrence.
+    dropped = sorted(at for at in state.dropped if next_at is None or at < next_at)
+    until = state.overridden_until
     return done._replace(
         fires=tuple(fires),
         skips=tuple(skips),
         next_at=next_at,
-        due_at=look,
+        due_at=due_at,
         moved=(*moved, *dropped),
         overridden=bool(pending) or (until is not None and until > recorded),
     )
 
 
-def _by_hand(standing: Standing, until: datetime) -> list[datetime]:
-    """The occurrences that people have left out, from the cursor to `until`."""
-    return sorted(
-        at for at in standing.skipped if standing.cursor <= at <= until and is_occurrence(standing.effective, at)
-    )
+def _skipped_by_user(state: TimerState, until: datetime) -> list[datetime]:
+    """Return the occurrences that users have skipped, from the cursor to `until`."""
+    return sorted(at for at in state.skipped if state.cursor <= at <= until and is_occurrence(state.effective, at))
 
 
-def _excluded(standing: Standing, recorded: datetime, now: datetime) -> Iterable[Skip]:
-    """What calendars have left out; what is ahead of now apart, since an edit takes it back."""
-    if standing.effective is standing.schedule:
+def _skips_by_calendars(state: TimerState, recorded: datetime, now: datetime) -> Iterable[Skip]:
+    """Return the spans that calendars exclude. Those ahead of now are separate, since an edit retracts them."""
+    if state.effective is state.schedule:
         return
-    start = standing.cursor - _TICK
+    start = state.cursor - _TICK
     for low, high in pairwise(sorted({start, min(max(now, start), recorded), recorded})):
-        for first_at, last_at, occurrences, exact in excluded_spans(standing.schedule, standing.effective, low, high):
+        for first_at, last_at, occurrences, exact in excluded_spans(state.schedule, state.effective, low, high):
             yield Skip(SkipReason.EXCLUDED, first_at, last_at, occurrences, exact)

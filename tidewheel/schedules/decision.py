@@ -1,6 +1,6 @@
-"""What is decided about a timer: which instants fire, which are passed over, when to look again.
+"""The decision about one timer: which instants fire, which are skipped, and when it is due next.
 
-Decided by pure functions in `tidewheel.schedules.decide`, written by `tidewheel.transitions.timers`.
+`tidewheel.schedules.decide` makes decisions, `tidewheel.transitions.timers` writes them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class SkipReason(StrEnum):
-    """Why an occurrence did not fire; the CHECK constraint of `skips` is compared with it."""
+    """The reason for which an occurrence did not fire; a test compares it with the CHECK constraint of `skips`."""
 
     OVERLAP = "overlap"
     MISFIRE = "misfire"
@@ -21,10 +21,10 @@ class SkipReason(StrEnum):
     LIMIT = "limit"
 
 
-class Held(StrEnum):
-    """Why a timer's `due_at` is not its next instant.
+class HoldReason(StrEnum):
+    """The reason for which a timer's `due_at` is not its next instant.
 
-    A pause ends by a request or at `paused_until`; what was set aside waits for an edit; a fixed_delay waits for the
+    A pause ends by a request or at `paused_until`. A quarantined job waits for an edit. A fixed_delay job waits for the
     end of its run.
     """
 
@@ -34,7 +34,7 @@ class Held(StrEnum):
 
 
 class BackfillState(StrEnum):
-    """Where a backfill stands; the CHECK constraint of `backfills` is compared with it."""
+    """The state of a backfill; a test compares it with the CHECK constraint of `backfills`."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -47,11 +47,11 @@ class Skip:
     """A span of occurrences that did not fire.
 
     Args:
-        reason: Why.
+        reason: The reason for which they did not.
         first_at: The first of them.
         last_at: The last.
-        occurrences: How many.
-        exact: False where there were more than were worth counting.
+        occurrences: Their number.
+        exact: False if there are more, and counting stopped.
     """
 
     reason: SkipReason
@@ -65,10 +65,10 @@ class Fire(NamedTuple):
     """An occurrence that becomes a run.
 
     Args:
-        at: Its nominal instant: the run's identity.
-        publish_at: When its message may leave: later than `at` by jitter, or where it was moved to.
-        late: How late it is made up for; None where it was not missed.
-        buffered: Whether it is one of several that are late at once, which then run one after another.
+        at: Its nominal instant, which is the run's identity.
+        publish_at: The earliest instant for its message: later than `at` by jitter, or the instant it was moved to.
+        late: The lateness of a missed occurrence that is caught up; None if it was not missed.
+        buffered: True if several are late at once. Their runs then start one after another.
     """
 
     at: datetime
@@ -78,17 +78,17 @@ class Fire(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What is to become of one timer.
+    """The decision about one timer.
 
     Args:
         fires: The occurrences that become runs now, oldest first.
-        skips: What is passed over.
-        next_at: The first instant that nothing is recorded of yet; None where the job has nothing left to fire.
-        due_at: When to look again; None: at `next_at`.
-        catch_up_end: Up to here what is due was decided to fire, and is not decided again.
-        held: Why `due_at` is no instant of the schedule.
-        moved: Nominal instants of moved occurrences that are done with.
-        overridden: Whether overrides are left that the next decision must look at.
+        skips: The spans that are skipped.
+        next_at: The first instant that is not recorded yet; None when the job has nothing left to fire.
+        due_at: The instant at which the timer is due next; None: `next_at`.
+        catch_up_end: The end of the catch-up. Occurrences up to here fire without another decision.
+        held: The reason for which `due_at` is no instant of the schedule.
+        moved: Nominal instants of moved occurrences that need no further decision.
+        overridden: True if overrides remain for the next decision.
     """
 
     fires: tuple[Fire, ...] = ()
@@ -96,7 +96,7 @@ class Decision(NamedTuple):
     next_at: datetime | None = None
     due_at: datetime | None = None
     catch_up_end: datetime | None = None
-    held: Held | None = None
+    held: HoldReason | None = None
     moved: tuple[datetime, ...] = ()
     overridden: bool = False
 
@@ -107,8 +107,8 @@ class DaySet:
 
     Args:
         days: Single days.
-        weekdays: Days of every week, 0 is Sunday as in cron.
-        since: When days that had come were last changed; what lies before it is shifted no more.
+        weekdays: Days of every week; 0 is Sunday, as in cron.
+        since: The last change of days that had come. Occurrences before it are no longer shifted.
     """
 
     days: frozenset[date] = frozenset()
@@ -121,12 +121,12 @@ class DaySet:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a person has said about one coming occurrence.
+    """A user's change of one occurrence.
 
     Args:
         scheduled_at: Its nominal instant.
-        moved_to: When it fires instead; None where it is skipped.
-        done: Whether it has fired there.
+        moved_to: The instant at which it fires instead; None if it is skipped.
+        done: True if it has fired there.
     """
 
     scheduled_at: datetime

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta, timezone
 
 from tidewheel.schedules.cron_matching import following, preceding
 from tidewheel.schedules.cron_parser import parse_cron
-from tidewheel.schedules.cron_schedule import CronSchedule, localised
+from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
 from tidewheel.schedules.cron_syntax import DAY_OF_MONTH, DAY_OF_WEEK, HOUR, MINUTE, MONTH, SECOND, FieldKind
 from tidewheel.schedules.ranges import occurrences_after
 from tidewheel.schedules.schedule import at_second, whole_second
-from tidewheel.schedules.zoned_cron import CORRECTION, DstGap, DstOverlap, LocalisedCron, choice
+from tidewheel.schedules.zoned_cron import CORRECTION, DstGap, DstOverlap, ZonedCron, choice
 from tidewheel.schedules.zones import FOREVER, Zone, zone
 
 # fmt: off
@@ -144,7 +144,7 @@ def _name(word: str, kind: FieldKind) -> str:
     return _WEEKDAYS[number] if kind is DAY_OF_WEEK else _MONTHS[number - 1]
 
 
-def effects(entry: LocalisedCron, since: int, at: int) -> tuple[str, ...]:
+def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
     """The notes on the occurrence at `at`, with those on what was left out after `since`, the one before.
 
     Args:
@@ -163,7 +163,7 @@ def effects(entry: LocalisedCron, since: int, at: int) -> tuple[str, ...]:
     return (*notes, *_overlap_notes(entry, of, span, at))
 
 
-def _gap_notes(entry: LocalisedCron, of: Zone, index: int, at: int) -> list[str]:
+def _gap_notes(entry: ZonedCron, of: Zone, index: int, at: int) -> list[str]:
     """What becomes of the local times that the change at the start of span `index` leaves out."""
     start = of.starts[index]
     before, after = start + of.offsets[index - 1], start + of.offsets[index]
@@ -180,7 +180,7 @@ def _gap_notes(entry: LocalisedCron, of: Zone, index: int, at: int) -> list[str]
     return [f"{what}; made up here" if entry.gap is DstGap.SHIFT_FORWARD else f"{what}; skipped"]
 
 
-def _overlap_notes(entry: LocalisedCron, of: Zone, span: int, at: int) -> list[str]:
+def _overlap_notes(entry: ZonedCron, of: Zone, span: int, at: int) -> list[str]:
     """Whether the local time of this occurrence comes twice, and which of the two this is."""
     local = at + of.offsets[span]
     earlier = local - of.offsets[span - 1] if span else FOREVER
@@ -193,7 +193,7 @@ def _overlap_notes(entry: LocalisedCron, of: Zone, span: int, at: int) -> list[s
     return []
 
 
-def _other(entry: LocalisedCron, second: int) -> str:
+def _other(entry: ZonedCron, second: int) -> str:
     if entry.following(second) == second:
         return ", and it fires at both"
     return f", and the one at {at_second(second):%H:%M} UTC is left out"
@@ -286,20 +286,20 @@ def marked_occurrences(
     """
     zone(timezone)
     gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")
-    entry = localised(expression, timezone, gap, overlap, hash_key)
+    entry = zoned_cron(expression, timezone, gap, overlap, hash_key)
     found = occurrences_after(CronSchedule((entry,)), after, n)
     since = [after, *found]
     return [
-        MarkedOccurrence(at, on_clock(at, entry.zone_name), effects(entry, whole_second(earlier), whole_second(at)))
+        MarkedOccurrence(at, to_zone(at, entry.zone_name), dst_effects(entry, whole_second(earlier), whole_second(at)))
         for earlier, at in zip(since, found, strict=False)
     ]
 
 
-def on_clock(at: datetime, zone_name: str) -> datetime:
+def to_zone(at: datetime, zone_name: str) -> datetime:
     """An instant with its zone's offset and abbreviation then.
 
     >>> from datetime import UTC
-    >>> on_clock(datetime(2026, 7, 1, tzinfo=UTC), "Europe/Berlin").isoformat()
+    >>> to_zone(datetime(2026, 7, 1, tzinfo=UTC), "Europe/Berlin").isoformat()
     '2026-07-01T02:00:00+02:00'
     """
     of = zone(zone_name)

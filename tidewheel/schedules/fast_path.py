@@ -20,7 +20,7 @@ _ANY_ANCHOR = "2000-01-01T00:00:00+00:00"
 _ONCE = ',"kind":"once"}'
 
 
-def on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: timedelta) -> Decision | None:
+def decide_on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: timedelta) -> Decision | None:
     """What `decide` would say of a timer of an interval or a `once` that nothing holds and no override concerns.
 
     Args:
@@ -37,7 +37,7 @@ def on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: ti
         ValueError: The stored policy cannot be read.
     """
     at = timer.scheduled_at
-    if not now - misfire_after < at <= horizon or timer.catch_up_end is not None or not _punctual(timer.policy):
+    if not now - misfire_after < at <= horizon or timer.catch_up_end is not None or not _fires_exactly(timer.policy):
         return None
     try:
         following = _following(timer.schedule, at)
@@ -49,13 +49,13 @@ def on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: ti
 
 
 @lru_cache(maxsize=4096)  # distinct policies in use: a handful
-def _punctual(policy: str) -> bool:
+def _fires_exactly(policy: str) -> bool:
     """Whether each occurrence fires, and at its instant."""
     policies = policies_from_text(policy)
     return not (policies.jitters or policies.calendars)
 
 
-class _Rhythm(NamedTuple):
+class _IntervalStep(NamedTuple):
     """What an interval says apart from its anchor."""
 
     every: timedelta
@@ -74,7 +74,7 @@ def _following(text: str, at: datetime) -> datetime | None:
     # In the canonical text names are sorted, so that the instant comes first.
     _, name, _, instant, rest = text.split('"', 4)
     if name == "anchor":
-        every, anchor_fires, start_at, end_at = _rhythm(rest)
+        every, anchor_fires, start_at, end_at = _interval_step(rest)
         since = at - datetime.fromisoformat(instant)
         fires = since > _NOTHING or (anchor_fires and since == _NOTHING)
         if fires and not since % every and (start_at is None or start_at <= at) and (end_at is None or at <= end_at):
@@ -86,7 +86,7 @@ def _following(text: str, at: datetime) -> datetime | None:
 
 
 @lru_cache(maxsize=4096)  # distinct intervals in use, apart from their anchors: a few hundred
-def _rhythm(rest: str) -> _Rhythm:
+def _interval_step(rest: str) -> _IntervalStep:
     """What a text says behind the instant of its anchor.
 
     Raises:
@@ -96,4 +96,6 @@ def _rhythm(rest: str) -> _Rhythm:
     if not isinstance(interval, Interval):
         raise ValueError  # noqa: TRY004 - what is told here is that it is for another to decide
     bounds = interval.bounds
-    return _Rhythm(timedelta(microseconds=interval.interval_us), interval.anchor_fires, bounds.start_at, bounds.end_at)
+    return _IntervalStep(
+        timedelta(microseconds=interval.interval_us), interval.anchor_fires, bounds.start_at, bounds.end_at
+    )

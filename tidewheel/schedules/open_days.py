@@ -8,7 +8,7 @@ Where occurrences of days that are not open go under `next_business_day`: the sa
 
 They are set into the zone as an entry of the schedule would be (`localise.py`): what falls into a gap of the clock is
 made up after it, or not, and of two passes of an overlap the chosen one counts. An occurrence finds its new day within
-`MOST_SHIFT_DAYS`, or it is left out: a calendar that has run out must not pour years into one day.
+`MAX_SHIFT_DAYS`, or it is left out: a calendar that has run out must not pour years into one day.
 Instants and wall times are whole microseconds here: since 1970-01-01 UTC, and since 1970-01-01 00:00 on the wall.
 """
 
@@ -22,7 +22,7 @@ from itertools import pairwise
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.schedule import Schedule, at_microsecond, microseconds
 from tidewheel.schedules.tzif import EPOCH_ORDINAL
-from tidewheel.schedules.zoned_cron import Stretches
+from tidewheel.schedules.zoned_cron import OffsetSpans
 from tidewheel.schedules.zones import FOREVER, Zone, zone
 
 DAY_SECONDS = 86_400
@@ -148,7 +148,7 @@ def _missing_days(of: Zone) -> Iterator[int]:
             yield from range(-(-low // DAY_SECONDS), high // DAY_SECONDS)
 
 
-MOST_SHIFT_DAYS = 366
+MAX_SHIFT_DAYS = 366
 """Days: an occurrence goes no further than to the same season."""
 
 _DAY = DAY_SECONDS * 1_000_000
@@ -157,7 +157,7 @@ _TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Shifts:
+class DayShifts:
     """The occurrences that are shifted to a day.
 
     Args:
@@ -169,7 +169,7 @@ class Shifts:
 
     schedule: Schedule
     days: OpenDays
-    stretches: Stretches
+    offset_spans: OffsetSpans
     since: datetime | None = None
 
     def first(self, day: int, after: datetime) -> datetime | None:
@@ -199,7 +199,7 @@ class Shifts:
     def _sources(self, day: int) -> list[int]:
         """The days whose occurrences are shifted to that one."""
         earlier = self.days.nearest(day - 1, -1, opens=True)
-        first = day - MOST_SHIFT_DAYS if earlier is None else max(earlier + 1, day - MOST_SHIFT_DAYS)
+        first = day - MAX_SHIFT_DAYS if earlier is None else max(earlier + 1, day - MAX_SHIFT_DAYS)
         return list(range(first, day))
 
     def _parts(self, day: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -208,7 +208,7 @@ class Shifts:
         Each is: wall time of the day from which times are made up, from which they count, until which; offset; the
         instant at which they are made up.
         """
-        of, low_day, high_day = self.stretches, day * DAY_SECONDS, (day + 1) * DAY_SECONDS
+        of, low_day, high_day = self.offset_spans, day * DAY_SECONDS, (day + 1) * DAY_SECONDS
         first = bisect_right(of.starts, low_day - DAY_SECONDS) - 1
         for index in range(first, bisect_right(of.starts, high_day + DAY_SECONDS)):
             low, high = max(of.entries[index], low_day), min(of.highs[index], high_day)

@@ -22,10 +22,10 @@ from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_parser import uses_hash
-from tidewheel.schedules.cron_schedule import CronSchedule, localised
+from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
 from tidewheel.schedules.schedule import Bounds, Schedule, read_instant, whole_second
 from tidewheel.schedules.simple import FixedDelay, Interval, Manual, Once
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, LocalisedCron, choice
+from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, ZonedCron, choice
 from tidewheel.schedules.zones import FOREVER, zone
 
 MIN_INTERVAL_US = 1_000_000
@@ -92,7 +92,7 @@ def ensure_can_fire(schedule: Schedule, now: datetime) -> None:
         _refuse_bounds(bounds, now)
 
 
-def _refuse_dead(entries: tuple[LocalisedCron, ...], second: int) -> None:
+def _refuse_dead(entries: tuple[ZonedCron, ...], second: int) -> None:
     for number, entry in enumerate(entries):
         if entry.following(second) == FOREVER:
             problem = f"no date fits `{entry.fields.expression}`: it can never fire"
@@ -134,14 +134,14 @@ def _cron(document: Mapping[str, object], job_id: UUID | None) -> CronSchedule:
     overlap = choice(document.get("dst_overlap", DstOverlap.FIRST), DstOverlap, "dst_overlap")
     hash_key = job_id.bytes if job_id is not None else None
     entries = [
-        _entry(expressions, number, lambda text: localised(text, timezone, gap, overlap, hash_key))
+        _entry(expressions, number, lambda text: zoned_cron(text, timezone, gap, overlap, hash_key))
         for number in range(len(expressions))
     ]
     hashed = any(entry.fields.hashed for entry in entries)
     return CronSchedule(tuple(dict.fromkeys(entries)), _bounds(document), hashed)
 
 
-def _entry(expressions: list[str], number: int, read: Callable[[str], LocalisedCron]) -> LocalisedCron:
+def _entry(expressions: list[str], number: int, read: Callable[[str], ZonedCron]) -> ZonedCron:
     """One of the expressions; a refusal says which one when there are several."""
     try:
         return read(expressions[number])

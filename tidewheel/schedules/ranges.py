@@ -16,7 +16,7 @@ from typing import Protocol
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.cron_schedule import CronSchedule, localised
+from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.schedule import Schedule
@@ -43,7 +43,7 @@ class Version(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class VersionSpan:
     """A part of a range in which one version counts.
 
     Args:
@@ -71,36 +71,36 @@ class Range:
     >>> from datetime import UTC
     >>> from tidewheel.schedules.parse import parse_schedule
     >>> daily = parse_schedule({"kind": "cron", "expressions": ["0 8 * * *"]})
-    >>> of = Range((Stretch(1, daily, daily, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 31, tzinfo=UTC)),))
+    >>> of = Range((VersionSpan(1, daily, daily, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 31, tzinfo=UTC)),))
     >>> of.count(100), of.count(7)
     ((30, True), (7, False))
-    >>> [str(at.date()) for at, _ in of.walk(datetime(2026, 1, 3, tzinfo=UTC), newest_first=True)]
+    >>> [str(at.date()) for at, _ in of.iterate(datetime(2026, 1, 3, tzinfo=UTC), newest_first=True)]
     ['2026-01-02', '2026-01-01']
     """
 
-    stretches: tuple[Stretch, ...]
+    spans: tuple[VersionSpan, ...]
 
     def count(self, limit: int) -> tuple[int, bool]:
         """How many occurrences there are, up to `limit`; False when there are more, or more than can be counted."""
         found = 0
-        for stretch in self.stretches:
-            more, exact = stretch.schedule.count(stretch.start, stretch.end, limit - found)
+        for span in self.spans:
+            more, exact = span.schedule.count(span.start, span.end, limit - found)
             found += more
             if not exact:
                 return found, False
         return found, True
 
-    def walk(self, cursor: datetime | None, *, newest_first: bool) -> Iterator[tuple[datetime, int]]:
+    def iterate(self, cursor: datetime | None, *, newest_first: bool) -> Iterator[tuple[datetime, int]]:
         """The occurrences with their versions, one after another.
 
         Args:
             cursor: The first instant that may come; None: from the beginning.
             newest_first: From the last one to the first.
         """
-        for stretch in reversed(self.stretches) if newest_first else self.stretches:
-            found = _backwards(stretch, cursor) if newest_first else _forwards(stretch, cursor)
+        for span in reversed(self.spans) if newest_first else self.spans:
+            found = _descending(span, cursor) if newest_first else _ascending(span, cursor)
             for at in found:
-                yield at, stretch.version
+                yield at, span.version
 
 
 def range_of(
@@ -120,7 +120,7 @@ def range_of(
         ScheduleRefused: A version cannot be read, or names a calendar that is gone.
         ValueError: A stored policy cannot be read.
     """
-    stretches: list[Stretch] = []
+    spans: list[VersionSpan] = []
     for each in versions:
         start = first - _TICK if each.after is None else max(each.after, first - _TICK)
         end = last if each.until is None else min(each.until, last)
@@ -129,8 +129,8 @@ def range_of(
             policies = policies_from_text(each.policy)
             _ensure_there(each.version, tenant, policies, day_sets)
             effective = effective_schedule(nominal, policies, tenant, day_sets)
-            stretches.append(Stretch(each.version, nominal, effective, start, end))
-    return Range(tuple(stretches))
+            spans.append(VersionSpan(each.version, nominal, effective, start, end))
+    return Range(tuple(spans))
 
 
 def calendars_of(tenant: str, versions: Sequence[Version]) -> set[tuple[str, str]]:
@@ -145,17 +145,17 @@ def _ensure_there(version: int, tenant: str, policies: Policies, day_sets: DaySe
             raise ScheduleRefused(problem, "put that calendar again, or choose a range without that version", "from")
 
 
-def _forwards(stretch: Stretch, cursor: datetime | None) -> Iterator[datetime]:
-    start = stretch.start if cursor is None else max(stretch.start, cursor - _TICK)
-    return stretch.schedule.between(start, stretch.end)
+def _ascending(span: VersionSpan, cursor: datetime | None) -> Iterator[datetime]:
+    start = span.start if cursor is None else max(span.start, cursor - _TICK)
+    return span.schedule.between(start, span.end)
 
 
-def _backwards(stretch: Stretch, cursor: datetime | None) -> Iterator[datetime]:
-    end = stretch.end if cursor is None else min(stretch.end, cursor)
-    found = stretch.schedule.before(end + _TICK) if end > stretch.start else None
-    while found is not None and found > stretch.start:
+def _descending(span: VersionSpan, cursor: datetime | None) -> Iterator[datetime]:
+    end = span.end if cursor is None else min(span.end, cursor)
+    found = span.schedule.before(end + _TICK) if end > span.start else None
+    while found is not None and found > span.start:
         yield found
-        found = stretch.schedule.before(found)
+        found = span.schedule.before(found)
 
 
 MAX_NUMBER = 100_000_000
@@ -186,10 +186,10 @@ def nth_occurrence(schedule: Schedule, after: datetime, n: int) -> datetime | No
         raise ScheduleRefused(problem, "write an end_at instead", "max_runs")
     if several:
         return next(islice(schedule.between(after, _END), n - 1, None), None)
-    return _counted(schedule, after, n)
+    return _nth_by_count(schedule, after, n)
 
 
-def _counted(schedule: Schedule, after: datetime, n: int) -> datetime | None:
+def _nth_by_count(schedule: Schedule, after: datetime, n: int) -> datetime | None:
     """By doubling a stretch of time until it holds so many, then halving it."""
     low, width = after, _SECOND
     while schedule.count(after, _later(low, width), n)[0] < n:
@@ -245,7 +245,7 @@ def next_occurrences(
         problem = f"{after.isoformat()} has no offset, so it is many instants"
         raise ScheduleRefused(problem, "give an aware datetime")
     zone(timezone)
-    entry = localised(
+    entry = zoned_cron(
         expression,
         timezone,
         choice(dst_gap, DstGap, "dst_gap"),

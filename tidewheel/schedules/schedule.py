@@ -40,7 +40,7 @@ class Schedule(Protocol):
     def __hash__(self) -> int: ...
 
 
-def walk(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:
+def iterate(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:
     """`Schedule.between` for every kind that answers `Schedule.after`."""
     found = schedule.after(start)
     while found is not None and found <= end:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tidewheel.schedules.schedule import UNBOUNDED, Bounds, at_microsecond, microseconds, walk
+from tidewheel.schedules.schedule import UNBOUNDED, Bounds, at_microsecond, iterate, microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Interval:
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """The occurrences in ``(start, end]``."""
-        return walk(self, start, end)
+        return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
         """How many lie in ``(start, end]``, up to `limit`; False when there are more."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from tidewheel.schedules.calendars import Calendared, Without, is_occurrence
+from tidewheel.schedules.calendars import CalendarSchedule, Excluding, is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.schedules.parse import schedule_from_text
@@ -35,7 +35,7 @@ class Timer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TimerState:
     """Where a timer stands.
 
     Args:
@@ -68,7 +68,7 @@ class Standing:
         return self.live is self.schedule and not self.moved
 
 
-def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()) -> Standing:
+def timer_state(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()) -> TimerState:
     """Where a timer stands.
 
     Args:
@@ -85,17 +85,17 @@ def standing(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()
     policies = policies_from_text(timer.policy)
     effective = effective_schedule(schedule, policies, timer.tenant, day_sets, since=_since(policies, timer, day_sets))
     if not overrides:
-        return Standing(schedule, effective, effective, policies, timer.scheduled_at, timer.catch_up_end)
+        return TimerState(schedule, effective, effective, policies, timer.scheduled_at, timer.catch_up_end)
     done = frozenset(each.scheduled_at for each in overrides if each.done)
-    if done and isinstance(effective, Calendared):
+    if done and isinstance(effective, CalendarSchedule):
         effective = replace(effective, taken=done)
     waiting = {each.scheduled_at: each.moved_to for each in overrides if each.moved_to is not None and not each.done}
     # What lies behind the cursor was an occurrence when its instant came, whatever the schedule says now.
     dropped = {at for at in waiting if at >= timer.scheduled_at and not is_occurrence(effective, at)}
-    return Standing(
+    return TimerState(
         schedule,
         effective,
-        Without(effective, frozenset(each.scheduled_at for each in overrides)),
+        Excluding(effective, frozenset(each.scheduled_at for each in overrides)),
         policies,
         timer.scheduled_at,
         timer.catch_up_end,
@@ -120,7 +120,7 @@ def effective_schedule(
     """
     if not policies.calendars:
         return schedule
-    return Calendared(
+    return CalendarSchedule(
         schedule,
         tuple(day_sets[tenant, name] for name in policies.exclude),
         tuple(day_sets[tenant, name] for name in policies.include),

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_fields import CronFields
-from tidewheel.schedules.cron_matching import following, matches, preceding
+from tidewheel.schedules.cron_matching import count_matches, following, preceding
 from tidewheel.schedules.zones import FOREVER, zone
 
 CORRECTION = 3 * 3600
@@ -58,7 +58,7 @@ def choice(text: object, of: type[_Choice], path: str) -> _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretches:
+class OffsetSpans:
     """A zone's spans as stretches of local time: matches in ``[lows[i], highs[i])`` count, at ``offsets[i]``.
 
     Args:
@@ -74,7 +74,7 @@ class Stretches:
     entries: tuple[int, ...]
 
 
-class LocalisedCron:
+class ZonedCron:
     """One expression in one zone. Instants are whole seconds since 1970-01-01 UTC.
 
     Args:
@@ -84,23 +84,23 @@ class LocalisedCron:
         overlap: Likewise.
 
     >>> from tidewheel.schedules.cron_parser import parse_cron
-    >>> berlin = LocalisedCron(parse_cron("30 2 * * *"), "Europe/Berlin", DstGap.SHIFT_FORWARD, DstOverlap.FIRST)
+    >>> berlin = ZonedCron(parse_cron("30 2 * * *"), "Europe/Berlin", DstGap.SHIFT_FORWARD, DstOverlap.FIRST)
     >>> berlin.following(0)
     5400
     """
 
-    __slots__ = ("_asked", "_hash", "_stretches", "fields", "gap", "overlap", "zone_name")
+    __slots__ = ("_hash", "_last_lookup", "_stretches", "fields", "gap", "overlap", "zone_name")
 
     def __init__(self, fields: CronFields, zone_name: str, gap: DstGap, overlap: DstOverlap) -> None:
         self.fields, self.zone_name = fields, zone_name
         self.gap = None if fields.follows_wall_clock else gap
         self.overlap = None if fields.follows_wall_clock else overlap
-        self._stretches = stretches(zone_name, self.gap, self.overlap)
+        self._stretches = offset_spans(zone_name, self.gap, self.overlap)
         self._hash = hash(self._key)
-        self._asked = (-FOREVER, -FOREVER)  # the last question and its answer, replaced as one: threads may share it
+        self._last_lookup = (-FOREVER, -FOREVER)  # input and result: one tuple, since threads share it
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalisedCron) and self._key == other._key
+        return isinstance(other, ZonedCron) and self._key == other._key
 
     def __hash__(self) -> int:
         return self._hash
@@ -111,10 +111,10 @@ class LocalisedCron:
 
     def following(self, second: int) -> int:
         """The first occurrence at or after `second`; `FOREVER` when there is none."""
-        asked, answer = self._asked
+        asked, answer = self._last_lookup
         if asked != second:
             answer = self._search(second)
-            self._asked = (second, answer)
+            self._last_lookup = (second, answer)
         return answer
 
     def _search(self, second: int) -> int:
@@ -158,18 +158,20 @@ class LocalisedCron:
         spans, found = self._stretches, 0
         for index in range(max(bisect_right(spans.starts, first) - 1, 0), bisect_right(spans.starts, last)):
             low, entry = spans.lows[index], spans.entries[index]
-            found += matches(
+            found += count_matches(
                 self.fields,
                 max(low, first + spans.offsets[index]),
                 min(spans.highs[index], last + 1 + spans.offsets[index]),
             )
             if entry < low and spans.starts[index] >= first and following(self.fields, entry) < low:
-                found += not matches(self.fields, low, low + 1)  # otherwise the gap's end is an occurrence already
+                found += not count_matches(
+                    self.fields, low, low + 1
+                )  # else the end of the gap is an occurrence already
         return found
 
 
 @lru_cache(maxsize=4096)  # some 600 zones, each with the two or three choices that are in use
-def stretches(name: str, gap: DstGap | None, overlap: DstOverlap | None) -> Stretches:
+def offset_spans(name: str, gap: DstGap | None, overlap: DstOverlap | None) -> OffsetSpans:
     """The zone of that name cut into stretches for entries of fixed time; both None: for those on the wall clock.
 
     Raises:
@@ -189,4 +191,4 @@ def stretches(name: str, gap: DstGap | None, overlap: DstOverlap | None) -> Stre
             entries[index] = lows[index] = highs[index - 1]
         elif jump < 0 and overlap is DstOverlap.SECOND:
             highs[index - 1] = lows[index]
-    return Stretches(of.starts, of.offsets, tuple(lows), tuple(highs), tuple(entries))
+    return OffsetSpans(of.starts, of.offsets, tuple(lows), tuple(highs), tuple(entries))

@@ -19,9 +19,9 @@ from tidewheel.jobs.requests import CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schedules.decide import decide, with_jitter
 from tidewheel.schedules.decision import DaySet, Decision, Fire, Skip, SkipReason
-from tidewheel.schedules.describe import on_clock
+from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.simple import FixedDelay
-from tidewheel.schedules.timer_state import DaySets, Standing, standing, zone_name
+from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 
 MOST = 100_000
 """Occurrences in one simulation: what has more is better simulated in parts."""
@@ -113,7 +113,7 @@ class _Walk:
         job = job_id(_TENANT, key)
         version = version_of(self.spec, no_job(job, _TENANT, key, self.start), self.start, self.days)
         place = Place(job, _TENANT, version.schedule_text, version.policy_text, version.next_at or self.end)
-        where, look = standing(place, self.days), None if version.paused else version.due_at
+        where, look = timer_state(place, self.days), None if version.paused else version.due_at
         now = self.start
         for _ in range(MOST):
             if look is None or look > self.end:
@@ -136,13 +136,13 @@ class _Walk:
                 now = ends
         return now
 
-    def _left_out(self, where: Standing) -> Iterator[Simulated]:
+    def _left_out(self, where: TimerState) -> Iterator[Simulated]:
         """What calendars leave out between the last look and the end."""
         if not where.plain and where.cursor <= self.end == self._up(self.end):
             decided = decide(where, now=self.end, horizon=self.end, misfire_after=self.misfire_after)
             yield from self._told(where, decided, self.end)
 
-    def _next(self, where: Standing, decided: Decision, now: datetime) -> tuple[datetime | None, Standing]:
+    def _next(self, where: TimerState, decided: Decision, now: datetime) -> tuple[datetime | None, TimerState]:
         if isinstance(where.schedule, FixedDelay) and decided.fires:
             following = where.schedule.due(self.start, now + self.taking)
         else:
@@ -151,7 +151,7 @@ class _Walk:
             return None, where
         return decided.due_at or following, replace(where, cursor=following, catch_up_end=decided.catch_up_end)
 
-    def _told(self, where: Standing, decided: Decision, now: datetime) -> Iterator[Simulated]:
+    def _told(self, where: TimerState, decided: Decision, now: datetime) -> Iterator[Simulated]:
         told: list[tuple[datetime, Skip | Fire]] = [(skip.first_at, skip) for skip in decided.skips]
         told += [(fire.at, fire) for fire in decided.fires]
         zone = zone_name(where.schedule)
@@ -160,11 +160,11 @@ class _Walk:
                 case Fire():
                     notes = occurrence_notes(where.schedule, at)
                     fires_at = max(each.publish_at, now)
-                    yield Simulated(at, on_clock(at, zone), fires_at, late=each.late, notes=notes)
+                    yield Simulated(at, to_zone(at, zone), fires_at, late=each.late, notes=notes)
                 case Skip():
                     last = each.last_at if each.occurrences > 1 else None
                     yield Simulated(
-                        at, on_clock(at, zone), None, each.reason, last_at=last, occurrences=each.occurrences
+                        at, to_zone(at, zone), None, each.reason, last_at=last, occurrences=each.occurrences
                     )
 
 
