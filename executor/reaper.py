@@ -24,7 +24,8 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Stop, repeat
 from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME

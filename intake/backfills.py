@@ -29,7 +29,8 @@ from tidewheel.runs import RunState
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.backfills import Backfill, tell_backfill
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")

@@ -27,7 +27,8 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Move, RunState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.signal import ask_to_cancel
 

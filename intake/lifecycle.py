@@ -30,7 +30,8 @@ from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.after_end import is_pause_on_failure
 from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
 from tidewheel.transitions.events import tell
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, drop_timers, open_links
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from psycopg import errors
 
@@ -29,6 +29,7 @@ from tidewheel.schedules.decision import HoldReason
 from tidewheel.schemas import primitives
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record, needs
+from tidewheel.schemas.templates import PLACEHOLDER, split_at
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 
@@ -71,7 +72,6 @@ class Definition(NamedTuple):
 
 
 _VERSION_NUMBER = primitives.int32(FIRST)
-_MARK = str(uuid4())  # what nobody's job holds
 
 _SCHEDULES = {
     (False, False): Timing(Manual()),
@@ -83,19 +83,15 @@ _SCHEDULES = {
 @lru_cache(maxsize=_REMEMBERED)
 def definition_of(pattern: Pattern, recurring: bool, chains: bool, tenant: str) -> Definition:  # noqa: FBT001 - a key
     """The definition of such jobs: of the schedule it says whether it recurs, and whether by chaining."""
-    spec = pattern.job(_SCHEDULES[recurring, chains], _MARK, _MARK.encode())
-    record = definition_record(spec, tenant=tenant, job_id=_MARK, job_version=FIRST, job_key=_MARK)
-    mark = primitives.text(_MARK)
-    head, rest = encode(record).split(mark + mark + _VERSION_NUMBER)
-    middle, tail = rest.split(mark)
+    spec = pattern.job(_SCHEDULES[recurring, chains], PLACEHOLDER, PLACEHOLDER.encode())
+    record = definition_record(spec, tenant=tenant, job_id=PLACEHOLDER, job_version=FIRST, job_key=PLACEHOLDER)
+    mark = primitives.text(PLACEHOLDER)
+    head, middle, tail = split_at(encode(record), mark + mark + _VERSION_NUMBER, mark)
     policy = canonical(policy_document(spec)).decode()
     words = (policy, needs(record.target), record.queue, record.lane, record.overlap)
     limited = _FALSE if spec.schedule_to_start is None and spec.schedule_to_close is None else _TRUE
     labels = bytea(b"\1" + canonical(spec.labels))
     return Definition(head, middle, tail, b"".join((*map(text, words), limited)), labels)
-
-
-_MARK = str(uuid4())  # what nobody's job holds
 
 
 def created_events(
@@ -117,15 +113,13 @@ class _Event:
         self._installation, self._tenant, self._now = installation, tenant, now
         self._told = f"|job.created|{FIRST}|{micros(now)}|None|[]".encode()
         self._avro = installation.content_type == "application/avro"
-        row = self._row = self._whole(UUID(_MARK), _MARK, 0)
+        row = self._row = self._whole(UUID(PLACEHOLDER), PLACEHOLDER, 0)
         event_id = row.headers[0][1] if not isinstance(row.headers, bytes) else b""
-        mark = primitives.text(_MARK)
+        mark = primitives.text(PLACEHOLDER)
         if self._avro:
-            self._head, rest = (row.value or b"").split(primitives.blob(event_id))
-            self._middle, self._tail = rest.split(mark + mark)
+            self._head, self._middle, self._tail = split_at(row.value or b"", primitives.blob(event_id), mark + mark)
         packed = pack(row.headers) if not isinstance(row.headers, bytes) else row.headers
-        self._first_header, rest = packed.split(event_id)
-        self._headers, self._last_headers = rest.split(_MARK.encode())
+        self._first_header, self._headers, self._last_headers = split_at(packed, event_id, PLACEHOLDER.encode())
 
     def of(self, job: NewJob, shard: int) -> OutboxRow:
         if not self._avro:

@@ -36,7 +36,8 @@ from tidewheel.runs import AttemptOutcome, Move, RunState, target
 from tidewheel.schemas.generated.records import JobDefinition, Reply
 from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.attempts import BEATING, Beat, save_beats
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import Failure, next_attempt

@@ -37,7 +37,8 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.finish import Ended, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import Ended
 from tidewheel.transitions.installation import Installation
 
 SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}

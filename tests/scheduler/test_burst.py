@@ -21,7 +21,8 @@ from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 
 BURST = 10_000
 BATCH = 2_000

@@ -21,7 +21,7 @@ from tests.transitions.acts import end as end_runs
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import RunEnd
+from tidewheel.transitions.finished import RunEnd
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)  # a Saturday; Berlin's clock goes forward on Sunday
 END = START + timedelta(hours=56)

@@ -18,7 +18,8 @@ from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, ReplyStatus, RunCompleted, RunRequest
 from tidewheel.transitions.claim import Claim, Claimed, Started, start_runs
-from tidewheel.transitions.finish import Ended, RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import Ended, RunEnd
 from tidewheel.transitions.requeue import Requeue, Requeued, requeue_runs
 
 R = TypeVar("R")

@@ -21,7 +21,8 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
 from tidewheel.scheduler.active_run_repair import TurnSweep
 from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 JOBS = ("a", "b", "c")

@@ -32,7 +32,8 @@ from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import Reply, Request
 from tidewheel.schemas.requests import read_request
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ from tidewheel.runs import FINAL, AttemptOutcome, RunState
 from tidewheel.scheduler.active_run_repair import TurnSweep
 from tidewheel.scheduler.bulk_cancel import Cancelling
 from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 JOBS = {"free": "allow_all", "turns": "buffer_all", "once": "skip"}

@@ -10,7 +10,8 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode, encode_json
 from tidewheel.schemas.generated.records import RunCompleted
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

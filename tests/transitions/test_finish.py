@@ -33,7 +33,8 @@ from tidewheel.postgres import partitions
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 
 
 def test_success_writes_outcome_attempt_result_and_event(database: Database) -> None:

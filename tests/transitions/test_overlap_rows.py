@@ -28,7 +28,7 @@ from tests.transitions.acts import (
 )
 from tests.transitions.overlapping import JOB, holding, make, signals, waiting
 from tidewheel.runs import AttemptOutcome, Cause, Overlap, RunState
-from tidewheel.transitions.finish import RunEnd
+from tidewheel.transitions.finished import RunEnd
 
 CAUSES = [Cause.TIMER, Cause.TRIGGER, Cause.BACKFILL]
 SKIP, ALL, ONE = Overlap.SKIP, Overlap.BUFFER_ALL, Overlap.BUFFER_ONE

@@ -18,7 +18,8 @@ from tidewheel.postgres.session import Conn
 from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
 from tidewheel.transitions.active_runs import NOBODY, Seeker, buffer_runs, give_up_turns, wait_for_turns
 from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.signal import ask_to_cancel
 

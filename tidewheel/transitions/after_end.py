@@ -15,8 +15,7 @@ transaction; the scheduler looks for such a one all the same (`tidewheel.schedul
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import cast
 from uuid import UUID
@@ -30,6 +29,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.generated import records
+from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
@@ -41,51 +41,27 @@ _ON_FAILURE = "on-failure"
 ON_FAILURE_OF = "tidewheel.on_failure_of"  # label of a run that on_failure has made: the run that failed
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A run of a job that is to be paused after so many failures in a row."""
-
-    run_id: UUID
-    job_id: UUID
-    job_key: str
-    tenant: str
-    shard: int
-    state: RunState
-    most: int
-    ended_at: datetime
+def failure_triggers(installation: Installation, dead: Iterable[FinishedRun]) -> list[OutboxRow]:
+    """Return the requests that trigger the `on_failure` jobs of failed runs; none for a run that is one itself."""
+    return [
+        _trigger(installation, run, on_failure)
+        for run in dead
+        if (on_failure := run.definition.on_failure) and ON_FAILURE_OF not in (run.request.labels or {})
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A run that failed for good, of a job that names another to run then."""
+def count_failures(connection: Conn, installation: Installation, finished: Iterable[FinishedRun]) -> list[OutboxRow]:
+    """Count consecutive failures, in the caller's transaction; return the requests to pause jobs.
 
-    run_id: UUID
-    job_key: str
-    tenant: str
-    shard: int
-    state: RunState
-    reason: str | None
-    error_type: str | None
-    error_message: str | None
-    attempt: int
-    scheduled_at: datetime
-    ended_at: datetime
-    labels: Mapping[str, str]
-    traceparent: str | None
-    on_failure: str
-
-
-def failure_triggers(installation: Installation, given_up: Iterable[GivenUp]) -> list[OutboxRow]:
-    """The requests that trigger what jobs name as `on_failure`; none for runs that were made so themselves."""
-    return [_trigger(installation, run) for run in given_up if ON_FAILURE_OF not in run.labels]
-
-
-def count_failures(connection: Conn, installation: Installation, endings: Iterable[Ending]) -> list[OutboxRow]:
-    """Count failures in a row, in the caller's transaction; returns the requests for pauses that they call for."""
-    by_job: dict[UUID, list[Ending]] = {}
-    for ending in endings:
-        if ending.state in DEAD_LETTERED or ending.state is RunState.SUCCEEDED:
-            by_job.setdefault(ending.job_id, []).append(ending)
+    Args:
+        connection: Inside a transaction.
+        installation: For the requests.
+        finished: Runs whose job counts its failures.
+    """
+    by_job: dict[UUID, list[FinishedRun]] = {}
+    for run in finished:
+        if run.state in DEAD_LETTERED or run.state is RunState.SUCCEEDED:
+            by_job.setdefault(run.row.job_id, []).append(run)
     if not by_job:
         return []
     jobs = sorted(by_job)
@@ -97,12 +73,12 @@ def count_failures(connection: Conn, installation: Installation, endings: Iterab
     }
     connection.execute(_LOCK_COUNTED_JOBS, {"job_ids": jobs})
     rows = cast("list[tuple[UUID, int, int]]", connection.execute(_COUNT_FAILURES, columns, binary=True).fetchall())
-    asked: list[OutboxRow] = []
+    pauses: list[OutboxRow] = []
     for job, before, after in rows:
         last = by_job[job][-1]
-        if before < last.most <= after:
-            asked.append(_pause(installation, last, after))
-    return asked
+        if before < (last.definition.pause_on_failure or 0) <= after:
+            pauses.append(_pause(installation, last, after))
+    return pauses
 
 
 def forget_failures(connection: Conn, job_ids: Iterable[UUID]) -> None:
@@ -119,56 +95,58 @@ def is_pause_on_failure(request_id: str | None) -> bool:
     return request_id is not None and request_id.startswith(f"{_NAME}/")
 
 
-def _streak(endings: Sequence[Ending]) -> tuple[int, bool]:
-    """How many failures there are since the last success, and whether there was one."""
+def _streak(finished: Sequence[FinishedRun]) -> tuple[int, bool]:
+    """Return the number of failures since the last success, and True if there was a success."""
     failures = 0
-    for ending in reversed(endings):
-        if ending.state is RunState.SUCCEEDED:
+    for run in reversed(finished):
+        if run.state is RunState.SUCCEEDED:
             return failures, True
         failures += 1
     return failures, False
 
 
-def _pause(installation: Installation, ending: Ending, failures: int) -> OutboxRow:
+def _pause(installation: Installation, run: FinishedRun, failures: int) -> OutboxRow:
+    row, definition = run.row, run.definition
     facts: dict[str, str] = {
-        "request_id": f"{_NAME}/{ending.run_id}",
-        "tenant": ending.tenant,
-        "key": ending.job_key,
-        "reason": f"{failures} failures in a row, the last one run {ending.run_id}; pause_on_failure is {ending.most}",
+        "request_id": f"{_NAME}/{row.run}",
+        "tenant": row.tenant,
+        "key": definition.job_key,
+        "reason": f"{failures} failures in a row, the last one run {row.run}; "
+        f"pause_on_failure is {definition.pause_on_failure}",
     }
-    return _request(installation, ending.shard, ending.job_key, _written(installation, facts), ending.ended_at)
+    return _request(installation, row.shard, definition.job_key, _written(installation, facts), row.ended_at)
 
 
-def _trigger(installation: Installation, run: GivenUp) -> OutboxRow:
-    error = {"type": run.error_type, "message": run.error_message} if run.error_type else None
+def _trigger(installation: Installation, run: FinishedRun, on_failure: str) -> OutboxRow:
+    row, end, traceparent = run.row, run.end, run.request.traceparent
     payload: dict[str, object] = {
-        "run_id": str(run.run_id),
-        "job_key": run.job_key,
+        "run_id": row.run,
+        "job_key": run.definition.job_key,
         "status": run.state,
-        "reason": run.reason,
-        "error": error,
-        "attempt": run.attempt,
-        "scheduled_at": format_timestamp(run.scheduled_at),
-        "finished_at": format_timestamp(run.ended_at),
+        "reason": end.reason,
+        "error": {"type": end.error_type, "message": end.error_message} if end.error_type else None,
+        "attempt": row.attempt,
+        "scheduled_at": format_timestamp(row.scheduled_at),
+        "finished_at": format_timestamp(row.ended_at),
     }
-    request_id, labels = f"{_ON_FAILURE}/{run.run_id}", {ON_FAILURE_OF: str(run.run_id)}
-    facts = {"request_id": request_id, "tenant": run.tenant, "key": run.on_failure, "labels": labels}
+    request_id, labels = f"{_ON_FAILURE}/{row.run}", {ON_FAILURE_OF: row.run}
+    facts = {"request_id": request_id, "tenant": row.tenant, "key": on_failure, "labels": labels}
     if installation.content_type == "application/json":
-        traced = {"traceparent": run.traceparent} if run.traceparent else {}
+        traced = {"traceparent": traceparent} if traceparent else {}
         value = compact({"type": "job.trigger", **facts, "payload": payload, **traced})
     else:
         value = encode(
             records.Request(
                 type=records.RequestType.JOB_TRIGGER,
                 request_id=request_id,
-                tenant=run.tenant,
-                key=run.on_failure,
+                tenant=row.tenant,
+                key=on_failure,
                 labels=labels,
                 payload=compact(payload),
-                traceparent=run.traceparent,
+                traceparent=traceparent,
             )
         )
-    return _request(installation, run.shard, run.on_failure, value, run.ended_at)
+    return _request(installation, row.shard, on_failure, value, row.ended_at)
 
 
 def _request(installation: Installation, shard: int, key: str, value: bytes, at: datetime) -> OutboxRow:

@@ -28,6 +28,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
+from tidewheel.transitions.finished import FinishedRun
 
 _ADD_OUTPUTS = Statements("tidewheel.transitions")["add_outputs"]
 
@@ -42,6 +43,7 @@ _COPY_OUTPUTS = (
     "COPY attempt_outputs (run_id, attempt, tenant, result, trace, output, output_bytes) FROM STDIN (FORMAT BINARY)"
 )
 _OUTPUT_TYPES = ("uuid", "int4", "text", "bytea", "text", "bytea", "int8")
+_OutputRow = tuple[UUID, int, str, bytes | None, str | None, bytes | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,6 @@ class AttemptEnd:
     error_type: str | None = None
     error_message: str | None = None
     claimed_from: str | None = None
-    result: bytes | None = None
     trace: str | None = None
     output: bytes | None = None
     output_bytes: int | None = None
@@ -82,37 +83,46 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
             )  # fmt: skip
     for outcome, count in Counter(e.outcome for e in ends).items():
         metrics.count("attempts", count, outcome)
-    write_outputs(connection, [e for e in ends if e.result is not None or e.trace or e.output])
+    left = [e for e in ends if e.trace or e.output]
+    _store_outputs(
+        connection,
+        [(e.unflushed, (e.run_id, e.attempt, e.tenant, None, e.trace, e.output, e.output_bytes)) for e in left],
+    )
 
 
-def write_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
-    """Write what attempts leave beside their outcome, in the same transaction."""
-    _copy_outputs(connection, [e for e in ends if e.unflushed])
-    _add_outputs(connection, [e for e in ends if not e.unflushed])
+def write_outputs(connection: Conn, finished: Sequence[FinishedRun]) -> None:
+    """Write what the last attempts of runs leave, in the transaction that ends them."""
+    rows = [
+        (run.end.unflushed, (
+            run.end.run_id, run.row.attempt, run.row.tenant, run.end.result, run.end.trace, run.end.output,
+            run.end.output_bytes,
+        ))
+        for run in finished
+    ]  # fmt: skip
+    _store_outputs(connection, rows)
 
 
-def _copy_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
-    if not ends:
-        return
-    with connection.cursor() as cursor, cursor.copy(_COPY_OUTPUTS) as copy:
-        copy.set_types(_OUTPUT_TYPES)
-        for e in ends:
-            copy.write_row((e.run_id, e.attempt, e.tenant, e.result, e.trace, e.output, e.output_bytes))
-
-
-def _add_outputs(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
-    if not ends:
-        return
-    columns: dict[str, object] = {
-        "run_ids": uuids(e.run_id for e in ends),
-        "attempts": integers(e.attempt for e in ends),
-        "tenants": [e.tenant for e in ends],
-        "results": [e.result for e in ends],
-        "traces": [e.trace for e in ends],
-        "outputs": [e.output for e in ends],
-        "output_bytes": [e.output_bytes for e in ends],
-    }
-    connection.execute(_ADD_OUTPUTS, columns)
+def _store_outputs(connection: Conn, rows: Sequence[tuple[bool, _OutputRow]]) -> None:
+    """Store rows, each with True if no flush can have stored one before: these are copied, which is faster."""
+    new = [row for unflushed, row in rows if unflushed]
+    if new:
+        with connection.cursor() as cursor, cursor.copy(_COPY_OUTPUTS) as copy:
+            copy.set_types(_OUTPUT_TYPES)
+            for row in new:
+                copy.write_row(row)
+    flushed = [row for unflushed, row in rows if not unflushed]
+    if flushed:
+        run_ids, attempts, tenants, results, traces, outputs, output_bytes = zip(*flushed, strict=True)
+        columns: dict[str, object] = {
+            "run_ids": uuids(run_ids),
+            "attempts": integers(attempts),
+            "tenants": list(tenants),
+            "results": list(results),
+            "traces": list(traces),
+            "outputs": list(outputs),
+            "output_bytes": list(output_bytes),
+        }
+        connection.execute(_ADD_OUTPUTS, columns)
 
 
 _FLUSH_OUTPUTS = Statements("tidewheel.transitions")["flush_outputs"]

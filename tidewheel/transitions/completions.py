@@ -1,11 +1,10 @@
-"""The events that tell how runs ended: one outbox row each, for a batch of ends of one transaction.
+"""Build the completion events of runs: one outbox row each, for the runs that end in one transaction.
 
-Every run that ends pays for what stands here, so nothing is made for one that others of its batch have too.
+Hot path: every run that ends runs this code, so values that are equal within the batch are encoded once.
 """
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from tidewheel.ids import event_text
@@ -14,27 +13,26 @@ from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
 from tidewheel.schemas.cloudevents import completion_headers
 from tidewheel.schemas.generated.records import RunError
 from tidewheel.schemas.generated.wire import read_run_completed, run_completed
+from tidewheel.schemas.templates import PLACEHOLDER, split_at
+from tidewheel.transitions.finished import FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
 
-if TYPE_CHECKING:
-    from tidewheel.transitions.finish import Outcome, RunEnd
-
 _KINDS = {state: state.encode() for state in RunState}
-_BLANK = bytes(36)  # stands for an id in headers made for many; no text in them has a NUL
+_ID = PLACEHOLDER.encode()
 
 
-def completions(outcomes: "Iterable[Outcome]", installation: Installation, ended_at: datetime) -> Iterator[OutboxRow]:
-    """The completions of runs that end in one transaction, all at one instant."""
+def completions(finished: Iterable[FinishedRun], installation: Installation, ended_at: datetime) -> Iterator[OutboxRow]:
+    """Yield the completion event of each run that ends in one transaction, all with one `ended_at`."""
     topic, as_json = installation.topics.completions, installation.content_type == "application/json"
     headers = _Headers(installation, ended_at)
     executor_id: UUID | None = None
     executor: str | None = None
     started_at: datetime | None = None
-    for row, end, state, request, definition in outcomes:
+    for row, end, state, request, definition in finished:
         if end.executor_id is not executor_id:
             executor_id = end.executor_id
             executor = None if executor_id is None else str(executor_id)
-        # Equal instants are encoded once where they are one object; those of the message are those of other messages.
+        # The encoder finds a cached instant faster if it is the same object; messages share theirs.
         if row.started_at != started_at:
             started_at = row.started_at
         scheduled_at = request.scheduled_at if request.scheduled_at == row.scheduled_at else row.scheduled_at
@@ -81,24 +79,24 @@ def completions(outcomes: "Iterable[Outcome]", installation: Installation, ended
 
 
 class _Headers:
-    """The headers of a batch's completions as their column has them: most differ in two ids alone."""
+    """The encoded headers of a batch's completions; within one state most differ in two ids alone."""
 
     def __init__(self, installation: Installation, ended_at: datetime) -> None:
         self._installation, self._ended_at = installation, ended_at
-        self._made: dict[RunState, list[bytes]] = {}
+        self._pieces: dict[RunState, list[bytes]] = {}
 
     def of(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
-        """The headers of one of them."""
+        """Return the headers of one completion."""
         if traceparent is not None:
             return self._packed(event_id, run_id, state, traceparent)
-        pieces = self._made.get(state)
+        pieces = self._pieces.get(state)
         if pieces is None:
-            pieces = self._made[state] = self._packed(_BLANK, _BLANK, state, None).split(_BLANK)
+            pieces = self._pieces[state] = split_at(self._packed(_ID, _ID, state, None), _ID, _ID)
         head, middle, tail = pieces
         return b"".join((head, event_id, middle, run_id, tail))
 
     def _packed(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
-        told = completion_headers(
+        headers = completion_headers(
             self._installation.source,
             event_id=event_id,
             run_id=run_id,
@@ -107,10 +105,10 @@ class _Headers:
             traceparent=traceparent,
             content_type=self._installation.content_type,
         )
-        return pack(told)
+        return pack(headers)
 
 
-def _error(end: "RunEnd", state: RunState) -> RunError | None:
+def _error(end: RunEnd, state: RunState) -> RunError | None:
     if end.error_type is None or state not in DEAD_LETTERED:
         return None
     return RunError(type=end.error_type, message=end.error_message or "")

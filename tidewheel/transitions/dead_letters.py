@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -14,13 +14,11 @@ from tidewheel.outbox import Headers, OutboxClass, OutboxRow, append, headers_of
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState, sequence_of
+from tidewheel.runs import sequence_of
 from tidewheel.schemas.definitions import NO_PAYLOAD
 from tidewheel.schemas.generated import records
+from tidewheel.transitions.finished import FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
-
-if TYPE_CHECKING:
-    from tidewheel.transitions.finish import ClosedRun, RunEnd
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_FAILED_RUN = _SQL["add_failed_run"]
@@ -85,21 +83,13 @@ class _PastAttempt:
     error_message: str | None
 
 
-def bury(
-    connection: Conn,
-    installation: Installation,
-    *,
-    row: "ClosedRun",
-    end: "RunEnd",
-    state: RunState,
-    request: records.RunRequest,
-    definition: records.JobDefinition,
-) -> OutboxRow:
-    """Keep a run that is given up, with all its attempts; returns the message that says so.
+def bury(connection: Conn, installation: Installation, run: FinishedRun) -> OutboxRow:
+    """Store a failed run as a dead letter; return the message that publishes it.
 
-    The last attempt is told in full, up to 99 before it by their outcome, so that the message stays below 900 KiB:
-    payload 256 KiB, trace 32 Ki characters, output 64 KiB, and the bounds on everything else.
+    The message holds the last attempt in full and up to 99 earlier ones by their outcome. So it stays below 900 KiB:
+    payload 256 KiB, traceback 32 Ki characters, output 64 KiB, and the bounds on everything else.
     """
+    row, end, state, request, definition = run
     reason = end.error_message or end.reason or end.error_type or state
     facts: dict[str, object] = {
         "run_id": row.run_id, "job_id": row.job_id, "tenant": row.tenant, "job_version": row.job_version,
@@ -250,7 +240,7 @@ def _payload(request: records.RunRequest, definition: records.JobDefinition) -> 
     return definition.payload, definition.payload_content_type
 
 
-def _attempt(past: _PastAttempt, end: "RunEnd", *, last: bool) -> records.DeadAttempt:
+def _attempt(past: _PastAttempt, end: RunEnd, *, last: bool) -> records.DeadAttempt:
     return records.DeadAttempt(
         attempt=past.attempt,
         executor_id=str(past.executor_id) if past.executor_id else None,

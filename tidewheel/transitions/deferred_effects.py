@@ -15,8 +15,10 @@ from psycopg.rows import class_row
 from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
 from tidewheel.transitions.active_runs import give_up_turns
 from tidewheel.transitions.after_end import advance_chains, forget_failures
+from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
@@ -50,21 +52,26 @@ class LooseEnd:
     turn: bool
 
 
-def note_loose_ends(connection: Conn, ends: Sequence[LooseEnd]) -> None:
-    """Write down what is left to do, in the transaction that ends the runs; nothing where there is nothing to do."""
-    loose = [end for end in ends if end.chain_at or end.counted or end.turn]
-    if not loose:
+def note_loose_ends(connection: Conn, finished: Sequence[FinishedRun]) -> None:
+    """Store the effects of runs' ends that the scheduler has to apply, in the transaction that ends the runs."""
+    deferred = [run for run in finished if run.sets_next_time or _succeeds(run) or run.may_be_active]
+    if not deferred:
         return
     columns: dict[str, object] = {
-        "run_ids": uuids(end.run_id for end in loose),
-        "job_ids": uuids(end.job_id for end in loose),
-        "tenants": [end.tenant for end in loose],
-        "ended_at": instants(end.ended_at for end in loose),
-        "chain_at": instants(end.chain_at for end in loose),
-        "counted": [end.counted for end in loose],
-        "turns": [end.turn for end in loose],
+        "run_ids": uuids(run.end.run_id for run in deferred),
+        "job_ids": uuids(run.row.job_id for run in deferred),
+        "tenants": [run.row.tenant for run in deferred],
+        "ended_at": instants(run.row.ended_at for run in deferred),
+        "chain_at": instants(run.row.scheduled_at if run.sets_next_time else None for run in deferred),
+        "counted": [_succeeds(run) for run in deferred],
+        "turns": [run.may_be_active for run in deferred],
     }
     connection.execute(_NOTE_LOOSE_ENDS, columns)
+
+
+def _succeeds(run: FinishedRun) -> bool:
+    """Return True if the run's success sets the job's consecutive failures to zero."""
+    return run.counts_failures and run.state is RunState.SUCCEEDED
 
 
 def settle_loose_ends(connection: Conn, installation: Installation) -> int:

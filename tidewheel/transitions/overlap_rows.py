@@ -18,7 +18,8 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap, RunState
 from tidewheel.transitions.active_runs import Seeker, Turn, buffer_runs, pass_turns, take_turns
-from tidewheel.transitions.finish import RunEnd, end_runs
+from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.overlap import REPLACING, Contender, Fate, Verdict, decide
 from tidewheel.transitions.signal import Attempting, Signal, add_signals, ask_to_cancel

@@ -1,0 +1,151 @@
+"""The records of a run's end: what a caller requests, the row that it closes, and the finished run made of both.
+
+Every table and event that an end writes is filled from `FinishedRun`, so that they agree. `finish.py` builds it.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from tidewheel.ids import read_uuid
+from tidewheel.runs import AttemptOutcome, Cause, Overlap, RunState
+from tidewheel.schemas.generated import records
+
+
+class RunEnd(NamedTuple):
+    """A request to end a run.
+
+    Args:
+        run_id: The run.
+        attempt: The attempt that reports, or the row's attempt if none runs. Part of the fence.
+        state: The requested terminal state; a run that is being cancelled ends as cancelled instead.
+        executor_id: The executor that owns the attempt, or None if none runs. Part of the fence, because a run that
+            was released keeps its attempt number.
+        reason: Why it was skipped or cancelled, or which timeout fired.
+        error_type: The error's type name.
+        error_message: The error's message; the caller bounds its length.
+        trace: The error's traceback.
+        result: The handler's return value as JSON text, at most 64 KiB.
+        output: The attempt's last output; None keeps what was flushed while it ran.
+        output_bytes: The number of bytes that the attempt wrote in all.
+        unflushed: True if it is certain that no output was flushed while the attempt ran.
+        request: The run's message if the caller still has it; saves building it again.
+        definition: The decoded definition in that message, likewise.
+        outcome: How the attempt ended, if the run's state does not say it: `lost` for a run without another attempt.
+    """
+
+    run_id: UUID
+    attempt: int
+    state: RunState
+    executor_id: UUID | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    trace: str | None = None
+    result: bytes | None = None
+    output: bytes | None = None
+    output_bytes: int | None = None
+    unflushed: bool = False
+    request: records.RunRequest | None = None
+    definition: records.JobDefinition | None = None
+    outcome: AttemptOutcome | None = None
+
+
+class ClosedRun(NamedTuple):
+    """An open run's row as it was when the run ended; `close_runs` returns its columns in this order.
+
+    Args:
+        place: The position of its `RunEnd` in the batch, from 1.
+        ended_as: The terminal state.
+        run: The run's id, as text.
+        job: The job's id, as text.
+        ended_at: The database's clock; the same for the whole batch.
+    """
+
+    place: int
+    ended_as: str
+    run: str
+    job: str
+    tenant: str
+    shard: int
+    queue: str
+    lane: str
+    cause: str
+    overlap: str
+    state: str
+    job_version: int
+    attempt: int
+    scheduled_at: datetime
+    publish_at: datetime
+    started_at: datetime | None
+    ended_at: datetime
+
+    @property
+    def run_id(self) -> UUID:
+        """The run's id."""
+        return read_uuid(self.run)
+
+    @property
+    def job_id(self) -> UUID:
+        """The job's id."""
+        return read_uuid(self.job)
+
+
+class FinishedRun(NamedTuple):
+    """A run that ends in this transaction, with everything that is written about it.
+
+    Args:
+        row: Its row of `open_runs`, deleted now.
+        end: The request that ended it.
+        state: Its terminal state.
+        request: Its message.
+        definition: Its job's version.
+    """
+
+    row: ClosedRun
+    end: RunEnd
+    state: RunState
+    request: records.RunRequest
+    definition: records.JobDefinition
+
+    @property
+    def attempt_outcome(self) -> str:
+        """How its last attempt ended: cancelled if the run was cancelled meanwhile."""
+        return (self.end.outcome or self.state) if self.state is self.end.state else self.state
+
+    @property
+    def has_output(self) -> bool:
+        """True if its last attempt leaves a result, a traceback or output."""
+        end = self.end
+        return bool(end.result is not None or end.trace or end.output) and self.row.started_at is not None
+
+    @property
+    def sets_next_time(self) -> bool:
+        """True if the job's next fire time counts from this end: a fixed_delay's scheduled run."""
+        return bool(self.definition.fixed_delay) and self.row.cause == Cause.TIMER
+
+    @property
+    def counts_failures(self) -> bool:
+        """True if the job counts its consecutive failures."""
+        return self.definition.pause_on_failure is not None
+
+    @property
+    def may_be_active(self) -> bool:
+        """True if it may be its job's active run, which other runs of the job wait for."""
+        return self.row.overlap != Overlap.ALLOW_ALL
+
+
+@dataclass(slots=True)
+class Ended:
+    """The result of ending a batch of runs.
+
+    Args:
+        states: The terminal state of each run that ended now.
+        busy: Runs whose row another transaction holds; retry them.
+        superseded: Runs that have ended or started another attempt; nothing was changed.
+    """
+
+    states: dict[UUID, RunState] = field(default_factory=dict[UUID, RunState])
+    busy: set[UUID] = field(default_factory=set[UUID])
+    superseded: set[UUID] = field(default_factory=set[UUID])
