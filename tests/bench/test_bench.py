@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tidewheel.bench.scenarios import EVERYTHING, SCENARIOS
 from tidewheel.local.stack import StackInfo
@@ -52,18 +56,23 @@ def figures(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {line["figure"]: line for line in found["results"]}
 
 
-def databases(info: StackInfo) -> Sequence[object]:
-    with psycopg.connect(info.database_url) as connection:
-        return connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'tidewheel_%%'").fetchall()
+@pytest.fixture
+def given(info: StackInfo) -> Iterator[StackInfo]:
+    """The stack's servers for a role of this test: what it leaves behind there belongs to the role."""
+    role = f"bench_{uuid4().hex[:8]}"
+    with psycopg.connect(info.database_url, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD 'bench'").format(sql.Identifier(role)))
+        yield replace(info, database_url=make_conninfo(info.database_url, user=role, password="bench"))
+        left = "SELECT datname FROM pg_database WHERE datdba = %s::regrole"
+        assert admin.execute(left, [role]).fetchall() == [], "a given server is left as it was found"
+        admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
 
 
 @pytest.mark.kafka
 @pytest.mark.slow
-def test_rounds_are_measured_beside_their_floors_and_drawn(info: StackInfo, tmp_path: Path) -> None:
-    before = databases(info)
-    told = bench(
-        *("fire", "relay", "--jobs", "40000", "--rounds", "2", "--output", "json", "--plots", str(tmp_path)), stack=info
-    )
+def test_rounds_are_measured_beside_their_floors_and_drawn(given: StackInfo, tmp_path: Path) -> None:
+    arguments = ("fire", "relay", "--jobs", "40000", "--rounds", "2", "--output", "json", "--plots", str(tmp_path))
+    told = bench(*arguments, stack=given)
     found = document(told)
     assert {line["scenario"] for line in found["results"]} == {"fire", "relay"}
     for line in found["results"]:
@@ -79,7 +88,6 @@ def test_rounds_are_measured_beside_their_floors_and_drawn(info: StackInfo, tmp_
     for name in ("fire", "relay"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in (tmp_path / f"{name}.svg").read_bytes()
-    assert databases(info) == before, "a given server is left as it was found"
     assert "[0/4] fire round 1/2" in told.stderr
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,11 +26,22 @@ SEEN: ContextVar[int | None] = ContextVar("seen", default=None)
 Does = Callable[[Attempt], Coroutine[object, object, Outcome]]
 
 
-def busy_for(seconds: float) -> None:
-    """Let nobody else of this thread do anything."""
-    until = monotonic_seconds() + seconds
-    while monotonic_seconds() < until:
-        pass
+@dataclass
+class Clock:
+    """The queue's clock, which passes only while the thread is busy."""
+
+    now: float = 0.0
+
+    def busy_for(self, seconds: float) -> None:
+        """Let the thread do nothing else for a while."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("tidewheel.executor.run_queue.monotonic_seconds", lambda: made.now)
+    return made
 
 
 async def until_async(condition: Callable[[], object], what: str) -> None:
@@ -290,10 +302,10 @@ def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits
     assert (asyncio.run(work()) > 5) is not waits
 
 
-def test_what_never_waits_leaves_the_loop_to_others_now_and_then() -> None:
+def test_what_never_waits_leaves_the_loop_to_others_now_and_then(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
         del attempt
-        busy_for(0.002)
+        clock.busy_for(0.002)
         return succeeded(None)
 
     async def work() -> int:
@@ -395,10 +407,10 @@ def test_slots_that_there_are_stay_with_who_has_taken_them_whatever_comes_before
     asyncio.run(work())
 
 
-def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back() -> None:
+def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
         if attempt.started.attempt > 1:
-            busy_for(0.03)
+            clock.busy_for(0.03)
         return succeeded(None)
 
     async def work() -> None:
@@ -413,9 +425,9 @@ def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back() -> No
     asyncio.run(work())
 
 
-def test_nothing_goes_back_for_a_moment_without_a_processor() -> None:
+def test_nothing_goes_back_for_a_moment_without_a_processor(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
-        busy_for(0.4 if attempt.started.attempt == 2 else 0.0005)
+        clock.busy_for(0.4 if attempt.started.attempt == 2 else 0.0005)
         return succeeded(None)
 
     async def work() -> None:
@@ -429,9 +441,9 @@ def test_nothing_goes_back_for_a_moment_without_a_processor() -> None:
     asyncio.run(work())
 
 
-def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns() -> None:
+def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
-        busy_for(0.0001)
+        clock.busy_for(0.0001)
         return succeeded(None)
 
     async def ahead(others: float) -> int:
@@ -442,7 +454,7 @@ def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns
             running.line.add(running.attempts(free))
             count += free
             while len(running.ended) < count:
-                busy_for(others)
+                clock.busy_for(others)
                 await asyncio.sleep(0)
             most = max(most, running.slots.free_ahead(Lane.STANDARD))
         return most

@@ -55,11 +55,11 @@ class Template:
     """
 
     def __init__(self, server_url: str, name: str, extra: LiteralString = "") -> None:
-        self._server_url, self._name = server_url, f"{name}_{uuid4().hex[:8]}"
+        self._server_url, self.name = server_url, f"{name}_{uuid4().hex[:8]}"
         self._admin = self._connect()
         self._clean: list[str] = []
-        self._execute("CREATE DATABASE {}", self._name)
-        url = self._url(self._name)
+        self._execute("CREATE DATABASE {}", self.name)
+        url = self._url(self.name)
         migrate(url)
         with connect(url, "template") as connection:
             if extra:
@@ -70,7 +70,7 @@ class Template:
     def copy(self) -> str:
         """The URL of a new copy, which is nobody else's."""
         name = f"test_{uuid4().hex[:16]}"
-        self._execute("CREATE DATABASE {} TEMPLATE {}", name, self._name)
+        self._execute("CREATE DATABASE {} TEMPLATE {}", name, self.name)
         return self._url(name)
 
     def take(self) -> str:
@@ -102,7 +102,7 @@ class Template:
         if drop:
             for url in self._clean:
                 self.drop(url)
-            self.drop(self._url(self._name))
+            self.drop(self._url(self.name))
         self._admin.close()
 
     def _connect(self) -> psycopg.Connection:
