@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_one(number, tidewheel_stack):
 
 
 @contextmanager
-def two_workers(folder: Path) -> Iterator["subprocess.Popen[str]"]:
+def two_workers(folder: Path) -> Generator["subprocess.Popen[str]"]:
     """A pytest of two workers, each of which has one of the two tests."""
     (folder / "test_some.py").write_text(TESTS)
     (folder / "wait").touch()
