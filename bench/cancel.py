@@ -10,7 +10,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.ids import RunId
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import RunState
@@ -69,7 +69,7 @@ def _cancel_one(client: Client, run: RunId) -> float:
 
 def _trigger(stage: Stage, connection: Conn) -> list[RunId]:
     runs: list[RunId] = []
-    trigger = Incoming(parse_request({"type": "job.trigger", "key": "backlog"}))
+    trigger = ReceivedRequest(parse_request({"type": "job.trigger", "key": "backlog"}))
     for _ in range(RUNS // _AT_ONCE):
         replies = apply_requests(connection, stage.installation, [trigger] * _AT_ONCE)
         connection.commit()

@@ -1,14 +1,14 @@
-"""Applying requests: the one piece of code behind every front door.
+"""Apply requests: the one entry point for the topic, the clients and `tidewheel.enqueue`.
 
-A batch is applied in the caller's transaction, in the order of its requests: neighbours of one kind that concern
-different jobs are applied together, set-wise. Every request gets an answer; one with a request_id that was seen before
-gets the first answer, and one that reuses it for something else is rejected.
+A batch is applied in the caller's transaction, in the order of its requests. Neighbours of one type are applied
+together if they concern different jobs. Each request gets a reply. A repeated request_id gets the first reply again. A
+request_id that is used for another request is rejected.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import cast
+from typing import TypeAlias, cast
 
 import psycopg
 
@@ -24,7 +24,7 @@ from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, hold_cl
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
 from tidewheel.intake.locks import read_now
 from tidewheel.intake.overrides import apply_overrides
-from tidewheel.intake.request import Incoming, rejected
+from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.retry import apply_retries
 from tidewheel.intake.rollback import apply_rollbacks
 from tidewheel.intake.submit import apply_submits
@@ -65,13 +65,13 @@ _SQL = Statements("tidewheel.intake")
 _KNOWN_TENANTS = _SQL["known_tenants"]
 _FIND_ANSWERS = _SQL["find_answers"]
 
-_COPY_ANSWERS = "COPY requests (tenant, request_id, body_hash, reply, created_at) FROM STDIN (FORMAT BINARY)"
-_ANSWER = columns(5)
+_COPY_REPLIES = "COPY requests (tenant, request_id, body_hash, reply, created_at) FROM STDIN (FORMAT BINARY)"
+_REPLY = columns(5)
 
-# What names no job, or may name one several times: always applied together.
-_TOGETHER = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel})
+# Requests that name no job, or that may name one job several times: all neighbours are one batch.
+_ANY_JOBS = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel})
 
-Apply = Callable[[Conn, Installation, Sequence[Incoming]], list[Reply]]
+Apply: TypeAlias = Callable[[Conn, Installation, Sequence[ReceivedRequest]], list[Reply]]
 
 _APPLY: dict[type, Apply] = {
     JobSubmit: apply_submits,
@@ -97,131 +97,134 @@ _APPLY: dict[type, Apply] = {
 }
 
 
-def apply_requests(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_requests(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Apply requests in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
         installation: Shards, topics, encoding.
-        batch: In the order they are to be applied.
+        batch: The requests, in the order to apply them.
 
     Returns:
-        An answer for each, in their order.
+        A reply for each, in their order.
 
     Raises:
-        Unavailable: Somebody else answered one of them at the same moment, or has in hand what one of them needs
-            (Busy): roll back and try again.
-        psycopg.Error: A request's data does not fit the database: roll back and apply them one by one.
+        Unavailable: Another transaction stored a reply for the same request_id, or holds a row that a request needs
+            (RowLocked): roll back and try again.
+        psycopg.Error: A request's data does not fit the database: roll back and apply the requests one by one.
     """
-    if len(batch) > 1 and any(isinstance(incoming.request, RunsCancel) for incoming in batch):
-        # Who asks directly for several things at once: what comes by Kafka has been cut, for no claim begins meanwhile.
-        # First of all: with a turn in hand nothing is waited for but turns, and claims wait for turns (ADR 0008).
+    if len(batch) > 1 and any(isinstance(received.request, RunsCancel) for received in batch):
+        # Only direct callers send such a batch; a Kafka batch is split, since no claim can start until the commit.
+        # Before any other lock: claims wait for a job's active run, so its holder must not wait for claims (ADR 0008).
         hold_claims(connection)
-    answers: list[Reply | None] = [None] * len(batch)
+    replies: list[Reply | None] = [None] * len(batch)
     unknown = unknown_tenants(connection, batch)
-    seen = _seen_before(connection, batch)
-    fresh: list[int] = []
+    stored = _find_replies(connection, batch)
+    new: list[int] = []
     repeats: list[tuple[int, int]] = []
     first: dict[tuple[str, str], int] = {}
-    for position, incoming in enumerate(batch):
-        name = _name(incoming)
-        if incoming.tenant in unknown:
-            answers[position] = rejected(incoming, unknown_tenant(incoming.tenant))
-        elif name in seen:
-            answers[position] = _again(incoming, *seen[name])
+    for index, received in enumerate(batch):
+        name = _name(received)
+        if received.tenant in unknown:
+            replies[index] = rejected(received, unknown_tenant(received.tenant))
+        elif name in stored:
+            replies[index] = _first_reply(received, *stored[name])
         elif name is not None and name in first:
-            repeats.append((position, first[name]))
+            repeats.append((index, first[name]))
         else:
             if name is not None:
-                first[name] = position
-            fresh.append(position)
-    for positions in _waves(batch, fresh):
-        apply = _APPLY[type(batch[positions[0]].request)]
-        replies = apply(connection, installation, [batch[position] for position in positions])
-        for position, reply in zip(positions, replies, strict=True):
-            answers[position] = reply
-    for position, original in repeats:
-        answer = answers[original]
-        assert answer is not None  # noqa: S101 - answered above
-        answers[position] = _again(batch[position], batch[original].body_hash(), answer)
-    _store(connection, [(batch[position], answers[position]) for position in fresh])
-    return _counted(answers)
+                first[name] = index
+            new.append(index)
+    for indexes in _batches(batch, new):
+        apply = _APPLY[type(batch[indexes[0]].request)]
+        for index, reply in zip(
+            indexes, apply(connection, installation, [batch[index] for index in indexes]), strict=True
+        ):
+            replies[index] = reply
+    for index, original in repeats:
+        earlier = replies[original]
+        assert earlier is not None  # noqa: S101 - set above
+        replies[index] = _first_reply(batch[index], batch[original].body_hash(), earlier)
+    _store(connection, [(batch[index], replies[index]) for index in new])
+    return _counted(replies)
 
 
-def _waves(batch: Sequence[Incoming], positions: Sequence[int]) -> Iterator[list[int]]:
-    """Neighbours that can be applied together: of one kind, and (but for some kinds) of different jobs."""
-    for kind, neighbours in groupby(positions, key=lambda position: type(batch[position].request)):
-        wave: list[int] = []
-        jobs: set[tuple[str, str | None]] = set()
-        for position in neighbours:
-            job = (batch[position].tenant, batch[position].key)
-            if kind not in _TOGETHER and job in jobs:
-                yield wave
-                wave, jobs = [], set()
-            wave.append(position)
-            jobs.add(job)
-        if wave:
-            yield wave
-
-
-def _name(incoming: Incoming) -> tuple[str, str] | None:
-    request_id = incoming.request.request_id
-    return None if request_id is None else (incoming.tenant, request_id)
-
-
-def unknown_tenants(connection: Conn, batch: Sequence[Incoming]) -> set[str]:
-    """The tenants among these requests' that there are not."""
-    asked = {incoming.tenant for incoming in batch}
-    known = {str(tenant) for (tenant,) in connection.execute(_KNOWN_TENANTS, {"tenants": list(asked)})}
-    return asked - known
+def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[str]:
+    """Return the tenants in this batch that do not exist."""
+    tenants = {received.tenant for received in batch}
+    known = {str(tenant) for (tenant,) in connection.execute(_KNOWN_TENANTS, {"tenants": list(tenants)})}
+    return tenants - known
 
 
 def unknown_tenant(tenant: str) -> InvalidInput:
-    """Why a request of a tenant that there is not is refused."""
+    """Return the refusal of a request whose tenant does not exist."""
     return InvalidInput([FieldError("tenant", f"there is no tenant {tenant!r}", "leave it out, or have it created")])
 
 
-def _seen_before(connection: Conn, batch: Sequence[Incoming]) -> dict[tuple[str, str], tuple[bytes, Reply]]:
-    names = [name for incoming in batch if (name := _name(incoming)) is not None]
+def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterator[list[int]]:
+    """Group neighbours that can be applied together: of one type and, for most types, of different jobs."""
+    for kind, neighbours in groupby(indexes, key=lambda index: type(batch[index].request)):
+        together: list[int] = []
+        jobs: set[tuple[str, str | None]] = set()
+        for index in neighbours:
+            job = (batch[index].tenant, batch[index].key)
+            if kind not in _ANY_JOBS and job in jobs:
+                yield together
+                together, jobs = [], set()
+            together.append(index)
+            jobs.add(job)
+        if together:
+            yield together
+
+
+def _name(received: ReceivedRequest) -> tuple[str, str] | None:
+    request_id = received.request.request_id
+    return None if request_id is None else (received.tenant, request_id)
+
+
+def _find_replies(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[tuple[str, str], tuple[bytes, Reply]]:
+    """Return the stored replies of this batch's request_ids, each with the hash of its request."""
+    names = [name for received in batch if (name := _name(received)) is not None]
     if not names:
         return {}
-    asked = {
+    params = {
         "tenants": texts([tenant for tenant, _ in names]),
         "request_ids": texts([request_id for _, request_id in names]),
     }
-    rows = cast("list[tuple[str, str, bytes, bytes]]", connection.execute(_FIND_ANSWERS, asked, binary=True).fetchall())
+    found = connection.execute(_FIND_ANSWERS, params, binary=True).fetchall()
+    rows = cast("list[tuple[str, str, bytes, bytes]]", found)
     return {(tenant, name): (body_hash, decode(reply, Reply)) for tenant, name, body_hash, reply in rows}
 
 
-def _again(incoming: Incoming, body_hash: bytes, first: Reply) -> Reply:
-    if body_hash not in (incoming.body_hash(), incoming.former_body_hash()):
-        return rejected(incoming, RequestConflict(incoming.request.request_id or ""))
+def _first_reply(received: ReceivedRequest, body_hash: bytes, first: Reply) -> Reply:
+    if body_hash not in (received.body_hash(), received.model_body_hash()):
+        return rejected(received, RequestConflict(received.request.request_id or ""))
     return first
 
 
-def _store(connection: Conn, answered: Sequence[tuple[Incoming, Reply | None]]) -> None:
-    named = [(incoming, reply) for incoming, reply in answered if incoming.request.request_id and reply]
+def _store(connection: Conn, replied: Sequence[tuple[ReceivedRequest, Reply | None]]) -> None:
+    named = [(received, reply) for received, reply in replied if received.request.request_id and reply]
     if not named:
         return
-    # In one order, as whoever else stores some of them waits for ours.
+    # In one order, since another transaction that stores one of them waits for this one.
     named.sort(key=lambda pair: (pair[0].tenant, pair[0].request.request_id))
     created_at = instant(read_now(connection))
-    rows = (_answer(incoming, reply) + created_at for incoming, reply in named)
+    rows = (_reply_columns(received, reply) + created_at for received, reply in named)
     try:
-        copy_rows(connection, _COPY_ANSWERS, rows)
+        copy_rows(connection, _COPY_REPLIES, rows)
     except psycopg.errors.UniqueViolation as error:
-        message = "a request of this batch was answered by somebody else at the same moment"
+        message = "another transaction replied to a request of this batch at the same time"
         raise Unavailable(message) from error
 
 
-def _answer(incoming: Incoming, reply: Reply) -> bytes:
-    named = text(incoming.tenant) + text(incoming.request.request_id)
-    return b"".join((_ANSWER, named, bytea(incoming.body_hash()), bytea(encode(reply))))
+def _reply_columns(received: ReceivedRequest, reply: Reply) -> bytes:
+    name = text(received.tenant) + text(received.request.request_id)
+    return b"".join((_REPLY, name, bytea(received.body_hash()), bytea(encode(reply))))
 
 
-def _counted(answers: Sequence[Reply | None]) -> list[Reply]:
-    replies = [reply for reply in answers if reply is not None]
-    assert len(replies) == len(answers)  # noqa: S101 - every request has its answer
-    for (kind, status), number in Counter((reply.type, reply.status) for reply in replies).items():
+def _counted(replies: Sequence[Reply | None]) -> list[Reply]:
+    complete = [reply for reply in replies if reply is not None]
+    assert len(complete) == len(replies)  # noqa: S101 - each request has a reply
+    for (kind, status), number in Counter((reply.type, reply.status) for reply in complete).items():
         metrics.count("requests", number, kind, status)
-    return replies
+    return complete

@@ -21,7 +21,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownBackfill,
 from tidewheel.ids import hashed_id, run_range
 from tidewheel.intake.backfill_range import Found, find_occurrences
 from tidewheel.intake.locks import job_id_of, lock_jobs, read_now
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResume, JobBackfill
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -55,47 +55,47 @@ class _Job:
     last_made_at: datetime | None
 
 
-def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Accept backfills, in the caller's transaction; an answer for each request, in their order."""
-    ids = sorted({job_id_of(incoming) for incoming in batch})
+    ids = sorted({job_id_of(received) for received in batch})
     lock_jobs(connection, installation, batch)  # their timers too: a pause of one may be next in the transaction
     with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
         found = cursor.execute(_READ_BACKFILLED_JOBS, {"job_ids": ids})
         jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
-    return [_answer(connection, installation, incoming, jobs.get(job_id_of(incoming))) for incoming in batch]
+    return [_answer(connection, installation, received, jobs.get(job_id_of(received))) for received in batch]
 
 
-def _answer(connection: Conn, installation: Installation, incoming: Incoming, job: _Job | None) -> Reply:
-    request = incoming.request
+def _answer(connection: Conn, installation: Installation, received: ReceivedRequest, job: _Job | None) -> Reply:
+    request = received.request
     assert isinstance(request, JobBackfill)  # noqa: S101 - by accept's table
     if job is None:
-        return rejected(incoming, UnknownJob(incoming.tenant, incoming.key or ""))
-    backfill_id = _backfill_id(incoming, job.job_id)
+        return rejected(received, UnknownJob(received.tenant, received.key or ""))
+    backfill_id = _backfill_id(received, job.job_id)
     known = connection.execute(_FIND_BACKFILL, {"backfill_id": backfill_id}, binary=True).fetchone()
     if known and not request.dry_run:
-        return _accepted(incoming, job, occurrences=known[0], backfill_id=str(backfill_id), unchanged=True)
+        return _accepted(received, job, occurrences=known[0], backfill_id=str(backfill_id), unchanged=True)
     now = read_now(connection)
     try:
         _ensure_few(job, request)
         found = find_occurrences(connection, job.job_id, job.version, request, now=now)
     except Refused as refused:
-        return rejected(incoming, refused)
+        return rejected(received, refused)
     if request.dry_run:
-        return _accepted(incoming, job, occurrences=found.wanted)
+        return _accepted(received, job, occurrences=found.wanted)
     backfill = _backfill(backfill_id, request, job, found, _made_at(job, now))
     connection.execute(_ADD_BACKFILL, asdict(backfill))
     tell_backfill(
         connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
     )
-    return _accepted(incoming, job, occurrences=found.wanted, backfill_id=str(backfill_id))
+    return _accepted(received, job, occurrences=found.wanted, backfill_id=str(backfill_id))
 
 
-def _accepted(incoming: Incoming, job: _Job, **facts: object) -> Reply:
-    return accepted(incoming, job_id=str(job.job_id), job_version=job.version, **facts)
+def _accepted(received: ReceivedRequest, job: _Job, **facts: object) -> Reply:
+    return accepted(received, job_id=str(job.job_id), job_version=job.version, **facts)
 
 
-def _backfill_id(incoming: Incoming, job_id: UUID) -> UUID:
-    seed = incoming.seed()
+def _backfill_id(received: ReceivedRequest, job_id: UUID) -> UUID:
+    seed = received.seed()
     return hashed_id(b"backfill%b%b" % (job_id.bytes, seed)) if seed else uuid4()
 
 
@@ -146,28 +146,36 @@ _UNBEGUN = [RunState.QUEUED, RunState.BUFFERED]
 _REASON = "backfill_cancelled"
 
 
-def apply_backfill_pauses(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_backfill_pauses(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+) -> list[Reply]:
     """Pause backfills, in the caller's transaction; an answer for each request, in their order."""
-    return [_move(connection, installation, incoming, (BackfillState.RUNNING,)) for incoming in batch]
+    return [_move(connection, installation, received, (BackfillState.RUNNING,)) for received in batch]
 
 
-def apply_backfill_resumes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_backfill_resumes(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+) -> list[Reply]:
     """Resume backfills, in the caller's transaction; an answer for each request, in their order."""
-    return [_move(connection, installation, incoming, (BackfillState.PAUSED,)) for incoming in batch]
+    return [_move(connection, installation, received, (BackfillState.PAUSED,)) for received in batch]
 
 
-def apply_backfill_cancels(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_backfill_cancels(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+) -> list[Reply]:
     """Cancel backfills, in the caller's transaction; an answer for each request, in their order."""
     sources = (BackfillState.RUNNING, BackfillState.PAUSED)
-    return [_move(connection, installation, incoming, sources) for incoming in batch]
+    return [_move(connection, installation, received, sources) for received in batch]
 
 
-def _move(connection: Conn, installation: Installation, incoming: Incoming, sources: Sequence[BackfillState]) -> Reply:
-    request = incoming.request
+def _move(
+    connection: Conn, installation: Installation, received: ReceivedRequest, sources: Sequence[BackfillState]
+) -> Reply:
+    request = received.request
     assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by accept's table
-    found = _lock(connection, UUID(request.backfill_id), incoming.tenant)
+    found = _lock(connection, UUID(request.backfill_id), received.tenant)
     if found is None:
-        return rejected(incoming, UnknownBackfill(request.backfill_id))
+        return rejected(received, UnknownBackfill(request.backfill_id))
     state = BackfillState(found.state)
     changed = state in sources
     row = connection.execute(_READ_JOB_KEY, {"job_id": found.job_id}, binary=True).fetchone()
@@ -176,7 +184,7 @@ def _move(connection: Conn, installation: Installation, incoming: Incoming, sour
         state = _target(request)
         _write(connection, installation, found, state, job_key=key, reason=request.reason)
     return accepted(
-        incoming,
+        received,
         key=key,
         job_id=str(found.job_id),
         backfill_id=request.backfill_id,

@@ -13,8 +13,8 @@ from tidewheel.errors import Unavailable
 from tidewheel.intake.apply import unknown_tenant, unknown_tenants
 from tidewheel.intake.locks import read_now
 from tidewheel.intake.new_job_rows import write_new_jobs
-from tidewheel.intake.new_jobs import Beginnings, NewJob, find_jobs, new_job
-from tidewheel.intake.request import Incoming, rejected
+from tidewheel.intake.new_jobs import NewJob, ScheduleStarts, find_jobs, new_job
+from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.submit import apply_submits
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
@@ -36,7 +36,9 @@ class Loaded:
     refused: dict[int, Reply]
 
 
-def load_jobs(connection: Conn, installation: Installation, batch: Sequence[Incoming], *, told: bool = False) -> Loaded:
+def load_jobs(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, told: bool = False
+) -> Loaded:
     """Make the jobs of a batch that there are not yet, in the caller's transaction.
 
     Args:
@@ -50,25 +52,25 @@ def load_jobs(connection: Conn, installation: Installation, batch: Sequence[Inco
     """
     unknown = unknown_tenants(connection, batch)
     refused = {
-        position: rejected(incoming, unknown_tenant(incoming.tenant))
-        for position, incoming in enumerate(batch)
-        if incoming.tenant in unknown
+        position: rejected(received, unknown_tenant(received.tenant))
+        for position, received in enumerate(batch)
+        if received.tenant in unknown
     }
     first: dict[UUID, int] = {}
-    for position, incoming in enumerate(batch):
+    for position, received in enumerate(batch):
         if position not in refused:
-            first.setdefault(incoming.job_id, position)
+            first.setdefault(received.job_id, position)
     found = find_jobs(connection, first)
-    beginnings = Beginnings(read_now(connection), spread=True)
+    starts = ScheduleStarts(read_now(connection), spread=True)
     plain: list[NewJob] = []
     others: list[int] = []
     for position in _without(first, found):
-        job = new_job(batch[position], beginnings)
+        job = new_job(batch[position], starts)
         if job is None:
             others.append(position)
         else:
             plain.append(job)
-    if not write_new_jobs(connection, installation, plain, beginnings.now, told=told):
+    if not write_new_jobs(connection, installation, plain, starts.now, told=told):
         message = "somebody else made one of these jobs at the same moment"
         raise Unavailable(message)
     submits = [batch[at] for at in others]

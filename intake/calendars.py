@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id, read_now, settle
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut
 from tidewheel.jobs.spec import JobSpec
@@ -64,14 +64,14 @@ class _Row:
     source: str | None
 
 
-def apply_calendar_puts(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_calendar_puts(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Make or replace calendars, in the caller's transaction; an answer for each request, in their order."""
-    return [_put(connection, installation, incoming) for incoming in batch]
+    return [_put(connection, installation, received) for received in batch]
 
 
-def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Remove calendars that no job names, in the caller's transaction; an answer for each request, in their order."""
-    return [_delete(connection, incoming) for incoming in batch]
+    return [_delete(connection, received) for received in batch]
 
 
 def hold_calendars(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
@@ -124,35 +124,35 @@ def write_job_calendars(connection: Conn, named: Mapping[UUID, tuple[str, Iterab
         connection.execute(_ADD_JOB_CALENDARS, columns)
 
 
-def _put(connection: Conn, installation: Installation, incoming: Incoming) -> Reply:
-    request = incoming.request
+def _put(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
+    request = received.request
     assert isinstance(request, CalendarPut)  # noqa: S101 - by accept's table
-    row = _enter(connection, incoming.tenant, request.name)
+    row = _enter(connection, received.tenant, request.name)
     wanted = DaySet(frozenset(request.days), frozenset(request.weekdays))
     if row.version and (row.days, row.source) == (wanted, request.source):
-        return accepted(incoming, unchanged=True)
+        return accepted(received, unchanged=True)
     columns: dict[str, object] = {
-        "tenant": incoming.tenant,
+        "tenant": received.tenant,
         "name": request.name,
         "days": sorted(wanted.days),
         "weekdays": sorted(wanted.weekdays),
         "source": request.source,
         "since": None,
     }
-    jobs = _jobs_of(connection, incoming.tenant, request.name) if row.version and row.days != wanted else []
+    jobs = _jobs_of(connection, received.tenant, request.name) if row.version and row.days != wanted else []
     if not jobs:
         columns["since"] = _since(row, wanted, read_now(connection))
         connection.execute(_UPDATE_CALENDAR, columns)
-        return accepted(incoming)
+        return accepted(received)
     if len(jobs) > MOST_JOBS:
-        return rejected(incoming, _too_many(len(jobs)))
+        return rejected(received, _too_many(len(jobs)))
     locked = lock_jobs_by_id(connection, installation, jobs)
     standing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
     settle(connection, installation, locked, standing_jobs, pauses_go_on=standing_jobs)
     columns["since"] = _since(row, wanted, locked.now)
     connection.execute(_UPDATE_CALENDAR, columns)
     _set_anew(connection, installation, locked)
-    return accepted(incoming)
+    return accepted(received)
 
 
 def _too_many(jobs: int) -> InvalidInput:
@@ -168,20 +168,20 @@ def _since(row: _Row, wanted: DaySet, now: datetime) -> datetime | None:
     return now if row.version and any((day in row.days) != (day in wanted) for day in days) else None
 
 
-def _delete(connection: Conn, incoming: Incoming) -> Reply:
-    request = incoming.request
+def _delete(connection: Conn, received: ReceivedRequest) -> Reply:
+    request = received.request
     assert isinstance(request, CalendarDelete)  # noqa: S101 - by accept's table
-    columns = {"tenant": incoming.tenant, "name": request.name}
+    columns = {"tenant": received.tenant, "name": request.name}
     if connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone() is None:
-        remedy = _instead(request.name, _names(connection, incoming.tenant))
-        return rejected(incoming, UnknownCalendar(incoming.tenant, request.name, remedy))
+        remedy = _instead(request.name, _names(connection, received.tenant))
+        return rejected(received, UnknownCalendar(received.tenant, request.name, remedy))
     found = connection.execute(_NAME_CALENDAR_JOBS, columns, binary=True).fetchone()
     if found is not None:
         key, jobs = found
         problem = f"{jobs} jobs name it, {key!r} first" if jobs != 1 else f"the job {key!r} names it"
-        return rejected(incoming, InvalidInput([FieldError("name", problem, "leave it out of them, or delete them")]))
+        return rejected(received, InvalidInput([FieldError("name", problem, "leave it out of them, or delete them")]))
     connection.execute(_DELETE_CALENDAR, columns)
-    return accepted(incoming)
+    return accepted(received)
 
 
 def _enter(connection: Conn, tenant: str, name: str) -> _Row:

@@ -18,9 +18,9 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
-from tidewheel.intake.lock_wait import still_open, wait_for_runs
+from tidewheel.intake.lock_wait import still_open, try_lock_runs
 from tidewheel.intake.locks import job_id_of, read_now
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import RunCancel, RunsCancel
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
@@ -40,10 +40,10 @@ _WANT_CANCEL = _SQL["want_cancel"]
 _ASKED = "asked"  # the reason where none is given
 
 
-def apply_cancels(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_cancels(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Cancel runs, in the caller's transaction; an answer for each request, in their order."""
     cancels = _Cancels(connection, installation)
-    return [cancels.apply(incoming) for incoming in batch]
+    return [cancels.apply(received) for received in batch]
 
 
 class _Cancels:
@@ -53,13 +53,13 @@ class _Cancels:
         self._connection, self._installation = connection, installation
         self._patient = True
 
-    def apply(self, incoming: Incoming) -> Reply:
-        request = incoming.request
+    def apply(self, received: ReceivedRequest) -> Reply:
+        request = received.request
         assert isinstance(request, RunCancel)  # noqa: S101 - by accept's table
-        columns: dict[str, object] = {"run_id": UUID(request.run_id), "tenant": incoming.tenant}
+        columns: dict[str, object] = {"run_id": UUID(request.run_id), "tenant": received.tenant}
         known = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
         if known is None:
-            return rejected(incoming, UnknownRun(request.run_id))
+            return rejected(received, UnknownRun(request.run_id))
         job_id, version, final = known
         # The open row tells; without one the run is over, and job_runs has been told while we waited for the lock.
         state = self._cancel(columns, request.reason or _ASKED)
@@ -67,7 +67,7 @@ class _Cancels:
             again = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
             state = RunState(str(again[2] if again else final))
         return accepted(
-            incoming, job_id=str(job_id), job_version=version, run_id=request.run_id, run_status=state.value
+            received, job_id=str(job_id), job_version=version, run_id=request.run_id, run_status=state.value
         )
 
     def _cancel(self, columns: dict[str, object], reason: str) -> RunState | None:
@@ -75,7 +75,7 @@ class _Cancels:
         run_id = cast("UUID", columns["run_id"])
         found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
         if found is None and still_open(self._connection, [run_id]):
-            self._patient = self._patient and wait_for_runs(self._connection, [run_id])
+            self._patient = self._patient and try_lock_runs(self._connection, [run_id])
             found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
         if found is None:
             return self._want(columns, reason)
@@ -109,10 +109,10 @@ _ADD_CANCELLATION = _SQL["add_cancellation"]
 MOST_JOBS = 10_000  # of one cancellation by labels: they are written down one by one, in a few hundredths of a second
 
 
-def apply_cancel_filters(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_cancel_filters(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Write cancellations, in the caller's transaction; an answer for each request, in their order."""
     del installation
-    return [_apply(connection, incoming) for incoming in batch]
+    return [_apply(connection, received) for received in batch]
 
 
 def hold_claims(connection: Conn) -> None:
@@ -120,24 +120,24 @@ def hold_claims(connection: Conn) -> None:
     connection.execute(_HOLD_CLAIMS)
 
 
-def _apply(connection: Conn, incoming: Incoming) -> Reply:
-    request = incoming.request
+def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
+    request = received.request
     assert isinstance(request, RunsCancel)  # noqa: S101 - by accept's table
     try:
-        job = _job(connection, incoming, request)
-        labelled = _labelled(connection, incoming.tenant, request)
+        job = _job(connection, received, request)
+        labelled = _labelled(connection, received.tenant, request)
         created_before = _made_before(request, read_now(connection))
     except Refused as refused:
-        return rejected(incoming, refused)
+        return rejected(received, refused)
     number = _number(connection)
     if labelled:
-        columns: dict[str, object] = {"id": number, "tenant": incoming.tenant, "job_ids": labelled}
+        columns: dict[str, object] = {"id": number, "tenant": received.tenant, "job_ids": labelled}
         connection.execute(_ADD_CANCELLED_JOBS, columns)
     # As late as can be: nobody claims anything from here to the commit.
     hold_claims(connection)
     columns = {
         "id": number,
-        "tenant": incoming.tenant,
+        "tenant": received.tenant,
         "job_id": job,
         "labels": Jsonb(request.labels) if request.labels else None,
         "queue": request.queue,
@@ -149,16 +149,16 @@ def _apply(connection: Conn, incoming: Incoming) -> Reply:
         "reason": request.reason,
     }
     connection.execute(_ADD_CANCELLATION, columns)
-    return accepted(incoming, job_id=str(job) if job else None, cancellation_id=number)
+    return accepted(received, job_id=str(job) if job else None, cancellation_id=number)
 
 
-def _job(connection: Conn, incoming: Incoming, request: RunsCancel) -> UUID | None:
+def _job(connection: Conn, received: ReceivedRequest, request: RunsCancel) -> UUID | None:
     if request.key is None:
         return None
-    job = job_id_of(incoming)
+    job = job_id_of(received)
     # Also a deleted one: its runs that had begun go on.
     if connection.execute(_READ_JOB_KEY, {"job_id": job}).fetchone() is None:
-        raise UnknownJob(incoming.tenant, request.key)
+        raise UnknownJob(received.tenant, request.key)
     return job
 
 

@@ -1,10 +1,8 @@
-"""Reads requests, or targets' replies, exactly once: a batch and its offsets are one transaction.
+"""Read requests, or targets' replies, exactly once: each batch is applied in the transaction that stores its offsets.
 
-The offsets that count lie in `intake_offsets`, under an epoch that every assignment raises: what a previous owner still
-tries to commit hits no row. A batch that fails on its data is repeated request by request, and the one that fails is
-rejected; one that takes longer than the database allows is repeated in halves, down to the request that does so alone.
-A request that needs what a transaction of somebody else has in hand waits with its own partition, and no other.
-Any other error rejects nobody and is tried again. Kafka's own commits are for lag tools and never read back.
+The offsets that count are rows of `intake_offsets`. Each assignment raises the partition's epoch, so the transaction of
+a previous owner updates no row. `Member._recover` lists the failures and what the member does about each. The offsets
+committed to Kafka serve lag tools only and are never read back.
 """
 
 import logging
@@ -13,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
-from typing import Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 from uuid import uuid4
 
 import psycopg
@@ -22,10 +20,10 @@ from confluent_kafka.admin import AdminClient
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.intake.batch import Apart, TooLong, origin_of, take_in
-from tidewheel.intake.lock_wait import Busy
+from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, origin_of
+from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.locks import read_now
-from tidewheel.intake.offsets import Fenced, HeldBack, Partition, Places, ends_of, partition_of
+from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, ends_of, partition_of
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.postgres.notify import Channel, Notifier
@@ -45,37 +43,51 @@ _FORGET_ANSWERS = Statements("tidewheel.intake")["forget_answers"]
 
 _POLL_SECONDS = 0.2
 _KAFKA_SECONDS = 10.0
-_KEEP_HOUSE_SECONDS = 60.0
-# A batch that cannot be written for so long is let go with its partitions, well before the group would evict this
-# member for not polling (five minutes).
+_HOUSEKEEPING_SECONDS = 60.0
+# A member that cannot write a batch for so long leaves the group, before the group evicts it for not polling (300 s).
 _GIVE_UP_SECONDS = 60.0
-_JOIN_ANEW_SECONDS = 0.2  # joining takes longer than that by itself
+_REJOIN_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
-_TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, and what a try takes
-# A request is rejected when it has so often taken too long alone: the first time the database may just have been slow.
-_TOO_LONG_TIMES = 2
-_FORGOTTEN_AT_ONCE = 5000  # the LIMIT of forget_answers: where it was reached, there is more
+_TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plus the duration of one try
+# A request is rejected after so many timeouts alone: the first may be due to a slow database.
+_MAX_TIMEOUTS = 2
+_PURGE_LIMIT = 5000  # the LIMIT of forget_answers: more rows are due when it was reached
 
 
 _Address: TypeAlias = tuple[Partition, int]  # of one message
 
 
-class _Described(Protocol):
+class _TopicDescription(Protocol):
     topic_id: object
 
 
+class _Piece(NamedTuple):
+    """Messages that are applied in one transaction; with `refusal`, they are rejected instead."""
+
+    messages: Sequence[Message]
+    refusal: Exception | None = None
+
+
+class _Recovery(NamedTuple):
+    """The limits of one try to apply a batch, and the messages that were pending when its piece was cut."""
+
+    patience: Patience
+    give_up_at: float
+    pending: Sequence[Message]
+
+
 class Member:
-    """One member of the group that reads one topic, on the thread that runs it.
+    """One member of the consumer group of one topic, on its own thread.
 
     Args:
-        settings: The batch.
+        settings: The batch size and the retention of replies.
         url: The database.
         kafka: The brokers.
-        topic: What it reads.
-        number: Which of those that read this topic in this process, from 1.
-        skew: What this process knows of its clock.
+        topic: The topic it reads.
+        number: Its number among this process's members for this topic, from 1.
+        skew: The clock skew of this process.
         installation: Shards, topics, encoding.
-        stop: The wish to stop.
+        stop: The shutdown flag.
     """
 
     def __init__(
@@ -91,23 +103,23 @@ class Member:
         stop: Stop,
     ) -> None:
         self._name = f"intake of {topic}, member {number}"
-        self._trouble = _NO_TROUBLE  # what kept it from its work last, and when
+        self._trouble = _NO_TROUBLE  # the last error that ended a membership, and its time
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
         self._topic, self._group = topic, group_of(topic, installation)
         self._session = Session(url, "tidewheel-intake", options=BY_KEY)
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
         self._skew = skew
-        self._places = Places(self._owner, {})
-        self._held = HeldBack()
+        self._offsets = StoredOffsets(self._owner, {})
+        self._deferred = DeferredPartitions()
         self._paused: set[Partition] = set()
-        self._next_house = 0.0
-        # Both outlive the membership: a batch that takes too long costs it, and must not come back whole.
-        self._most = settings.intake_batch
-        self._too_long: dict[_Address, int] = {}
+        self._next_housekeeping = 0.0
+        # Both outlive the membership: a timeout can end it, and the batch must not be tried again at its full size.
+        self._batch_size = settings.intake_batch
+        self._timeouts: dict[_Address, int] = {}
 
     def run(self) -> None:
-        """Take in requests until asked to stop."""
+        """Process messages until shutdown is requested."""
         patience = Patience(self._stop, self._name)
         health.requires(self._name, self.why_not_ready)
         try:
@@ -115,10 +127,10 @@ class Member:
                 try:
                     self._membership(patience)
                 except Fenced as error:
-                    # That partitions change hands is no trouble, and nothing works again after it.
+                    # A rebalance is no failure, and does not end the backoff: no work has succeeded since.
                     level = logging.INFO if error.__cause__ is None else logging.WARNING
-                    _LOG.log(level, "%s joins anew: %s", self._name, error)
-                    self._stop.wait(_JOIN_ANEW_SECONDS)
+                    _LOG.log(level, "%s joins its group again: %s", self._name, error)
+                    self._stop.wait(_REJOIN_SECONDS)
                 except (Unavailable, KafkaException) as error:
                     self._trouble = str(error), monotonic_seconds()
                     patience.wait(error)
@@ -128,29 +140,29 @@ class Member:
             self._session.close()
 
     def why_not_ready(self) -> str | None:
-        """What keeps it from its work, until it has partitions again.
+        """Return the last error, until partitions are assigned again.
 
-        One that has none given is well too: what it met is told for a while only.
+        A member without partitions is ready too, so an error is reported for 30 s only.
         """
         what, at = self._trouble
         return what if monotonic_seconds() - at < _TROUBLED_SECONDS else None
 
     def _membership(self, patience: Patience) -> None:
-        """One membership of the group: from joining to whatever ends it."""
-        self._places = Places(self._owner, {self._topic: self._read_topic_id()})
-        self._held, self._paused = HeldBack(), set()
+        """Join the group and process messages until an error or a shutdown."""
+        self._offsets = StoredOffsets(self._owner, {self._topic: self._read_topic_id()})
+        self._deferred, self._paused = DeferredPartitions(), set()
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
-        client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_gone, on_lost=self._on_gone)
+        client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
         try:
             while not self._stop.asked():
                 health.turns(self._name)
                 if messages := self._poll(client):
-                    self._take_in(client, messages)
-                if messages := self._held.take():
-                    self._take_in(client, messages)
+                    self._process(client, messages)
+                if messages := self._deferred.take():
+                    self._process(client, messages)
                 patience.over()
-                self._keep_house()
+                self._housekeeping()
         finally:
             client.close()
 
@@ -163,129 +175,155 @@ class Member:
         for message in messages:
             error = message.error()
             if error is None:
-                # What was read under an assignment that is gone, or before the place we stand at, is not ours.
-                if self._places.ahead(message):
+                # Kafka may still deliver messages of a revoked assignment, or from before the stored offset.
+                if self._offsets.is_pending(message):
                     good.append(message)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self._leave_out(client, message, error)
+                self._abandon_partition(client, message, error)
             elif error.code() != KafkaError._PARTITION_EOF:
                 text = f"{message.topic()}: {error.str()}"
                 raise Unavailable(text)
         return good
 
-    def _leave_out(self, client: Consumer, message: Message, error: KafkaError) -> None:
-        """One partition whose place is not in the topic is left alone; the others go on."""
+    def _abandon_partition(self, client: Consumer, message: Message, error: KafkaError) -> None:
+        """Pause a partition whose stored offset is not in the topic; the other partitions go on."""
         topic, number = partition_of(message)
-        self._places.forget((topic, number))
+        self._offsets.drop((topic, number))
         client.pause([TopicPartition(topic, number)])
         metrics.count("intake_partitions_abandoned")
         _LOG.error(
-            "%s/%d is left alone: its stored offset is not in the topic (%s), requests have expired unread. Decide"
-            " where to go on, set next_offset in intake_offsets, and restart intake",
+            "%s/%d is paused: its stored offset is not in the topic (%s), requests have expired unread. Set the"
+            " next_offset to continue from in intake_offsets, and restart intake",
             topic,
             number,
             error.str(),
         )
 
-    def _take_in(self, client: Consumer, messages: Sequence[Message]) -> None:
-        self._apply_patiently(messages)
-        # Nothing more is read of what is held back.
-        held = set(self._held.partitions)
-        client.pause([TopicPartition(*partition) for partition in held - self._paused])
-        client.resume([TopicPartition(*partition) for partition in self._paused - held])
-        self._paused = held
-        self._commit(client, self._places.stand({partition_of(message) for message in messages}))
+    def _process(self, client: Consumer, messages: Sequence[Message]) -> None:
+        self._apply_with_recovery(messages)
+        # Nothing more is read from a deferred partition.
+        deferred = set(self._deferred.partitions)
+        client.pause([TopicPartition(*partition) for partition in deferred - self._paused])
+        client.resume([TopicPartition(*partition) for partition in self._paused - deferred])
+        self._paused = deferred
+        self._commit(client, self._offsets.next_offsets({partition_of(message) for message in messages}))
 
-    def _apply_patiently(self, messages: Sequence[Message]) -> None:
+    def _apply_with_recovery(self, messages: Sequence[Message]) -> None:
+        """Apply messages in pieces of one transaction each; `_recover` handles every failure."""
         failpoint("intake.received")
         patience = Patience(self._stop, "applying requests")
-        since = monotonic_seconds()
-        # What comes after a message that is held back is held back too.
-        self._held.add([message for message in messages if message in self._held])
-        while left := [message for message in messages if self._places.ahead(message) and message not in self._held]:
-            piece = left[: self._most]
-            try:
-                self._apply(piece, self._given_up(piece))
-            except CommitUnknown as error:
-                raise Fenced(str(error)) from error
-            except Busy as error:
-                self._hold_back(left, error)
-                continue
-            except Unavailable as error:
-                if is_time_limit(error):
-                    self._take_less(piece, error)
-                if self._stop.asked() or monotonic_seconds() - since > _GIVE_UP_SECONDS:
-                    raise Fenced(str(error)) from error
-                patience.wait(error)
-                continue
-            patience.over()
-            self._most = min(2 * self._most, self._settings.intake_batch)
-        self._too_long.clear()
+        give_up_at = monotonic_seconds() + _GIVE_UP_SECONDS
+        self._deferred.add([message for message in messages if message in self._deferred])
+        while pending := self._pending(messages):
+            recovery = _Recovery(patience, give_up_at, pending)
+            pieces = [self._first_piece(pending)]
+            while pieces:
+                piece = pieces.pop(0)
+                try:
+                    self._apply_piece(piece)
+                except Exception as error:  # noqa: BLE001 - what `_recover` does not handle, it raises
+                    instead = self._recover(error, piece, recovery)
+                    if instead is None:
+                        break
+                    pieces[:0] = instead
+            else:
+                patience.over()
+                self._batch_size = min(2 * self._batch_size, self._settings.intake_batch)
+        self._timeouts.clear()
 
-    def _hold_back(self, messages: Sequence[Message], error: Busy) -> None:
-        for origin in error.origins:
+    def _recover(self, failure: Exception, failed: _Piece, recovery: _Recovery) -> list[_Piece] | None:
+        """Handle the failure of a piece.
+
+        | Failure | What the member does |
+        | --- | --- |
+        | another member owns the partition | leaves the group, joins again, and reads the stored offsets |
+        | the result of a COMMIT is unknown | the same |
+        | another transaction holds a row | defers the request's partition; the other partitions go on |
+        | a request needs its own transaction | applies it alone, in its place |
+        | a statement or transaction timeout | halves the batch; rejects a request that times out alone twice |
+        | the database is unavailable | retries for 60 s, then leaves the group |
+        | data that does not fit, or a fault of ours | applies each request alone; rejects the one that fails alone |
+
+        Returns:
+            The pieces to apply in its place; None to begin again with what is still pending.
+        """
+        if isinstance(failure, psycopg.Error) and not is_data_fault(failure):
+            failure = _unavailable(failure)
+        match failure:
+            case Fenced():
+                raise failure
+            case CommitUnknown():
+                raise Fenced(str(failure)) from failure
+            case RowLocked():
+                self._defer(recovery.pending, failure)
+                return None
+            case NeedsOwnTransaction():
+                return [_Piece(messages) for messages in _cut(failed.messages, failure.messages)]
+            case Unavailable():
+                if is_time_limit(failure):
+                    self._halve_batch(failed.messages, failure)
+                if self._stop.asked() or monotonic_seconds() > recovery.give_up_at:
+                    raise Fenced(str(failure)) from failure
+                recovery.patience.wait(failure)
+                return None
+            case _ if len(failed.messages) > 1:
+                count = len(failed.messages)
+                _LOG.warning("a batch of %d requests failed (%s); applying them one by one", count, failure)
+                return [_Piece([message]) for message in failed.messages]
+            case _ if failed.refusal is None or isinstance(failed.refusal, RequestTimedOut):
+                _LOG.exception("a request failed and is rejected", extra={"origin": origin_of(failed.messages[0])})
+                return [_Piece(failed.messages, failure)]
+            case _:
+                raise failure
+
+    def _pending(self, messages: Sequence[Message]) -> list[Message]:
+        return [message for message in messages if self._offsets.is_pending(message) and message not in self._deferred]
+
+    def _first_piece(self, pending: Sequence[Message]) -> _Piece:
+        messages = pending[: self._batch_size]
+        return _Piece(messages, self._final_refusal(messages))
+
+    def _defer(self, pending: Sequence[Message], locked: RowLocked) -> None:
+        for origin in locked.origins:
             partition = (origin.topic, origin.partition)
-            alike = [message for message in messages if partition_of(message) == partition]
-            behind = [message for message in alike if (message.offset() or 0) >= origin.offset]
-            self._held.add(behind)
-            _LOG.info("%s/%d waits with %d requests: %s", *partition, len(behind), error)
+            same_partition = [message for message in pending if partition_of(message) == partition]
+            deferred = [message for message in same_partition if (message.offset() or 0) >= origin.offset]
+            self._deferred.add(deferred)
+            _LOG.info("%s/%d is deferred with %d requests: %s", *partition, len(deferred), locked)
 
-    def _take_less(self, messages: Sequence[Message], error: Unavailable) -> None:
-        self._most = max(len(messages) // 2, 1)
+    def _halve_batch(self, messages: Sequence[Message], error: Unavailable) -> None:
+        self._batch_size = max(len(messages) // 2, 1)
         if len(messages) > 1:
-            _LOG.warning("%d requests took too long (%s); applying %d at once", len(messages), error, self._most)
+            _LOG.warning("%d requests took too long (%s); applying %d at once", len(messages), error, self._batch_size)
             return
         address = _address(messages[0])
-        self._too_long[address] = self._too_long.get(address, 0) + 1
+        self._timeouts[address] = self._timeouts.get(address, 0) + 1
 
-    def _given_up(self, messages: Sequence[Message]) -> TooLong | None:
-        """Why a request is to be rejected that has taken too long by itself."""
-        if len(messages) > 1 or self._too_long.get(_address(messages[0]), 0) < _TOO_LONG_TIMES:
+    def _final_refusal(self, messages: Sequence[Message]) -> RequestTimedOut | None:
+        """Return the refusal of a request that has timed out alone too often."""
+        if len(messages) > 1 or self._timeouts.get(_address(messages[0]), 0) < _MAX_TIMEOUTS:
             return None
         _LOG.error("a request takes too long and is rejected", extra={"origin": origin_of(messages[0])})
-        return TooLong()
+        return RequestTimedOut()
 
-    def _apply(self, messages: Sequence[Message], failure: TooLong | None = None) -> None:
-        # Those that an earlier try has applied one by one are behind us.
-        messages = [message for message in messages if self._places.ahead(message)]
-        if not messages:
-            return
-        try:
-            self._apply_at_once(messages, failure)
-        except (Fenced, Unavailable):
-            raise
-        except Apart as apart:
-            for piece in _cut(messages, apart.messages):
-                self._apply(piece)
-        except Exception as error:
-            if isinstance(error, psycopg.Error) and not is_data_fault(error):
-                raise Unavailable(str(error)) from error
-            if len(messages) > 1:
-                _LOG.warning("a batch of %d requests failed (%s); applying them one by one", len(messages), error)
-                for message in messages:
-                    self._apply([message])
-                return
-            _LOG.exception("a request failed and is rejected", extra={"origin": origin_of(messages[0])})
-            self._apply_at_once(messages, failure=error)
-
-    def _apply_at_once(self, messages: Sequence[Message], failure: Exception | None = None) -> None:
-        ends = ends_of(messages)
+    def _apply_piece(self, piece: _Piece) -> None:
+        ends = ends_of(piece.messages)
         with self._session.transaction() as connection:
-            self._places.move(connection, ends)
-            take_in(connection, self._installation, messages, failure, self._read_clock(connection))
+            self._offsets.store(connection, ends)
+            apply_batch(connection, self._installation, piece.messages, piece.refusal, self._read_clock(connection))
             failpoint("intake.before_commit")
         failpoint("intake.after_commit")
-        self._places.moved(ends)
+        self._offsets.committed(ends)
         self._notifier.poke(Channel.TIMERS)
         self._notifier.poke(Channel.OUTBOX)
         self._notifier.poke(Channel.SIGNALS)
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        patience = Patience(self._stop, "taking partitions")
+        patience = Patience(self._stop, "claiming partitions")
         while not self._stop.asked():
             try:
                 for partition in partitions:
-                    partition.offset = self._take(client, partition)
+                    partition.offset = self._claim(client, partition)
                 break
             except (Unavailable, KafkaException) as error:
                 patience.wait(error)
@@ -293,19 +331,19 @@ class Member:
         client.incremental_assign(partitions)
         self._trouble = _NO_TROUBLE
 
-    def _take(self, client: Consumer, partition: TopicPartition) -> int:
+    def _claim(self, client: Consumer, partition: TopicPartition) -> int:
         low, _ = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
         with self._session.transaction() as connection:
-            return self._places.take(connection, (partition.topic, partition.partition), low)
+            return self._offsets.claim(connection, (partition.topic, partition.partition), low)
 
-    def _on_gone(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        gone = {(partition.topic, partition.partition) for partition in partitions}
-        with suppress(KafkaException):  # of one that is lost there is nothing to resume
-            client.resume([TopicPartition(*partition) for partition in gone & self._paused])
-        self._paused -= gone
-        for partition in gone:
-            self._places.forget(partition)
-            self._held.forget(partition)
+    def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        revoked = {(partition.topic, partition.partition) for partition in partitions}
+        with suppress(KafkaException):  # a lost partition cannot be resumed
+            client.resume([TopicPartition(*partition) for partition in revoked & self._paused])
+        self._paused -= revoked
+        for partition in revoked:
+            self._offsets.drop(partition)
+            self._deferred.drop(partition)
 
     def _commit(self, client: Consumer, ends: Mapping[Partition, int]) -> None:
         if not ends:
@@ -314,12 +352,12 @@ class Member:
             offsets = [TopicPartition(topic, number, end) for (topic, number), end in ends.items()]
             client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            _LOG.info("offsets not told to Kafka (they are stored in the database): %s", error)
+            _LOG.info("offsets not committed to Kafka (they are stored in the database): %s", error)
 
     def _read_topic_id(self) -> str:
         admin = AdminClient({**self._kafka, "client.id": "tidewheel-intake-check", "log_level": 2})
         found = cast(
-            "dict[str, Future[_Described]]",
+            "dict[str, Future[_TopicDescription]]",
             admin.describe_topics(TopicCollection([self._topic]), request_timeout=_KAFKA_SECONDS),  # pyright: ignore[reportUnknownMemberType]
         )
         try:
@@ -328,27 +366,28 @@ class Member:
             message = f"{self._topic} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
             raise Unavailable(message) from error
 
-    def _keep_house(self) -> None:
-        if monotonic_seconds() >= self._next_house:
-            self._next_house = monotonic_seconds() + _KEEP_HOUSE_SECONDS
+    def _housekeeping(self) -> None:
+        """Delete expired replies, every 60 s or as long as there are more."""
+        if monotonic_seconds() >= self._next_housekeeping:
+            self._next_housekeeping = monotonic_seconds() + _HOUSEKEEPING_SECONDS
             with self._session.transaction() as connection:
                 self._read_clock(connection)
-                gone = connection.execute(_FORGET_ANSWERS, {"kept": self._settings.requests_kept}).rowcount
-            if gone == _FORGOTTEN_AT_ONCE:
-                self._next_house = 0.0
+                deleted = connection.execute(_FORGET_ANSWERS, {"kept": self._settings.requests_kept}).rowcount
+            if deleted == _PURGE_LIMIT:
+                self._next_housekeeping = 0.0
 
     def _read_clock(self, connection: Conn) -> datetime:
-        asked = monotonic_seconds()
+        since = monotonic_seconds()
         now = read_now(connection)
-        self._skew.saw(now, since=asked)
+        self._skew.saw(now, since=since)
         return now
 
 
 def group_of(topic: str, installation: Installation) -> str:
-    """The group that reads a topic.
+    """Return the consumer group of a topic.
 
-    One for each: a group that reads two deals out their partitions together, and one member may get most of the one.
-    Both names begin alike, for rules that grant a prefix.
+    Each topic has its own group. One group for both would assign the partitions of both topics together, and one member
+    could get most partitions of the requests. Both names have one prefix, for access rules that grant a prefix.
     """
     requests = f"{installation.topics.requests}.intake"
     return requests if topic == installation.topics.requests else f"{requests}.replies"
@@ -359,11 +398,17 @@ def _address(message: Message) -> _Address:
 
 
 def _cut(messages: Sequence[Message], alone: Sequence[Message]) -> list[list[Message]]:
-    """Messages in their order, with some of them alone."""
-    pieces: list[list[Message]] = [[]]
+    """Split messages in their order, each of `alone` into a part of its own."""
+    parts: list[list[Message]] = [[]]
     for message in messages:
         if message in alone:
-            pieces += [[message], []]
+            parts += [[message], []]
         else:
-            pieces[-1].append(message)
-    return [piece for piece in pieces if piece]
+            parts[-1].append(message)
+    return [part for part in parts if part]
+
+
+def _unavailable(error: psycopg.Error) -> Unavailable:
+    unavailable = Unavailable(str(error))
+    unavailable.__cause__ = error
+    return unavailable

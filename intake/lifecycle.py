@@ -17,7 +17,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, Vers
 from tidewheel.intake.calendars import write_job_calendars
 from tidewheel.intake.locks import JobRow, Locked, after_pause, job_id_of, lock_jobs, settle
 from tidewheel.intake.override_rules import forget_all
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
 from tidewheel.jobs.requests import JobDelete, JobPause
 from tidewheel.jobs.values import format_timestamp
@@ -40,10 +40,10 @@ _PAUSE_JOBS = _SQL["pause_jobs"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 
 
-def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Pause jobs, in the caller's transaction; an answer for each request, in their order."""
     locked = lock_jobs(connection, installation, batch)
-    asked = {job_id_of(incoming): incoming.request for incoming in batch if isinstance(incoming.request, JobPause)}
+    asked = {job_id_of(received): received.request for received in batch if isinstance(received.request, JobPause)}
     there = existing(locked, batch)
     refused = {job.job_id: error for job in there if (error := _until_refused(job, asked[job.job_id], locked))}
     jobs = [job for job in there if job.job_id not in refused and _changes(job, asked[job.job_id])]
@@ -79,14 +79,14 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[I
     connection.execute(_PAUSE_JOBS, columns)
     tell(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
     return [
-        rejected(incoming, refused[job_id_of(incoming)])
-        if job_id_of(incoming) in refused
-        else _answer(incoming, locked, changed=jobs, next_run_at={})
-        for incoming in batch
+        rejected(received, refused[job_id_of(received)])
+        if job_id_of(received) in refused
+        else _answer(received, locked, changed=jobs, next_run_at={})
+        for received in batch
     ]
 
 
-def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Resume jobs, in the caller's transaction; an answer for each request, in their order."""
     locked = lock_jobs(connection, installation, batch)
     jobs = [job for job in existing(locked, batch) if job.paused]
@@ -103,7 +103,7 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
     connection.execute(_RESUME_JOBS, {"job_ids": [job.job_id for job in jobs], "now": locked.now})
     tell(connection, installation, "job.resumed", jobs, now=locked.now, reasons={})
     following = next_instants(connection, [job.job_id for job in existing(locked, batch)])
-    return [_answer(incoming, locked, changed=jobs, next_run_at=following) for incoming in batch]
+    return [_answer(received, locked, changed=jobs, next_run_at=following) for received in batch]
 
 
 def _resumed(timer: LockedTimer, circumstances: Circumstances, now: datetime, *, waits: bool) -> Decision:
@@ -135,20 +135,20 @@ def _until_refused(job: JobRow, request: JobPause, locked: Locked) -> InvalidInp
     return None
 
 
-def existing(locked: Locked, batch: Sequence[Incoming]) -> list[JobRow]:
+def existing(locked: Locked, batch: Sequence[ReceivedRequest]) -> list[JobRow]:
     """The jobs of a batch that exist, each once."""
-    ids = dict.fromkeys(job_id_of(incoming) for incoming in batch)
+    ids = dict.fromkeys(job_id_of(received) for received in batch)
     return [locked.jobs[job] for job in ids if job in locked.jobs and locked.jobs[job].exists]
 
 
 def _answer(
-    incoming: Incoming, locked: Locked, *, changed: Sequence[JobRow], next_run_at: dict[UUID, datetime]
+    received: ReceivedRequest, locked: Locked, *, changed: Sequence[JobRow], next_run_at: dict[UUID, datetime]
 ) -> Reply:
-    job = locked.jobs.get(job_id_of(incoming))
+    job = locked.jobs.get(job_id_of(received))
     if job is None or not job.exists:
-        return rejected(incoming, UnknownJob(incoming.tenant, incoming.key or ""))
+        return rejected(received, UnknownJob(received.tenant, received.key or ""))
     return accepted(
-        incoming,
+        received,
         job_id=str(job.job_id),
         job_version=job.version,
         next_run_at=next_run_at.get(job.job_id),
@@ -164,10 +164,10 @@ _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
 _AT_ONCE = 1000  # runs cancelled by the request itself; tens of milliseconds
 
 
-def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Delete jobs, in the caller's transaction; an answer for each request, in their order."""
     locked = lock_jobs(connection, installation, batch, to_delete=True)
-    refused = {job_id_of(incoming): error for incoming in batch if (error := _refusal(incoming, locked)) is not None}
+    refused = {job_id_of(received): error for received in batch if (error := _refusal(received, locked)) is not None}
     jobs = [job for job in existing(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]
     settle(connection, installation, locked, ids, given_up=ids)
@@ -192,22 +192,22 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     retired = {"job_ids": ids, "versions": [job.version for job in jobs], "now": locked.now}
     connection.execute(_RETIRE_VERSIONS, retired)
     reasons = {
-        job_id_of(incoming): incoming.request.reason for incoming in batch if isinstance(incoming.request, JobDelete)
+        job_id_of(received): received.request.reason for received in batch if isinstance(received.request, JobDelete)
     }
     tell(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
     return [
-        rejected(incoming, refused[job_id_of(incoming)])
-        if job_id_of(incoming) in refused
-        else accepted(incoming, job_id=str(job_id_of(incoming)), job_version=locked.jobs[job_id_of(incoming)].version)
-        for incoming in batch
+        rejected(received, refused[job_id_of(received)])
+        if job_id_of(received) in refused
+        else accepted(received, job_id=str(job_id_of(received)), job_version=locked.jobs[job_id_of(received)].version)
+        for received in batch
     ]
 
 
-def _refusal(incoming: Incoming, locked: Locked) -> Refused | None:
-    request, job = incoming.request, locked.jobs.get(job_id_of(incoming))
+def _refusal(received: ReceivedRequest, locked: Locked) -> Refused | None:
+    request, job = received.request, locked.jobs.get(job_id_of(received))
     assert isinstance(request, JobDelete)  # noqa: S101 - by accept's table
     if job is None or not job.exists:
-        return UnknownJob(incoming.tenant, request.key)
+        return UnknownJob(received.tenant, request.key)
     if request.if_version is not None and request.if_version != job.version:
         return VersionConflict(request.if_version, job.version)
     return None

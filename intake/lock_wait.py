@@ -1,8 +1,8 @@
-"""Rows that somebody holds: they are waited for a moment, and never longer.
+"""Lock rows that a user's transaction may hold: wait for 200 ms at most.
 
-A user's own transaction holds the row of a run that it completes, and the keys of jobs that it triggers, for as long as
-the user likes. Nobody's request may stand behind that: whoever wants such a row takes it where it is free, waits a
-moment where it is not, as for a claim or an end under way, and then does without it.
+A user's own transaction holds the row of a run that it completes, and the keys of the jobs that it triggers. It can do
+so for hours, and no other request may wait for it. A request takes such a row if it is free. Otherwise it waits for
+200 ms, long enough for a claim or an end under way, and then goes on without the row.
 """
 
 from collections.abc import Iterable
@@ -12,57 +12,57 @@ from uuid import UUID
 import psycopg
 
 from tidewheel.errors import Unavailable
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import RequestOrigin
 
 _SQL = Statements("tidewheel.intake")
-_READ_PATIENCE = _SQL["read_patience"]
-_SET_PATIENCE = _SQL["set_patience"]
-_READ_OPEN = _SQL["read_open"]
+_READ_LOCK_TIMEOUT = _SQL["read_patience"]
+_SET_LOCK_TIMEOUT = _SQL["set_patience"]
+_READ_OPEN_RUNS = _SQL["read_open"]
 _WAIT_FOR_RUNS = _SQL["wait_for_runs"]
 
-_MOMENT = "200ms"  # below deadlock_timeout: rows that are waited for out of their order abort nobody
+_LOCK_TIMEOUT = "200ms"  # below deadlock_timeout (1 s): a wait out of lock order aborts no other transaction
 
 
-class Busy(Unavailable):
-    """Somebody has in hand what a request needs, and for longer than a moment; nothing was written.
+class RowLocked(Unavailable):
+    """Another transaction has held a row that a request needs for longer than 200 ms; nothing was written.
 
     Args:
-        what: Which run or job.
-        about: The requests that need it.
+        what: The run or the job.
+        requests: The requests that need it.
     """
 
-    def __init__(self, what: str, about: Iterable[Incoming]) -> None:
-        super().__init__(f"{what} is in the hands of a transaction that has not ended: send the request again")
-        self.origins: tuple[RequestOrigin, ...] = tuple(each.origin for each in about if each.origin is not None)
+    def __init__(self, what: str, requests: Iterable[ReceivedRequest]) -> None:
+        super().__init__(f"{what} is locked by a transaction that has not ended: send the request again")
+        self.origins: tuple[RequestOrigin, ...] = tuple(each.origin for each in requests if each.origin is not None)
 
 
-def wait_a_moment(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> bool:
-    """Run a locking statement that waits no longer than a moment; returns whether its rows are locked now."""
-    row = connection.execute(_READ_PATIENCE).fetchone()
-    usual = cast("tuple[str]", row)[0]
+def try_lock(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> bool:
+    """Run a locking statement that waits for 200 ms at most; return True if its rows are locked now."""
+    row = connection.execute(_READ_LOCK_TIMEOUT).fetchone()
+    previous = cast("tuple[str]", row)[0]
     try:
         with connection.transaction():
-            connection.execute(_SET_PATIENCE, {"patience": _MOMENT})
+            connection.execute(_SET_LOCK_TIMEOUT, {"patience": _LOCK_TIMEOUT})
             connection.execute(statement, columns)
-            connection.execute(_SET_PATIENCE, {"patience": usual})
+            connection.execute(_SET_LOCK_TIMEOUT, {"patience": previous})
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         return False
     return True
 
 
-def wait_for_runs(connection: Conn, run_ids: Iterable[UUID]) -> bool:
-    """Wait a moment for open runs; returns whether those that are open still are locked now."""
-    return wait_a_moment(connection, _WAIT_FOR_RUNS, {"run_ids": uuids(run_ids)})
+def try_lock_runs(connection: Conn, run_ids: Iterable[UUID]) -> bool:
+    """Wait for 200 ms at most for open runs; return True if those that are still open are locked now."""
+    return try_lock(connection, _WAIT_FOR_RUNS, {"run_ids": uuids(run_ids)})
 
 
 def still_open(connection: Conn, run_ids: Iterable[UUID]) -> dict[UUID, str]:
-    """Which of these runs are open, and their states as last committed."""
-    wanted = list(run_ids)
-    if not wanted:
+    """Return the last committed states of those runs that are open."""
+    ids = list(run_ids)
+    if not ids:
         return {}
-    rows = connection.execute(_READ_OPEN, {"run_ids": uuids(wanted)}, binary=True).fetchall()
+    rows = connection.execute(_READ_OPEN_RUNS, {"run_ids": uuids(ids)}, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, str]]", rows))

@@ -13,8 +13,8 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.intake.lock_wait import Busy, wait_a_moment
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.lock_wait import RowLocked, try_lock
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
@@ -82,7 +82,7 @@ class Locked:
 
 
 def lock_jobs(
-    connection: Conn, installation: Installation, batch: Sequence[Incoming], *, to_delete: bool = False
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, to_delete: bool = False
 ) -> Locked:
     """Lock the jobs that these requests concern, in the caller's transaction; pauses that have ended are lifted.
 
@@ -93,24 +93,24 @@ def lock_jobs(
         to_delete: Also against triggers, which go on beside every other change.
 
     Raises:
-        Busy: A user's own transaction has triggered a job that is to be deleted: roll back and try again.
+        RowLocked: A user's own transaction has triggered a job that is to be deleted: roll back and try again.
     """
-    ids = {job_id_of(incoming) for incoming in batch}
+    ids = {job_id_of(received) for received in batch}
     if to_delete:
         _lock_keys(connection, batch)
     return lock_jobs_by_id(connection, installation, ids)
 
 
-def _lock_keys(connection: Conn, batch: Sequence[Incoming]) -> None:
-    ids = sorted({job_id_of(incoming) for incoming in batch})
+def _lock_keys(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
+    ids = sorted({job_id_of(received) for received in batch})
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
-    if wait_a_moment(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
+    if try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
         return
-    for incoming in batch:
+    for received in batch:
         # Which one it is: those that are free are locked now, in the order of the batch, each waiting a moment at most.
-        if not wait_a_moment(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": [job_id_of(incoming)]}):
-            what = f"job {incoming.key!r}"
-            raise Busy(what, [incoming])
+        if not try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": [job_id_of(received)]}):
+            what = f"job {received.key!r}"
+            raise RowLocked(what, [received])
 
 
 def lock_jobs_by_id(connection: Conn, installation: Installation, job_ids: Iterable[UUID]) -> Locked:
@@ -260,9 +260,9 @@ def read_now(connection: Conn) -> datetime:
     return cast("datetime", row[0])
 
 
-def job_id_of(incoming: Incoming) -> UUID:
+def job_id_of(received: ReceivedRequest) -> UUID:
     """The id of the job that a request concerns."""
-    return incoming.job_id
+    return received.job_id
 
 
 def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[TimerState], Decision]) -> Decision:

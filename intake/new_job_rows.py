@@ -17,7 +17,7 @@ from uuid import UUID
 from psycopg import errors
 
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
-from tidewheel.intake.new_jobs import FIRST, Beginning, NewJob
+from tidewheel.intake.new_jobs import FIRST, NewJob, ScheduleStart
 from tidewheel.jobs.schedule import FixedDelay, Interval, Manual
 from tidewheel.jobs.spec import policy_document
 from tidewheel.jobs.spec_cache import Known, Pattern, Timing
@@ -169,7 +169,7 @@ def write_new_jobs(
         connection: Inside a transaction.
         installation: Shards and topics.
         jobs: Each once.
-        now: The clock that their beginnings are of.
+        now: The clock that their starts are of.
         told: Whether each has its event.
 
     Returns:
@@ -213,10 +213,10 @@ class _Rows:
         ends: dict[tuple[str, Pattern, Timing, str], _Ends] = {}
         for job, shard in zip(jobs, shards, strict=True):
             pattern, timing = job.known
-            common = job.tenant, pattern, timing, job.beginning.text
+            common = job.tenant, pattern, timing, job.start.text
             end = ends.get(common)
             if end is None:
-                end = ends[common] = self._made(job.tenant, job.known, job.beginning)
+                end = ends[common] = self._made(job.tenant, job.known, job.start)
             self._add(job, shard, end)
 
     def _add(self, job: NewJob, shard: int, end: _Ends) -> None:
@@ -230,18 +230,18 @@ class _Rows:
         if end.timer is not None:
             self.timers.append(b"".join((_TIMER, named, placed, end.timer)))
 
-    def _made(self, tenant: str, known: Known, beginning: Beginning) -> _Ends:
+    def _made(self, tenant: str, known: Known, start: ScheduleStart) -> _Ends:
         (pattern, timing), now = known, self._now
         spec, definition = pattern.spec, definition_of(pattern, timing.recurring, timing.chains, tenant)
         begins = text(tenant) + int4(FIRST)
         every = NULL if timing.interval_us is None else int8(timing.interval_us)
         paused, paused_at = (_TRUE, now) if spec.paused else (_FALSE, NULL)
-        at_anchor = instant(beginning.anchor)
+        at_anchor = instant(start.anchor)
         job = (begins, text(timing.kind), at_anchor, every, definition.labels, paused, paused_at, now, now)
-        version = (begins, now, text(beginning.text), definition.columns)
+        version = (begins, now, text(start.text), definition.columns)
         timer = None
-        if beginning.next_at is not None:
-            at = instant(beginning.next_at)
+        if start.next_at is not None:
+            at = instant(start.next_at)
             due_at, held = (_NEVER, text(HoldReason.PAUSE)) if spec.paused else (at, NULL)
             timer = b"".join((begins, at, due_at, held))
         return _Ends(b"".join(job), b"".join(version), timer, definition)

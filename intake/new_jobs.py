@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tidewheel.errors import Refused
 from tidewheel.intake.next_version import OLDEST_ONCE, anchored, first_anchor
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec_cache import Known, Timing
 from tidewheel.jobs.strict_json import canonical
@@ -30,7 +30,7 @@ FIRST = 1  # the version of a job that is new
 _NO_JOB = UUID(int=0)  # whose schedule names no job
 
 
-class Beginning(NamedTuple):
+class ScheduleStart(NamedTuple):
     """How a schedule begins.
 
     Args:
@@ -56,7 +56,7 @@ class NewJob(NamedTuple):
         named: Whether the spec names its key itself.
         payload: What its runs are handed.
         spec_hash: Of the spec as submitted.
-        beginning: How its schedule begins.
+        start: How its schedule begins.
     """
 
     job_id: UUID
@@ -67,15 +67,15 @@ class NewJob(NamedTuple):
     named: bool
     payload: bytes | None
     spec_hash: bytes
-    beginning: Beginning
+    start: ScheduleStart
 
     @property
     def next_run_at(self) -> datetime | None:
         """What replies say of it."""
-        return None if self.known.pattern.spec.paused else self.beginning.next_at
+        return None if self.known.pattern.spec.paused else self.start.next_at
 
 
-class Beginnings:
+class ScheduleStarts:
     """How schedules begin at one instant, each found out once.
 
     Args:
@@ -85,9 +85,9 @@ class Beginnings:
 
     def __init__(self, now: datetime, *, spread: bool = False) -> None:
         self.now, self._spread = now, spread
-        self._found: dict[tuple[Timing, datetime | None], Beginning | None] = {}
+        self._found: dict[tuple[Timing, datetime | None], ScheduleStart | None] = {}
 
-    def of(self, known: Known, job_id: UUID) -> Beginning | None:
+    def of(self, known: Known, job_id: UUID) -> ScheduleStart | None:
         """How a new job begins; None where it is out of the ordinary, or to be refused."""
         pattern, timing = known
         anchor = first_anchor(timing.document, job_id, self.now, spread=self._spread)
@@ -100,24 +100,24 @@ class Beginnings:
         return None if late else found
 
 
-def new_job(incoming: Incoming, beginnings: Beginnings) -> NewJob | None:
+def new_job(received: ReceivedRequest, starts: ScheduleStarts) -> NewJob | None:
     """The job that a submit makes where there is none; None where it is out of the ordinary, or to be refused."""
-    request = incoming.request
+    request = received.request
     assert isinstance(request, JobSubmit)  # noqa: S101 - by accept's table
-    spec, known, key = request.job, request.known, incoming.key
-    beginning = beginnings.of(known, incoming.job_id) if known and key else None
-    if beginning is None or known is None or key is None:
+    spec, known, key = request.job, request.known, received.key
+    start = starts.of(known, received.job_id) if known and key else None
+    if start is None or known is None or key is None:
         return None
     return NewJob(
-        job_id=incoming.job_id,
-        job_text=str(incoming.job_id),
-        tenant=incoming.tenant,
+        job_id=received.job_id,
+        job_text=str(received.job_id),
+        tenant=received.tenant,
         key=key,
         known=known,
         named=spec.key is not None,
         payload=spec.payload,
-        spec_hash=incoming.spec_hash,
-        beginning=beginning,
+        spec_hash=received.spec_hash,
+        start=start,
     )
 
 
@@ -127,7 +127,7 @@ def find_jobs(connection: Conn, job_ids: Collection[UUID]) -> set[UUID]:
     return {job for (job,) in cast("list[tuple[UUID]]", found)}
 
 
-def _begin(timing: Timing, anchor: datetime | None, now: datetime) -> Beginning | None:
+def _begin(timing: Timing, anchor: datetime | None, now: datetime) -> ScheduleStart | None:
     if any(uses_hash(str(each)) for each in cast("list[object]", timing.document.get("expressions", ()))):
         return None  # each job has times of its own
     document = anchored(timing.document, anchor)
@@ -140,8 +140,8 @@ def _begin(timing: Timing, anchor: datetime | None, now: datetime) -> Beginning 
         return None
     match schedule:
         case once.Once():
-            return Beginning(text, None, schedule.at) if schedule.at >= now - OLDEST_ONCE else None
+            return ScheduleStart(text, None, schedule.at) if schedule.at >= now - OLDEST_ONCE else None
         case fixed_delay.FixedDelay():
-            return Beginning(text, anchor, schedule.due(now, None))
+            return ScheduleStart(text, anchor, schedule.due(now, None))
         case _:
-            return Beginning(text, anchor, schedule.after(now))
+            return ScheduleStart(text, anchor, schedule.after(now))

@@ -1,11 +1,10 @@
-"""Where an intake stands in each partition it reads: the offsets that count, in the transaction that they are for.
+"""The stored offset of each partition, and the partitions that wait for a row lock.
 
-They lie in `intake_offsets`, under an epoch that every assignment raises: what a previous owner still tries to commit
-hits no row. What is here is only this owner's memory of them.
+Stored offsets are rows of `intake_offsets`, updated in the transaction that applies the messages. Each assignment
+raises the partition's epoch, so a previous owner's transaction updates no row. `StoredOffsets` is the owner's copy.
 
-Messages that met rows in somebody's hands: they wait with what comes after them in their partition, and nobody else.
-
-Only this process's memory of them: their offsets have not moved, so whoever takes the partition over reads them again.
+A deferred partition waits for a row that another transaction holds; later messages of it wait behind the first one.
+Deferred messages are held in memory only. Their offsets are not stored, so the next owner reads them again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,38 +22,40 @@ _SQL = Statements("tidewheel.intake")
 _TAKE_PARTITION = _SQL["take_partition"]
 _MOVE_OFFSETS = _SQL["move_offsets"]
 
+_RETRY_SECONDS = 0.5  # a try waits 0.2 s at most for the lock: the other partitions get the rest
+
 Partition: TypeAlias = tuple[str, int]
 
 
 class Fenced(Exception):
-    """The partition has another owner, or what was written is not known: join anew and read where it stands."""
+    """Another member owns the partition, or the result of a COMMIT is unknown: join again, read the stored offset."""
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where this owner stands in one partition."""
+class _Position:
+    """The epoch and the next offset of an owned partition."""
 
     epoch: int
     next_offset: int
 
 
-class Places:
-    """One owner's partitions, of one membership of the group."""
+class StoredOffsets:
+    """The partitions that one member owns during one membership of the group."""
 
     def __init__(self, owner: str, topic_ids: Mapping[str, str]) -> None:
         self._owner, self._topic_ids = owner, topic_ids
-        self._at: dict[Partition, _Place] = {}
+        self._positions: dict[Partition, _Position] = {}
 
-    def take(self, connection: Conn, partition: Partition, first_offset: int) -> int:
-        """Make a partition this owner's own, in the caller's transaction; returns where to go on.
+    def claim(self, connection: Conn, partition: Partition, first_offset: int) -> int:
+        """Claim a partition in the caller's transaction, and return its next offset.
 
         Args:
             connection: Inside a transaction.
-            partition: Which.
-            first_offset: Where to begin, should nobody have read it before.
+            partition: The assigned partition.
+            first_offset: The next offset when none is stored.
 
         Raises:
-            Unusable: The topic is another one than that whose offsets are stored.
+            Unusable: The stored offset belongs to a topic that was deleted and created again.
         """
         topic, number = partition
         columns = {
@@ -68,57 +69,61 @@ class Places:
         next_offset, epoch, topic_id = cast("tuple[int, int, str]", row)
         if topic_id != self._topic_ids[topic]:
             message = (
-                f"{topic} was deleted and made again: its offsets mean nothing here any more. If its old requests"
-                " are done with, delete the topic's rows from intake_offsets"
+                f"{topic} was deleted and created again: its stored offsets are no longer valid. If its old requests"
+                " are no longer needed, delete the topic's rows from intake_offsets"
             )
             raise Unusable(message)
-        self._at[partition] = _Place(epoch, next_offset)
+        self._positions[partition] = _Position(epoch, next_offset)
         return next_offset
 
-    def forget(self, partition: Partition) -> None:
-        """Let go of a partition."""
-        self._at.pop(partition, None)
+    def drop(self, partition: Partition) -> None:
+        """Forget a partition that is no longer owned."""
+        self._positions.pop(partition, None)
 
-    def ahead(self, message: Message) -> bool:
-        """Whether a message is still to be applied: it is this owner's, and not before the place it stands at."""
-        place = self._at.get((message.topic(), message.partition()))  # type: ignore[arg-type]  # None is found nowhere
-        return place is not None and (message.offset() or 0) >= place.next_offset
+    def is_pending(self, message: Message) -> bool:
+        """Return True if a message is still to be applied: its partition is owned, and it is not before the offset."""
+        position = self._positions.get((message.topic(), message.partition()))  # type: ignore[arg-type]  # None is no key
+        return position is not None and (message.offset() or 0) >= position.next_offset
 
-    def move(self, connection: Conn, ends: Mapping[Partition, int]) -> None:
-        """Move the stored offsets to the ends of some messages, in the transaction that applies them.
+    def store(self, connection: Conn, ends: Mapping[Partition, int]) -> None:
+        """Store the offsets after a batch, in the transaction that applies it.
 
         Raises:
-            Fenced: Another intake has taken one of the partitions over.
+            Fenced: Another member has claimed one of the partitions.
         """
         partitions = sorted(ends)
         columns = {
             "topics": [topic for topic, _ in partitions],
             "partitions": [number for _, number in partitions],
-            "epochs": [self._at[partition].epoch for partition in partitions],
-            "bases": [self._at[partition].next_offset for partition in partitions],
+            "epochs": [self._positions[partition].epoch for partition in partitions],
+            "bases": [self._positions[partition].next_offset for partition in partitions],
             "next_offsets": [ends[partition] for partition in partitions],
         }
         if len(connection.execute(_MOVE_OFFSETS, columns).fetchall()) < len(partitions):
-            message = "another intake has taken a partition over"
+            message = "another intake has claimed a partition"
             raise Fenced(message)
 
-    def moved(self, ends: Mapping[Partition, int]) -> None:
-        """That transaction has committed."""
+    def committed(self, ends: Mapping[Partition, int]) -> None:
+        """Advance the positions after that transaction has committed."""
         for partition, end in ends.items():
-            self._at[partition].next_offset = end
+            self._positions[partition].next_offset = end
 
-    def stand(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Where this owner stands in those of some partitions that are its own."""
-        return {partition: self._at[partition].next_offset for partition in partitions if partition in self._at}
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Return the next offsets of those partitions that are still owned."""
+        return {
+            partition: self._positions[partition].next_offset
+            for partition in partitions
+            if partition in self._positions
+        }
 
 
 def partition_of(message: Message) -> Partition:
-    """Where a message lies."""
+    """Return the topic and the partition of a message."""
     return message.topic() or "", message.partition() or 0
 
 
 def ends_of(messages: Sequence[Message]) -> dict[Partition, int]:
-    """The offsets after these messages."""
+    """Return the offset after the last of these messages, by partition."""
     ends: dict[Partition, int] = {}
     for message in messages:
         partition, end = partition_of(message), (message.offset() or 0) + 1
@@ -127,46 +132,43 @@ def ends_of(messages: Sequence[Message]) -> dict[Partition, int]:
     return ends
 
 
-_AGAIN_SECONDS = 0.5  # of which a try takes a fifth of a second at most: the other partitions go on
-
-
-class HeldBack:
-    """The partitions that are held back; one of them is tried at a time."""
+class DeferredPartitions:
+    """Messages that wait for a row which another transaction holds; one partition is retried at a time."""
 
     def __init__(self) -> None:
-        self._held: dict[Partition, list[Message]] = {}
+        self._deferred: dict[Partition, list[Message]] = {}
         self._next_try = 0.0
 
     def __contains__(self, message: Message) -> bool:
-        """Whether a message has to wait, for itself or for one before it."""
-        held = self._held.get(partition_of(message)) if self._held else None
-        return held is not None and _offset(message) >= _offset(held[0])
+        """Return True if a message is deferred, or comes after one that is."""
+        deferred = self._deferred.get(partition_of(message)) if self._deferred else None
+        return deferred is not None and _offset(message) >= _offset(deferred[0])
 
     @property
     def partitions(self) -> list[Partition]:
-        """Which they are."""
-        return list(self._held)
+        """The deferred partitions."""
+        return list(self._deferred)
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Hold messages back, in their order; those that are held already stay where they are."""
-        if not self._held:
-            self._next_try = monotonic_seconds() + _AGAIN_SECONDS
+        """Defer messages in their order; messages that are deferred already keep their position."""
+        if not self._deferred:
+            self._next_try = monotonic_seconds() + _RETRY_SECONDS
         for message in messages:
-            held = self._held.setdefault(partition_of(message), [])
-            if not held or _offset(message) > _offset(held[-1]):
-                held.append(message)
+            deferred = self._deferred.setdefault(partition_of(message), [])
+            if not deferred or _offset(message) > _offset(deferred[-1]):
+                deferred.append(message)
 
     def take(self) -> list[Message]:
-        """The messages of the partition whose turn it is to be tried again; none where it is too early."""
-        if not self._held or monotonic_seconds() < self._next_try:
+        """Take the messages of the partition to retry next; none before the retry is due."""
+        if not self._deferred or monotonic_seconds() < self._next_try:
             return []
-        self._next_try = monotonic_seconds() + _AGAIN_SECONDS
-        # What is held back again goes to the end: all are tried in turn.
-        return self._held.pop(next(iter(self._held)))
+        self._next_try = monotonic_seconds() + _RETRY_SECONDS
+        # A partition that is deferred again goes to the end, so that all are retried in turn.
+        return self._deferred.pop(next(iter(self._deferred)))
 
-    def forget(self, partition: Partition) -> None:
-        """Let go of a partition."""
-        self._held.pop(partition, None)
+    def drop(self, partition: Partition) -> None:
+        """Forget a partition that is no longer owned."""
+        self._deferred.pop(partition, None)
 
 
 def _offset(message: Message) -> int:

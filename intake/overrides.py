@@ -15,7 +15,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused,
 from tidewheel.intake.lifecycle import existing
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
 from tidewheel.intake.override_rules import Coming, forget_overrides, give_up_moves, read_coming_overrides
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobMove, JobSkip, JobUnskip
 from tidewheel.jobs.values import format_timestamp
@@ -88,7 +88,7 @@ class _Place:
     catch_up_end: datetime | None = None
 
 
-def apply_overrides(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_overrides(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Skip, move or restore an occurrence each of different jobs, in the caller's transaction.
 
     Returns:
@@ -100,23 +100,23 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
     said = read_coming_overrides(connection, [job.job_id for job in jobs], locked.now)
     changes: dict[UUID, _Change] = {}
     refused: dict[UUID, Refused] = {}
-    for incoming in batch:
-        job_id = job_id_of(incoming)
+    for received in batch:
+        job_id = job_id_of(received)
         try:
             if job_id not in said:
-                raise UnknownJob(incoming.tenant, incoming.key or "")
+                raise UnknownJob(received.tenant, received.key or "")
             job = locked.jobs[job_id]
-            changes[job_id] = _change(incoming, _coming(job, said[job_id].values(), day_sets, locked.now))
+            changes[job_id] = _change(received, _coming(job, said[job_id].values(), day_sets, locked.now))
         except Refused as error:
             refused[job_id] = error
     wanted = [change for change in changes.values() if change.changes]
     after, begun = _make(connection, installation, locked, wanted, day_sets)
     refused |= begun
     return [
-        rejected(incoming, refused[job_id_of(incoming)])
-        if job_id_of(incoming) in refused
-        else _answer(incoming, changes[job_id_of(incoming)], after, locked)
-        for incoming in batch
+        rejected(received, refused[job_id_of(received)])
+        if job_id_of(received) in refused
+        else _answer(received, changes[job_id_of(received)], after, locked)
+        for received in batch
     ]
 
 
@@ -142,8 +142,8 @@ def _coming(
         raise InvalidInput([FieldError("key", problem, "submit the job again")]) from unread
 
 
-def _change(incoming: Incoming, coming: Coming) -> _Change:
-    request = incoming.request
+def _change(received: ReceivedRequest, coming: Coming) -> _Change:
+    request = received.request
     match request:
         case JobSkip():
             return _Change(request, coming, coming.skipped(request.at))
@@ -272,11 +272,11 @@ def _event(change: _Change, installation: Installation, now: datetime) -> Outbox
     )
 
 
-def _answer(incoming: Incoming, change: _Change, after: Mapping[UUID, Coming], locked: Locked) -> Reply:
+def _answer(received: ReceivedRequest, change: _Change, after: Mapping[UUID, Coming], locked: Locked) -> Reply:
     job = change.job
     coming = after.get(job.job_id, change.coming)
     return accepted(
-        incoming,
+        received,
         job_id=str(job.job_id),
         job_version=job.version,
         next_run_at=coming.next_run if _held(job, locked) is None else None,

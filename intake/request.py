@@ -1,6 +1,7 @@
-"""A request on its way through intake, whichever door it came by.
+"""A received request, and its reply.
 
-Answers, on their way to the replies topic.
+Requests come from Kafka, from a client, or from a handler. A reply is returned to the client, or written to the outbox
+for the replies topic.
 """
 
 from dataclasses import dataclass, field
@@ -26,18 +27,25 @@ from tidewheel.transitions.installation import Installation
 
 Encoding = Literal["json", "avro"]
 
+_TYPES_BY_NAME = {kind.replace("_", "."): kind for kind in records.RequestType}
+_CONTENT_TYPES = {
+    "json": pack([("content-type", b"application/json")]),
+    "avro": pack([("content-type", b"application/avro")]),
+}
+_NAMES_BY_TYPE = {kind: kind.value.replace("_", ".") for kind in RequestType}
+
 
 @dataclass(slots=True, eq=False)
-class Incoming:
-    """One request to be applied.
+class ReceivedRequest:
+    """A request to apply.
 
     Attributes:
-        request: What is asked.
-        origin: Where it was read, if on Kafka.
-        encoding: How it was written; the reply is written likewise.
+        request: The request's content.
+        origin: Its topic, partition and offset; None if it did not come from Kafka.
+        encoding: The encoding of its message, and of the reply.
         reply_key: The key of its message.
-        tenant: Whose request it is.
-        key: The key of the job concerned; for a job submitted without one, what names it.
+        tenant: The tenant of the request.
+        key: The key of its job; a job submitted without one gets the request_id, or the message's coordinates.
     """
 
     request: Request
@@ -50,7 +58,7 @@ class Incoming:
     _spec_hash: bytes | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Look once at what is asked for again and again."""
+        """Set the fields that are read several times."""
         request = self.request
         self.tenant = request.tenant
         if isinstance(request, JobSubmit):
@@ -60,22 +68,22 @@ class Incoming:
 
     @property
     def kind(self) -> records.RequestType:
-        """The request's type as replies say it."""
-        return _KINDS[self.request.type]
+        """The request's type, as the records have it."""
+        return _TYPES_BY_NAME[self.request.type]
 
     @property
     def job_id(self) -> JobId:
-        """The id of the job concerned."""
+        """The id of the job that the request names."""
         if self._job_id is None:
             self._job_id = job_id(self.tenant, self.key or "")
         return self._job_id
 
     @property
     def spec_hash(self) -> bytes:
-        """What tells a submitted spec from another, before defaults."""
+        """The hash of the submitted spec, before defaults."""
         if self._spec_hash is None:
             request = self.request
-            assert isinstance(request, JobSubmit)  # noqa: S101 - nothing else has a spec
+            assert isinstance(request, JobSubmit)  # noqa: S101 - no other request has a spec
             spec, known = request.job, request.known
             if known is None:
                 self._spec_hash = sha256(canonical_spec(spec)).digest()
@@ -84,27 +92,27 @@ class Incoming:
         return self._spec_hash
 
     def body_hash(self) -> bytes:
-        """What tells a repeat from another request under the same request_id."""
+        """Return the hash of the content: it differs when a request_id is used again for another request."""
         request = self.request
-        asked = (request.type, request.tenant, request.traceparent)
+        common = (request.type, request.tenant, request.traceparent)
         if isinstance(request, JobSubmit):
-            body = _submit_body(*asked, request.if_version, request.job.paused)
+            body = _submit_body(*common, request.if_version, request.job.paused)
             return sha256(body + self.spec_hash).digest()
         if isinstance(request, JobTrigger):
-            times = (_text(request.delay), _text(request.run_at))
-            carried = request.carried
-            kind, content = (carried.content_type, carried.content) if carried else (None, b"")
-            body = canonical([*asked, request.key, *times, request.labels, request.overlap, kind])
+            times = (_optional_text(request.delay), _optional_text(request.run_at))
+            payload = request.carried
+            kind, content = (payload.content_type, payload.content) if payload else (None, b"")
+            body = canonical([*common, request.key, *times, request.labels, request.overlap, kind])
             return sha256(body + content).digest()
-        return self.former_body_hash()
+        return self.model_body_hash()
 
-    def former_body_hash(self) -> bytes:
-        """The same as releases before this one remember it."""
+    def model_body_hash(self) -> bytes:
+        """Return the hash of the whole model: `body_hash` of the other types, and of all types in older rows."""
         document = self.request.model_dump(mode="python", exclude_unset=True, exclude={"request_id"})
         return sha256(canonical(_plain(document))).digest()
 
     def seed(self) -> bytes | None:
-        """What names a triggered run: the request_id, or the message's coordinates; None where there is neither."""
+        """Return the request_id or the message's coordinates, which run ids are derived from; None without either."""
         name = self.request.request_id or self._coordinates()
         return name.encode() if name else None
 
@@ -112,36 +120,36 @@ class Incoming:
         return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}" if self.origin else None
 
 
-def accepted(incoming: Incoming, **facts: object) -> records.Reply:
-    """The answer to a request that was carried out."""
-    return _reply(incoming, records.ReplyStatus.ACCEPTED, **facts)
+def accepted(received: ReceivedRequest, **facts: object) -> records.Reply:
+    """Return the reply to a request that was applied."""
+    return _reply(received, records.ReplyStatus.ACCEPTED, **facts)
 
 
-def accepted_new(incoming: Incoming, job_id: str, next_run_at: datetime | None) -> records.Reply:
-    """The answer to a submit that has made its job; written out, for the sake of those that come by the thousand."""
+def accepted_new(received: ReceivedRequest, job_id: str, next_run_at: datetime | None) -> records.Reply:
+    """Return the reply to a submit that created its job; written out, since submits come by the thousand."""
     return records.Reply(
-        request_id=incoming.request.request_id,
+        request_id=received.request.request_id,
         type=records.RequestType.JOB_SUBMIT,
-        tenant=incoming.tenant,
-        key=incoming.key,
+        tenant=received.tenant,
+        key=received.key,
         status=records.ReplyStatus.ACCEPTED,
         job_id=job_id,
         job_version=1,
         next_run_at=next_run_at,
         unchanged=False,
         errors=(),
-        origin=incoming.origin,
+        origin=received.origin,
     )
 
 
-def rejected(incoming: Incoming, refused: Refused) -> records.Reply:
-    """The answer to a request that was refused."""
+def rejected(received: ReceivedRequest, refused: Refused) -> records.Reply:
+    """Return the reply to a request that was refused."""
     errors = tuple(reply_error(error) for error in refused.errors)
-    return _reply(incoming, records.ReplyStatus.REJECTED, code=refused.code, errors=errors)
+    return _reply(received, records.ReplyStatus.REJECTED, code=refused.code, errors=errors)
 
 
 def rejected_unread(identity: RequestIdentity, refused: Refused, origin: records.RequestOrigin | None) -> records.Reply:
-    """The answer to a request that could be read but not accepted as one."""
+    """Return the reply to a message that can be decoded but is no valid request."""
     kind = (
         records.RequestType.UNKNOWN if identity.type is None else records.RequestType(identity.type.replace(".", "_"))
     )
@@ -160,35 +168,57 @@ def rejected_unread(identity: RequestIdentity, refused: Refused, origin: records
 
 
 def reply_error(error: FieldError) -> records.ReplyError:
-    """A field's error as replies say it."""
+    """Return a field's error, as replies have it."""
     return records.ReplyError(path=error.path, problem=error.problem, remedy=error.remedy)
 
 
-def _reply(incoming: Incoming, status: records.ReplyStatus, **facts: object) -> records.Reply:
-    request = incoming.request
-    known: dict[str, object] = {
+def reply_row(
+    installation: Installation,
+    reply: Reply,
+    key: bytes | None,
+    encoding: Encoding,
+    now: datetime,
+    *,
+    about: UUID | None = None,
+) -> OutboxRow:
+    """Return the outbox row of a reply.
+
+    Args:
+        installation: Topics and shards.
+        reply: The reply.
+        key: The key of the request's message.
+        encoding: The encoding of the request.
+        now: The time by the database's clock.
+        about: The id of the request's job, if it is known.
+    """
+    shard = shard_of(bucket_of(about or job_id(reply.tenant, reply.key or "")), installation.shards)
+    value = _json_reply(reply) if encoding == "json" else encode(reply)
+    topic = installation.topics.replies
+    return OutboxRow(shard, OutboxClass.EVENTS, topic, key, value, now, _CONTENT_TYPES[encoding])
+
+
+def _reply(received: ReceivedRequest, status: records.ReplyStatus, **facts: object) -> records.Reply:
+    request = received.request
+    common: dict[str, object] = {
         "request_id": request.request_id,
-        "type": incoming.kind,
-        "tenant": incoming.tenant,
-        "key": incoming.key,
+        "type": received.kind,
+        "tenant": received.tenant,
+        "key": received.key,
         "run_id": request.run_id if isinstance(request, RunCancel | RunRetry) else None,
         "status": status,
         "unchanged": False,
         "errors": (),
-        "origin": incoming.origin,
+        "origin": received.origin,
     }
-    return records.Reply(**(known | facts))  # type: ignore[arg-type]  # names and types are the callers' literals
+    return records.Reply(**(common | facts))  # type: ignore[arg-type]  # the callers give literal names and their types
 
 
-_KINDS = {kind.replace("_", "."): kind for kind in records.RequestType}
+@lru_cache(maxsize=1024)  # most submits have nothing but their spec
+def _submit_body(*values: str | int | None) -> bytes:
+    return canonical(values)
 
 
-@lru_cache(maxsize=1024)  # most submits say nothing but their spec
-def _submit_body(*asked: str | int | None) -> bytes:
-    return canonical(asked)
-
-
-def _text(value: object) -> str | None:
+def _optional_text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
@@ -202,70 +232,36 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-_HEADERS = {
-    "json": pack([("content-type", b"application/json")]),
-    "avro": pack([("content-type", b"application/avro")]),
-}
-
-
-def reply_row(
-    installation: Installation,
-    reply: Reply,
-    key: bytes | None,
-    encoding: Encoding,
-    now: datetime,
-    *,
-    about: UUID | None = None,
-) -> OutboxRow:
-    """The outbox row of an answer: under the request's own key, in the request's own encoding.
-
-    Args:
-        installation: Topics and shards.
-        reply: The answer.
-        key: The request's own.
-        encoding: The request's own.
-        now: The database's clock.
-        about: The id of the job concerned, where it is known.
-    """
-    shard = shard_of(bucket_of(about or job_id(reply.tenant, reply.key or "")), installation.shards)
-    value = _json(reply) if encoding == "json" else encode(reply)
-    topic = installation.topics.replies
-    return OutboxRow(shard, OutboxClass.EVENTS, topic, key, value, now, _HEADERS[encoding])
-
-
-def _json(reply: Reply) -> bytes:
-    """What `encode_json` returns; an acceptance is written in place, which takes a fifth of the time."""
+def _json_reply(reply: Reply) -> bytes:
+    """Return the same bytes as `encode_json`; an acceptance is formatted here, in a fifth of the time."""
     if reply.status is not ReplyStatus.ACCEPTED or reply.errors or reply.code is not None:
         return encode_json(reply)
     return (
-        f'{{"request_id":{_text_replies(reply.request_id)},"type":"{_TYPES[reply.type]}","tenant":{_text_replies(reply.tenant)}'
-        f',"key":{_text_replies(reply.key)},"status":"accepted","job_id":{_text_replies(reply.job_id)}'
-        f',"job_version":{_number(reply.job_version)},"run_id":{_text_replies(reply.run_id)}'
-        f',"run_status":{_text_replies(reply.run_status)},"next_run_at":{_instant(reply.next_run_at)}'
-        f',"backfill_id":{_text_replies(reply.backfill_id)},"backfill_status":{_text_replies(reply.backfill_status)}'
-        f',"occurrences":{_number(reply.occurrences)},"cancellation_id":{_number(reply.cancellation_id)}'
+        f'{{"request_id":{_json_text(reply.request_id)},"type":"{_NAMES_BY_TYPE[reply.type]}","tenant":{_json_text(reply.tenant)}'
+        f',"key":{_json_text(reply.key)},"status":"accepted","job_id":{_json_text(reply.job_id)}'
+        f',"job_version":{_json_number(reply.job_version)},"run_id":{_json_text(reply.run_id)}'
+        f',"run_status":{_json_text(reply.run_status)},"next_run_at":{_json_instant(reply.next_run_at)}'
+        f',"backfill_id":{_json_text(reply.backfill_id)},"backfill_status":{_json_text(reply.backfill_status)}'
+        f',"occurrences":{_json_number(reply.occurrences)},"cancellation_id":{_json_number(reply.cancellation_id)}'
         f',"unchanged":{"true" if reply.unchanged else "false"},"code":null,"errors":[]'
-        f',"origin":{_origin(reply.origin)}}}'
+        f',"origin":{_json_origin(reply.origin)}}}'
     ).encode()
 
 
-def _text_replies(value: str | None) -> str:
+def _json_text(value: str | None) -> str:
     return "null" if value is None else encode_basestring(value)
 
 
-def _number(value: int | None) -> str:
+def _json_number(value: int | None) -> str:
     return "null" if value is None else str(value)
 
 
-@lru_cache(maxsize=4096)  # the requests of a batch share theirs
-def _instant(value: datetime | None) -> str:
+@lru_cache(maxsize=4096)  # the requests of a batch have few different instants
+def _json_instant(value: datetime | None) -> str:
     return "null" if value is None else f'"{format_timestamp(value)}"'
 
 
-def _origin(origin: RequestOrigin | None) -> str:
+def _json_origin(origin: RequestOrigin | None) -> str:
     if origin is None:
         return "null"
-    return f'{{"topic":{_text_replies(origin.topic)},"partition":{origin.partition},"offset":{origin.offset}}}'
-
-
-_TYPES = {kind: kind.value.replace("_", ".") for kind in RequestType}
+    return f'{{"topic":{_json_text(origin.topic)},"partition":{origin.partition},"offset":{origin.offset}}}'

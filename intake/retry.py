@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, UnknownRun
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.locks import read_now
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.trigger import SharedJob, share_jobs
 from tidewheel.jobs.payload import Payload
 from tidewheel.jobs.requests import RunRetry
@@ -50,35 +50,35 @@ class _Old:
     traceparent: str | None
 
 
-def apply_retries(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_retries(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Make new runs of old ones, in the caller's transaction; an answer for each request, in their order."""
-    old = _read(connection, [_asked(incoming).run_id for incoming in batch])
+    old = _read(connection, [_asked(received).run_id for received in batch])
     jobs = share_jobs(connection, {run.job_id for run in old.values()})
     payloads = _Payloads(connection, old, jobs)
     now = read_now(connection)
     runs: list[NewRun] = []
     replies: list[Reply] = []
     redriven: dict[UUID, UUID] = {}
-    for incoming in batch:
+    for received in batch:
         try:
-            run = _over(connection, incoming, old, jobs)
+            run = _over(connection, received, old, jobs)
         except Refused as refused:
-            replies.append(rejected(incoming, refused))
+            replies.append(rejected(received, refused))
             continue
-        made = _made(incoming, run, jobs[run.job_id], payloads.of(run), now=now)
+        made = _made(received, run, jobs[run.job_id], payloads.of(run), now=now)
         runs.append(made)
         redriven[run.run_id] = made.run_id
         replies.append(
-            accepted(incoming, job_id=str(run.job_id), job_version=made.job_version, run_id=str(made.run_id))
+            accepted(received, job_id=str(run.job_id), job_version=made.job_version, run_id=str(made.run_id))
         )
     write_runs(connection, installation, runs, now=now, repeats=True)
     mark_redriven(connection, redriven, now)
     return replies
 
 
-def _asked(incoming: Incoming) -> RunRetry:
-    assert isinstance(incoming.request, RunRetry)  # noqa: S101 - by accept's table
-    return incoming.request
+def _asked(received: ReceivedRequest) -> RunRetry:
+    assert isinstance(received.request, RunRetry)  # noqa: S101 - by accept's table
+    return received.request
 
 
 def _read(connection: Conn, run_ids: Sequence[str]) -> dict[UUID, _Old]:
@@ -87,15 +87,17 @@ def _read(connection: Conn, run_ids: Sequence[str]) -> dict[UUID, _Old]:
         return {row.run_id: row for row in found}
 
 
-def _over(connection: Conn, incoming: Incoming, old: Mapping[UUID, _Old], jobs: Mapping[UUID, SharedJob]) -> _Old:
+def _over(
+    connection: Conn, received: ReceivedRequest, old: Mapping[UUID, _Old], jobs: Mapping[UUID, SharedJob]
+) -> _Old:
     """The run of which a new one is to be made.
 
     Raises:
         Refused: There is none, it is not over, or its job is gone.
     """
-    run = old.get(UUID(_asked(incoming).run_id))
-    if run is None or run.tenant != incoming.tenant:
-        raise UnknownRun(_asked(incoming).run_id)
+    run = old.get(UUID(_asked(received).run_id))
+    if run is None or run.tenant != received.tenant:
+        raise UnknownRun(_asked(received).run_id)
     if RunState(run.state) not in FINAL:
         problem = f"run {run.run_id} is {run.state}: it is not over"
         raise InvalidInput([FieldError("run_id", problem, "wait until it has ended, or cancel it first")])
@@ -105,9 +107,9 @@ def _over(connection: Conn, incoming: Incoming, old: Mapping[UUID, _Old], jobs: 
     return run
 
 
-def _made(incoming: Incoming, old: _Old, job: SharedJob, payload: Payload | None, *, now: datetime) -> NewRun:
-    request = _asked(incoming)
-    origin = old.run_id.bytes + (incoming.seed() or os.urandom(16))
+def _made(received: ReceivedRequest, old: _Old, job: SharedJob, payload: Payload | None, *, now: datetime) -> NewRun:
+    request = _asked(received)
+    origin = old.run_id.bytes + (received.seed() or os.urandom(16))
     inputs = RunInputs(
         payload=payload.content if payload else None,
         payload_content_type=payload.content_type if payload else None,

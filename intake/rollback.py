@@ -11,7 +11,7 @@ from uuid import UUID
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import hold_calendars
 from tidewheel.intake.locks import JobRow, job_id_of, lock_jobs
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.timers import next_instants
 from tidewheel.jobs.parsing import parse_request
@@ -44,7 +44,7 @@ class _Stored:
         return [name for some in names for name in cast("Sequence[str]", some)]
 
 
-def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Go back to earlier versions, in the caller's transaction; an answer for each request, in their order."""
     stored = _read(connection, batch)
     # As a submit does, before any timer.
@@ -54,23 +54,23 @@ def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequenc
     earliest = _earliest(connection, list(current))
     following = next_instants(connection, list(current))
     answers: dict[UUID, Reply] = {}
-    submits: list[tuple[Incoming, Incoming]] = []
-    for incoming in batch:
-        job_id = job_id_of(incoming)
+    submits: list[tuple[ReceivedRequest, ReceivedRequest]] = []
+    for received in batch:
+        job_id = job_id_of(received)
         job = current.get(job_id)
         try:
-            version = _wanted(incoming, job, earliest.get(job_id, 1))
+            version = _wanted(received, job, earliest.get(job_id, 1))
             if job is not None and version == job.version:
                 facts = {"job_id": str(job_id), "job_version": version, "next_run_at": following.get(job_id)}
-                answers[job_id] = accepted(incoming, **facts, unchanged=True)
+                answers[job_id] = accepted(received, **facts, unchanged=True)
             else:
-                submits.append((incoming, _submit(incoming, stored.get(job_id), version)))
+                submits.append((received, _submit(received, stored.get(job_id), version)))
         except Refused as refused:
-            answers[job_id] = rejected(incoming, refused)
+            answers[job_id] = rejected(received, refused)
     reasons = {job_id_of(asked): _reason(asked) for asked, _ in submits}
     replies = apply_submits(connection, installation, [submit for _, submit in submits], reasons=reasons)
     answers |= {job_id_of(asked): _answer(asked, reply) for (asked, _), reply in zip(submits, replies, strict=True)}
-    return [answers[job_id_of(incoming)] for incoming in batch]
+    return [answers[job_id_of(received)] for received in batch]
 
 
 def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpec:
@@ -97,11 +97,11 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
     return request.job.model_copy(update={field: definition.payload})
 
 
-def _read(connection: Conn, batch: Sequence[Incoming]) -> dict[UUID, _Stored]:
+def _read(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[UUID, _Stored]:
     """The versions asked for, of those that there are."""
     columns = {
-        "job_ids": uuids(job_id_of(incoming) for incoming in batch),
-        "versions": integers(_version(incoming) for incoming in batch),
+        "job_ids": uuids(job_id_of(received) for received in batch),
+        "versions": integers(_version(received) for received in batch),
     }
     rows = connection.execute(_READ_WANTED_VERSIONS, columns).fetchall()
     return {
@@ -115,27 +115,27 @@ def _earliest(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, int]:
     return dict(cast("list[tuple[UUID, int]]", rows))
 
 
-def _version(incoming: Incoming) -> int:
-    assert isinstance(incoming.request, JobRollback)  # noqa: S101 - by accept's table
-    return incoming.request.version
+def _version(received: ReceivedRequest) -> int:
+    assert isinstance(received.request, JobRollback)  # noqa: S101 - by accept's table
+    return received.request.version
 
 
-def _reason(incoming: Incoming) -> str:
-    assert isinstance(incoming.request, JobRollback)  # noqa: S101 - by accept's table
-    said = incoming.request.reason
-    return f"rollback to version {incoming.request.version}" + (f": {said}" if said else "")
+def _reason(received: ReceivedRequest) -> str:
+    assert isinstance(received.request, JobRollback)  # noqa: S101 - by accept's table
+    said = received.request.reason
+    return f"rollback to version {received.request.version}" + (f": {said}" if said else "")
 
 
-def _wanted(incoming: Incoming, job: JobRow | None, earliest: int) -> int:
+def _wanted(received: ReceivedRequest, job: JobRow | None, earliest: int) -> int:
     """The version asked for.
 
     Raises:
         Refused: It is not to be had.
     """
-    request = incoming.request
+    request = received.request
     assert isinstance(request, JobRollback)  # noqa: S101 - by accept's table
     if job is None:
-        raise UnknownJob(incoming.tenant, incoming.key or "")
+        raise UnknownJob(received.tenant, received.key or "")
     if request.if_version is not None and request.if_version != job.version:
         raise VersionConflict(request.if_version, job.version)
     if not earliest <= request.version <= job.version:
@@ -145,18 +145,18 @@ def _wanted(incoming: Incoming, job: JobRow | None, earliest: int) -> int:
     return request.version
 
 
-def _submit(incoming: Incoming, stored: _Stored | None, version: int) -> Incoming:
+def _submit(received: ReceivedRequest, stored: _Stored | None, version: int) -> ReceivedRequest:
     """The submit that a rollback is."""
     if stored is None:
-        problem = f"there is no version {version} of {incoming.key!r} any more"
+        problem = f"there is no version {version} of {received.key!r} any more"
         raise InvalidInput([FieldError("version", problem, "write another one, or submit the spec")])
     try:
         spec = stored_spec(stored.spec, stored.definition)
     except InvalidInput as refused:
         raise InvalidInput([_of_version(version, error) for error in refused.errors]) from refused
     # A job that was submitted without a key is named by what stands in its place.
-    request = JobSubmit(type="job.submit", tenant=incoming.tenant, request_id=incoming.key, job=spec)
-    return replace(incoming, request=request)
+    request = JobSubmit(type="job.submit", tenant=received.tenant, request_id=received.key, job=spec)
+    return replace(received, request=request)
 
 
 def _of_version(version: int, error: FieldError | ReplyError) -> FieldError:
@@ -164,13 +164,13 @@ def _of_version(version: int, error: FieldError | ReplyError) -> FieldError:
     return FieldError("version", problem, error.remedy)
 
 
-def _answer(incoming: Incoming, reply: Reply) -> Reply:
+def _answer(received: ReceivedRequest, reply: Reply) -> Reply:
     """A submit's answer as the rollback's."""
     if reply.status is ReplyStatus.REJECTED:
-        refused = InvalidInput([_of_version(_version(incoming), error) for error in reply.errors])
-        return rejected(incoming, refused)
+        refused = InvalidInput([_of_version(_version(received), error) for error in reply.errors])
+        return rejected(received, refused)
     return accepted(
-        incoming,
+        received,
         job_id=reply.job_id,
         job_version=reply.job_version,
         next_run_at=reply.next_run_at,

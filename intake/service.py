@@ -1,8 +1,8 @@
-"""One intake process: two members of the group that reads requests, and one of that which reads targets' replies.
+"""One intake process: two members that read requests, and one that reads targets' replies.
 
-A member reads, checks, and then waits for PostgreSQL, one after the other. While one waits the other works, so that a
-process is held up by its own work alone: they share nothing but the process, as two processes would. Requests about one
-job lie in one partition, which one member has at a time.
+A member reads a batch, checks it, and then waits for PostgreSQL. While one member waits the other works, so that the
+process is limited by its own CPU time. Members share no state. Requests about one job are in one partition, which one
+member owns at a time.
 """
 
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -14,19 +14,19 @@ from tidewheel.settings import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
 MEMBERS = 2
-"""As many as keep one interpreter busy: PostgreSQL takes less of a request's time than Python (docs/adr/0025)."""
+"""Two keep one interpreter busy: PostgreSQL takes less of a request's time than Python (docs/adr/0025)."""
 
 
 class Intake:
     """One intake process.
 
     Args:
-        settings: The batch.
+        settings: The batch size and the retention of replies.
         url: The database.
         kafka: The brokers.
         installation: Shards, topics, encoding.
-        stop: The wish to stop.
-        members: How many read requests.
+        stop: The shutdown flag.
+        members: The number of members that read requests.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class Intake:
     ) -> None:
         self._stop = stop
         topics = installation.topics
-        places = [*((topics.requests, number) for number in range(1, members + 1)), (topics.target_replies, 1)]
+        numbered = [*((topics.requests, number) for number in range(1, members + 1)), (topics.target_replies, 1)]
         skew = Skew(settings.max_clock_skew)
         self._members = [
             Member(settings, url, kafka, topic=topic, number=number, skew=skew, installation=installation, stop=stop)
-            for topic, number in places
+            for topic, number in numbered
         ]
 
     def run(self) -> None:
-        """Take in requests until asked to stop.
+        """Process requests until shutdown is requested.
 
         Raises:
-            Unusable: A member cannot go on; the others have ended too, since half an intake is worse than none.
+            Unusable: A member cannot go on. The other members end too, so that the process is restarted as a whole.
         """
         with ThreadPoolExecutor(len(self._members), "intake") as pool:
             running = [pool.submit(member.run) for member in self._members]

@@ -18,7 +18,7 @@ from tidewheel.ids import bucket_of, shard_of
 from tidewheel.intake.calendars import hold_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs, read_now, settle
 from tidewheel.intake.new_job_rows import write_new_jobs
-from tidewheel.intake.new_jobs import Beginnings, NewJob, find_jobs, new_job
+from tidewheel.intake.new_jobs import NewJob, ScheduleStarts, find_jobs, new_job
 from tidewheel.intake.next_version import (
     NextVersion,
     Place,
@@ -30,7 +30,7 @@ from tidewheel.intake.next_version import (
     once_text,
 )
 from tidewheel.intake.override_rules import fit_moves
-from tidewheel.intake.request import Incoming, accepted, accepted_new, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, accepted_new, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec, canonical_spec
@@ -66,7 +66,7 @@ DaySets = Mapping[tuple[str, str], DaySet]
 class _Submission:
     """A submit, before its job is looked at; `only_new`, where one that there is stays as it is."""
 
-    incoming: Incoming
+    received: ReceivedRequest
     request: JobSubmit
     job_id: UUID
     key: str
@@ -81,7 +81,7 @@ class _Submission:
 def apply_submits(
     connection: Conn,
     installation: Installation,
-    batch: Sequence[Incoming],
+    batch: Sequence[ReceivedRequest],
     *,
     reasons: Mapping[UUID, str] | None = None,
     told: bool = True,
@@ -99,28 +99,28 @@ def apply_submits(
             and the intervals of new ones are spread.
     """
     made = _make_new(connection, installation, batch, told=told) if reasons is None and not only_new else {}
-    others = [_submission(incoming, only_new=only_new) for incoming in batch if incoming.job_id not in made]
+    others = [_submission(received, only_new=only_new) for received in batch if received.job_id not in made]
     answers = iter(_apply_each(connection, installation, others, reasons or {}, told=told) if others else ())
     return [
-        accepted_new(incoming, new.job_text, new.next_run_at)
-        if (new := made.get(incoming.job_id)) is not None
+        accepted_new(received, new.job_text, new.next_run_at)
+        if (new := made.get(received.job_id)) is not None
         else next(answers)
-        for incoming in batch
+        for received in batch
     ]
 
 
 def _make_new(
-    connection: Conn, installation: Installation, batch: Sequence[Incoming], *, told: bool
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, told: bool
 ) -> dict[UUID, NewJob]:
     """Make those jobs of a batch that there are not yet and that nothing is to be looked up for."""
     asked = [one for one in batch if isinstance(one.request, JobSubmit) and one.request.known is not None]
     if not asked:
         return {}
-    found = find_jobs(connection, [incoming.job_id for incoming in asked])
-    beginnings = Beginnings(read_now(connection))
-    new = [new_job(incoming, beginnings) for incoming in asked if incoming.job_id not in found]
+    found = find_jobs(connection, [received.job_id for received in asked])
+    starts = ScheduleStarts(read_now(connection))
+    new = [new_job(received, starts) for received in asked if received.job_id not in found]
     made = {job.job_id: job for job in new if job is not None}
-    written = write_new_jobs(connection, installation, list(made.values()), beginnings.now, told=told)
+    written = write_new_jobs(connection, installation, list(made.values()), starts.now, told=told)
     return made if written else {}
 
 
@@ -135,9 +135,9 @@ def _apply_each(
     """Apply submits to jobs that there may be, each by what stands."""
     # Before any timer, so that no change of a calendar passes the versions by that name it.
     day_sets = hold_calendars(connection, {pair for submission in chosen for pair in _calendars(submission)})
-    unknown = {s.job_id: unknown_calendars(connection, s.incoming.tenant, s.spec, day_sets) for s in chosen}
+    unknown = {s.job_id: unknown_calendars(connection, s.received.tenant, s.spec, day_sets) for s in chosen}
     _enter(connection, installation, chosen)
-    locked = lock_jobs(connection, installation, [s.incoming for s in chosen])
+    locked = lock_jobs(connection, installation, [s.received for s in chosen])
     fired = _fired(connection, chosen, locked)
     refused = {
         s.job_id: error
@@ -156,10 +156,10 @@ def _apply_each(
         _tell(connection, installation, [version for _, version in pairs], locked.now, reasons)
     following = next_instants(connection, [s.job_id for s in taken])
     return [
-        rejected(s.incoming, refused[s.job_id])
+        rejected(s.received, refused[s.job_id])
         if s.job_id in refused
         else accepted(
-            s.incoming,
+            s.received,
             job_id=str(s.job_id),
             job_version=versions[s.job_id].number if s.job_id in versions else locked.jobs[s.job_id].version,
             next_run_at=following.get(s.job_id),
@@ -169,15 +169,15 @@ def _apply_each(
     ]
 
 
-def _submission(incoming: Incoming, *, only_new: bool) -> _Submission:
-    request = incoming.request
+def _submission(received: ReceivedRequest, *, only_new: bool) -> _Submission:
+    request = received.request
     assert isinstance(request, JobSubmit)  # noqa: S101 - by accept's table
-    return _Submission(incoming, request, incoming.job_id, incoming.key or "", incoming.spec_hash, only_new)
+    return _Submission(received, request, received.job_id, received.key or "", received.spec_hash, only_new)
 
 
 def _calendars(submission: _Submission) -> set[tuple[str, str]]:
     spec = submission.spec
-    return {(submission.incoming.tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)}
+    return {(submission.received.tenant, name) for name in (*spec.exclude_calendars, *spec.include_calendars)}
 
 
 def _fired(connection: Conn, chosen: Sequence[_Submission], locked: Locked) -> dict[UUID, RunState]:
@@ -244,7 +244,7 @@ def _versions(
 def _enter(connection: Conn, installation: Installation, submissions: Sequence[_Submission]) -> None:
     columns: dict[str, object] = {
         "job_ids": [s.job_id for s in submissions],
-        "tenants": [s.incoming.tenant for s in submissions],
+        "tenants": [s.received.tenant for s in submissions],
         "keys": [s.key for s in submissions],
         "buckets": [bucket_of(s.job_id) for s in submissions],
         "shards": [shard_of(bucket_of(s.job_id), installation.shards) for s in submissions],

@@ -26,8 +26,8 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import FieldError, InvalidInput, RunBusy, StaleToken
 from tidewheel.ids import RunId
-from tidewheel.intake.lock_wait import Busy, still_open, wait_for_runs
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.lock_wait import RowLocked, still_open, try_lock_runs
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
@@ -67,14 +67,16 @@ class Held:
 class Shown:
     """A request whose token is that of an attempt under way."""
 
-    incoming: Incoming
+    received: ReceivedRequest
     held: Held
 
 
 Act = Callable[[Conn, Installation, Sequence[Shown]], list[Reply]]
 
 
-def answer_by_token(connection: Conn, installation: Installation, batch: Sequence[Incoming], act: Act) -> list[Reply]:
+def answer_by_token(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], act: Act
+) -> list[Reply]:
     """Answer requests that come with a token, in the caller's transaction.
 
     Args:
@@ -84,15 +86,15 @@ def answer_by_token(connection: Conn, installation: Installation, batch: Sequenc
         act: Answers those whose attempt is under way, at most one of a run at a time, in their order.
 
     Raises:
-        Busy: Somebody has one of the runs in hand: roll back and try again.
+        RowLocked: Somebody has one of the runs in hand: roll back and try again.
     """
     replies: dict[int, Reply] = {}
     left: list[tuple[int, RunId, int]] = []
     busy: dict[UUID, str] = {}
-    for place, incoming in enumerate(batch):
-        named = read_task_token(installation.task_token_key, _token(incoming))
+    for place, received in enumerate(batch):
+        named = read_task_token(installation.task_token_key, _token(received))
         if named is None:
-            replies[place] = rejected(incoming, _forged())
+            replies[place] = rejected(received, _forged())
         else:
             left.append((place, *named))
     while left:
@@ -128,8 +130,8 @@ def definitions_of(connection: Conn, attempts: Sequence[Shown]) -> dict[UUID, Jo
     return {run_id: _DEFINITIONS.of(stored[version]) for run_id, version in versions.items()}
 
 
-def _token(incoming: Incoming) -> str:
-    request = incoming.request
+def _token(received: ReceivedRequest) -> str:
+    request = received.request
     assert isinstance(request, RunComplete | RunHeartbeat)  # noqa: S101 - by accept's table
     return request.token
 
@@ -139,18 +141,18 @@ def _lock_patiently(connection: Conn, run_ids: Sequence[UUID]) -> tuple[dict[UUI
     locked = _lock(connection, run_ids)
     busy = still_open(connection, [run_id for run_id in run_ids if run_id not in locked])
     if busy:
-        wait_for_runs(connection, busy)
+        try_lock_runs(connection, busy)
         locked |= _lock(connection, list(busy))
         busy = still_open(connection, [run_id for run_id in busy if run_id not in locked])
     return locked, busy
 
 
-def _refuse_to_lose(busy: Iterable[Incoming]) -> None:
+def _refuse_to_lose(busy: Iterable[ReceivedRequest]) -> None:
     # Who asks directly is told to ask again; of Kafka's messages only heartbeats can be done without.
     needed = [each for each in busy if each.origin is None or isinstance(each.request, RunComplete)]
     if needed:
         what = "the run"
-        raise Busy(what, needed)
+        raise RowLocked(what, needed)
 
 
 def _lock(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Held]:
@@ -170,20 +172,20 @@ def _forged() -> InvalidInput:
     return InvalidInput([FieldError("token", problem, "send back the token that came with the attempt, unchanged")])
 
 
-def _busy(incoming: Incoming, run_id: RunId, state: str) -> Reply:
-    return replace(rejected(incoming, RunBusy(str(run_id))), run_id=str(run_id), run_status=RunState(state).value)
+def _busy(received: ReceivedRequest, run_id: RunId, state: str) -> Reply:
+    return replace(rejected(received, RunBusy(str(run_id))), run_id=str(run_id), run_status=RunState(state).value)
 
 
-def _over(incoming: Incoming, run_id: RunId, attempt: int, state: str | None) -> Reply:
+def _over(received: ReceivedRequest, run_id: RunId, attempt: int, state: str | None) -> Reply:
     """The answer about an attempt that is over; `state` is its run's, None where nothing is kept of that any more."""
-    reply = rejected(incoming, StaleToken(str(run_id), state, attempt))
+    reply = rejected(received, StaleToken(str(run_id), state, attempt))
     return replace(reply, run_id=str(run_id), run_status=RunState(state).value if state else None)
 
 
 _UNNAMED = "ReportedFailure"  # the error type of a failure that names none
 
 
-def apply_completes(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_completes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """End attempts, in the caller's transaction; an answer for each request, in their order."""
     return answer_by_token(connection, installation, batch, _complete)
 
@@ -245,7 +247,7 @@ def _requeue(each: Shown, delay: timedelta) -> Requeue:
 def _accepted(each: Shown, state: RunState) -> Reply:
     held = each.held
     return accepted(
-        each.incoming,
+        each.received,
         job_id=str(held.job_id),
         job_version=held.job_version,
         run_id=str(held.run_id),
@@ -258,7 +260,7 @@ def _error_type(each: Shown) -> str:
 
 
 def _request(each: Shown) -> RunComplete:
-    request = each.incoming.request
+    request = each.received.request
     assert isinstance(request, RunComplete)  # noqa: S101 - by accept's table
     return request
 
@@ -266,7 +268,7 @@ def _request(each: Shown) -> RunComplete:
 _PUT_OFF_DEADLINES = Statements("tidewheel.intake")["put_off_deadlines"]
 
 
-def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Note that attempts go on, in the caller's transaction; an answer for each request, in their order."""
     return answer_by_token(connection, installation, batch, _beat)
 
@@ -293,7 +295,7 @@ def _put_off(connection: Conn, waiting: Sequence[Shown]) -> None:
 
 
 def _told(each: Shown) -> Beat:
-    request = each.incoming.request
+    request = each.received.request
     assert isinstance(request, RunHeartbeat)  # noqa: S101 - by accept's table
     return Beat(each.held.run_id, each.held.attempt, progress=request.progress, checkpoint=request.checkpoint)
 
@@ -301,7 +303,7 @@ def _told(each: Shown) -> Beat:
 def _accepted_heartbeat(each: Shown) -> Reply:
     held = each.held
     return accepted(
-        each.incoming,
+        each.received,
         job_id=str(held.job_id),
         job_version=held.job_version,
         run_id=str(held.run_id),

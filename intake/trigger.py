@@ -13,7 +13,7 @@ from uuid import UUID
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import JobId, run_id
 from tidewheel.intake.locks import read_now
-from tidewheel.intake.request import Incoming, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
@@ -42,26 +42,26 @@ class SharedJob(NamedTuple):
     definition: bytes
 
 
-def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[Incoming]) -> list[Reply]:
+def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Trigger jobs, in the caller's transaction; an answer for each request, in their order."""
-    jobs = share_jobs(connection, {incoming.job_id for incoming in batch})
+    jobs = share_jobs(connection, {received.job_id for received in batch})
     now = read_now(connection)
     runs: list[NewRun] = []
     replies: list[Reply] = []
-    for incoming in batch:
-        job = jobs.get(incoming.job_id)
+    for received in batch:
+        job = jobs.get(received.job_id)
         if job is None:
-            replies.append(rejected(incoming, UnknownJob(incoming.tenant, incoming.key or "")))
+            replies.append(rejected(received, UnknownJob(received.tenant, received.key or "")))
             continue
         try:
-            run = _run(incoming, job, now)
+            run = _run(received, job, now)
         except InvalidInput as refused:
-            replies.append(rejected(incoming, refused))
+            replies.append(rejected(received, refused))
             continue
         runs.append(run)
         replies.append(
             accepted(
-                incoming,
+                received,
                 job_id=str(job.job_id),
                 job_version=job.version,
                 run_id=str(run.run_id),
@@ -81,17 +81,17 @@ def share_jobs(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, Shared
         return {job.job_id: job for job in found if job.deleted_at is None}
 
 
-def _run(incoming: Incoming, job: SharedJob, now: datetime) -> NewRun:
-    request = incoming.request
+def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
+    request = received.request
     assert isinstance(request, JobTrigger)  # noqa: S101 - by accept's table
     at = _instant(request, now)
     payload = request.carried
     content, content_type = (payload.content, payload.content_type) if payload else (None, None)
     inputs = RunInputs(content, content_type, request.labels, request.overlap, request.traceparent, request.request_id)
     return NewRun(
-        run_id=run_id(job.job_id, at, Cause.TRIGGER, incoming.seed() or os.urandom(16)),
+        run_id=run_id(job.job_id, at, Cause.TRIGGER, received.seed() or os.urandom(16)),
         job_id=JobId(job.job_id),
-        tenant=incoming.tenant,
+        tenant=received.tenant,
         job_version=job.version,
         shard=job.shard,
         cause=Cause.TRIGGER,

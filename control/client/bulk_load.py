@@ -19,7 +19,7 @@ from tidewheel.control.client.connection import Door
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.postgres.notify import Channel
@@ -88,13 +88,13 @@ class Loading(Door):
     def apply(self, given: Sequence[Given], *, dry_run: bool = False) -> Done:
         """Submit jobs; with `dry_run` all is done but kept."""
         done, placed = _read(given, self._tenant)
-        batch = [incoming for _, incoming in placed]
+        batch = [received for _, received in placed]
         try:
             replies = self._submit(batch, dry_run=dry_run)
         except psycopg.Error as error:
             if not is_data_fault(error):
                 raise
-            replies = [self._submit_alone(incoming, dry_run=dry_run) for incoming in batch]
+            replies = [self._submit_alone(received, dry_run=dry_run) for received in batch]
         for (place, _), reply in zip(placed, replies, strict=True):
             if isinstance(reply, FieldError):
                 done.refuse(place, [reply])
@@ -114,9 +114,9 @@ class Loading(Door):
             self._notifier.poke(channel)
         return done
 
-    def _load(self, done: Done, placed: Sequence[tuple[str, Incoming]], *, told: bool) -> None:
+    def _load(self, done: Done, placed: Sequence[tuple[str, ReceivedRequest]], *, told: bool) -> None:
         """Load jobs; those that the database refuses are found by halves, and the others loaded."""
-        batch = [incoming for _, incoming in placed]
+        batch = [received for _, received in placed]
         try:
             loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, told=told))
         except psycopg.Error as error:
@@ -131,7 +131,7 @@ class Loading(Door):
         else:
             self._count(done, placed, loaded)
 
-    def _submit(self, batch: Sequence[Incoming], *, dry_run: bool) -> Sequence[Reply | FieldError]:
+    def _submit(self, batch: Sequence[ReceivedRequest], *, dry_run: bool) -> Sequence[Reply | FieldError]:
         def work(connection: Conn) -> list[Reply]:
             replies = apply_requests(connection, self._installation, batch)
             if dry_run:
@@ -143,16 +143,16 @@ class Loading(Door):
             self._notifier.poke(channel)
         return replies
 
-    def _submit_alone(self, incoming: Incoming, *, dry_run: bool) -> Reply | FieldError:
+    def _submit_alone(self, received: ReceivedRequest, *, dry_run: bool) -> Reply | FieldError:
         try:
-            return self._submit([incoming], dry_run=dry_run)[0]
+            return self._submit([received], dry_run=dry_run)[0]
         except psycopg.Error as error:
             if not is_data_fault(error):
                 raise
             return _fault(error)
 
     @staticmethod
-    def _count(done: Done, placed: Sequence[tuple[str, Incoming]], loaded: Loaded) -> None:
+    def _count(done: Done, placed: Sequence[tuple[str, ReceivedRequest]], loaded: Loaded) -> None:
         done.created += loaded.made
         done.unchanged += loaded.there
         for position, reply in loaded.refused.items():
@@ -236,9 +236,9 @@ def _door(database_url: str, tenant: str) -> Loading:
     return Loading(database_url, tenant=tenant)
 
 
-def _read(given: Sequence[Given], tenant: str) -> tuple[Done, list[tuple[str, Incoming]]]:
+def _read(given: Sequence[Given], tenant: str) -> tuple[Done, list[tuple[str, ReceivedRequest]]]:
     """The jobs that can be read, and what is wrong with the others."""
-    done, placed = Done(), list[tuple[str, Incoming]]()
+    done, placed = Done(), list[tuple[str, ReceivedRequest]]()
     for place, content in given:
         if isinstance(content, FieldError):
             done.refuse(place, [content])
@@ -253,12 +253,12 @@ def _read(given: Sequence[Given], tenant: str) -> tuple[Done, list[tuple[str, In
     return done, placed
 
 
-def _incoming(content: bytes | Mapping[str, object], tenant: str) -> Incoming:
+def _incoming(content: bytes | Mapping[str, object], tenant: str) -> ReceivedRequest:
     job = read_object(content) if isinstance(content, bytes) else content
-    incoming = Incoming(parse_request({"type": "job.submit", "tenant": tenant, "job": job}))
-    if incoming.key is None:
+    received = ReceivedRequest(parse_request({"type": "job.submit", "tenant": tenant, "job": job}))
+    if received.key is None:
         raise InvalidInput([FieldError("key", "is missing", "name each job, so that it is the same one the next time")])
-    return incoming
+    return received
 
 
 def _fault(error: psycopg.Error) -> FieldError:

@@ -14,8 +14,8 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
 from tidewheel.errors import Unavailable
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.lock_wait import Busy
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import CommitUnknown, Conn, Session
@@ -75,13 +75,15 @@ class Door:
 
     def _ask_all(self, documents: Sequence[Mapping[str, object]]) -> list[Reply]:
         """Ask for several things in one transaction; the answers in their order, refusals among them."""
-        batch = [Incoming(parse_request(without_none({**document, "tenant": self._tenant}))) for document in documents]
+        batch = [
+            ReceivedRequest(parse_request(without_none({**document, "tenant": self._tenant}))) for document in documents
+        ]
         replies = self._apply(batch)
         for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
             self._notifier.poke(channel)
         return replies
 
-    def _apply(self, batch: Sequence[Incoming]) -> list[Reply]:
+    def _apply(self, batch: Sequence[ReceivedRequest]) -> list[Reply]:
         # What nothing names could make its runs a second time.
         unnamed = any(one.request.request_id is None and one.request.type in _MAKES_RUNS for one in batch)
         return self._write(lambda connection: apply_requests(connection, self._installation, batch), once=unnamed)
@@ -96,7 +98,7 @@ class Door:
             except CommitUnknown:
                 if once or tries >= _TRIES:
                     raise
-            except Busy:
+            except RowLocked:
                 # It was waited for a moment already, with nothing in hand in between.
                 if monotonic_seconds() >= until:
                     raise

@@ -30,7 +30,7 @@ from tidewheel.control.reads.dead_letters import (
 from tidewheel.errors import FieldError
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.locks import read_now
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
@@ -254,7 +254,9 @@ def _retry(
     letters = lock_dead_runs(connection, ids)
     wanted = [letter for letter in letters if letter.redriven_run_id is None]
     documents = ({"type": "run.retry", "tenant": tenant, "run_id": str(letter.run_id)} for letter in wanted)
-    replies = apply_requests(connection, installation, [Incoming(parse_request(document)) for document in documents])
+    replies = apply_requests(
+        connection, installation, [ReceivedRequest(parse_request(document)) for document in documents]
+    )
     answers = {letter.id: reply for letter, reply in zip(wanted, replies, strict=True)}
     return [(letter.id, answers.get(letter.id)) for letter in letters]
 

@@ -15,7 +15,7 @@ from psycopg import AsyncConnection, Connection
 from tidewheel.errors import FieldError, Refused, StaleToken, Unavailable, UnknownJob, UnknownRun
 from tidewheel.ids import RunId
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.caller_connection import borrow, borrowed
 from tidewheel.postgres.session import Conn
@@ -59,9 +59,9 @@ def enqueue(
     document = trigger_document(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
     )
-    incoming = Incoming(parse_request(document))
+    received = ReceivedRequest(parse_request(document))
     with borrowed(connection) as own:
-        reply = _apply(own, incoming)
+        reply = _apply(own, received)
     return _answered(reply)
 
 
@@ -80,20 +80,20 @@ async def enqueue_async(
     document = trigger_document(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
     )
-    incoming = Incoming(parse_request(document))
-    return _answered(await borrow(connection, lambda own: _apply(own, incoming)))
+    received = ReceivedRequest(parse_request(document))
+    return _answered(await borrow(connection, lambda own: _apply(own, received)))
 
 
-def _apply(connection: Conn, incoming: Incoming) -> Reply:
+def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     """Apply a request as a whole or not at all."""
     # Read before the blocks below, so that the caller's transaction has begun where there is to be one: a block
     # that finds none begins one of its own, and commits it.
     installation = _installation(connection)
     for _ in range(_TRIES - 1):
         with suppress(Unavailable), connection.transaction():
-            return apply_requests(connection, installation, [incoming])[0]
+            return apply_requests(connection, installation, [received])[0]
     with connection.transaction():
-        return apply_requests(connection, installation, [incoming])[0]
+        return apply_requests(connection, installation, [received])[0]
 
 
 def _answered(reply: Reply) -> RunId:

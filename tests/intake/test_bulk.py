@@ -10,12 +10,12 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, ask_within, lifecycle, open_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.bulk import Loaded, load_jobs
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 
 
 def load(database: Database, *documents: dict[str, Any], told: bool = False) -> Loaded:
-    batch = [Incoming(parse_request(document)) for document in documents]
+    batch = [ReceivedRequest(parse_request(document)) for document in documents]
     with database.transaction() as connection:
         return load_jobs(connection, database.installation, batch, told=told)
 
@@ -134,7 +134,7 @@ def test_a_job_that_somebody_else_makes_meanwhile_is_there_already(
     ask_within(other, database, submission("twin", **job))
     if deleted:
         ask_within(other, database, about("job.delete", "twin"))
-    batch = [Incoming(parse_request(submission(key, payload=2, **job))) for key in ("a", "twin")]
+    batch = [ReceivedRequest(parse_request(submission(key, payload=2, **job))) for key in ("a", "twin")]
     loading = in_background(lambda: load_jobs(own, database.installation, batch))
     until_blocked(database, own)
     before = other.execute("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'").fetchall()

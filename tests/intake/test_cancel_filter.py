@@ -195,12 +195,12 @@ def test_a_claim_under_way_is_waited_for_and_one_that_begins_meanwhile_is_refuse
     assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
     accepting = in_background(lambda: ask_within(cancelled, with_jobs, cancelling(key="job")))
     until_blocked(with_jobs, cancelled)
-    beginning = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
+    start = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
     until_blocked(with_jobs, late)
     claiming.commit()
     assert [reply.status for reply in accepting.result(30)] == [ReplyStatus.ACCEPTED]
     cancelled.commit()
-    assert beginning.result(30).started == []
+    assert start.result(30).started == []
     late.commit()
     assert open_run(with_jobs, first).state == "running"
 
@@ -215,10 +215,10 @@ def test_in_a_batch_nothing_is_locked_before_the_claims_are_held(with_jobs: Data
     batch, claiming = with_jobs.connection(), with_jobs.connection()
     documents = [{"type": "run.cancel", "run_id": str(holder.run_id)}, cancelling(key="job")]
     assert [reply.status for reply in ask_within(batch, with_jobs, *documents)] == ["accepted", "accepted"]
-    beginning = in_background(lambda: claim_as_executors_do(with_jobs, claiming, claims))
+    start = in_background(lambda: claim_as_executors_do(with_jobs, claiming, claims))
     until_blocked(with_jobs, claiming)
     batch.commit()
-    assert len(beginning.result(30).started) == 1
+    assert len(start.result(30).started) == 1
     claiming.commit()
 
 

@@ -139,7 +139,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_intake_with_what_to_d
         requests.until_read(requests.send(submission())[0])
     requests.database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
     stop = Stop()
-    with pytest.raises(Unusable, match="deleted and made again"):
+    with pytest.raises(Unusable, match="deleted and created again"):
         requests.start(stop).result(30)
 
 
@@ -191,8 +191,8 @@ def test_a_batch_that_takes_too_long_is_repeated_in_halves_and_one_that_does_so_
     assert [reply.request_id for reply in replies if reply.status == "rejected"] == ["endless"]
     [error] = replies[10].errors
     assert (error.problem, error.remedy) == (
-        "it takes longer than a transaction may, and was undone",
-        "ask for less in one request",
+        "it takes longer than a transaction may, and was rolled back",
+        "request less in one request",
     )
     assert {version for (version,) in fresh_database.rows("SELECT version FROM jobs")} == {1}
     assert "21 requests took too long" in caplog.text

@@ -10,7 +10,7 @@ from tests.transitions.acts import about, ask, ask_within, open_runs, submission
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Unavailable
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import ReplyStatus, RequestOrigin
@@ -86,7 +86,7 @@ def test_of_two_intakes_with_one_request_the_later_tries_again_and_gets_the_firs
     waiting = in_background(lambda: ask_within(second, with_job, TRIGGER))
     until_blocked(with_job, second)
     first.commit()
-    with pytest.raises(Unavailable, match="answered by somebody else"):
+    with pytest.raises(Unavailable, match="replied to a request of this batch"):
         waiting.result(10)
     second.rollback()
     assert ask_within(second, with_job, TRIGGER) == [answer]
@@ -100,7 +100,9 @@ def test_without_a_request_id_a_message_read_twice_is_still_one_run(with_job: Da
     runs: set[str | None] = set()
     for _ in range(2):
         with with_job.transaction() as connection:
-            [reply] = apply_requests(connection, with_job.installation, [Incoming(parse_request(trigger), place)])
+            [reply] = apply_requests(
+                connection, with_job.installation, [ReceivedRequest(parse_request(trigger), place)]
+            )
         runs.add(reply.run_id)
     assert len(runs) == len(open_runs(with_job)) == 1
 
@@ -133,7 +135,7 @@ def test_a_repeat_of_what_an_earlier_release_answered_gets_that_answer(
 ) -> None:
     """It remembered bodies in another way."""
     [first] = ask(with_job, asked)
-    former = Incoming(parse_request(asked)).former_body_hash()
+    former = ReceivedRequest(parse_request(asked)).model_body_hash()
     with_job.execute("UPDATE requests SET body_hash = %s", [former])
     assert ask(with_job, asked) == [first]
     [other] = ask(with_job, asked | {"tenant": "default", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})

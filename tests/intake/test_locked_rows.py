@@ -16,7 +16,7 @@ from tests.intake.running import Requests
 from tests.intake.waiting import beating, completing, token_of
 from tests.transitions.acts import about, ask, begun, claim, final_state, open_run, submission, submit, trigger
 from tests.transitions.overlapping import signals
-from tidewheel.intake.lock_wait import Busy
+from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.local.stack import StackInfo
 from tidewheel.scheduler.pending_cancels import WantedCancels
 from tidewheel.transitions.claim import Started
@@ -98,7 +98,7 @@ def test_who_tells_of_an_attempt_directly_is_told_to_try_again(shop: Database) -
     token = token_of(shop, started)
     with in_hand(shop, started):
         for said in (completing(token), beating(token)):
-            with pytest.raises(Busy, match="in the hands of a transaction"):
+            with pytest.raises(RowLocked, match="is locked by a transaction"):
                 ask(shop, said)
     assert [reply.status for reply in ask(shop, beating(token), completing(token))] == ["accepted", "accepted"]
 
@@ -107,7 +107,7 @@ def test_a_deletion_does_not_wait_for_a_job_that_a_user_triggers(shop: Database)
     submit(shop, "other")
     with psycopg.connect(shop.url) as own:
         tidewheel.enqueue(own, "job")
-        with pytest.raises(Busy, match="job 'job' is in the hands"):
+        with pytest.raises(RowLocked, match="job 'job' is locked"):
             ask(shop, about("job.delete", "other"), about("job.delete"))
         own.commit()
     assert [reply.status for reply in ask(shop, about("job.delete"))] == ["accepted"]

@@ -10,7 +10,7 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import ask, submission, submit
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec
@@ -76,11 +76,11 @@ def outcome(
     database: Database,
     installation: Installation,
     asked: list[dict[str, Any]],
-    apply: Callable[[Conn, Installation, list[Incoming]], T],
+    apply: Callable[[Conn, Installation, list[ReceivedRequest]], T],
 ) -> tuple[T, dict[str, list[Any]]]:
     """The answers to a batch, and the rows it came to; nothing is kept."""
     with database.transaction() as connection:
-        replies = apply(connection, installation, [Incoming(parse_request(each)) for each in asked])
+        replies = apply(connection, installation, [ReceivedRequest(parse_request(each)) for each in asked])
         rows = {table: list[Any](connection.execute(statement)) for table, statement in TABLES.items()}
         connection.rollback()
     return replies, rows
@@ -107,7 +107,7 @@ def test_jobs_that_are_loaded_are_the_same_rows_whichever_way_they_take(clocked:
     clocked.stop_clock()
     asked = [document for document in documents() if "key" in document["job"]]
 
-    def load(connection: Conn, installation: Installation, batch: list[Incoming]) -> Loaded:
+    def load(connection: Conn, installation: Installation, batch: list[ReceivedRequest]) -> Loaded:
         return load_jobs(connection, installation, batch, told=True)
 
     loaded, rows = outcome(clocked, clocked.installation, asked, load)

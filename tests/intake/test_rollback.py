@@ -12,7 +12,7 @@ from tests.intake.minutes import refusal
 from tests.tidewheel.jobs.submitting import submitted
 from tests.transitions.acts import about, ask, lifecycle, submission, submit
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.intake.rollback import stored_spec
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.spec import canonical_spec
@@ -106,7 +106,7 @@ def test_a_job_that_was_submitted_without_a_key_keeps_its_name(database: Databas
     del document["job"]["key"]  # type: ignore[attr-defined]
     name = "tidewheel.requests/3/17"
     with database.transaction() as connection:
-        apply_requests(connection, database.installation, [Incoming(parse_request(document), origin)])
+        apply_requests(connection, database.installation, [ReceivedRequest(parse_request(document), origin)])
     submit(database, name, payload=2)
     [reply] = ask(database, about("job.rollback", name, version=1))
     assert (reply.key, reply.job_version) == (name, 3)

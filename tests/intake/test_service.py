@@ -57,7 +57,7 @@ def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database
     with requests.running():
         requests.until_read(requests.send(submission())[0])
     database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
-    with pytest.raises(Unusable, match="deleted and made again"):
+    with pytest.raises(Unusable, match="deleted and created again"):
         in_background(intake(requests, Stop()).run).result(_SECONDS)
 
 
@@ -91,7 +91,8 @@ def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once
     ended.result(_SECONDS)
     told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "tidewheel.intake"]
     name = f"intake of {requests.topics.requests}, member "
-    moved = [level for level, line in told if line.startswith(name) and "joins anew: another intake has taken" in line]
+    rejoined = "joins its group again: another intake has claimed"
+    moved = [level for level, line in told if line.startswith(name) and rejoined in line]
     assert len(moved) >= 2
     assert set(moved) == {logging.INFO}
     assert "works again" not in caplog.text

@@ -11,7 +11,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import HANDLER, about, ask, lifecycle, open_runs, submission, submit
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyStatus, RequestOrigin, RequestType
@@ -104,8 +104,8 @@ def test_re_creation_after_a_deletion_continues_the_versions(database: Database)
 
 def test_a_job_without_a_key_is_named_by_its_request_or_by_where_it_lay(database: Database) -> None:
     document = {"type": "job.submit", "job": {"schedule": "manual", "target": HANDLER}}
-    named = Incoming(parse_request(document | {"request_id": "r-9"}))
-    placed = Incoming(parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17))
+    named = ReceivedRequest(parse_request(document | {"request_id": "r-9"}))
+    placed = ReceivedRequest(parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17))
     with database.transaction() as connection:
         replies = apply_requests(connection, database.installation, [named, placed])
     assert [reply.key for reply in replies] == ["r-9", "tidewheel.requests/3/17"]

@@ -8,7 +8,7 @@ import pytest
 
 from tidewheel import errors
 from tidewheel.errors import FieldError, TidewheelError
-from tidewheel.intake.lock_wait import Busy
+from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.jobs.parsing import RequestIdentity, RequestRefused
 
 _FIELD = FieldError("job.key", "it is missing", "write one")
@@ -29,7 +29,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.Unavailable("the server is away"),
     errors.RetryAfter(timedelta(seconds=5)),
     errors.Snooze(5),
-    Busy("job 'report'", []),
+    RowLocked("job 'report'", []),
     RequestRefused((_FIELD,), RequestIdentity("job.submit", "r-7", "default", "report", None)),
 ]
 

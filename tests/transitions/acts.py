@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 
 from tests.fixtures.database import Database
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
@@ -56,7 +56,7 @@ def ask(database: Database, *documents: Mapping[str, object]) -> list[Reply]:
 
 def ask_within(connection: Conn, database: Database, *documents: Mapping[str, object]) -> list[Reply]:
     """Apply requests as one batch, in the caller's transaction."""
-    batch = [Incoming(parse_request(document)) for document in documents]
+    batch = [ReceivedRequest(parse_request(document)) for document in documents]
     return apply_requests(connection, database.installation, batch)
 
 

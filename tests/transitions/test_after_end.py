@@ -26,7 +26,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import encode, encode_json
@@ -82,7 +82,7 @@ def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_non
     parsed, _ = read_request(encode(request))
     for _ in range(2):  # a repeat, as Kafka may bring it
         with fragile.transaction() as connection:
-            [reply] = apply_requests(connection, fragile.installation, [Incoming(parsed)])
+            [reply] = apply_requests(connection, fragile.installation, [ReceivedRequest(parsed)])
         assert reply.status == "accepted"
     assert fragile.rows("SELECT paused, pause_reason FROM jobs") == [(True, request.reason)]
     assert [event.reason for event in lifecycle(fragile) if event.type.endswith("job.paused.v1")] == [request.reason]
@@ -102,7 +102,7 @@ def test_a_job_without_the_policy_counts_nothing(clocked: ClockedDatabase) -> No
 def apply(database: ClockedDatabase, request: Request) -> Reply:
     parsed, _ = read_request(encode(request))
     with database.transaction() as connection:
-        [reply] = apply_requests(connection, database.installation, [Incoming(parsed)])
+        [reply] = apply_requests(connection, database.installation, [ReceivedRequest(parsed)])
     return reply
 
 
@@ -238,5 +238,5 @@ def test_events_written_as_json_ask_in_json(watched: ClockedDatabase) -> None:
     [(value,)] = watched.rows("SELECT value FROM outbox WHERE topic = %s", [watched.installation.topics.requests])
     parsed, encoding = read_request(value)
     with watched.transaction() as connection:
-        [reply] = apply_requests(connection, in_json, [Incoming(parsed)])
+        [reply] = apply_requests(connection, in_json, [ReceivedRequest(parsed)])
     assert (encoding, reply.status, parsed.traceparent) == ("json", "accepted", f"00-{'ab' * 16}-{'cd' * 8}-01")

@@ -21,7 +21,7 @@ from tidewheel.executor.claim import Claimer
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.lanes import Lanes
 from tidewheel.executor.loop import Executor
-from tidewheel.intake.batch import take_in
+from tidewheel.intake.batch import apply_batch
 from tidewheel.intake.locks import read_now
 from tidewheel.kafka.clients import consumer
 from tidewheel.postgres.session import Session, is_data_fault
@@ -162,7 +162,7 @@ class Services:
 
     def _apply(self, message: Message, failure: Exception | None) -> None:
         with self._session.transaction() as connection:
-            take_in(connection, self._installation, [message], failure, read_now(connection))
+            apply_batch(connection, self._installation, [message], failure, read_now(connection))
 
 
 class _Gate:

@@ -15,7 +15,7 @@ from psycopg.sql import SQL, Identifier
 from tests.fixtures.database import Database, Template
 from tests.transitions.acts import submit
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Incoming
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.outbox import slice_of
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.schemas.requests import read_request
@@ -60,7 +60,9 @@ def take_in(shop: Database) -> list[Reply]:
     """Do with what lies in the outbox as intake does, having read it from Kafka."""
     values = [value for (value,) in shop.rows("DELETE FROM outbox WHERE topic = 'shop.requests' RETURNING value")]
     with shop.transaction() as connection:
-        return apply_requests(connection, shop.installation, [Incoming(read_request(value)[0]) for value in values])
+        return apply_requests(
+            connection, shop.installation, [ReceivedRequest(read_request(value)[0]) for value in values]
+        )
 
 
 def test_it_commits_or_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
