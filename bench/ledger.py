@@ -10,7 +10,7 @@ from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.scheduler.firing import Round, fire
-from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.claim import Claim, claim_runs
 
 JOBS = 50_000
 BATCH = 2000
@@ -72,8 +72,8 @@ def _skip_by_overlap(connection: Conn, stage: Stage) -> float:
     started = monotonic_seconds()
     for batch in range(0, len(found), 500):
         claims = [Claim(cast("UUID", row[0]), 1, 1, "bench") for row in found[batch : batch + 500]]
-        claimed = start_runs(connection, stage.installation, claims, executor_id=uuid4())
-        assert len(claimed.contested.skipped) == len(claims)
+        claimed = claim_runs(connection, stage.installation, claims, executor_id=uuid4())
+        assert len(claimed.overlaps.skipped) == len(claims)
         connection.commit()
     return (monotonic_seconds() - started) / len(found) * 1e6
 

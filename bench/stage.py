@@ -34,7 +34,7 @@ from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings import Connections
-from tidewheel.transitions.installation import Installation, name_topics, read_installation
+from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 BUFFERS_MEGABYTES = 1024  # as the peers were measured, so that figures stand side by side
 WAL_MEGABYTES = 8192
@@ -75,7 +75,7 @@ class Server:
         _wait_for_leaders(settings.kafka_config(), Topics(prefix))
         with connect(url, "tidewheel-bench") as connection:
             connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")  # a template's
-            name_topics(connection, settings)
+            record_topic_prefix(connection, settings)
             installation = read_installation(connection, settings)
         home = self.home / prefix
         home.mkdir()

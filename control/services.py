@@ -29,7 +29,7 @@ from tidewheel.settings import (
     RelaySettings,
     SchedulerSettings,
 )
-from tidewheel.transitions.installation import Installation, name_topics, read_installation
+from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 _LOG = logging.getLogger("tidewheel.process.service")
 
@@ -131,7 +131,7 @@ def _prepare_database(settings: Connections) -> tuple[str, Installation]:
     url = settings.database()
     with _named(url) as connection:
         require_current(connection)
-        name_topics(connection, settings)
+        record_topic_prefix(connection, settings)
         installation = read_installation(connection, settings)
     install_lookup(lookup_in(url))
     health.requires("database", lambda: _why_away(url))

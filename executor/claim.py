@@ -18,7 +18,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Patience, Stop
-from tidewheel.transitions.claim import Claim, Claimed, Started, read_claims, start_runs
+from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -64,8 +64,8 @@ class Claimer:
             Unavailable: Nothing was claimed.
         """
         claimed = self._claim(claims)
-        if claimed.contested.left:
-            left = [claim for claim in claims if claim.run_id in claimed.contested.left]
+        if claimed.overlaps.undecided:
+            left = [claim for claim in claims if claim.run_id in claimed.overlaps.undecided]
             claimed.started = claimed.started + self._once_more(left)
         metrics.count("claims", len(claimed.started), "won", way)
         metrics.count("claims", len(claims) - len(claimed.started), "lost", way)
@@ -81,7 +81,7 @@ class Claimer:
         try:
             with self._session.transaction() as connection:
                 self._hold_lease(connection)
-                claimed = start_runs(connection, self._installation, claims, executor_id=self._executor_id)
+                claimed = claim_runs(connection, self._installation, claims, executor_id=self._executor_id)
                 failpoint("claim.before_commit")
         except CommitUnknown as error:
             # Whom it told is not known either: being woken for nothing costs less than a grace period that begins late.

@@ -22,7 +22,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 
@@ -111,7 +111,7 @@ class Completion:
             self._refuse(connection)
         failpoint("complete_in.held")
         self.called = True
-        end_runs(connection, self.completer.installation, [end], lasting=True)
+        finish_runs(connection, self.completer.installation, [end], lasting=True)
         failpoint("complete_in.written")
 
     def _refuse(self, connection: Conn) -> None:

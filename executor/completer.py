@@ -28,7 +28,7 @@ from tidewheel.executor.record import record
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Patience, Stop
-from tidewheel.transitions.attempts import save_beats
+from tidewheel.transitions.attempts import save_progress
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -191,7 +191,7 @@ class Finisher:
         beats = self.beats.all()
         try:
             with self._session.transaction() as connection:
-                save_beats(connection, beats)
+                save_progress(connection, beats)
         except Unavailable as error:
             patience.wait(error)
             return
@@ -259,7 +259,7 @@ class Finisher:
         beats = self.beats.of(item[0].key for item in batch)
         with session.transaction() as connection:
             # Before the end of their attempts: the message of the next attempt carries the checkpoint.
-            save_beats(connection, beats)
+            save_progress(connection, beats)
             done = record(connection, self._installation, batch, self._executor_id)
             failpoint("completion.before_commit")
             if done.requeued:

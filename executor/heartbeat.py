@@ -20,8 +20,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import Skew
 from tidewheel.process.health import health
 from tidewheel.process.service import Patience, Stop
-from tidewheel.runs import IN_HAND
-from tidewheel.transitions.signal import Signal
+from tidewheel.runs import OWNED
+from tidewheel.transitions.cancel_signals import Signal
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -71,7 +71,7 @@ class Heartbeat:
             "lease": lease,
             "stopping": False,
             "stray_after": _STRAY_AFTER,
-            "states": IN_HAND,
+            "states": OWNED,
         }
         self.wake = threading.Event()
         self._stop = Stop()

@@ -44,9 +44,9 @@ from tidewheel.runs import Lane
 from tidewheel.schemas.definitions import LAMBDA, SHELL
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest, TargetKind
 from tidewheel.settings import ExecutorSettings
+from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.signal import Signal
 
 _LOG = logging.getLogger("tidewheel.executor")
 

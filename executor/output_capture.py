@@ -29,7 +29,7 @@ from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Stop, repeat
-from tidewheel.transitions.attempts import Written, flush_outputs
+from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 
 current: ContextVar[Attempt | None] = ContextVar("tidewheel_attempt", default=None)
 
@@ -173,7 +173,7 @@ class Flusher:
             self._flush(wanted[start : start + _BATCH])
         return _EVERY_SECONDS
 
-    def _flush(self, wanted: list[tuple[Attempt, Written]]) -> None:
+    def _flush(self, wanted: list[tuple[Attempt, AttemptOutput]]) -> None:
         try:
             with self._session.transaction() as connection:
                 stored = flush_outputs(connection, self._executor_id, [written for _, written in wanted])
@@ -184,9 +184,9 @@ class Flusher:
                 attempt.output.flushed(written.output_bytes)
 
 
-def _new(attempt: Attempt) -> Written | None:
+def _new(attempt: Attempt) -> AttemptOutput | None:
     begun = attempt.output.begin_flush() if attempt.output else None
-    return None if begun is None else Written(attempt.run_id, attempt.started.attempt, *begun)
+    return None if begun is None else AttemptOutput(attempt.run_id, attempt.started.attempt, *begun)
 
 
 class Stream:

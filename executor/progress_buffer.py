@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.transitions.attempts import Beat
+from tidewheel.transitions.attempts import ProgressReport
 
 EVERY_SECONDS = 1.0  # how often what is told is written: what a crash can lose of it
 
@@ -21,7 +21,7 @@ class Beats:
 
     def __init__(self, executor_id: UUID, wake: Callable[[], None]) -> None:
         self._executor_id, self._wake = executor_id, wake
-        self._told: dict[Key, Beat] = {}
+        self._told: dict[Key, ProgressReport] = {}
         self._lock = threading.Lock()
         self._next_write = 0.0
 
@@ -32,7 +32,7 @@ class Beats:
             if before is not None:
                 progress = before.progress if progress is None else progress
                 checkpoint = before.checkpoint if checkpoint is None else checkpoint
-            self._told[key] = Beat(*key, self._executor_id, progress, checkpoint)
+            self._told[key] = ProgressReport(*key, self._executor_id, progress, checkpoint)
         if first:
             self._wake()
 
@@ -40,20 +40,20 @@ class Beats:
         """How long until something is to be written; None while there is nothing."""
         return max(self._next_write - monotonic_seconds(), 0.0) if self._told else None
 
-    def all(self) -> list[Beat]:
+    def all(self) -> list[ProgressReport]:
         """Whatever is not written yet; asks for the next writing in a second."""
         self._next_write = monotonic_seconds() + EVERY_SECONDS
         with self._lock:
             return list(self._told.values())
 
-    def of(self, keys: Iterable[Key]) -> list[Beat]:
+    def of(self, keys: Iterable[Key]) -> list[ProgressReport]:
         """What these attempts have told and is not written yet."""
         if not self._told:  # as it is for most that have nothing to tell
             return []
         with self._lock:
             return [self._told[key] for key in keys if key in self._told]
 
-    def wrote(self, beats: Iterable[Beat]) -> None:
+    def wrote(self, beats: Iterable[ProgressReport]) -> None:
         """These are written; what was told since stays."""
         with self._lock:
             for beat in beats:

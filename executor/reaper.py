@@ -23,8 +23,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Stop, repeat
-from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
-from tidewheel.transitions.finish import end_runs
+from tidewheel.runs import OWNED, AttemptOutcome, RunState
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
@@ -176,7 +176,7 @@ class Reaper:
     def _find_orphans(self) -> None:
         """Attempts whose executor has no row: nothing of ours leaves them, so whoever finds one twice sends it back."""
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_ORPHANS, {"states": IN_HAND}, binary=True).fetchall()
+            rows = connection.execute(_FIND_ORPHANS, {"states": OWNED}, binary=True).fetchall()
             found = {cast("UUID", executor) for (executor,) in rows}
             for executor_id in found & self._orphans:
                 _LOG.error("attempts of executor %s were found without its lease; sent back", executor_id)
@@ -185,7 +185,7 @@ class Reaper:
 
     def _send_back(self, connection: Conn, executor_id: UUID) -> tuple[int, int]:
         """End the attempts of an executor; returns how many ended, and how many are in somebody's hands."""
-        columns = {"executor_id": executor_id, "states": IN_HAND}
+        columns = {"executor_id": executor_id, "states": OWNED}
         with connection.cursor(row_factory=class_row(Leased), binary=True) as cursor:
             rows = cursor.execute(_FIND_LEASED_RUNS, columns).fetchall()
         once = self._attempted_once(connection, rows)
@@ -196,7 +196,7 @@ class Reaper:
                 ends.append(end)
             else:
                 requeues.append(Requeue(row.run_id, row.attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
-        busy = end_runs(connection, self._installation, ends).busy
+        busy = finish_runs(connection, self._installation, ends).busy
         busy |= requeue_runs(connection, self._installation, requeues).busy
         return len(rows) - len(busy), len(busy)
 

@@ -14,14 +14,14 @@ from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
+from tidewheel.transitions.await_external import Wait, end_cancelled_waits, wait_runs
+from tidewheel.transitions.cancel_signals import start_cancelling
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
-from tidewheel.transitions.signal import start_cancelling
-from tidewheel.transitions.waiting import Wait, end_cancelled_waits, wait_runs
 
 _ENDS = {
     AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
@@ -79,7 +79,7 @@ def record(
             requeues.append(requeue(attempt, outcome, executor_id))
     cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
     busy = start_cancelling(connection, cancelled, executor_id)
-    done = end_runs(connection, installation, [end for end in ends if end.run_id not in busy] if busy else ends)
+    done = finish_runs(connection, installation, [end for end in ends if end.run_id not in busy] if busy else ends)
     busy |= done.busy | requeue_runs(connection, installation, requeues).busy
     busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits)
     return Recorded(busy, done.superseded, len(requeues))

@@ -32,12 +32,12 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Stop
-from tidewheel.runs import IN_HAND, Lane, Move, sources
+from tidewheel.runs import OWNED, Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.claim import Claim, Started, read_claims, start_runs
+from tidewheel.transitions.cancel_signals import Signal
+from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
-from tidewheel.transitions.signal import Signal
 
 _SQL = Statements("tidewheel.executor")
 _LOCK = _SQL["lock_remote"]
@@ -100,7 +100,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
     requests = build_requests(connection, swept)
     wishes = [*claim.wishes, *_wishes(swept, claim)]
     connection.execute(_COUNT_CLAIM, {"executor_id": claim.executor_id, "claim_id": claim.number})
-    claimed = start_runs(connection, installation, wishes, executor_id=claim.executor_id)
+    claimed = claim_runs(connection, installation, wishes, executor_id=claim.executor_id)
     failpoint("claim.before_commit")
     way = "sweep" if claim.sweep else "message"
     metrics.count("claims", len(claimed.started), "won", way)
@@ -111,7 +111,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
 def _told_again(connection: Conn, claim: RemoteClaim) -> RemotelyClaimed:
     swept: list[DueRun] = []
     if claim.sweep:
-        columns = {"executor_id": claim.executor_id, "claimed_from": _came_by(claim), "states": IN_HAND}
+        columns = {"executor_id": claim.executor_id, "claimed_from": _came_by(claim), "states": OWNED}
         swept = _due_runs(connection, _FIND_SWEPT, columns)
     wishes = [*claim.wishes, *_wishes(swept, claim)]
     started = read_claims(connection, wishes, executor_id=claim.executor_id) if wishes else []
@@ -305,7 +305,7 @@ class RemoteExecutors:
     def leave(self, executor_id: UUID) -> None:
         """An executor goes; what it has in hand all the same is found when its lease ends."""
         with self._session.transaction() as connection:
-            connection.execute(_LEAVE, {"executor_id": executor_id, "states": IN_HAND})
+            connection.execute(_LEAVE, {"executor_id": executor_id, "states": OWNED})
 
     def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
         fences = [report.fence for report in reports]
@@ -327,7 +327,7 @@ class RemoteExecutors:
 
 
 def _read_in_hand(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> dict[Fence, _InHand]:
-    columns = {**_columns(fences), "executor_id": executor_id, "states": IN_HAND}
+    columns = {**_columns(fences), "executor_id": executor_id, "states": OWNED}
     with connection.cursor(row_factory=class_row(_InHand), binary=True) as cursor:
         return {(row.run_id, row.attempt): row for row in cursor.execute(_READ_IN_HAND, columns)}
 

@@ -12,7 +12,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Manual
-from tidewheel.transitions.backfills import MOST_VERSIONS, VersionInForce, read_accounted, read_versions
+from tidewheel.transitions.backfills import MOST_VERSIONS, VersionInForce, read_covered_instants, read_versions
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 MOST_OCCURRENCES = 100_000
@@ -68,7 +68,7 @@ def find_occurrences(connection: Conn, job_id: UUID, version: int, request: JobB
 
 
 def _missing(connection: Conn, job_id: UUID, asked: Range, request: JobBackfill, count: int) -> int:
-    accounted = read_accounted(connection, job_id, request.from_at, request.to_at)
+    accounted = read_covered_instants(connection, job_id, request.from_at, request.to_at)
     if accounted.nothing:
         return count
     return sum(at not in accounted for at, _ in asked.iterate(None, newest_first=False))

@@ -28,8 +28,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.backfills import Backfill, tell_backfill
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.backfills import Backfill, append_backfill_event
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 
@@ -84,7 +84,7 @@ def _answer(connection: Conn, installation: Installation, received: ReceivedRequ
         return _accepted(received, job, occurrences=found.wanted)
     backfill = _backfill(backfill_id, request, job, found, _made_at(job, now))
     connection.execute(_ADD_BACKFILL, asdict(backfill))
-    tell_backfill(
+    append_backfill_event(
         connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
     )
     return _accepted(received, job, occurrences=found.wanted, backfill_id=str(backfill_id))
@@ -228,7 +228,7 @@ def _write(
     connection.execute(_MOVE_BACKFILL, columns)
     if cancelled:
         _end_unbegun(connection, installation, backfill, reason or _REASON)
-    tell_backfill(connection, installation, _KINDS[state], backfill, job_key=job_key, now=now, reason=reason)
+    append_backfill_event(connection, installation, _KINDS[state], backfill, job_key=job_key, now=now, reason=reason)
 
 
 def _end_unbegun(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
@@ -238,7 +238,7 @@ def _end_unbegun(connection: Conn, installation: Installation, backfill: Backfil
     }  # fmt: skip
     rows = connection.execute(_LOCK_UNBEGUN_OF_BACKFILL, columns, binary=True).fetchall()
     ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]
-    end_runs(connection, installation, ends)
+    finish_runs(connection, installation, ends)
 
 
 def _lock(connection: Conn, backfill_id: UUID, tenant: str) -> Backfill | None:

@@ -30,7 +30,7 @@ from tidewheel.schemas.codec import is_avro
 from tidewheel.schemas.generated.records import RequestOrigin
 from tidewheel.schemas.requests import read_document, read_request
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
-from tidewheel.transitions.dead_letters import DeadRequest, bury_request
+from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.intake")
@@ -160,8 +160,8 @@ def _dead_letter(
     key, value = _bytes(message.key()), _bytes(message.value())
     # The token of a reply is a header; the headers of a request are not used.
     headers = _headers(message) if origin.topic == installation.topics.target_replies else ()
-    dead = DeadRequest(origin.topic, origin.partition, origin.offset, key, value, reason, headers)
-    return bury_request(connection, installation, dead, now)
+    dead = DeadMessage(origin.topic, origin.partition, origin.offset, key, value, reason, headers)
+    return dead_letter_message(connection, installation, dead, now)
 
 
 def _headers(message: Message) -> list[tuple[str, bytes]]:

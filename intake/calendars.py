@@ -29,7 +29,7 @@ from tidewheel.schedules.decision import DaySet, Decision, HoldReason
 from tidewheel.schedules.open_days import MAX_SHIFT_DAYS
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances, read_day_sets
+from tidewheel.transitions.decision_inputs import DecisionInputs, read_day_sets, read_decision_inputs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 
@@ -223,14 +223,14 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         left = list(cursor.execute(_READ_LOCKED_TIMERS, columns))
     timers = [timer for timer in left if timer.held != HoldReason.QUARANTINED]
-    circumstances = read_circumstances(connection, timers)
+    circumstances = read_decision_inputs(connection, timers)
     advance_timers(
         connection, installation, timers, lambda timer: _anew(timer, circumstances, locked.now), now=locked.now
     )
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         had = {timer.job_id for timer in left}
         timerless = [row for row in cursor.execute(_READ_TIMERLESS, columns) if row.job_id not in had]
-    circumstances = read_circumstances(connection, timerless)
+    circumstances = read_decision_inputs(connection, timerless)
     revived = [
         _timer(locked.jobs[row.job_id], decision)
         for row in timerless
@@ -241,7 +241,7 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
         connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in revived]})
 
 
-def _anew(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> Decision:
+def _anew(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> Decision:
     """Where a timer is to stand, all up to now being recorded."""
     try:
         where = timer_state(timer, circumstances.day_sets, circumstances.of(timer))

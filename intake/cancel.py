@@ -27,10 +27,10 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Move, RunState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.cancel_signals import request_cancel
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.signal import ask_to_cancel
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_RUN = _SQL["lock_run"]
@@ -81,11 +81,11 @@ class _Cancels:
             return self._want(columns, reason)
         state = RunState(str(found[0]))
         attempt, executor_id = cast("tuple[int, UUID | None]", found[1:])
-        if state in MOVES[Move.ASK_TO_CANCEL].sources:
-            ask_to_cancel(self._connection, [run_id])
+        if state in MOVES[Move.REQUEST_CANCEL].sources:
+            request_cancel(self._connection, [run_id])
         elif state is not RunState.CANCELLING:
             end = RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason=reason)
-            end_runs(self._connection, self._installation, [end])
+            finish_runs(self._connection, self._installation, [end])
         return state
 
     def _want(self, columns: dict[str, object], reason: str) -> RunState | None:

@@ -28,12 +28,12 @@ from tidewheel.schedules.decide import hold_for_run
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.after_end import is_pause_on_failure
-from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
-from tidewheel.transitions.events import tell
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
+from tidewheel.transitions.events import append_job_events
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers, drop_timers, open_links
+from tidewheel.transitions.timers import LockedTimer, advance_timers, drop_timers, find_open_fixed_delay_runs
 
 _SQL = Statements("tidewheel.intake")
 _PAUSE_JOBS = _SQL["pause_jobs"]
@@ -77,7 +77,7 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[R
         "now": locked.now,
     }
     connection.execute(_PAUSE_JOBS, columns)
-    tell(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
+    append_job_events(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
     return [
         rejected(received, refused[job_id_of(received)])
         if job_id_of(received) in refused
@@ -91,8 +91,8 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
     locked = lock_jobs(connection, installation, batch)
     jobs = [job for job in existing(locked, batch) if job.paused]
     timers = [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers]
-    circumstances = read_circumstances(connection, timers)
-    waiting = open_links(connection, timers)
+    circumstances = read_decision_inputs(connection, timers)
+    waiting = find_open_fixed_delay_runs(connection, timers)
     advance_timers(
         connection,
         installation,
@@ -101,12 +101,12 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
         now=locked.now,
     )
     connection.execute(_RESUME_JOBS, {"job_ids": [job.job_id for job in jobs], "now": locked.now})
-    tell(connection, installation, "job.resumed", jobs, now=locked.now, reasons={})
+    append_job_events(connection, installation, "job.resumed", jobs, now=locked.now, reasons={})
     following = next_instants(connection, [job.job_id for job in existing(locked, batch)])
     return [_answer(received, locked, changed=jobs, next_run_at=following) for received in batch]
 
 
-def _resumed(timer: LockedTimer, circumstances: Circumstances, now: datetime, *, waits: bool) -> Decision:
+def _resumed(timer: LockedTimer, circumstances: DecisionInputs, now: datetime, *, waits: bool) -> Decision:
     decision = after_pause(timer, circumstances, now)
     return hold_for_run(decision) if waits else decision
 
@@ -184,7 +184,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
         for run, attempt in unbegun
         if isinstance(run, UUID) and isinstance(attempt, int)
     ]
-    end_runs(connection, installation, ends)
+    finish_runs(connection, installation, ends)
     if len(ends) == _AT_ONCE:
         # A backlog of a million must not hold up the requests behind this one: claims refuse it, the scheduler ends it.
         connection.execute(_ADD_JOB_CANCELLATION, columns)
@@ -194,7 +194,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     reasons = {
         job_id_of(received): received.request.reason for received in batch if isinstance(received.request, JobDelete)
     }
-    tell(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
+    append_job_events(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
     return [
         rejected(received, refused[job_id_of(received)])
         if job_id_of(received) in refused

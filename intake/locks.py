@@ -20,10 +20,10 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schedules.timer_state import TimerState, timer_state
-from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
-from tidewheel.transitions.events import tell
+from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
+from tidewheel.transitions.events import append_job_events
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links, take_back
+from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs, retract_runs
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_TIMERS = _SQL["lock_timers"]
@@ -137,7 +137,7 @@ def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Loc
     ended = [t for t in locked.timers.values() if t.held == HoldReason.PAUSE and t.due_at and t.due_at <= locked.now]
     if not ended:
         return False
-    circumstances, waiting = read_circumstances(connection, ended), open_links(connection, ended)
+    circumstances, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
 
     def decide_by(timer: LockedTimer) -> Decision:
         decision = after_pause(timer, circumstances, (timer.due_at or locked.now) - _TICK)
@@ -147,7 +147,7 @@ def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Loc
     columns: dict[str, object] = {"job_ids": [timer.job_id for timer in ended], "now": locked.now}
     connection.execute(_RESUME_JOBS, columns)
     jobs = [locked.jobs[timer.job_id] for timer in ended]
-    tell(
+    append_job_events(
         connection,
         installation,
         "job.resumed",
@@ -184,7 +184,7 @@ def settle(
         The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
         fire next.
     """
-    opened = take_back(connection, job_ids, now=locked.now)
+    opened = retract_runs(connection, job_ids, now=locked.now)
     timers = [_opened(locked.timers[job], opened.get(job)) for job in job_ids if job in locked.timers]
     following = opened | {timer.job_id: timer.scheduled_at for timer in timers}
     due = [timer for timer in timers if _is_due(timer, locked.now)]
@@ -192,7 +192,7 @@ def settle(
     _pass_by(connection, installation, paused, now=locked.now, given_up=given_up)
     overdue = [timer for timer in due if timer.held is None]
     while overdue:
-        circumstances = read_circumstances(connection, overdue)
+        circumstances = read_decision_inputs(connection, overdue)
         decide_by = _Settling(circumstances, locked.now, installation)
         decisions = advance_timers(connection, installation, overdue, decide_by, now=locked.now, repeats=True)
         moved = [(timer, decision) for timer, decision in zip(overdue, decisions, strict=True)]
@@ -214,7 +214,7 @@ def _pass_by(
     now: datetime,
     given_up: Collection[UUID],
 ) -> None:
-    circumstances = read_circumstances(connection, paused)
+    circumstances = read_decision_inputs(connection, paused)
 
     def decide_by(timer: LockedTimer) -> Decision:
         gone = timer.job_id in given_up
@@ -248,7 +248,7 @@ def _further(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTim
     return left if _is_due(left, now) else None
 
 
-def after_pause(timer: LockedTimer, circumstances: Circumstances, now: datetime) -> Decision:
+def after_pause(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> Decision:
     """What becomes of a timer when its job's pause ends: `on_resume` decides."""
     return _by(timer, circumstances, lambda where: on_resume(where, now=now))
 
@@ -265,7 +265,7 @@ def job_id_of(received: ReceivedRequest) -> UUID:
     return received.job_id
 
 
-def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[TimerState], Decision]) -> Decision:
+def _by(timer: LockedTimer, circumstances: DecisionInputs, decide_by: Callable[[TimerState], Decision]) -> Decision:
     try:
         return decide_by(timer_state(timer, circumstances.day_sets, circumstances.of(timer)))
     except ScheduleRefused:
@@ -276,7 +276,7 @@ def _by(timer: LockedTimer, circumstances: Circumstances, decide_by: Callable[[T
 class _Settling:
     """Decides what is overdue of jobs that are about to change, as firing would."""
 
-    def __init__(self, circumstances: Circumstances, now: datetime, installation: Installation) -> None:
+    def __init__(self, circumstances: DecisionInputs, now: datetime, installation: Installation) -> None:
         self._circumstances, self._now, self._misfire_after = circumstances, now, installation.misfire_after
 
     def __call__(self, timer: LockedTimer) -> Decision:

@@ -23,7 +23,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, RunState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.create import NewRun, RunInputs, write_runs
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions, read_definitions
@@ -71,7 +71,7 @@ def apply_retries(connection: Conn, installation: Installation, batch: Sequence[
         replies.append(
             accepted(received, job_id=str(run.job_id), job_version=made.job_version, run_id=str(made.run_id))
         )
-    write_runs(connection, installation, runs, now=now, repeats=True)
+    create_runs(connection, installation, runs, now=now, repeats=True)
     mark_redriven(connection, redriven, now)
     return replies
 

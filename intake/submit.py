@@ -44,7 +44,7 @@ from tidewheel.schemas.definitions import definition_record, needs
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import drop_timers, open_links
+from tidewheel.transitions.timers import drop_timers, find_open_fixed_delay_runs
 
 _SQL = Statements("tidewheel.intake")
 _ENTER_JOBS = _SQL["enter_jobs"]
@@ -222,7 +222,9 @@ def _versions(
         pauses_go_on=going_on,
         given_up=[s.job_id for s in changed if locked.jobs[s.job_id].schedule != once_text(s.spec)],
     )
-    waiting = open_links(connection, [locked.timers[s.job_id] for s in changed if s.job_id in locked.timers])
+    waiting = find_open_fixed_delay_runs(
+        connection, [locked.timers[s.job_id] for s in changed if s.job_id in locked.timers]
+    )
     return {
         s.job_id: next_version(
             s.spec,

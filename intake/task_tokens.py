@@ -35,8 +35,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, target
 from tidewheel.schemas.generated.records import JobDefinition, Reply
 from tidewheel.task_tokens import read_task_token
-from tidewheel.transitions.attempts import BEATING, Beat, save_beats
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.attempts import REPORTING, ProgressReport, save_progress
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
@@ -114,7 +114,7 @@ def answer_by_token(
             held = locked.get(run_id)
             if run_id in busy:
                 replies[place] = _busy(batch[place], run_id, busy[run_id])
-            elif held is not None and held.attempt == attempt and held.state in BEATING:
+            elif held is not None and held.attempt == attempt and held.state in REPORTING:
                 shown[place] = Shown(batch[place], held)
             else:
                 replies[place] = _over(batch[place], run_id, attempt, held.state if held else ended.get(run_id))
@@ -195,7 +195,7 @@ def _complete(connection: Conn, installation: Installation, attempts: Sequence[S
     retried = [each for each in attempts if each.held.run_id in delays]
     ends = [_end(each) for each in attempts if each.held.run_id not in delays]
     # The rows are locked and their fences were read under the lock: all of them end, or go back.
-    states = end_runs(connection, installation, ends).states
+    states = finish_runs(connection, installation, ends).states
     requeue_runs(connection, installation, [_requeue(each, delays[each.held.run_id]) for each in retried])
     states |= {each.held.run_id: target(Move.RETRY) for each in retried}
     return [_accepted(each, states[each.held.run_id]) for each in attempts]
@@ -275,7 +275,7 @@ def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequen
 
 def _beat(connection: Conn, installation: Installation, attempts: Sequence[Shown]) -> list[Reply]:
     del installation
-    save_beats(connection, [_told(each) for each in attempts])
+    save_progress(connection, [_told(each) for each in attempts])
     _put_off(connection, [each for each in attempts if each.held.state == RunState.WAITING])
     return [_accepted_heartbeat(each) for each in attempts]
 
@@ -294,10 +294,10 @@ def _put_off(connection: Conn, waiting: Sequence[Shown]) -> None:
         connection.execute(_PUT_OFF_DEADLINES, columns)
 
 
-def _told(each: Shown) -> Beat:
+def _told(each: Shown) -> ProgressReport:
     request = each.received.request
     assert isinstance(request, RunHeartbeat)  # noqa: S101 - by accept's table
-    return Beat(each.held.run_id, each.held.attempt, progress=request.progress, checkpoint=request.checkpoint)
+    return ProgressReport(each.held.run_id, each.held.attempt, progress=request.progress, checkpoint=request.checkpoint)
 
 
 def _accepted_heartbeat(each: Shown) -> Reply:

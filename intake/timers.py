@@ -17,7 +17,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.timer_state import timer_state
-from tidewheel.transitions.decision_inputs import read_circumstances
+from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.timers import LockedTimer
 
 _SQL = Statements("tidewheel.intake")
@@ -91,7 +91,7 @@ def _firing(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datetime]
     """When jobs with overrides or calendars fire next, by deciding as firing does."""
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": list(job_ids)}).fetchall()
-    circumstances = read_circumstances(connection, timers)
+    circumstances = read_decision_inputs(connection, timers)
     found: dict[UUID, datetime] = {}
     for timer in timers:
         with suppress(ScheduleRefused):  # firing sets it aside

@@ -20,7 +20,7 @@ from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.create import NewRun, RunInputs, write_runs
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
@@ -68,7 +68,7 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
                 next_run_at=run.scheduled_at,
             )
         )
-    write_runs(connection, installation, runs, now=now, repeats=True)
+    create_runs(connection, installation, runs, now=now, repeats=True)
     return replies
 
 

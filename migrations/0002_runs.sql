@@ -41,7 +41,7 @@ CREATE TABLE run_inputs (
     checkpoint_attempt   integer
 ) PARTITION BY RANGE (run_id);
 
--- One row from write_runs until the run is terminal: what sweep, cancel, deadlines and listings read.
+-- One row from create_runs until the run is terminal: what sweep, cancel, deadlines and listings read.
 CREATE TABLE open_runs (
     run_id       uuid PRIMARY KEY,
     job_id       uuid NOT NULL,

@@ -15,9 +15,9 @@ from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
-from tidewheel.transitions.active_runs import NOBODY, hand_on_gone, wait_for_turns
+from tidewheel.transitions.active_runs import NO_RUN, release_stale_active_runs, wait_for_turns
+from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.signal import Signal
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -36,7 +36,7 @@ class TurnSweep:
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
-        self._after = NOBODY
+        self._after = NO_RUN
 
     def step(self) -> int:
         """Look at some turns; returns how many were handed on or freed.
@@ -47,12 +47,12 @@ class TurnSweep:
         with self._session.transaction() as connection:
             columns: dict[str, object] = {"after": self._after, "most": _MOST}
             rows = connection.execute(_LOOK_AT_TURNS, columns, binary=True).fetchall()
-            self._after = cast("UUID", rows[-1][0]) if len(rows) == _MOST else NOBODY
+            self._after = cast("UUID", rows[-1][0]) if len(rows) == _MOST else NO_RUN
             gone = [cast("UUID", job) for job, held in rows if not held]
             if not gone:
                 return 0
             locked = connection.execute(_LOCK_TURNS, {"job_ids": gone}, binary=True).fetchall()
-            freed = hand_on_gone(connection, self._installation, [cast("UUID", job) for (job,) in locked])
+            freed = release_stale_active_runs(connection, self._installation, [cast("UUID", job) for (job,) in locked])
         metrics.count("active_runs_repaired", len(freed))
         return len(freed)
 
@@ -69,7 +69,7 @@ class TurnSweep:
             jobs = [(cast("UUID", job), str(tenant)) for job, tenant in rows]
             if jobs:
                 wait_for_turns(connection, jobs)
-                hand_on_gone(connection, self._installation, [job for job, _ in jobs])
+                release_stale_active_runs(connection, self._installation, [job for job, _ in jobs])
             stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
             connection.execute(_DROP_STALE_SIGNALS, stale)
         if jobs:

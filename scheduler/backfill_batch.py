@@ -16,7 +16,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Overlap
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
-from tidewheel.transitions.backfills import Backfill, read_accounted, read_versions
+from tidewheel.transitions.backfills import Backfill, read_covered_instants, read_versions
 from tidewheel.transitions.create import NewRun, RunInputs
 from tidewheel.transitions.decision_inputs import read_day_sets
 
@@ -77,7 +77,7 @@ def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime)
     following = next(walk, None)
     ends = looked[0][0], looked[-1][0]
     only_missing = backfill.what == "missing_only"
-    accounted = read_accounted(connection, backfill.job_id, min(ends), max(ends)) if only_missing else ()
+    accounted = read_covered_instants(connection, backfill.job_id, min(ends), max(ends)) if only_missing else ()
     versions = _read_facts(connection, backfill.job_id, {version for _, version in looked})
     runs: list[NewRun] = []
     passed_over = 0

@@ -25,8 +25,8 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.backfill_batch import next_batch
 from tidewheel.schedules.decision import BackfillState
-from tidewheel.transitions.backfills import Backfill, tell_backfill
-from tidewheel.transitions.create import write_runs
+from tidewheel.transitions.backfills import Backfill, append_backfill_event
+from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")
@@ -151,7 +151,7 @@ def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
 
 def _make_batch(connection: Conn, installation: Installation, backfill: Backfill, place: _Place) -> tuple[int, bool]:
     batch = next_batch(connection, backfill, place.open, place.now)
-    written = write_runs(connection, installation, batch.runs, now=place.now, repeats=True)
+    written = create_runs(connection, installation, batch.runs, now=place.now, repeats=True)
     columns: dict[str, object] = {
         "backfill_id": backfill.backfill_id, "made": len(written), "passed_over": batch.passed_over,
         "cursor_at": batch.cursor_at,
@@ -186,7 +186,7 @@ def _end(
     }  # fmt: skip
     connection.execute(_END_BACKFILL, columns)
     kind = f"job.backfill_{state}"
-    tell_backfill(connection, installation, kind, backfill, job_key=place.key, now=place.now, reason=reason)
+    append_backfill_event(connection, installation, kind, backfill, job_key=place.key, now=place.now, reason=reason)
 
 
 def _hold(session: Session, installation: Installation, backfill_id: UUID, error: Exception) -> None:

@@ -21,10 +21,10 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.cancel_signals import request_cancel
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.signal import ask_to_cancel
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -40,7 +40,7 @@ _COUNT_CANCELLED = _SQL["count_cancelled"]
 _FINISH_CANCELLATION = _SQL["finish_cancellation"]
 _FORGET_CANCELLED_JOBS = _SQL["forget_cancelled_jobs"]
 
-_TO_ASK = MOVES[Move.ASK_TO_CANCEL].sources
+_TO_ASK = MOVES[Move.REQUEST_CANCEL].sources
 _STATES = sorted((MOVES[Move.CANCEL].sources | _TO_ASK) - {RunState.CANCELLING})
 _MOST = 1000  # runs ended in one transaction: some tens of milliseconds
 _LOOKED_AT = 20_000  # rows of the index that one statement goes past
@@ -259,7 +259,7 @@ class Cancelling:
                 for row in rows
                 if RunState(row.state) not in _TO_ASK
             ]
-            ended = end_runs(connection, self._installation, ends)
+            ended = finish_runs(connection, self._installation, ends)
             asked = _ask(connection, [row.run_id for row in rows if RunState(row.state) in _TO_ASK])
             done = Cancelled(len(ended.states), len(asked))
             connection.execute(_COUNT_CANCELLED, {"id": cancellation.id, "more": done.ended + done.asked})
@@ -269,6 +269,6 @@ class Cancelling:
 def _ask(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
     if not run_ids:
         return set()
-    columns: dict[str, object] = {"run_ids": uuids(run_ids), "states": sources(Move.ASK_TO_CANCEL)}
+    columns: dict[str, object] = {"run_ids": uuids(run_ids), "states": sources(Move.REQUEST_CANCEL)}
     rows = connection.execute(_LOCK_CANCELLED, columns, binary=True).fetchall()
-    return ask_to_cancel(connection, [cast("UUID", run) for (run,) in rows])
+    return request_cancel(connection, [cast("UUID", run) for (run,) in rows])

@@ -20,9 +20,9 @@ from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import IN_HAND, AttemptOutcome, Cause, Move, RunState, sources
+from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
 from tidewheel.schemas.generated.records import JobDefinition
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
@@ -38,7 +38,7 @@ _LOCK_PASSED = _SQL["lock_passed"]
 _LOCK_TIMED_TIMERS = _SQL["lock_timed_timers"]
 _LOCK_TIMED_JOBS = _SQL["lock_timed_jobs"]
 
-_STATES = [state for state in sources(Move.TIME_OUT) if state not in IN_HAND]
+_STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
 _AHEAD = timedelta(seconds=1)  # how far a probe looks, and how long it is trusted
 _BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
 _MOST = 500  # runs in one transaction: some tens of milliseconds
@@ -145,7 +145,7 @@ class Deadlines:
                 else:
                     requeues.append(judged)
             gone_back = requeue_runs(connection, self._installation, requeues).runs
-            ended = end_runs(connection, self._installation, ends).states
+            ended = finish_runs(connection, self._installation, ends).states
         return len(gone_back) + len(ended)
 
 

@@ -8,7 +8,7 @@ from tidewheel.schedules.decide import decide, hold_for_run, on_resume, with_jit
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schedules.fast_path import decide_on_time
 from tidewheel.schedules.timer_state import TimerState, timer_state
-from tidewheel.transitions.decision_inputs import Circumstances
+from tidewheel.transitions.decision_inputs import DecisionInputs
 from tidewheel.transitions.timers import LockedTimer
 
 _TICK = timedelta(microseconds=1)
@@ -33,7 +33,7 @@ class Decider:
 
     def __init__(
         self,
-        circumstances: Circumstances,
+        circumstances: DecisionInputs,
         waiting: Collection[UUID],
         *,
         now: datetime,

@@ -25,10 +25,10 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import Decider
 from tidewheel.schedules.decision import Decision, HoldReason
-from tidewheel.transitions.decision_inputs import read_circumstances
+from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers, open_links
+from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -116,8 +116,8 @@ def _advance(
 ) -> list[Decision]:
     resuming = [timer for timer in locked if timer.held == HoldReason.PAUSE]
     decider = Decider(
-        read_circumstances(connection, locked),
-        open_links(connection, resuming),
+        read_decision_inputs(connection, locked),
+        find_open_fixed_delay_runs(connection, resuming),
         now=look.now,
         horizon=look.horizon,
         misfire_after=look.misfire_after,

@@ -28,7 +28,7 @@ from tidewheel.scheduler.repair import mend_shard, release_chains
 from tidewheel.scheduler.tzdata_refresh import ZonesChanged
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.settings import SchedulerSettings
-from tidewheel.transitions.deferred_effects import MOST_SETTLED, settle_loose_ends
+from tidewheel.transitions.deferred_effects import MOST_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")
@@ -125,8 +125,8 @@ class Scheduler:
     def _settle(self) -> int:
         """Do what ends in users' own transactions have left to do."""
         with self._session.transaction() as connection:
-            settled = settle_loose_ends(connection, self._installation)
-        if settled == MOST_SETTLED:
+            settled = apply_deferred_effects(connection, self._installation)
+        if settled == MOST_APPLIED:
             self.look_everywhere()  # there may be more: not in a second, but in the next round
         return settled
 

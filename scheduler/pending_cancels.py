@@ -18,10 +18,10 @@ from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
 from tidewheel.scheduler.bulk_cancel import Cancelled
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.cancel_signals import request_cancel
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.signal import ask_to_cancel
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -31,7 +31,7 @@ _LOCK_CANCELLED_CHAINS = _SQL["lock_cancelled_chains"]
 _LOCK_CANCELLED = _SQL["lock_cancelled"]
 _FORGET_WANTED_CANCELS = _SQL["forget_wanted_cancels"]
 
-_TO_ASK = MOVES[Move.ASK_TO_CANCEL].sources
+_TO_ASK = MOVES[Move.REQUEST_CANCEL].sources
 _MOST = 500
 
 
@@ -97,11 +97,11 @@ class WantedCancels:
         with self._session.transaction() as connection:
             chained = {one.job_id for one in runs.values() if one.job_id and one.cause == Cause.TIMER}
             connection.execute(_LOCK_CANCELLED_CHAINS, {"job_ids": uuids(chained)})
-            columns: dict[str, object] = {"run_ids": uuids(running), "states": sources(Move.ASK_TO_CANCEL)}
+            columns: dict[str, object] = {"run_ids": uuids(running), "states": sources(Move.REQUEST_CANCEL)}
             rows = connection.execute(_LOCK_CANCELLED, columns, binary=True).fetchall()
-            asked = ask_to_cancel(connection, [cast("UUID", run) for (run,) in rows]) if rows else set[UUID]()
+            asked = request_cancel(connection, [cast("UUID", run) for (run,) in rows]) if rows else set[UUID]()
             ends = [_end(one) for run_id, one in runs.items() if run_id not in over and run_id not in running]
-            ended = set(end_runs(connection, self._installation, ends).states)
+            ended = set(finish_runs(connection, self._installation, ends).states)
             settled = [one.id for one in wanted if one.run_id in over | asked | ended]
             connection.execute(_FORGET_WANTED_CANCELS, {"ids": settled})
         return Cancelled(len(ended), len(asked))

@@ -31,10 +31,10 @@ from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.schedules.zones import tzdata_version
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
-from tidewheel.transitions.decision_inputs import Circumstances, read_circumstances
+from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers, take_back
+from tidewheel.transitions.timers import LockedTimer, advance_timers, retract_runs
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -162,11 +162,11 @@ def _retime(connection: Conn, installation: Installation, walked: Sequence[UUID]
         wrong = _find_wrong(connection, columns["job_ids"], now)
     if not wrong:
         return 0
-    opened = take_back(connection, sorted(wrong), now=now)
+    opened = retract_runs(connection, sorted(wrong), now=now)
     begun = {job: at for job, at in opened.items() if at <= now}
     _record_again(connection, installation, [timer for timer, _ in wrong.values()], begun, now)
     timers = [_opened(timer, now) for timer, _ in wrong.values()]
-    circumstances = read_circumstances(connection, timers)
+    circumstances = read_decision_inputs(connection, timers)
     places = {timer.job_id: _where(timer, circumstances) for timer in timers}
     _forget_moves(connection, places)
     decisions = advance_timers(
@@ -189,7 +189,7 @@ def _record_again(
     again = [_opened(timer, begun[timer.job_id] - _TICK) for timer in timers if timer.job_id in begun]
     if not again:
         return
-    circumstances = read_circumstances(connection, again)
+    circumstances = read_decision_inputs(connection, again)
     advance_timers(
         connection,
         installation,
@@ -220,7 +220,7 @@ def _find_wrong(connection: Conn, job_ids: Sequence[UUID], now: datetime) -> dic
     ahead: defaultdict[UUID, set[datetime]] = defaultdict(set)
     for job_id, at in connection.execute(_READ_WRITTEN_AHEAD, columns, binary=True):
         ahead[cast("UUID", job_id)].add(cast("datetime", at))
-    circumstances = read_circumstances(connection, [_opened(timer, now) for timer in timers])
+    circumstances = read_decision_inputs(connection, [_opened(timer, now) for timer in timers])
     wrong: dict[UUID, tuple[LockedTimer, datetime]] = {}
     for timer in timers:
         written = frozenset(ahead[timer.job_id])
@@ -239,7 +239,7 @@ def _opened(timer: LockedTimer, now: datetime) -> LockedTimer:
     return timer._replace(scheduled_at=now + _TICK, overridden=True)
 
 
-def _where(timer: LockedTimer, circumstances: Circumstances) -> TimerState:
+def _where(timer: LockedTimer, circumstances: DecisionInputs) -> TimerState:
     return timer_state(timer, circumstances.day_sets, circumstances.of(timer))
 
 

@@ -73,12 +73,12 @@ class Move(StrEnum):
 
     CLAIM = "claim"
     BUFFER = "buffer"
+    PROMOTE = "promote"
     RELEASE = "release"
-    HAND_BACK = "hand_back"
     SNOOZE = "snooze"
     RETRY = "retry"
     WAIT = "wait"
-    ASK_TO_CANCEL = "ask_to_cancel"
+    REQUEST_CANCEL = "request_cancel"
     SUCCEED = "succeed"
     FAIL = "fail"
     TIME_OUT = "time_out"
@@ -100,12 +100,12 @@ MOVES: Mapping[Move, Transition] = MappingProxyType(
     {
         Move.CLAIM: Transition(frozenset({_S.QUEUED, _S.RETRYING}), _S.RUNNING),
         Move.BUFFER: Transition(frozenset({_S.QUEUED}), _S.BUFFERED),
-        Move.RELEASE: Transition(frozenset({_S.BUFFERED, _S.BLOCKED}), _S.QUEUED),
-        Move.HAND_BACK: Transition(frozenset({_S.RUNNING}), _S.QUEUED),
+        Move.PROMOTE: Transition(frozenset({_S.BUFFERED, _S.BLOCKED}), _S.QUEUED),
+        Move.RELEASE: Transition(frozenset({_S.RUNNING}), _S.QUEUED),
         Move.SNOOZE: Transition(frozenset({_S.RUNNING}), _S.QUEUED),
         Move.RETRY: Transition(frozenset({_S.RUNNING, _S.WAITING}), _S.RETRYING),
         Move.WAIT: Transition(frozenset({_S.RUNNING}), _S.WAITING),
-        Move.ASK_TO_CANCEL: Transition(frozenset({_S.RUNNING}), _S.CANCELLING),
+        Move.REQUEST_CANCEL: Transition(frozenset({_S.RUNNING}), _S.CANCELLING),
         Move.SUCCEED: Transition(frozenset({_S.RUNNING, _S.WAITING}), _S.SUCCEEDED),
         Move.FAIL: Transition(frozenset({_S.RUNNING, _S.WAITING}), _S.FAILED),
         Move.TIME_OUT: Transition(
@@ -120,7 +120,7 @@ MOVES: Mapping[Move, Transition] = MappingProxyType(
 
 FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPPED})
 OPEN = frozenset(RunState) - FINAL
-IN_HAND = [RunState.RUNNING, RunState.CANCELLING]  # an executor's attempt is under way; its lease guards it
+OWNED = [RunState.RUNNING, RunState.CANCELLING]  # an executor's attempt is under way; its lease guards it
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
 SCHEDULED = "scheduled"  # no state: how a queued run is shown while its publish_at is ahead
 

@@ -28,7 +28,7 @@ from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.settings import Connections
-from tidewheel.transitions.installation import name_topics, read_installation
+from tidewheel.transitions.installation import read_installation, record_topic_prefix
 
 _READ_QUEUES = Statements("tidewheel.control")["read_queues"]
 
@@ -112,7 +112,7 @@ def _furnish(info: StackInfo) -> None:
     settings = Connections.load(database_url=info.database_url, kafka_bootstrap=info.bootstrap)
     migrate(info.database_url)
     with connect(info.database_url, "tidewheel-up") as connection:
-        name_topics(connection, settings)
+        record_topic_prefix(connection, settings)
         topics = read_installation(connection, settings).topics
         named = [str(queue) for (queue,) in connection.execute(_READ_QUEUES)]
     replication = info.replication or settings.replication

@@ -35,7 +35,7 @@ from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.transitions.dead_letters import lock_dead_runs, purge, send_again
+from tidewheel.transitions.dead_letters import lock_dead_runs, purge, republish
 from tidewheel.transitions.installation import Installation
 
 _AT_ONCE = 50  # letters redriven in one transaction: some tens of milliseconds
@@ -234,7 +234,7 @@ class LetterDoor(Door):
                 done.refusals.append(RefusedLetter(number, errors))
 
     def _send_again(self, ids: Sequence[int]) -> set[int]:
-        sent = self._write(lambda connection: send_again(connection, self._installation, ids, read_now(connection)))
+        sent = self._write(lambda connection: republish(connection, self._installation, ids, read_now(connection)))
         self._notifier.poke(Channel.OUTBOX)
         return sent
 

@@ -58,7 +58,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.repair import release_chains
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.deferred_effects import settle_loose_ends
+from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 MINUTE = timedelta(minutes=1)
 
@@ -95,7 +95,7 @@ def own(shop: Database) -> Iterator[Own]:
 
 def settle(database: Database) -> int:
     with database.transaction() as connection:
-        return settle_loose_ends(connection, database.installation)
+        return apply_deferred_effects(connection, database.installation)
 
 
 def test_committed_the_run_is_over_with_its_effect_result_and_event(shop: Database, own: Own) -> None:

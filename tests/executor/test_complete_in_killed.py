@@ -9,7 +9,7 @@ from tests.executor.own_transactions import MAKE_EFFECTS, completion, die_at, ef
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, requeue, submit
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.deferred_effects import settle_loose_ends
+from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _MOST_STEPS = 100
@@ -38,7 +38,7 @@ def test_killed_between_any_two_statements_the_effect_comes_exactly_once(fresh_d
                 work(again, completion(shop, begin(shop, started.run_id)))
         assert effects(shop, started.run_id) == 1
         with shop.transaction() as connection:
-            assert settle_loose_ends(connection, shop.installation) == 1
+            assert apply_deferred_effects(connection, shop.installation) == 1
         assert shop.count("turns") == shop.count("open_runs") == 0
         if doomed.exitcode == 0:
             break

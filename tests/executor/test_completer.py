@@ -37,7 +37,7 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import Ended
 from tidewheel.transitions.installation import Installation
 
@@ -231,9 +231,9 @@ def test_an_attempt_that_ends_itself_while_somebody_has_its_row_is_tried_again(
 
     def end_after_the_flush(*given: Any, **named: Any) -> Ended:  # noqa: ANN401 - passed on
         flushing.rollback()
-        return end_runs(*given, **named)
+        return finish_runs(*given, **named)
 
-    monkeypatch.setattr(record, "end_runs", end_after_the_flush)
+    monkeypatch.setattr(record, "finish_runs", end_after_the_flush)
     with finishing(with_job) as finisher:
         finisher.add(attempt, CANCELLED)
         assert finisher.drain(30)

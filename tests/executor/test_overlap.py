@@ -20,7 +20,7 @@ from tidewheel.process.clock_skew import Skew
 from tidewheel.process.service import Stop
 from tidewheel.runs import RunState
 from tidewheel.settings import ExecutorSettings
-from tidewheel.transitions.signal import Attempting, Signal, add_signals
+from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
 
 A_SECOND = timedelta(seconds=1)
 # Were it not for the terminate, a handler that does not listen would hold its run for a minute.
@@ -170,7 +170,7 @@ class Beating:
 
 
 def test_a_terminate_that_is_acted_upon_goes_and_one_for_an_attempt_to_come_stays(database: Database) -> None:
-    known, coming = (Attempting(uuid4(), 1, "default", EXECUTOR) for _ in range(2))
+    known, coming = (RunningAttempt(uuid4(), 1, "default", EXECUTOR) for _ in range(2))
     with database.transaction() as connection:
         add_signals(connection, Signal.TERMINATE, [known, coming])
     with Beating(database, EXECUTOR) as beating:
@@ -195,7 +195,7 @@ def test_a_cancel_stays_until_its_run_has_ended(database: Database) -> None:
 
 
 def test_the_signals_of_others_are_left_to_them(database: Database) -> None:
-    theirs, mine = (Attempting(uuid4(), 1, "default", hands) for hands in (some_executor(), EXECUTOR))
+    theirs, mine = (RunningAttempt(uuid4(), 1, "default", hands) for hands in (some_executor(), EXECUTOR))
     with database.transaction() as connection:
         add_signals(connection, Signal.TERMINATE, [theirs, mine])
     with Beating(database, EXECUTOR) as beating:

@@ -28,8 +28,8 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import lock_wait as busy
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.claim import start_runs
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.claim import claim_runs
+from tidewheel.transitions.finish import finish_runs
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_job: Database) -> None:
     wanted = wish(with_job, trigger(with_job))
     claiming, cancelling = with_job.connection(), with_job.connection()
-    assert len(start_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
+    assert len(claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
     waiting = in_background(lambda: ask_within(cancelling, with_job, asking(wanted.run_id)))
     until_blocked(with_job, cancelling)
     claiming.commit()
@@ -124,9 +124,9 @@ def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Dat
     wanted = wish(with_job, trigger(with_job))
     cancelling, claiming = with_job.connection(), with_job.connection()
     ask_within(cancelling, with_job, asking(wanted.run_id))
-    assert start_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
+    assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
     cancelling.commit()
-    assert start_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
+    assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
     assert open_runs(with_job) == []
 
 
@@ -134,7 +134,7 @@ def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Dat
 def test_a_cancel_waits_for_an_end_under_way_and_reports_how_it_ended(with_job: Database) -> None:
     started = begun(with_job)
     closing, cancelling = with_job.connection(), with_job.connection()
-    end_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
+    finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
     waiting = in_background(lambda: ask_within(cancelling, with_job, asking(started.run_id)))
     until_blocked(with_job, cancelling)
     closing.commit()

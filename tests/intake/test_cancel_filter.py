@@ -26,7 +26,7 @@ from tidewheel.postgres.session import BY_KEY, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.transitions.claim import Claim, Claimed, start_runs
+from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 
 HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
 
@@ -234,4 +234,4 @@ def enter(database: Database) -> None:
 def claim_as_executors_do(database: Database, connection: Conn, wanted: Claim) -> Claimed:
     """The two statements of a claim, in order."""
     assert connection.execute(HOLD_LEASE, {"executor_id": EXECUTOR}).fetchone() is not None
-    return start_runs(connection, database.installation, [wanted], executor_id=EXECUTOR)
+    return claim_runs(connection, database.installation, [wanted], executor_id=EXECUTOR)

@@ -30,7 +30,7 @@ from tidewheel.intake import lock_wait as busy
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_an_end_from_outside_waits_for_the_executors_own_and_comes_too_late(
     monkeypatch.setattr(busy, "_MOMENT", "30s")  # however slow this machine is
     started = begun(with_job)
     closing, telling = with_job.connection(), with_job.connection()
-    end_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
+    finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
     asked = in_background(lambda: ask_within(telling, with_job, completing(token_of(with_job, started))))
     until_blocked(with_job, telling)
     closing.commit()

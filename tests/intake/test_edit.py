@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import EXECUTOR, about, ask, begin, claim, lifecycle, open_runs, submit, wish
-from tidewheel.transitions.claim import start_runs
+from tidewheel.transitions.claim import claim_runs
 
 SECOND = timedelta(seconds=1)
 AHEAD = 5 * SECOND
@@ -50,7 +50,7 @@ def test_a_stale_message_after_such_an_edit_claims_nothing(ticking: ClockedDatab
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(SECOND)
     with ticking.transaction() as connection:
-        assert start_runs(connection, ticking.installation, [stale], executor_id=EXECUTOR).started == []
+        assert claim_runs(connection, ticking.installation, [stale], executor_id=EXECUTOR).started == []
     assert len(claim(ticking, stale.run_id).started) == 1
 
 

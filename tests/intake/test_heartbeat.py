@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.intake.waiting import beat, complete, token_of, waiting
 from tests.transitions.acts import EXECUTOR, ask, begin, begun, requests, some_executor, submit, succeed
-from tidewheel.transitions.attempts import Beat, save_beats
+from tidewheel.transitions.attempts import ProgressReport, save_progress
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def stored(database: Database, run_id: UUID) -> tuple[object, ...]:
     return tuple(row)
 
 
-def save(database: Database, *beats: Beat) -> set[UUID]:
+def save(database: Database, *beats: ProgressReport) -> set[UUID]:
     with database.transaction() as connection:
-        return save_beats(connection, beats)
+        return save_progress(connection, beats)
 
 
 def test_a_waiting_run_is_given_its_heartbeat_anew(with_job: Database) -> None:
@@ -113,9 +113,9 @@ def test_beats_of_many_runs_are_saved_at_once_within_their_fence(with_job: Datab
     mine, another, over = begun(with_job), begun(with_job), begun(with_job)
     succeed(with_job, over)
     beats = [
-        Beat(mine.run_id, 1, EXECUTOR, progress=b"1"),
-        Beat(another.run_id, 1, some_executor(), progress=b"2"),
-        Beat(over.run_id, 1, EXECUTOR, progress=b"3"),
+        ProgressReport(mine.run_id, 1, EXECUTOR, progress=b"1"),
+        ProgressReport(another.run_id, 1, some_executor(), progress=b"2"),
+        ProgressReport(over.run_id, 1, EXECUTOR, progress=b"3"),
     ]
     assert save(with_job, *beats) == {mine.run_id}
     assert with_job.rows("SELECT run_id, progress FROM run_inputs") == [(mine.run_id, b"1")]
@@ -126,6 +126,6 @@ def test_what_an_older_attempt_says_late_changes_nothing(with_job: Database) -> 
     complete(with_job, started, status="failed")
     with_job.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
     again = begin(with_job, started.run_id)
-    assert save(with_job, Beat(again.run_id, 2, EXECUTOR, checkpoint=b"2")) == {started.run_id}
-    assert save(with_job, Beat(again.run_id, 1, EXECUTOR, checkpoint=b"1")) == set()
+    assert save(with_job, ProgressReport(again.run_id, 2, EXECUTOR, checkpoint=b"2")) == {started.run_id}
+    assert save(with_job, ProgressReport(again.run_id, 1, EXECUTOR, checkpoint=b"1")) == set()
     assert stored(with_job, started.run_id) == (None, 2, b"2", 2)

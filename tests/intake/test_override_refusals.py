@@ -24,7 +24,7 @@ from tests.transitions.acts import EXECUTOR, about, ask, ask_within, open_runs, 
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.scheduler.firing import fire
-from tidewheel.transitions.claim import start_runs
+from tidewheel.transitions.claim import claim_runs
 
 AHEAD = 5 * SECOND
 
@@ -238,7 +238,7 @@ def test_an_occurrence_that_begins_while_the_request_waits_is_refused_and_stays_
     waiting = in_background(lambda: ask_within(changing, minutely, request))
     until_blocked(minutely, changing)
     minutely.advance(SECOND)
-    start_runs(claiming, minutely.installation, [wish(minutely, first.run_id)], executor_id=EXECUTOR)
+    claim_runs(claiming, minutely.installation, [wish(minutely, first.run_id)], executor_id=EXECUTOR)
     claiming.commit()
     [reply] = waiting.result(10)
     changing.commit()

@@ -6,8 +6,8 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, ask, begun
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token
+from tidewheel.transitions.await_external import Wait, wait_runs
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.waiting import Wait, wait_runs
 
 
 def token_of(database: Database, started: Started) -> str:

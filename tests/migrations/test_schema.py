@@ -2,7 +2,7 @@
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, about, ask, submit
-from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.claim import Claim, claim_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
 NOBODYS = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox"}
@@ -59,7 +59,7 @@ def test_a_claim_is_a_hot_update(fresh_database: Database) -> None:
     session = fresh_database.session()
     with session.transaction() as connection:
         claims = [Claim(run_id, 1, 1, "topic.runs.standard/23/123456789@1700000000000") for run_id in runs]
-        claimed = start_runs(connection, fresh_database.installation, claims, executor_id=EXECUTOR)
+        claimed = claim_runs(connection, fresh_database.installation, claims, executor_id=EXECUTOR)
     assert len(claimed.started) == len(runs) > 10
     with session.transaction() as connection:
         connection.execute("SELECT pg_stat_force_next_flush()")

@@ -11,7 +11,7 @@ from tests.transitions.overlapping import JOB, holding, make, waiting
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.scheduler import active_run_repair as module
 from tidewheel.scheduler.active_run_repair import TurnSweep
-from tidewheel.transitions.signal import Attempting, Signal, add_signals
+from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
 
 SHARD = shard_of(bucket_of(JOB), 64)
 
@@ -68,7 +68,7 @@ def test_a_newcomer_does_not_go_before_those_that_wait_for_a_stale_turn(job: Dat
     first, second, newcomer = holding(job), make(job, "buffer_all"), make(job, "buffer_all")
     claim(job, second)
     lose_holder(job, first.run_id)
-    assert claim(job, newcomer).contested.buffered == {newcomer}
+    assert claim(job, newcomer).overlaps.buffered == {newcomer}
     assert (turn_of(job, JOB), open_run(job, second).state) == (second, "queued")
 
 
@@ -80,7 +80,7 @@ def test_where_all_that_wait_are_in_somebodys_hands_the_turn_is_handed_on_at_the
     succeed(job, first)
     assert (turn_of(job, JOB), waiting(job)) == (first.run_id, True)
     newcomer = make(job, "skip")
-    assert claim(job, newcomer).contested.skipped == {newcomer}
+    assert claim(job, newcomer).overlaps.skipped == {newcomer}
     assert sweep(job).step() == 1
     somebody.rollback()
     assert sweep(job).step() == 1
@@ -139,7 +139,7 @@ def test_mending_a_turn_that_somebody_has_lets_them_wait_for_it(job: Database) -
 def test_signals_that_no_executor_has_taken_away_are_removed_after_a_while(clocked: ClockedDatabase) -> None:
     for kind in Signal:
         with clocked.transaction() as connection:
-            add_signals(connection, kind, [Attempting(uuid4(), 1, "default", EXECUTOR)])
+            add_signals(connection, kind, [RunningAttempt(uuid4(), 1, "default", EXECUTOR)])
     sweep(clocked).mend_shard(0)
     assert clocked.count("signals") == 2
     clocked.advance(timedelta(minutes=2))

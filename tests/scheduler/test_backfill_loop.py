@@ -138,7 +138,7 @@ def test_only_what_is_missing_is_run(clocked: ClockedDatabase, order: str) -> No
     first = begin(clocked, open_runs(clocked)[0].run_id)
     clocked.stop_clock(NOON - 3 * HOUR)
     fire_due(clocked)
-    assert claim(clocked, open_runs(clocked)[1].run_id).contested.skipped
+    assert claim(clocked, open_runs(clocked)[1].run_id).overlaps.skipped
     clocked.stop_clock(NOON - 2 * HOUR)
     fire_due(clocked)
     [_, second] = open_runs(clocked)
@@ -208,7 +208,7 @@ def test_runs_of_a_job_that_may_not_overlap_wait_for_each_other(clocked: Clocked
     made = accept(clocked, *RANGE)
     assert make_batch(clocked, made) == 5
     claimed = claim(clocked, *(run.run_id for run in open_runs(clocked)))
-    assert (len(claimed.started), len(claimed.contested.buffered), claimed.contested.skipped) == (1, 4, set())
+    assert (len(claimed.started), len(claimed.overlaps.buffered), claimed.overlaps.skipped) == (1, 4, set())
     succeed(clocked, claimed.started[0])
     assert through(clocked, made).state == "finished"
     assert progress(clocked, made).succeeded == 5
@@ -232,7 +232,7 @@ def test_a_policy_asked_for_is_obeyed(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, overlap="skip")
     make_batch(hourly, made)
     claimed = claim(hourly, *(run.run_id for run in open_runs(hourly)))
-    assert (len(claimed.started), len(claimed.contested.skipped)) == (1, 4)
+    assert (len(claimed.started), len(claimed.overlaps.skipped)) == (1, 4)
     succeed(hourly, claimed.started[0])
     make_batch(hourly, made)
     stands = progress(hourly, made)

@@ -34,8 +34,8 @@ from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler import bulk_cancel as module
 from tidewheel.scheduler.bulk_cancel import Cancelled, Cancelling
-from tidewheel.transitions.finish import end_runs
-from tidewheel.transitions.waiting import Wait, wait_runs
+from tidewheel.transitions.await_external import Wait, wait_runs
+from tidewheel.transitions.finish import finish_runs
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_a_released_run_of_a_cancelled_holder_does_not_start(database: Database)
     claim(database, *waiters)
     cancel(database, key="job")
     with database.transaction() as connection:
-        end_runs(connection, database.installation, [ending(holder, RunState.SUCCEEDED)])
+        finish_runs(connection, database.installation, [ending(holder, RunState.SUCCEEDED)])
     [released] = [run.run_id for run in open_runs(database) if run.state == "queued"]
     assert claim(database, released).started == []
     carry_out(database)
@@ -242,9 +242,9 @@ def test_one_run_that_cannot_be_ended_does_not_keep_the_others(
         if any(each.run_id == poison for each in ends):
             message = "a row that cannot be worked with"
             raise ValueError(message)
-        return end_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
+        return finish_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(module, "end_runs", fails)
+    monkeypatch.setattr(module, "finish_runs", fails)
     carry_out(with_job)
     assert states(with_job, others) == ["cancelled"] * 3
     assert begin_is_refused(with_job, poison)
@@ -262,7 +262,7 @@ def test_a_run_that_cannot_be_ended_is_not_tried_again_and_again(
         message = "a row that cannot be worked with"
         raise ValueError(message)
 
-    monkeypatch.setattr(module, "end_runs", fails)
+    monkeypatch.setattr(module, "finish_runs", fails)
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
     cancelling = Cancelling(with_job.session(), with_job.installation)
     for _ in range(20):
@@ -270,7 +270,7 @@ def test_a_run_that_cannot_be_ended_is_not_tried_again_and_again(
     assert (tries, progress(with_job, number)) == (1, (0, False))
     assert begin_is_refused(with_job, run)
     # A scheduler that is started anew tries once more; what was wrong has been mended.
-    monkeypatch.setattr(module, "end_runs", end_runs)
+    monkeypatch.setattr(module, "finish_runs", finish_runs)
     carry_out(with_job)
     assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
 

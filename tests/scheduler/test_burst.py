@@ -20,8 +20,8 @@ from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
-from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.claim import Claim, claim_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
 BURST = 10_000
@@ -159,9 +159,9 @@ def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -
     nobody = UUID(int=0)
     for _ in range(POLLS):
         with claiming.transaction() as connection:
-            start_runs(connection, idle.installation, [Claim(nobody, 1, 1, "t")], executor_id=EXECUTOR)
+            claim_runs(connection, idle.installation, [Claim(nobody, 1, 1, "t")], executor_id=EXECUTOR)
         with ending.transaction() as connection:
-            end_runs(connection, idle.installation, [RunEnd(nobody, 1, RunState.SUCCEEDED)])
+            finish_runs(connection, idle.installation, [RunEnd(nobody, 1, RunState.SUCCEEDED)])
     assert generic_plans(claiming) > 0
     assert prepared(ending) > 0
     load_due_jobs(idle)
@@ -189,7 +189,7 @@ def test_a_claim_that_finds_the_turn_taken_looks_at_the_days_of_its_runs_alone(i
         chosen = [trigger(idle), trigger(idle)]
         with claiming.transaction() as connection:
             claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
-            start_runs(connection, idle.installation, claims, executor_id=EXECUTOR)
+            claim_runs(connection, idle.installation, claims, executor_id=EXECUTOR)
     flush(claiming)
     assert idle.count("open_runs") == 1, "all but the one with the turn were skipped"
     assert scans_before(idle, today) == before
@@ -231,11 +231,11 @@ def claim_and_end(database: Database, claiming: Session, ending: Session) -> Non
         chosen = runs[start : start + BATCH]
         with claiming.transaction() as connection:
             claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
-            claimed = start_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+            claimed = claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
             assert len(claimed.started) == len(chosen)
         with ending.transaction() as connection:
             ends = [RunEnd(run_id, 1, RunState.SUCCEEDED, EXECUTOR) for run_id in chosen]
-            assert len(end_runs(connection, database.installation, ends).states) == len(chosen)
+            assert len(finish_runs(connection, database.installation, ends).states) == len(chosen)
 
 
 def test_the_look_for_due_timers_costs_the_same_however_many_are_not_due(idle: Database) -> None:

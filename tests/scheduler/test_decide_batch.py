@@ -15,7 +15,7 @@ from tidewheel.schedules.decision import DaySet, Decision, Override
 from tidewheel.schedules.fast_path import decide_on_time
 from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.timer_state import timer_state
-from tidewheel.transitions.decision_inputs import Circumstances
+from tidewheel.transitions.decision_inputs import DecisionInputs
 from tidewheel.transitions.timers import LockedTimer
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -105,7 +105,7 @@ def test_each_timer_of_a_batch_gets_the_answer_of_the_long_way(data: st.DataObje
     late = data.draw(st.one_of(st.timedeltas(timedelta(0), 2 * MINUTE), st.sampled_from([timedelta(0), MISFIRE_AFTER])))
     now = some[0].scheduled_at + late
     horizon = now + data.draw(st.sampled_from([timedelta(0), 5 * SECOND, -3 * SECOND]))
-    decider = Decider(Circumstances(DAY_SETS, said), (), now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
+    decider = Decider(DecisionInputs(DAY_SETS, said), (), now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
     for timer in some:
         assert decider(timer) == long_way(timer, list(said.get(timer.job_id, ())), now, horizon)
 
@@ -139,6 +139,6 @@ def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
 def test_a_schedule_that_cannot_be_read_is_refused_the_long_way(schedule: str) -> None:
     timer = stands(START, schedule)
     assert decide_on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
-    decider = Decider(Circumstances(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
+    decider = Decider(DecisionInputs(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
     with pytest.raises(ComputingFailed):
         decider(timer)

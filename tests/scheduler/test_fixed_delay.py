@@ -144,7 +144,7 @@ def test_a_run_from_before_a_deletion_is_no_link_of_the_new_chain(chain: Clocked
     submit(chain, schedule={"fixed_delay": "60s"})
     fire_due(chain)
     [_, first] = open_runs(chain)
-    assert claim(chain, first.run_id).contested.skipped
+    assert claim(chain, first.run_id).overlaps.skipped
     submit(chain, schedule={"fixed_delay": "60s"}, description="x")
     assert timer(chain) == (None, 60.0)
     chain.advance(SECOND)

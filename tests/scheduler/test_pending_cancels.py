@@ -13,7 +13,7 @@ from tidewheel.scheduler import pending_cancels as module
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.scheduler.pending_cancels import WantedCancels
 from tidewheel.settings import SchedulerSettings
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_left_alone(
             tries += 1
             message = "a row that cannot be worked with"
             raise ValueError(message)
-        return end_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
+        return finish_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(module, "end_runs", fails)
+    monkeypatch.setattr(module, "finish_runs", fails)
     wanted = WantedCancels(with_job.session(), with_job.installation)
     assert [wanted.step().ended for _ in range(3)] == [2, 0, 0]
     assert states(with_job, *others) == ["cancelled"] * 2

@@ -17,10 +17,10 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.schedules.brute_force import Reading, matcher, occurrences, pinned_zone, wall_clock
 from tests.transitions.acts import EXECUTOR, about, ask, submission
-from tests.transitions.acts import end as end_runs
+from tests.transitions.acts import end as finish_runs
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.transitions.claim import Claim, start_runs
+from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.finished import RunEnd
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)  # a Saturday; Berlin's clock goes forward on Sunday
@@ -274,11 +274,11 @@ class History:
         rows = self.database.rows(_TO_CLAIM, {"states": [RunState.QUEUED], "now": self.now})
         wanted = [Claim(run, attempt + 1, version, "sweep") for run, attempt, version in rows]
         with self.database.transaction() as connection:
-            start_runs(connection, self.database.installation, wanted, executor_id=EXECUTOR)
+            claim_runs(connection, self.database.installation, wanted, executor_id=EXECUTOR)
         for run, attempt in self.database.rows(_TO_END, {"states": [RunState.RUNNING, RunState.CANCELLING]}):
             if self.rng.random() < 0.4:
                 state = self.rng.choice((RunState.SUCCEEDED, RunState.FAILED))
-                end_runs(self.database, RunEnd(run, attempt, state, EXECUTOR))
+                finish_runs(self.database, RunEnd(run, attempt, state, EXECUTOR))
 
     def _ask(self, document: dict[str, object]) -> Reply | None:
         """Ask; None when it is refused."""

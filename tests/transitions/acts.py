@@ -17,8 +17,8 @@ from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, ReplyStatus, RunCompleted, RunRequest
-from tidewheel.transitions.claim import Claim, Claimed, Started, start_runs
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import Ended, RunEnd
 from tidewheel.transitions.requeue import Requeue, Requeued, requeue_runs
 
@@ -94,7 +94,7 @@ def claim(database: Database, *run_ids: UUID, executor_id: UUID = EXECUTOR) -> C
     """Claim runs as their messages ask, in a transaction of their own."""
     claims = [wish(database, run_id) for run_id in run_ids]
     with database.transaction() as connection:
-        return start_runs(connection, database.installation, claims, executor_id=executor_id)
+        return claim_runs(connection, database.installation, claims, executor_id=executor_id)
 
 
 def begin(database: Database, run_id: UUID, executor_id: UUID = EXECUTOR) -> Started:
@@ -111,7 +111,7 @@ def begun(database: Database, key: str = "job", **fields: object) -> Started:
 def end(database: Database, *ends: RunEnd) -> Ended:
     """End runs, in a transaction of their own."""
     with database.transaction() as connection:
-        return end_runs(connection, database.installation, ends)
+        return finish_runs(connection, database.installation, ends)
 
 
 def ending(started: Started, state: RunState, *, executor_id: UUID = EXECUTOR, **fields: object) -> RunEnd:

@@ -8,7 +8,7 @@ from tests.transitions.acts import begin
 from tidewheel.ids import JobId, RunId, job_id, run_id
 from tidewheel.runs import Cause, Overlap
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.create import NewRun, write_runs
+from tidewheel.transitions.create import NewRun, create_runs
 
 JOB = job_id("default", "job")
 
@@ -31,7 +31,7 @@ def make(
         made_of, JobId(job), "default", version, shard, cause, queue, lane, handler, overlap, nominal, now, definition
     )
     with database.transaction() as connection:
-        assert write_runs(connection, database.installation, [run], now=now) == {run.run_id}
+        assert create_runs(connection, database.installation, [run], now=now) == {run.run_id}
     return run.run_id
 
 

@@ -27,8 +27,8 @@ from tests.transitions.acts import (
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.transitions.claim import start_runs
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.claim import claim_runs
+from tidewheel.transitions.finish import finish_runs
 
 JOB = job_id("default", "job")
 
@@ -44,7 +44,7 @@ def test_the_second_run_of_a_job_is_skipped_with_its_event(skipping: Database) -
     first, second = trigger(skipping), trigger(skipping)
     begin(skipping, first)
     refused = claim(skipping, second)
-    assert (refused.started, refused.contested.skipped) == ([], {second})
+    assert (refused.started, refused.overlaps.skipped) == ([], {second})
     assert final_state(skipping, second) == ("skipped", "overlap")
     assert attempts(skipping, second) == []
     [event] = completions(skipping)
@@ -56,8 +56,8 @@ def test_the_second_run_of_a_job_is_skipped_with_its_event(skipping: Database) -
 def test_two_runs_of_a_job_in_one_batch_one_starts_one_is_skipped(skipping: Database) -> None:
     runs = {trigger(skipping), trigger(skipping)}
     done = claim(skipping, *runs)
-    assert len(done.started) == len(done.contested.skipped) == 1
-    assert {done.started[0].run_id} | done.contested.skipped == runs
+    assert len(done.started) == len(done.overlaps.skipped) == 1
+    assert {done.started[0].run_id} | done.overlaps.skipped == runs
 
 
 def test_two_triggers_in_one_batch_that_may_overlap_both_start(database: Database) -> None:
@@ -88,7 +88,7 @@ def test_a_run_that_goes_back_while_it_holds_its_turn_keeps_it(skipping: Databas
     requeue(skipping, first, outcome)
     assert turn_of(skipping, JOB) == first.run_id
     second = trigger(skipping)
-    assert claim(skipping, second).contested.skipped == {second}
+    assert claim(skipping, second).overlaps.skipped == {second}
     assert begin(skipping, first.run_id).attempt == 2
 
 
@@ -117,7 +117,7 @@ def test_a_stale_turn_is_taken_over(skipping: Database) -> None:
 def test_of_two_runs_that_find_a_stale_turn_one_takes_it(skipping: Database) -> None:
     skipping.execute("INSERT INTO turns (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
     done = claim(skipping, trigger(skipping), trigger(skipping))
-    assert len(done.started) == len(done.contested.skipped) == 1
+    assert len(done.started) == len(done.overlaps.skipped) == 1
     assert turn_of(skipping, JOB) == done.started[0].run_id
 
 
@@ -126,9 +126,9 @@ def test_a_claim_waits_for_an_end_under_way_and_then_takes_the_turn(skipping: Da
     first = begin(skipping, trigger(skipping))
     second = wish(skipping, trigger(skipping))
     closing, claiming = skipping.connection(), skipping.connection()
-    ended = end_runs(closing, skipping.installation, [ending(first, RunState.SUCCEEDED)])
+    ended = finish_runs(closing, skipping.installation, [ending(first, RunState.SUCCEEDED)])
     assert ended.states == {first.run_id: RunState.SUCCEEDED}
-    waiting = in_background(lambda: start_runs(claiming, skipping.installation, [second], executor_id=EXECUTOR))
+    waiting = in_background(lambda: claim_runs(claiming, skipping.installation, [second], executor_id=EXECUTOR))
     until_blocked(skipping, claiming)
     closing.commit()
     assert len(waiting.result(10).started) == 1
@@ -141,4 +141,4 @@ def test_a_retry_waits_for_its_time_with_the_turn_in_hand(skipping: Database) ->
     requeue(skipping, first, AttemptOutcome.FAILED, timedelta(hours=1))
     assert open_run(skipping, first.run_id).state == "retrying"
     late = trigger(skipping)
-    assert claim(skipping, late).contested.skipped == {late}
+    assert claim(skipping, late).overlaps.skipped == {late}

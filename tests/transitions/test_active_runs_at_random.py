@@ -20,8 +20,8 @@ from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
 from tidewheel.scheduler.active_run_repair import TurnSweep
-from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.claim import Claim, claim_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
@@ -84,14 +84,14 @@ class Actor:
         with connection.cursor(row_factory=args_row(_wish)) as cursor:
             found = cursor.execute(CLAIMABLE).fetchall()
         claims = self.chance.sample(found, min(len(found), self.chance.randint(1, 6)))
-        started = start_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started
+        started = claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started
         # Whatever is in it is begun after the commit.
         mine = connection.execute(RUNNING, [[each.run_id for each in started], self.executor_id]).fetchall()
         assert sorted(mine) == sorted((each.run_id, each.attempt) for each in started)
 
     def end(self, connection: Conn) -> None:
         ends = [RunEnd(run, attempt, RunState.SUCCEEDED, hands) for run, attempt, hands in self.some(connection, BEGUN)]
-        end_runs(connection, self.database.installation, ends)
+        finish_runs(connection, self.database.installation, ends)
 
     def go_back(self, connection: Conn) -> None:
         outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.RELEASED, AttemptOutcome.LOST])
@@ -101,7 +101,7 @@ class Actor:
     def cancel(self, connection: Conn) -> None:
         found = self.some(connection, UNBEGUN)
         ends = [RunEnd(run, attempt, RunState.CANCELLED, hands) for run, attempt, hands in found]
-        end_runs(connection, self.database.installation, ends)
+        finish_runs(connection, self.database.installation, ends)
 
     def some(self, connection: Conn, query: LiteralString) -> list[tuple[UUID, int, UUID | None]]:
         with connection.cursor(row_factory=args_row(_standing)) as cursor:

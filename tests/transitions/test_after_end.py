@@ -32,7 +32,7 @@ from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import Reply, Request
 from tidewheel.schemas.requests import read_request
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
 
@@ -144,7 +144,7 @@ def test_it_is_asked_for_in_json_where_events_are_json(fragile: ClockedDatabase)
     attempts = [begun(fragile) for _ in range(3)]
     installation = replace(fragile.installation, content_type="application/json")
     with fragile.transaction() as connection:
-        end_runs(connection, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
+        finish_runs(connection, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
     [value] = [
         row[0] for row in fragile.rows("SELECT value FROM outbox WHERE topic = %s", [installation.topics.requests])
     ]
@@ -187,7 +187,7 @@ def test_an_end_that_is_written_again_after_a_rollback_asks_for_the_same_run(wat
     started = begun(watched)
     failure = ending(started, RunState.FAILED, error_type="E")
     with contextlib.suppress(ConnectionError), watched.transaction() as connection:
-        end_runs(connection, watched.installation, [failure])
+        finish_runs(connection, watched.installation, [failure])
         raise ConnectionError
     assert asked(watched) == []
     end(watched, failure)
@@ -234,7 +234,7 @@ def test_events_written_as_json_ask_in_json(watched: ClockedDatabase) -> None:
     in_json = replace(watched.installation, content_type="application/json", encode_event=encode_json)
     started = begun(watched, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
     with watched.transaction() as connection:
-        end_runs(connection, in_json, [ending(started, RunState.FAILED, error_message="né")])
+        finish_runs(connection, in_json, [ending(started, RunState.FAILED, error_message="né")])
     [(value,)] = watched.rows("SELECT value FROM outbox WHERE topic = %s", [watched.installation.topics.requests])
     parsed, encoding = read_request(value)
     with watched.transaction() as connection:

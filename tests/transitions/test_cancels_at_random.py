@@ -24,8 +24,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, AttemptOutcome, RunState
 from tidewheel.scheduler.active_run_repair import TurnSweep
 from tidewheel.scheduler.bulk_cancel import Cancelling
-from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.claim import Claim, claim_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
@@ -37,7 +37,7 @@ CLAIMABLE: LiteralString = """
 SELECT run_id, attempt + 1, job_version FROM open_runs
  WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
 """
-IN_HAND: LiteralString = "SELECT run_id, attempt FROM open_runs WHERE executor_id = %s"
+OWNED: LiteralString = "SELECT run_id, attempt FROM open_runs WHERE executor_id = %s"
 OPEN: LiteralString = "SELECT run_id FROM open_runs"
 
 
@@ -107,7 +107,7 @@ class Actor:
         connection.commit()  # the wishes come by messages, not in this transaction
         assert connection.execute(HOLD_LEASE, {"executor_id": self.executor_id}).fetchone() is not None
         claims = [Claim(run, attempt, version, "test/0/0@0") for run, attempt, version in wanted]  # type: ignore[arg-type]  # the columns' types
-        claimed = start_runs(connection, self.database.installation, claims, executor_id=self.executor_id)
+        claimed = claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id)
         # Long enough for a filter to be answered meanwhile, were it not to wait for this claim.
         threading.Event().wait(self.chance.random() * 0.02)
         noted.begun += [Begun(started.run_id, monotonic_seconds()) for started in claimed.started]
@@ -116,7 +116,7 @@ class Actor:
         del noted
         state = self.chance.choice([RunState.SUCCEEDED, RunState.FAILED])
         ends = [RunEnd(run, attempt, state, self.executor_id) for run, attempt in self.in_hand(connection)]
-        end_runs(connection, self.database.installation, ends)
+        finish_runs(connection, self.database.installation, ends)
 
     def go_back(self, connection: Conn, noted: Seen) -> None:
         del noted
@@ -142,7 +142,7 @@ class Actor:
         noted.acknowledged.append(Acknowledged(frozenset(run for (run,) in found if isinstance(run, UUID)), 0.0))
 
     def in_hand(self, connection: Conn) -> list[tuple[UUID, int]]:
-        found = connection.execute(IN_HAND, [self.executor_id]).fetchall()
+        found = connection.execute(OWNED, [self.executor_id]).fetchall()
         chosen = self.chance.sample(found, min(len(found), self.chance.randint(1, 3)))
         return [(run, attempt) for run, attempt in chosen if isinstance(run, UUID) and isinstance(attempt, int)]
 

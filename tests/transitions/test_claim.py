@@ -21,23 +21,23 @@ from tests.transitions.acts import (
     wish,
 )
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.claim import Claim, Claimed, read_claims, start_runs
+from tidewheel.transitions.claim import Claim, Claimed, claim_runs, read_claims
 
 
 def claimed(database: Database, *claims: Claim) -> Claimed:
     with database.transaction() as connection:
-        return start_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
 
 
 def test_two_executors_one_run_one_winner(database: Database) -> None:
     submit(database)
     wanted = wish(database, trigger(database))
     first, second = database.connection(), database.connection()
-    ours = start_runs(first, database.installation, [wanted], executor_id=uuid4())
+    ours = claim_runs(first, database.installation, [wanted], executor_id=uuid4())
     # The row is locked and not yet committed: the other one passes it over instead of waiting.
-    assert start_runs(second, database.installation, [wanted], executor_id=uuid4()).started == []
+    assert claim_runs(second, database.installation, [wanted], executor_id=uuid4()).started == []
     first.commit()
-    assert start_runs(second, database.installation, [wanted], executor_id=uuid4()).started == []
+    assert claim_runs(second, database.installation, [wanted], executor_id=uuid4()).started == []
     second.commit()
     assert [started.attempt for started in ours.started] == [1]
     assert open_run(database, wanted.run_id).attempt == 1
@@ -70,7 +70,7 @@ def test_what_does_not_fit_claims_nothing(database: Database, wrong: dict[str, i
     submit(database)
     run_id = trigger(database)
     refused = claimed(database, wish(database, run_id)._replace(**wrong))
-    assert (refused.started, refused.contested.skipped) == ([], set())
+    assert (refused.started, refused.overlaps.skipped) == ([], set())
     assert open_run(database, run_id).state == "queued"
     assert len(claim(database, run_id).started) == 1
 
@@ -129,7 +129,7 @@ def test_after_a_lost_commit_what_stands_is_read_back_and_nothing_else(database:
     someone = uuid4()
     [started] = claimed(database, ours).started
     with database.transaction() as connection:
-        start_runs(connection, database.installation, [others], executor_id=someone)
+        claim_runs(connection, database.installation, [others], executor_id=someone)
     with database.transaction() as connection:
         assert read_claims(connection, [ours, others, unclaimed], executor_id=EXECUTOR) == [started]
     requeue(database, started, AttemptOutcome.RELEASED)
@@ -141,7 +141,7 @@ def test_a_rolled_back_claim_leaves_the_run_to_the_next(database: Database) -> N
     submit(database)
     wanted = wish(database, trigger(database))
     connection = database.connection()
-    assert len(start_runs(connection, database.installation, [wanted], executor_id=EXECUTOR).started) == 1
+    assert len(claim_runs(connection, database.installation, [wanted], executor_id=EXECUTOR).started) == 1
     connection.rollback()
     assert open_run(database, wanted.run_id).attempt == 0
     assert len(claimed(database, wanted).started) == 1

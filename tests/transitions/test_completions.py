@@ -10,7 +10,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode, encode_json
 from tidewheel.schemas.generated.records import RunCompleted
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -55,7 +55,7 @@ def test_an_installation_that_writes_json_tells_the_same_in_json(database: Datab
     started = begun(database)
     in_json = replace(database.installation, content_type="application/json", encode_event=encode_json)
     with database.transaction() as connection:
-        end_runs(connection, in_json, [ending(started, state, result=b"1", error_type="E", reason="so")])
+        finish_runs(connection, in_json, [ending(started, state, result=b"1", error_type="E", reason="so")])
     topic = database.installation.topics.completions
     [(value, parts)] = database.rows("SELECT value, headers FROM outbox WHERE topic = %s", [topic])
     assert value[:1] == b"{"

@@ -1,4 +1,4 @@
-"""`write_runs`: a run, its open run, its inputs and its message are written together or not at all, and once."""
+"""`create_runs`: a run, its open run, its inputs and its message are written together or not at all, and once."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -11,7 +11,7 @@ from tests.transitions.acts import HANDLER, open_runs, requests, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import JobId, job_id, run_id
 from tidewheel.runs import Cause
-from tidewheel.transitions.create import NewRun, RunInputs, write_runs
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 
 JOB = job_id("default", "job")
 
@@ -46,7 +46,7 @@ def new_run(database: Database, at: datetime, **fields: object) -> NewRun:
 
 def write(database: Database, *runs: NewRun, now: datetime, repeats: bool = False) -> set[UUID]:
     with database.transaction() as connection:
-        return write_runs(connection, database.installation, runs, now=now, repeats=repeats)
+        return create_runs(connection, database.installation, runs, now=now, repeats=repeats)
 
 
 def test_row_open_row_and_message_say_the_same(database: Database, now: datetime) -> None:
@@ -85,8 +85,8 @@ def test_where_repeats_are_expected_only_the_new_ones_are_written(database: Data
 def test_of_two_writers_of_one_occurrence_the_later_waits_and_writes_nothing(database: Database, now: datetime) -> None:
     run = new_run(database, now)
     first, second = database.connection(), database.connection()
-    write_runs(first, database.installation, [run], now=now, repeats=True)
-    waiting = in_background(lambda: write_runs(second, database.installation, [run], now=now, repeats=True))
+    create_runs(first, database.installation, [run], now=now, repeats=True)
+    waiting = in_background(lambda: create_runs(second, database.installation, [run], now=now, repeats=True))
     until_blocked(database, second)
     first.commit()
     assert waiting.result(10) == set()

@@ -1,4 +1,4 @@
-"""`end_runs`: everything about an end in one transaction; what is locked comes again, a zombie changes nothing."""
+"""`finish_runs`: everything about an end in one transaction; what is locked comes again, a zombie changes nothing."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -33,7 +33,7 @@ from tidewheel.postgres import partitions
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
 
@@ -271,7 +271,7 @@ def test_an_event_that_is_written_again_after_a_rollback_is_the_same_event(datab
     started = begun(database)
     wanted = ending(started, RunState.SUCCEEDED)
     lost = database.connection()
-    end_runs(lost, database.installation, [wanted])
+    finish_runs(lost, database.installation, [wanted])
     ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [database.installation.topics.completions])
     [(first,)] = ids.fetchall()
     lost.rollback()

@@ -5,7 +5,7 @@ import pytest
 from tests.fixtures.database import Database
 from tidewheel.errors import SettingsError
 from tidewheel.settings import Connections
-from tidewheel.transitions.installation import name_topics, read_installation
+from tidewheel.transitions.installation import read_installation, record_topic_prefix
 
 
 def prefix(database: Database, **flags: object) -> str:
@@ -15,7 +15,7 @@ def prefix(database: Database, **flags: object) -> str:
 
 def name(database: Database, **flags: object) -> None:
     with database.transaction() as connection:
-        name_topics(connection, Connections.load(**flags))
+        record_topic_prefix(connection, Connections.load(**flags))
 
 
 def test_before_it_is_said_the_settings_count(database: Database) -> None:

@@ -19,14 +19,14 @@ from tests.transitions.acts import (
     succeed,
 )
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.transitions.attempts import Written, flush_outputs
+from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 
 def flush(database: Database, started: Started, output: bytes, executor_id: UUID = EXECUTOR) -> bool:
     """Store what an attempt has written; returns whether it was stored."""
-    written = Written(started.run_id, started.attempt, output, len(output))
+    written = AttemptOutput(started.run_id, started.attempt, output, len(output))
     with database.transaction() as connection:
         return flush_outputs(connection, executor_id, [written]) == {(started.run_id, started.attempt)}
 
@@ -109,7 +109,7 @@ def test_a_flush_passes_over_what_somebody_holds_and_an_end_waits_for_no_flush(
     assert not flush(database, started, b"one")
     holder.rollback()
     flushing = database.connection()
-    assert flush_outputs(flushing, EXECUTOR, [Written(started.run_id, started.attempt, b"one", 3)])
+    assert flush_outputs(flushing, EXECUTOR, [AttemptOutput(started.run_id, started.attempt, b"one", 3)])
     assert succeed(database, started).busy == {started.run_id}
     flushing.commit()
     assert succeed(database, started).states == {started.run_id: RunState.SUCCEEDED}

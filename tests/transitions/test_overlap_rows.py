@@ -51,7 +51,7 @@ def test_a_buffered_run_waits_without_a_time_and_goes_when_the_holder_has_ended(
     first = holding(job)
     second = make(job, policy, cause)
     done = claim(job, second)
-    assert (done.started, done.contested.buffered) == ([], {second})
+    assert (done.started, done.overlaps.buffered) == ([], {second})
     run = open_run(job, second)
     assert (run.state, run.attempt, run.publish_at) == (RunState.BUFFERED, 0, NEVER)
     assert waiting(job) is True
@@ -73,7 +73,7 @@ def test_a_buffered_run_waits_without_a_time_and_goes_when_the_holder_has_ended(
 def test_skip_ends_whatever_the_run_was_made_by(job: Database, cause: Cause) -> None:
     holding(job)
     second = make(job, SKIP, cause)
-    assert claim(job, second).contested.skipped == {second}
+    assert claim(job, second).overlaps.skipped == {second}
     assert final_state(job, second) == ("skipped", "overlap")
     assert waiting(job) is False
 
@@ -95,7 +95,7 @@ def test_of_several_in_one_claim_the_oldest_starts_and_the_others_wait(job: Data
     runs = [make(job, ALL) for _ in range(3)]
     done = claim(job, *reversed(runs))
     assert [started.run_id for started in done.started] == runs[:1]
-    assert done.contested.buffered == set(runs[1:])
+    assert done.overlaps.buffered == set(runs[1:])
 
 
 def test_buffer_one_keeps_the_one_that_waits_already(job: Database) -> None:
@@ -103,7 +103,7 @@ def test_buffer_one_keeps_the_one_that_waits_already(job: Database) -> None:
     runs = [make(job, ONE) for _ in range(3)]
     claim(job, runs[1])
     done = claim(job, runs[0], runs[2])
-    assert done.contested.skipped == {runs[0], runs[2]}
+    assert done.overlaps.skipped == {runs[0], runs[2]}
     assert {final_state(job, run) for run in (runs[0], runs[2])} == {("skipped", "overlap")}
     succeed(job, first)
     assert turn_of(job, JOB) == runs[1]
@@ -114,7 +114,7 @@ def test_buffer_one_waits_again_when_the_one_that_waited_has_gone(job: Database)
     earlier, later = make(job, ONE), make(job, ONE)
     claim(job, earlier)
     succeed(job, first)
-    assert claim(job, later).contested.buffered == {later}
+    assert claim(job, later).overlaps.buffered == {later}
     assert turn_of(job, JOB) == earlier
 
 
@@ -123,7 +123,7 @@ def test_cancel_other_asks_the_one_that_runs_and_waits_for_its_end(job: Database
     first = holding(job)
     second = make(job, CANCEL, cause)
     done = claim(job, second)
-    assert (done.contested.buffered, done.contested.asked, done.signalled) == ({second}, {first.run_id}, True)
+    assert (done.overlaps.buffered, done.overlaps.cancel_requested, done.signalled) == ({second}, {first.run_id}, True)
     assert open_run(job, first.run_id).state == RunState.CANCELLING
     assert signals(job) == [(first.run_id, 1, "cancel", EXECUTOR)]
     succeed(job, first)
@@ -135,8 +135,8 @@ def test_of_those_that_wait_to_replace_the_newest_is_kept(job: Database) -> None
     first = holding(job)
     runs = [make(job, CANCEL) for _ in range(3)]
     claim(job, runs[1])
-    assert claim(job, runs[2]).contested.skipped == {runs[1]}
-    assert claim(job, runs[0]).contested.skipped == {runs[0]}
+    assert claim(job, runs[2]).overlaps.skipped == {runs[1]}
+    assert claim(job, runs[0]).overlaps.skipped == {runs[0]}
     assert len(signals(job)) == 1
     succeed(job, first)
     assert turn_of(job, JOB) == runs[2]
@@ -147,7 +147,7 @@ def test_one_that_replaces_waits_behind_those_that_only_wait(job: Database) -> N
     first = holding(job)
     patient, hasty = make(job, ALL), make(job, CANCEL)
     claim(job, patient)
-    assert claim(job, hasty).contested.skipped == set()
+    assert claim(job, hasty).overlaps.skipped == set()
     succeed(job, first)
     assert turn_of(job, JOB) == patient
     succeed(job, begin(job, patient))
@@ -160,7 +160,7 @@ def test_terminate_other_ends_the_one_that_runs_and_starts_in_its_place(job: Dat
     second = make(job, TERMINATE, cause)
     done = claim(job, second)
     assert [started.run_id for started in done.started] == [second]
-    assert (done.contested.replaced, done.signalled) == ({first.run_id}, True)
+    assert (done.overlaps.replaced, done.signalled) == ({first.run_id}, True)
     assert final_state(job, first.run_id) == ("cancelled", "overlap")
     assert attempts(job, first.run_id) == [(1, "cancelled")]
     assert signals(job) == [(first.run_id, 1, "terminate", EXECUTOR)]
@@ -233,7 +233,7 @@ def test_of_several_that_replace_and_find_the_turn_free_only_the_newest_is_ever_
     runs = [make(job, policy) for _ in range(3)]
     done = claim(job, *runs)
     assert [(each.run_id, each.attempt) for each in done.started] == [(runs[2], 1)]
-    assert (done.contested.skipped, done.signalled) == (set(runs[:2]), False)
+    assert (done.overlaps.skipped, done.signalled) == (set(runs[:2]), False)
     assert {final_state(job, run) for run in runs[:2]} == {("skipped", "overlap")}
     assert (turn_of(job, JOB), open_run(job, runs[2]).state) == (runs[2], "running")
 
@@ -267,9 +267,9 @@ def test_while_somebody_has_the_holders_row_nothing_is_decided(job: Database, po
     somebody = job.connection()
     somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     done = claim(job, second)
-    assert (done.started, done.contested.left, open_run(job, second).state) == ([], {second}, "queued")
+    assert (done.started, done.overlaps.undecided, open_run(job, second).state) == ([], {second}, "queued")
     somebody.rollback()
-    assert claim(job, second).contested.left == set()
+    assert claim(job, second).overlaps.undecided == set()
 
 
 def test_a_triggers_own_policy_goes_before_its_jobs(database: Database) -> None:
@@ -279,7 +279,7 @@ def test_a_triggers_own_policy_goes_before_its_jobs(database: Database) -> None:
     free = trigger(database, overlap="allow_all")
     done = claim(database, patient, free, trigger(database))
     assert [started.run_id for started in done.started] == [free]
-    assert (done.contested.buffered, len(done.contested.skipped)) == ({patient}, 1)
+    assert (done.overlaps.buffered, len(done.overlaps.skipped)) == ({patient}, 1)
     assert database.rows("SELECT overlap FROM run_inputs WHERE run_id = %s", [patient]) == [("buffer_all",)]
     succeed(database, first)
     assert turn_of(database, JOB) == patient

@@ -16,20 +16,20 @@ from tests.transitions.acts import EXECUTOR, attempts, completions, submit, trig
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
-from tidewheel.transitions.active_runs import NOBODY, Seeker, buffer_runs, give_up_turns, wait_for_turns
-from tidewheel.transitions.claim import Claim, start_runs
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.active_runs import NO_RUN, AcquireRequest, buffer_runs, give_up_turns, wait_for_turns
+from tidewheel.transitions.cancel_signals import request_cancel
+from tidewheel.transitions.claim import Claim, claim_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
-from tidewheel.transitions.signal import ask_to_cancel
 
 ENDS = {Move.SUCCEED, Move.FAIL, Move.TIME_OUT, Move.CANCEL, Move.SKIP}
 REQUEUES = {
     Move.RETRY: AttemptOutcome.FAILED,
-    Move.HAND_BACK: AttemptOutcome.RELEASED,
+    Move.RELEASE: AttemptOutcome.RELEASED,
     Move.SNOOZE: AttemptOutcome.SNOOZED,
 }
-WRITERS = ENDS | set(REQUEUES) | {Move.CLAIM, Move.ASK_TO_CANCEL, Move.BUFFER, Move.RELEASE}
+WRITERS = ENDS | set(REQUEUES) | {Move.CLAIM, Move.REQUEST_CANCEL, Move.BUFFER, Move.PROMOTE}
 WITHOUT_WRITER = {Move.WAIT}
 ACTIVE = {RunState.RUNNING, RunState.CANCELLING}
 JOB = job_id("default", "job")
@@ -53,7 +53,7 @@ def run_in(database: Database, state: RunState) -> UUID:
     )  # fmt: skip
     if state in FINAL:
         with database.transaction() as connection:
-            done = end_runs(
+            done = finish_runs(
                 connection, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)]
             )
         assert done.states == {run_id: state}
@@ -97,18 +97,18 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
     with database.transaction() as connection:
         if move is Move.CLAIM:
             wanted = Claim(run_id, attempt + 1, 1, "test/0/0@0")
-            return bool(start_runs(connection, database.installation, [wanted], executor_id=uuid4()).started)
-        if move is Move.ASK_TO_CANCEL:
-            return ask_to_cancel(connection, [run_id]) == {run_id}
+            return bool(claim_runs(connection, database.installation, [wanted], executor_id=uuid4()).started)
+        if move is Move.REQUEST_CANCEL:
+            return request_cancel(connection, [run_id]) == {run_id}
         if move is Move.BUFFER:
-            return buffer_runs(connection, [Seeker(JOB, "default", run_id)]) == {run_id}
-        if move is Move.RELEASE:
+            return buffer_runs(connection, [AcquireRequest(JOB, "default", run_id)]) == {run_id}
+        if move is Move.PROMOTE:
             return release(connection, database, run_id)
         if move in REQUEUES:
             moved = requeue_runs(connection, database.installation, [Requeue(run_id, attempt, hands, REQUEUES[move])])
             assert moved.busy == set()
             return bool(moved.runs)
-        done = end_runs(connection, database.installation, [RunEnd(run_id, attempt, target(move), hands)])
+        done = finish_runs(connection, database.installation, [RunEnd(run_id, attempt, target(move), hands)])
         assert done.busy == set()
         return bool(done.states)
 
@@ -117,8 +117,8 @@ def release(connection: Conn, database: Database, run_id: UUID) -> bool:
     """Give a turn up that nobody but this run can be waiting for."""
     connection.execute("DELETE FROM open_runs WHERE run_id <> %s", [run_id])
     wait_for_turns(connection, [(JOB, "default")])
-    connection.execute("UPDATE turns SET run_id = %s", [NOBODY])
-    give_up_turns(connection, database.installation, [(JOB, NOBODY)])
+    connection.execute("UPDATE turns SET run_id = %s", [NO_RUN])
+    give_up_turns(connection, database.installation, [(JOB, NO_RUN)])
     return connection.execute("SELECT FROM turns WHERE run_id = %s", [run_id]).fetchone() is not None
 
 
@@ -129,7 +129,7 @@ def with_job(shared_database: Database) -> Database:
 
 
 # Nothing is blocked yet; whoever releases from there finds it here.
-TRIED = [pair for pair in product(RunState, sorted(WRITERS)) if pair != (RunState.BLOCKED, Move.RELEASE)]
+TRIED = [pair for pair in product(RunState, sorted(WRITERS)) if pair != (RunState.BLOCKED, Move.PROMOTE)]
 
 
 @pytest.mark.parametrize(("state", "move"), TRIED)

@@ -11,8 +11,8 @@ from tests.transitions.acts import EXECUTOR, begin, claim, lifecycle, open_runs,
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome
-from tidewheel.transitions.claim import start_runs
-from tidewheel.transitions.timers import take_back
+from tidewheel.transitions.claim import claim_runs
+from tidewheel.transitions.timers import retract_runs
 
 JOB = job_id("default", "job")
 AHEAD = timedelta(seconds=5)
@@ -30,7 +30,7 @@ def ahead(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def taken_back(database: ClockedDatabase) -> dict[UUID, object]:
     with database.transaction() as connection:
-        return dict(take_back(connection, [JOB], now=database.now()))
+        return dict(retract_runs(connection, [JOB], now=database.now()))
 
 
 def test_runs_whose_instant_is_ahead_are_taken_back_from_both_tables(ahead: ClockedDatabase) -> None:
@@ -63,7 +63,7 @@ def test_a_message_whose_run_was_taken_back_claims_nothing(ahead: ClockedDatabas
     taken_back(ahead)
     ahead.advance(AHEAD)
     with ahead.transaction() as connection:
-        assert start_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
+        assert claim_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
 
 
 def test_taking_back_waits_for_a_claim_under_way_which_then_has_won(ahead: ClockedDatabase) -> None:
@@ -73,8 +73,8 @@ def test_taking_back_waits_for_a_claim_under_way_which_then_has_won(ahead: Clock
     before = ahead.now()
     ahead.advance(timedelta(seconds=1))
     claiming, taking = ahead.connection(), ahead.connection()
-    assert len(start_runs(claiming, ahead.installation, [wanted], executor_id=EXECUTOR).started) == 1
-    waiting = in_background(lambda: take_back(taking, [JOB], now=before))
+    assert len(claim_runs(claiming, ahead.installation, [wanted], executor_id=EXECUTOR).started) == 1
+    waiting = in_background(lambda: retract_runs(taking, [JOB], now=before))
     until_blocked(ahead, taking)
     claiming.commit()
     assert first.scheduled_at not in waiting.result(10).values()

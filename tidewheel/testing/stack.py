@@ -24,11 +24,11 @@ from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
 from tidewheel.local.stack import LocalStack
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import IN_HAND, Move, RunState, sources
+from tidewheel.runs import OWNED, Move, RunState, sources
 from tidewheel.settings import Connections
 from tidewheel.testing.databases import CLOCK, Template, stop_clock
 from tidewheel.testing.services import Inbox, Services
-from tidewheel.transitions.installation import Installation, name_topics, read_installation
+from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 _SQL = Statements("tidewheel.testing")
 _READ_PENDING = _SQL["read_pending"]
@@ -226,7 +226,7 @@ class Tidewheel:
     def _furnish(self) -> Installation:
         settings = Connections.load(topic_prefix=self.topics.prefix)
         with self._session.transaction() as connection:
-            name_topics(connection, settings)
+            record_topic_prefix(connection, settings)
             return read_installation(connection, settings)
 
     def _next_due(self) -> datetime | None:
@@ -237,7 +237,7 @@ class Tidewheel:
     def _drain(self, ends_at: float) -> None:
         handlers = registered()
         columns = {
-            "in_hand": IN_HAND,
+            "in_hand": OWNED,
             "claimable": sources(Move.CLAIM),
             "handlers": sorted(handlers),
             "prefix": f"{self.topics.prefix}.",

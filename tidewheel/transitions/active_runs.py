@@ -1,10 +1,12 @@
-"""Turns: which run of a job is under way, and who is next.
+"""The active run of each job: acquire, transfer, release, and promote the run that waits.
 
-A run whose policy is not `allow_all` starts only with its job's turn and keeps it until it is terminal. A buffered run
-waits for it. Buffering and handing on happen under the lock of the turn's row alone, so that nobody waits behind a turn
-which is not marked as waited for: whoever gives it up sees the mark, and hands it to the oldest. No other module writes
-turns, but for the claim itself (`claim_runs`), which takes those that are free in the statement that locks its runs.
-The order of locks is in ADR 0008: open runs first, then turns; with a turn in hand nobody waits for an open run.
+A run whose policy is not `allow_all` starts only as its job's active run, and stays it until it is terminal. A buffered
+run waits for that. Buffering and promoting happen under the lock of the job's row in `active_runs` alone. So a release
+that finds `has_waiters` false need not look for waiting runs; one that finds it true promotes the oldest.
+
+No other module writes active runs, with one exception: the claim statement (`claim_runs`) acquires free ones while it
+locks its runs. ADR 0008 holds the order of locks: open runs first, then active runs. A transaction that has locked an
+active run waits for no open run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,43 +30,46 @@ _SQL = Statements("tidewheel.transitions")
 _TAKE_TURNS = _SQL["take_turns"]
 _FIND_GONE_TURNS = _SQL["find_gone_turns"]
 _GIVE_UP_TURNS = _SQL["give_up_turns"]
-_RELEASE_NEXT = _SQL["release_next"]
+_PROMOTE_NEXT_RUNS = _SQL["promote_next_runs"]
 _HAND_ON_TURNS = _SQL["hand_on_turns"]
 _PASS_TURNS = _SQL["pass_turns"]
 _BUFFER_RUNS = _SQL["buffer_runs"]
 _WAIT_FOR_TURNS = _SQL["wait_for_turns"]
 
-NOBODY = UUID(int=0)  # holds the turn of a job that had none, until it is handed on
+NO_RUN = UUID(int=0)  # the active run of a job without one, until a waiting run is promoted
 
 
-class Seeker(NamedTuple):
-    """A run that wants its job's turn."""
-
-    job_id: UUID
-    tenant: str
-    run_id: UUID
-
-
-class Turn(NamedTuple):
-    """A job's turn: who has it, and whether somebody may be waiting behind; take_turns returns it in this order."""
-
-    job_id: UUID
-    run_id: UUID
-    waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A turn that was given up and is waited for."""
+class AcquireRequest(NamedTuple):
+    """A run that is to become its job's active run."""
 
     job_id: UUID
     tenant: str
     run_id: UUID
+
+
+class ActiveRun(NamedTuple):
+    """A job's active run; `acquire_active_runs` returns its columns in this order.
+
+    `has_waiters` is True if runs may wait behind it.
+    """
+
+    job_id: UUID
+    run_id: UUID
+    has_waiters: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Released:
-    """An open run's row after it got its turn."""
+    """An active run that was released while runs wait behind it."""
+
+    job_id: UUID
+    tenant: str
+    run_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class _Promoted:
+    """An open run's row after its promotion."""
 
     run_id: UUID
     job_id: UUID
@@ -78,118 +83,120 @@ class _Released:
     publish_at: datetime
 
 
-def take_turns(connection: Conn, installation: Installation, seekers: Sequence[Seeker]) -> dict[UUID, Turn]:
-    """Take the turns that are to be had, in the caller's transaction; one seeker a job.
+def take_turns(
+    connection: Conn, installation: Installation, requests: Sequence[AcquireRequest]
+) -> dict[UUID, ActiveRun]:
+    """Make runs active where their job has no active run, in the caller's transaction; one request per job.
 
-    A turn whose holder is no longer open is free, but goes to whoever waits for it first.
+    An active run that is no longer open is released first; a run that waits for it comes before the request.
 
     Returns:
-        Every job's turn, locked until the transaction ends.
+        The active run of each job, locked until the transaction ends.
     """
-    turns = _take(connection, seekers)
-    unlucky = [seeker.job_id for seeker in seekers if turns[seeker.job_id].run_id != seeker.run_id]
-    freed = hand_on_gone(connection, installation, unlucky)
+    active = _acquire(connection, requests)
+    refused = [request.job_id for request in requests if active[request.job_id].run_id != request.run_id]
+    freed = release_stale_active_runs(connection, installation, refused)
     if freed:
-        turns |= _take(connection, [seeker for seeker in seekers if seeker.job_id in freed])
-    return turns
+        active |= _acquire(connection, [request for request in requests if request.job_id in freed])
+    return active
 
 
 def give_up_turns(connection: Conn, installation: Installation, held: Sequence[tuple[UUID, UUID]]) -> None:
-    """Give up the turns that runs hold, each to the oldest run that waits for it, in the caller's transaction.
+    """Release active runs in the caller's transaction, and promote the oldest run that waits behind each.
 
     Args:
         connection: Inside a transaction that waits for no timer, job or open run from here on.
-        installation: For the messages of those who are next.
-        held: (job_id, run_id) of runs that may hold their job's turn; those that do not are passed over.
+        installation: For the messages of the promoted runs.
+        held: (job_id, run_id) of runs that may be their job's active run; the rest is ignored.
     """
     if not held:
         return
     columns: dict[str, object] = {"job_ids": uuids(job for job, _ in held), "run_ids": uuids(run for _, run in held)}
-    with connection.cursor(row_factory=class_row(_Given), binary=True) as cursor:
-        waited_for = cursor.execute(_GIVE_UP_TURNS, columns).fetchall()
-    if waited_for:
-        _hand_on(connection, installation, waited_for)
+    with connection.cursor(row_factory=class_row(_Released), binary=True) as cursor:
+        released = cursor.execute(_GIVE_UP_TURNS, columns).fetchall()
+    if released:
+        _promote(connection, installation, released)
 
 
-def hand_on_gone(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> set[UUID]:
-    """Free the turns among these whose holder is no longer open; who calls has locked them.
+def release_stale_active_runs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> set[UUID]:
+    """Release the active runs of these jobs that are no longer open; the caller has locked the active runs.
 
     Returns:
-        The jobs whose turn was freed, or handed on to whoever waited.
+        The jobs whose active run was released, whether a waiting run was promoted or not.
     """
     if not job_ids:
         return set()
-    # A later statement than the lock, so that it sees what the lock waited for.
+    # A later statement than the lock, so that it sees what committed while the lock waited.
     rows = connection.execute(_FIND_GONE_TURNS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
-    gone = [(job, run) for job, run in rows if isinstance(job, UUID) and isinstance(run, UUID)]
-    give_up_turns(connection, installation, gone)
-    return {job for job, _ in gone}
+    stale = [(job, run) for job, run in rows if isinstance(job, UUID) and isinstance(run, UUID)]
+    give_up_turns(connection, installation, stale)
+    return {job for job, _ in stale}
 
 
-def pass_turns(connection: Conn, passed: Sequence[tuple[UUID, UUID]]) -> None:
-    """Let runs have the turns of those they replace, as (job_id, run_id); who calls has locked them."""
-    if passed:
-        columns = {"job_ids": uuids(job for job, _ in passed), "run_ids": uuids(run for _, run in passed)}
+def pass_turns(connection: Conn, transfers: Sequence[tuple[UUID, UUID]]) -> None:
+    """Make runs active in place of those that they replace, as (job_id, run_id); the caller has locked both."""
+    if transfers:
+        columns = {"job_ids": uuids(job for job, _ in transfers), "run_ids": uuids(run for _, run in transfers)}
         connection.execute(_PASS_TURNS, columns)
 
 
-def buffer_runs(connection: Conn, seekers: Sequence[Seeker]) -> set[UUID]:
-    """Let queued runs wait for turns that others have; who calls has locked both.
+def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUID]:
+    """Buffer queued runs behind the active run of their job; the caller has locked both.
 
     Returns:
         The runs that wait now.
     """
-    if not seekers:
+    if not requests:
         return set()
     columns = {
-        "run_ids": uuids(seeker.run_id for seeker in seekers),
+        "run_ids": uuids(request.run_id for request in requests),
         "sources": sources(Move.BUFFER),
         "target": target(Move.BUFFER),
     }
     buffered = {row[0] for row in connection.execute(_BUFFER_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
-    wait_for_turns(connection, {(seeker.job_id, seeker.tenant) for seeker in seekers})
+    wait_for_turns(connection, {(request.job_id, request.tenant) for request in requests})
     metrics.count("runs_buffered", len(buffered))
     return buffered
 
 
 def wait_for_turns(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
-    """Mark the turns of these (job_id, tenant) as waited for, and lock them; one that is not there is nobody's."""
+    """Set `has_waiters` for these (job_id, tenant) and lock the rows; a missing row is inserted without a run."""
     listed = sorted(jobs)
     columns = {
         "job_ids": uuids(job for job, _ in listed),
         "tenants": [tenant for _, tenant in listed],
-        "nobody": NOBODY,
+        "no_run": NO_RUN,
     }
     connection.execute(_WAIT_FOR_TURNS, columns)
 
 
-def _take(connection: Conn, seekers: Sequence[Seeker]) -> dict[UUID, Turn]:
+def _acquire(connection: Conn, requests: Sequence[AcquireRequest]) -> dict[UUID, ActiveRun]:
     columns = {
-        "job_ids": uuids(seeker.job_id for seeker in seekers),
-        "tenants": texts([seeker.tenant for seeker in seekers]),
-        "run_ids": uuids(seeker.run_id for seeker in seekers),
+        "job_ids": uuids(request.job_id for request in requests),
+        "tenants": texts([request.tenant for request in requests]),
+        "run_ids": uuids(request.run_id for request in requests),
     }
-    with connection.cursor(row_factory=rows_of(Turn._make), binary=True) as cursor:
-        return {turn.job_id: turn for turn in cursor.execute(_TAKE_TURNS, columns)}
+    with connection.cursor(row_factory=rows_of(ActiveRun._make), binary=True) as cursor:
+        return {active.job_id: active for active in cursor.execute(_TAKE_TURNS, columns)}
 
 
-def _hand_on(connection: Conn, installation: Installation, given: Sequence[_Given]) -> None:
-    """Let the next of each job have the turn that was given up just now."""
-    released = {run.job_id: run for run in _release(connection, [turn.job_id for turn in given])}
+def _promote(connection: Conn, installation: Installation, released: Sequence[_Released]) -> None:
+    """Make the oldest waiting run of each job active, after its active run was released in this transaction."""
+    promoted = {run.job_id: run for run in _promote_next(connection, [each.job_id for each in released])}
     columns = {
-        "job_ids": uuids(turn.job_id for turn in given),
-        "tenants": [turn.tenant for turn in given],
-        # Where all that wait are in somebody's hands the turn stays with a run that is over, for the next look.
-        "run_ids": uuids(released[turn.job_id].run_id if turn.job_id in released else turn.run_id for turn in given),
-        "released": [turn.job_id in released for turn in given],
+        "job_ids": uuids(each.job_id for each in released),
+        "tenants": [each.tenant for each in released],
+        # If other transactions hold all waiting runs, a run that has ended stays active until the next repair.
+        "run_ids": uuids(promoted[each.job_id].run_id if each.job_id in promoted else each.run_id for each in released),
+        "promoted": [each.job_id in promoted for each in released],
         "buffered": RunState.BUFFERED,
     }
     connection.execute(_HAND_ON_TURNS, columns)
-    rows = list(released.values())
+    rows = list(promoted.values())
     append(connection, request_rows(rows, build_requests(connection, rows), installation), shards=installation.shards)
 
 
-def _release(connection: Conn, job_ids: Sequence[UUID]) -> list[_Released]:
-    columns = {"job_ids": uuids(job_ids), "buffered": RunState.BUFFERED, "target": target(Move.RELEASE)}
-    with connection.cursor(row_factory=class_row(_Released), binary=True) as cursor:
-        return cursor.execute(_RELEASE_NEXT, columns).fetchall()
+def _promote_next(connection: Conn, job_ids: Sequence[UUID]) -> list[_Promoted]:
+    columns = {"job_ids": uuids(job_ids), "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
+    with connection.cursor(row_factory=class_row(_Promoted), binary=True) as cursor:
+        return cursor.execute(_PROMOTE_NEXT_RUNS, columns).fetchall()

@@ -81,7 +81,7 @@ def count_failures(connection: Conn, installation: Installation, finished: Itera
     return pauses
 
 
-def forget_failures(connection: Conn, job_ids: Iterable[UUID]) -> None:
+def reset_failures(connection: Conn, job_ids: Iterable[UUID]) -> None:
     """Begin to count anew, in the caller's transaction: a run of each of these jobs has succeeded."""
     jobs = sorted(set(job_ids))
     if jobs:
@@ -179,7 +179,7 @@ _LOCK_CHAINED_TIMERS = _SQL["lock_chained_timers"]
 _MOVE_CHAINED_TIMERS = _SQL["move_chained_timers"]
 
 
-def advance_chains(connection: Conn, ended: Iterable[tuple[UUID, datetime, datetime]]) -> int:
+def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, datetime]]) -> int:
     """Set the next instant of fixed_delay jobs whose timer-made run ends, in the caller's transaction.
 
     Args:

@@ -9,7 +9,7 @@ The end of an attempt writes its output too, and must never wait for a flush (AD
 row, shared, for the length of one statement, and passes over what somebody else has; an end that finds the row taken
 comes again. So there is no flush of an attempt under way once its end holds the row, and none after it.
 
-`save_beats`: what attempts under way tell of themselves: progress, and the checkpoint for the next attempt.
+`save_progress`: what attempts under way tell of themselves: progress, and the checkpoint for the next attempt.
 
 The rows are `run_inputs`; nobody else writes these columns. What an older attempt says after a newer one has spoken
 changes nothing, so that no lock is needed for that; who has to know that the run stands still meanwhile locks it.
@@ -27,7 +27,7 @@ from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import IN_HAND, AttemptOutcome, RunState
+from tidewheel.runs import OWNED, AttemptOutcome, RunState
 from tidewheel.transitions.finished import FinishedRun
 
 _ADD_OUTPUTS = Statements("tidewheel.transitions")["add_outputs"]
@@ -129,7 +129,7 @@ _FLUSH_OUTPUTS = Statements("tidewheel.transitions")["flush_outputs"]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class AttemptOutput:
     """What an attempt has written so far.
 
     Args:
@@ -145,7 +145,7 @@ class Written:
     output_bytes: int
 
 
-def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[Written]) -> set[tuple[UUID, int]]:
+def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[AttemptOutput]) -> set[tuple[UUID, int]]:
     """Store what an executor's attempts have written so far, in a transaction that does nothing else.
 
     Returns:
@@ -161,7 +161,7 @@ def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[Written
         "outputs": [output.output for output in outputs],
         "output_bytes": [output.output_bytes for output in outputs],
         "executor_id": executor_id,
-        "states": IN_HAND,
+        "states": OWNED,
     }
     stored: set[tuple[UUID, int]] = set()
     for run_id, attempt in connection.execute(_FLUSH_OUTPUTS, columns, binary=True):
@@ -171,14 +171,14 @@ def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[Written
     return stored
 
 
-_SAVE_BEATS = Statements("tidewheel.transitions")["save_beats"]
+_SAVE_PROGRESS = Statements("tidewheel.transitions")["save_progress"]
 
 # What has begun and is not over: a run that is being cancelled may still say how far it came.
-BEATING = [RunState.RUNNING, RunState.WAITING, RunState.CANCELLING]
+REPORTING = [RunState.RUNNING, RunState.WAITING, RunState.CANCELLING]
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class ProgressReport:
     """A sign of life.
 
     Args:
@@ -196,7 +196,7 @@ class Beat:
     checkpoint: bytes | None = None
 
 
-def save_beats(connection: Conn, beats: Sequence[Beat]) -> set[UUID]:
+def save_progress(connection: Conn, beats: Sequence[ProgressReport]) -> set[UUID]:
     """Store what attempts say of themselves, in the caller's transaction.
 
     Args:
@@ -216,7 +216,7 @@ def save_beats(connection: Conn, beats: Sequence[Beat]) -> set[UUID]:
         "executor_ids": uuids(beat.executor_id for beat in beats),
         "progress": [beat.progress for beat in beats],
         "checkpoints": [beat.checkpoint for beat in beats],
-        "states": BEATING,
+        "states": REPORTING,
     }
-    rows = connection.execute(_SAVE_BEATS, columns, binary=True).fetchall()
+    rows = connection.execute(_SAVE_PROGRESS, columns, binary=True).fetchall()
     return {run_id for (run_id,) in rows if isinstance(run_id, UUID)}

@@ -43,7 +43,7 @@ class VersionInForce:
 
 
 @dataclass(frozen=True, slots=True)
-class Accounted:
+class CoveredInstants:
     """The instants of a range that are not missing: those with a run, and those whose outcome is still to come.
 
     Args:
@@ -133,7 +133,7 @@ def read_versions(
         return cursor.execute(_READ_VERSIONS_IN_FORCE if version is None else _READ_ONE_VERSION, columns).fetchall()
 
 
-def read_accounted(connection: Conn, job_id: UUID, first: datetime, last: datetime) -> Accounted:
+def read_covered_instants(connection: Conn, job_id: UUID, first: datetime, last: datetime) -> CoveredInstants:
     """What is not missing of a past range, both ends of which belong to it.
 
     An instant is there when a timer or a backfill has made a run for it that was not skipped or cancelled, whether it
@@ -146,10 +146,10 @@ def read_accounted(connection: Conn, job_id: UUID, first: datetime, last: dateti
         "job_id": job_id, "first": first, "last": last, "first_run_id": first_run_id(first), "undone": _UNDONE
     }  # fmt: skip
     rows = connection.execute(_READ_RECORDED, columns, binary=True).fetchall()
-    return Accounted(frozenset(at for (at,) in rows if isinstance(at, datetime)), undecided_from)
+    return CoveredInstants(frozenset(at for (at,) in rows if isinstance(at, datetime)), undecided_from)
 
 
-def tell_backfill(
+def append_backfill_event(
     connection: Conn,
     installation: Installation,
     kind: str,

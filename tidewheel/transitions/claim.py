@@ -1,10 +1,9 @@
-"""`start_runs`: the claim, set-wise, in the caller's transaction.
+"""Claim runs for an executor, set-wise, in the caller's transaction.
 
-A claim is a compare-and-set on (run_id, attempt, job_version, state, publish_at); what it does not match is lost, which
-is a return value and not an error: a repeat, a stale message, a run that was taken back. Unless its policy is
-`allow_all`, a run starts only by taking its job's turn. Where that is free, which is nearly always, one statement does
-it all; what becomes of a run that finds the turn taken, and of the one that has it, its policy says, in statements that
-follow in the same transaction.
+A claim is a compare-and-set on (run_id, attempt, job_version, state, publish_at). A claim that does not match is lost,
+which is a return value and not an error: a repeated or stale message, or a run that was retracted. Unless its policy is
+`allow_all`, a run starts only as its job's active run. If the job has none, which is the usual case, one statement does
+everything. Otherwise the overlap policies decide about both runs, in further statements of the same transaction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, Overlap, RunState, sources, target
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.overlap import REPLACING
-from tidewheel.transitions.overlap_rows import Candidate, Contested, contest
+from tidewheel.transitions.overlap_rows import LockedRun, OverlapResult, resolve_overlaps
 
 _SQL = Statements("tidewheel.transitions")
 _CLAIM_RUNS = _SQL["claim_runs"]
@@ -34,12 +33,12 @@ _REPLACING = words(sorted(REPLACING))
 
 
 class Claim(NamedTuple):
-    """A wish to run one attempt.
+    """A request to run one attempt.
 
     Args:
         run_id: The run.
-        attempt: The attempt asked for: the row's plus one.
-        job_version: The version the message was made from.
+        attempt: The requested attempt: the row's plus one.
+        job_version: The job version in the message.
         claimed_from: Coordinates of the message, or `sweep`.
     """
 
@@ -50,16 +49,16 @@ class Claim(NamedTuple):
 
 
 class Started(NamedTuple):
-    """An attempt that is now this executor's; start_attempts and read_claims return its columns in this order.
+    """A claimed attempt; `claim_runs`, `start_attempts` and `read_claims` return its columns in this order.
 
     Args:
         run_id: The run.
         attempt: The fence of everything this attempt writes.
-        charged: Attempts charged before this one.
-        lost: Attempts lost before this one.
-        publish_at: When it was due.
-        started_at: When it was claimed, by the database's clock.
-        schedule_to_close_at: When schedule_to_close strikes, by the same clock.
+        charged: Earlier attempts that count against `max_attempts`.
+        lost: Earlier attempts that were lost.
+        publish_at: Its due time.
+        started_at: The time of the claim, by the database's clock.
+        schedule_to_close_at: When `schedule_to_close` expires, by the same clock.
     """
 
     run_id: UUID
@@ -73,52 +72,49 @@ class Started(NamedTuple):
 
 @dataclass(slots=True)
 class Claimed:
-    """What became of a batch of claims.
+    """The result of a batch of claims; a claim that is in neither part was lost.
 
     Args:
-        started: What is the executor's now. Whatever is in none of these was lost.
-        contested: What became of the others that needed their job's turn.
+        started: The attempts that the executor owns now.
+        overlaps: The result for runs of jobs with another active run.
     """
 
     started: list[Started] = field(default_factory=list[Started])
-    contested: Contested = field(default_factory=Contested)
+    overlaps: OverlapResult = field(default_factory=OverlapResult)
 
     @property
     def signalled(self) -> bool:
-        """Whether executors were told something: they are to be woken after the commit."""
-        return bool(self.contested.asked or self.contested.replaced)
+        """True if executors have new signals: notify them after the commit."""
+        return bool(self.overlaps.cancel_requested or self.overlaps.replaced)
 
 
-def start_runs(connection: Conn, installation: Installation, claims: Sequence[Claim], *, executor_id: UUID) -> Claimed:
+def claim_runs(connection: Conn, installation: Installation, claims: Sequence[Claim], *, executor_id: UUID) -> Claimed:
     """Claim runs for an executor, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction that the caller commits; only then are the attempts its own.
-        installation: For the events of runs that end, and the messages of those that are released.
-        claims: The wishes; several for one run are one.
-        executor_id: Who asks.
-
-    Returns:
-        What was started, and what became of runs of jobs that may not overlap.
+        connection: Inside a transaction; the executor owns the attempts once the caller has committed it.
+        installation: For the events of runs that end, and the messages of runs that are promoted.
+        claims: The requests; several for one run count as one.
+        executor_id: The executor.
     """
-    wanted = {claim.run_id: claim for claim in claims}
-    if not wanted:
+    requested = {claim.run_id: claim for claim in claims}
+    if not requested:
         return Claimed()
-    started, rest = _claim(connection, wanted, executor_id)
+    started, rest = _claim(connection, requested, executor_id)
     if not rest:
         return Claimed(started=started)
-    candidates = _lock(connection, {run_id: wanted[run_id] for run_id in rest})
-    needing = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
-    contested = contest(connection, installation, needing) if needing else Contested()
-    winners = [candidate.run_id for candidate in candidates if candidate.run_id not in contested.losers]
-    return Claimed(started=started + _start(connection, wanted, winners, executor_id), contested=contested)
+    candidates = _lock(connection, {run_id: requested[run_id] for run_id in rest})
+    limited = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
+    overlaps = resolve_overlaps(connection, installation, limited) if limited else OverlapResult()
+    winners = [candidate.run_id for candidate in candidates if candidate.run_id not in overlaps.not_started]
+    return Claimed(started=started + _start(connection, requested, winners, executor_id), overlaps=overlaps)
 
 
 def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID) -> list[Started]:
-    """After a lost COMMIT: which of these claims stand.
+    """Return the claims that were committed, after the connection was lost during COMMIT.
 
     Raises:
-        Unavailable: The database does not answer; ask again until it does, for what stands must be run.
+        Unavailable: The database does not respond. Retry until it does: the executor must run what was committed.
     """
     columns = {
         "run_ids": [claim.run_id for claim in claims],
@@ -131,11 +127,11 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
         return cursor.execute(_READ_CLAIMS, columns).fetchall()
 
 
-def _claim(connection: Conn, wanted: Mapping[UUID, Claim], executor_id: UUID) -> tuple[list[Started], list[UUID]]:
-    """Start what needs no turn, or finds its job's turn free; returns that, and what is to be contested."""
+def _claim(connection: Conn, requested: Mapping[UUID, Claim], executor_id: UUID) -> tuple[list[Started], list[UUID]]:
+    """Start runs without overlap; return their attempts, and the runs that need a decision or a second look."""
     columns = {
-        **_fences(wanted),
-        "claimed_from": texts(claim.claimed_from for claim in wanted.values()),
+        **_fences(requested),
+        "claimed_from": texts(claim.claimed_from for claim in requested.values()),
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
         "free": Overlap.ALLOW_ALL,
@@ -143,22 +139,24 @@ def _claim(connection: Conn, wanted: Mapping[UUID, Claim], executor_id: UUID) ->
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         rows = cursor.execute(_CLAIM_RUNS, columns).fetchall()
-    contested = [row.run_id for row in rows if cast("int | None", row.attempt) is None]
-    return [row for row in rows if cast("int | None", row.attempt) is not None] if contested else rows, contested
+    rest = [row.run_id for row in rows if cast("int | None", row.attempt) is None]
+    return [row for row in rows if cast("int | None", row.attempt) is not None] if rest else rows, rest
 
 
-def _lock(connection: Conn, wanted: Mapping[UUID, Claim]) -> list[Candidate]:
-    columns = _fences(wanted)
-    with connection.cursor(row_factory=rows_of(Candidate._make), binary=True) as cursor:
+def _lock(connection: Conn, requested: Mapping[UUID, Claim]) -> list[LockedRun]:
+    columns = _fences(requested)
+    with connection.cursor(row_factory=rows_of(LockedRun._make), binary=True) as cursor:
         return cursor.execute(_LOCK_CLAIMS, columns).fetchall()
 
 
-def _start(connection: Conn, wanted: Mapping[UUID, Claim], winners: Sequence[UUID], executor_id: UUID) -> list[Started]:
+def _start(
+    connection: Conn, requested: Mapping[UUID, Claim], winners: Sequence[UUID], executor_id: UUID
+) -> list[Started]:
     if not winners:
         return []
     columns = {
         "run_ids": uuids(winners),
-        "claimed_from": texts([wanted[run_id].claimed_from for run_id in winners]),
+        "claimed_from": texts([requested[run_id].claimed_from for run_id in winners]),
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
     }
@@ -166,10 +164,10 @@ def _start(connection: Conn, wanted: Mapping[UUID, Claim], winners: Sequence[UUI
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()
 
 
-def _fences(wanted: Mapping[UUID, Claim]) -> dict[str, object]:
+def _fences(requested: Mapping[UUID, Claim]) -> dict[str, object]:
     return {
-        "run_ids": uuids(wanted),
-        "attempts": integers(claim.attempt for claim in wanted.values()),
-        "versions": integers(claim.job_version for claim in wanted.values()),
+        "run_ids": uuids(requested),
+        "attempts": integers(claim.attempt for claim in requested.values()),
+        "versions": integers(claim.job_version for claim in requested.values()),
         "sources": _CLAIM_SOURCES,
     }

@@ -1,4 +1,4 @@
-"""`write_runs`: the only way a run comes into being.
+"""`create_runs`: the only way a run comes into being.
 
 A run, its open run and its outbox row are written together in the caller's transaction, so that no run exists whose
 message does not, and no message whose run does not. The primary key of job_runs is the uniqueness of occurrences.
@@ -98,7 +98,7 @@ class NewRun(NamedTuple):
     root_run_id: RunId | None = None
 
 
-def write_runs(
+def create_runs(
     connection: Conn, installation: Installation, runs: Sequence[NewRun], *, now: datetime, repeats: bool = False
 ) -> set[UUID]:
     """Write runs with their open runs and outbox rows, in the caller's transaction.

@@ -23,19 +23,19 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.transitions")
 _ADD_FAILED_RUN = _SQL["add_failed_run"]
 _ADD_DEAD_RUN = _SQL["add_dead_run"]
-_ADD_DEAD_REQUEST = _SQL["add_dead_request"]
+_ADD_DEAD_MESSAGE = _SQL["add_dead_message"]
 _READ_ATTEMPTS = _SQL["read_attempts"]
 _MARK_REDRIVEN = _SQL["mark_redriven"]
 _LOCK_DEAD_RUNS = _SQL["lock_dead_runs"]
 _LOCK_DEAD_MESSAGES = _SQL["lock_dead_messages"]
-_MARK_SENT_AGAIN = _SQL["mark_sent_again"]
+_MARK_REPUBLISHED = _SQL["mark_republished"]
 _PURGE_DEAD_LETTERS = _SQL["purge_dead_letters"]
 
 _KIND = "tidewheel-dlq-kind"
 
 
 @dataclass(frozen=True, slots=True)
-class DeadRequest:
+class DeadMessage:
     """A message on a topic of requests, or of targets' replies, that is none.
 
     Args:
@@ -83,7 +83,7 @@ class _PastAttempt:
     error_message: str | None
 
 
-def bury(connection: Conn, installation: Installation, run: FinishedRun) -> OutboxRow:
+def dead_letter_run(connection: Conn, installation: Installation, run: FinishedRun) -> OutboxRow:
     """Store a failed run as a dead letter; return the message that publishes it.
 
     The message holds the last attempt in full and up to 99 earlier ones by their outcome. So it stays below 900 KiB:
@@ -148,13 +148,13 @@ def bury(connection: Conn, installation: Installation, run: FinishedRun) -> Outb
     )
 
 
-def bury_request(connection: Conn, installation: Installation, dead: DeadRequest, now: datetime) -> OutboxRow:
+def dead_letter_message(connection: Conn, installation: Installation, dead: DeadMessage, now: datetime) -> OutboxRow:
     """Keep a message that is no request, byte for byte under its own key; returns the message that says so.
 
     That carries none of its headers: a task token is only for who was handed it.
     """
     connection.execute(
-        _ADD_DEAD_REQUEST,
+        _ADD_DEAD_MESSAGE,
         {
             "topic": dead.topic,
             "partition": dead.partition,
@@ -197,7 +197,7 @@ def lock_dead_runs(connection: Conn, ids: Sequence[int]) -> list[DeadRun]:
         return cursor.execute(_LOCK_DEAD_RUNS, {"ids": list(ids)}).fetchall()
 
 
-def send_again(connection: Conn, installation: Installation, ids: Sequence[int], now: datetime) -> set[int]:
+def republish(connection: Conn, installation: Installation, ids: Sequence[int], now: datetime) -> set[int]:
     """Put messages that were no requests on their topic again, byte for byte, in the caller's transaction.
 
     Returns:
@@ -221,7 +221,7 @@ def send_again(connection: Conn, installation: Installation, ids: Sequence[int],
     ]
     append(connection, again, shards=installation.shards)
     sent = [number for number, *_ in rows]
-    connection.execute(_MARK_SENT_AGAIN, {"ids": sent})
+    connection.execute(_MARK_REPUBLISHED, {"ids": sent})
     return set(sent)
 
 

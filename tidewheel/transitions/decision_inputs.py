@@ -56,7 +56,7 @@ _NAMED = 'calendars":["'  # in the canonical text of a policy that names one
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class DecisionInputs:
     """What is known beside the rows.
 
     Args:
@@ -72,11 +72,11 @@ class Circumstances:
         return self.overrides.get(timer.job_id, ())
 
 
-def read_circumstances(connection: Conn, timers: Sequence[LockedTimer]) -> Circumstances:
+def read_decision_inputs(connection: Conn, timers: Sequence[LockedTimer]) -> DecisionInputs:
     """Read what these timers need, in the transaction that has locked them."""
     wanted = {(timer.tenant, name) for timer in timers if _NAMED in timer.policy for name in _names(timer.policy)}
     overridden = [timer for timer in timers if timer.overridden]
-    return Circumstances(
+    return DecisionInputs(
         read_day_sets(connection, wanted) if wanted else {},
         _read_overrides(connection, overridden) if overridden else {},
     )

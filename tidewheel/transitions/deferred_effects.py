@@ -17,7 +17,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.active_runs import give_up_turns
-from tidewheel.transitions.after_end import advance_chains, forget_failures
+from tidewheel.transitions.after_end import reset_failures, schedule_after_end
 from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
 
@@ -25,12 +25,12 @@ _SQL = Statements("tidewheel.transitions")
 _NOTE_LOOSE_ENDS = _SQL["note_loose_ends"]
 _TAKE_LOOSE_ENDS = _SQL["take_loose_ends"]
 
-MOST_SETTLED = 1000
+MOST_APPLIED = 1000
 """Ends in one transaction: about ten milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class LooseEnd:
+class DeferredEffect:
     """What is left to do after a run's end.
 
     Args:
@@ -74,12 +74,12 @@ def _succeeds(run: FinishedRun) -> bool:
     return run.counts_failures and run.state is RunState.SUCCEEDED
 
 
-def settle_loose_ends(connection: Conn, installation: Installation) -> int:
+def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     """Do some of what is left to do, in the caller's transaction; returns how many runs' ends it was of."""
-    with connection.cursor(row_factory=class_row(LooseEnd), binary=True) as cursor:
-        loose = cursor.execute(_TAKE_LOOSE_ENDS, {"most": MOST_SETTLED}).fetchall()
+    with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
+        loose = cursor.execute(_TAKE_LOOSE_ENDS, {"most": MOST_APPLIED}).fetchall()
     # Timers, then jobs, then turns: with a turn in hand nobody waits for the others (ADR 0008).
-    advance_chains(connection, [(end.job_id, end.chain_at, end.ended_at) for end in loose if end.chain_at])
-    forget_failures(connection, (end.job_id for end in loose if end.counted))
+    schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in loose if end.chain_at])
+    reset_failures(connection, (end.job_id for end in loose if end.counted))
     give_up_turns(connection, installation, [(end.job_id, end.run_id) for end in loose if end.turn])
     return len(loose)

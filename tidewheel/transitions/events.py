@@ -73,7 +73,7 @@ def lifecycle_row(
     )
 
 
-class Told(Protocol):
+class JobFields(Protocol):
     """The part of a job's row that its event needs."""
 
     @property
@@ -88,11 +88,11 @@ class Told(Protocol):
     def version(self) -> int: ...  # noqa: D102
 
 
-def tell(
+def append_job_events(
     connection: Conn,
     installation: Installation,
     kind: str,
-    jobs: Sequence[Told],
+    jobs: Sequence[JobFields],
     *,
     now: datetime,
     reasons: Mapping[UUID, str | None],

@@ -1,4 +1,4 @@
-"""`end_runs`: every terminal move of a run, set-wise, in the caller's transaction.
+"""`finish_runs`: every terminal move of a run, set-wise, in the caller's transaction.
 
 Outcome, attempt row, completion event, dead letter, and the turn given up: one place, so that none of them can be
 forgotten anywhere. No other SQL writes a terminal state. What an end finds locked is reported as busy and must be tried
@@ -19,10 +19,10 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, RunState, end_of
 from tidewheel.transitions.active_runs import give_up_turns
-from tidewheel.transitions.after_end import advance_chains, count_failures, failure_triggers
+from tidewheel.transitions.after_end import count_failures, failure_triggers, schedule_after_end
 from tidewheel.transitions.attempts import write_outputs
 from tidewheel.transitions.completions import completions
-from tidewheel.transitions.dead_letters import bury
+from tidewheel.transitions.dead_letters import dead_letter_run
 from tidewheel.transitions.deferred_effects import note_loose_ends
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
@@ -40,7 +40,9 @@ _STATES = {state.value: state for state in RunState}
 _DEFINITIONS = Definitions()
 
 
-def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd], *, lasting: bool = False) -> Ended:
+def finish_runs(
+    connection: Conn, installation: Installation, ends: Sequence[RunEnd], *, lasting: bool = False
+) -> Ended:
     """End runs, in the caller's transaction.
 
     Args:
@@ -63,7 +65,7 @@ def end_runs(connection: Conn, installation: Installation, ends: Sequence[RunEnd
     # Statements that may wait for timers or jobs come here: with an active run locked, none may wait (ADR 0008).
     pauses = [] if lasting else _apply_follow_ups(connection, installation, finished)
     dead = [run for run in finished if run.state in DEAD_LETTERED]
-    letters = [bury(connection, installation, run) for run in dead]
+    letters = [dead_letter_run(connection, installation, run) for run in dead]
     triggers = failure_triggers(installation, dead)
     events = completions(finished, installation, rows[0].ended_at)
     append(connection, chain(events, letters, pauses, triggers), shards=installation.shards)
@@ -143,7 +145,7 @@ def _join(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -
 
 def _apply_follow_ups(connection: Conn, installation: Installation, finished: Sequence[FinishedRun]) -> list[OutboxRow]:
     """Set next fire times and count failures; return the requests to pause jobs."""
-    advance_chains(
+    schedule_after_end(
         connection, [(run.row.job_id, run.row.scheduled_at, run.row.ended_at) for run in finished if run.sets_next_time]
     )
     return count_failures(connection, installation, [run for run in finished if run.counts_failures])

@@ -16,7 +16,7 @@ from tidewheel.settings import Connections
 
 _SQL = Statements("tidewheel.transitions")
 _READ_INSTALLATION = _SQL["read_installation"]
-_NAME_TOPICS = _SQL["name_topics"]
+_RECORD_TOPIC_PREFIX = _SQL["record_topic_prefix"]
 
 Event = RunCompleted | LifecycleEvent | DeadLetter
 
@@ -46,9 +46,9 @@ class Installation:
     task_token_key: bytes = b""
 
 
-def name_topics(connection: Conn, settings: Connections) -> None:
+def record_topic_prefix(connection: Conn, settings: Connections) -> None:
     """Record what the topics begin with, where nobody has yet; in the caller's transaction."""
-    connection.execute(_NAME_TOPICS, {"prefix": settings.topic_prefix})
+    connection.execute(_RECORD_TOPIC_PREFIX, {"prefix": settings.topic_prefix})
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:

@@ -1,7 +1,7 @@
-"""Runs that need their job's turn, all those of one claim together: who starts, who waits, who ends.
+"""Resolve overlaps among the runs of one claim: start, buffer, skip or cancel each.
 
-What is decided comes from the pure `overlap.decide`; here the rows it needs are locked and what it says is written, in
-the claiming transaction, with the turns of all jobs concerned in hand.
+The pure `overlap.decide` decides. This module locks the rows that it needs and writes its decisions, in the claiming
+transaction, with the active runs of all jobs concerned locked.
 """
 
 from collections import defaultdict
@@ -17,12 +17,12 @@ from tidewheel.postgres.pg_arrays import uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap, RunState
-from tidewheel.transitions.active_runs import Seeker, Turn, buffer_runs, pass_turns, take_turns
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.active_runs import AcquireRequest, ActiveRun, buffer_runs, pass_turns, take_turns
+from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals, request_cancel
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.overlap import REPLACING, Contender, Fate, Verdict, decide
-from tidewheel.transitions.signal import Attempting, Signal, add_signals, ask_to_cancel
+from tidewheel.transitions.overlap import REPLACING, Contender, HolderAction, OverlapDecision, decide
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_WAITING = _SQL["find_waiting"]
@@ -30,11 +30,11 @@ _LOCK_HOLDERS = _SQL["lock_holders"]
 _PLAN_EACH_TIME = _SQL["plan_each_time"]
 
 _REASON = "overlap"
-_LOOKS_AT_THE_LINE = REPLACING | {Overlap.BUFFER_ONE}
+_DEPENDS_ON_WAITING = REPLACING | {Overlap.BUFFER_ONE}
 
 
-class Candidate(NamedTuple):
-    """A run that a claim has locked; lock_claims returns its columns in this order."""
+class LockedRun(NamedTuple):
+    """A run that a claim has locked; `lock_claims` returns its columns in this order."""
 
     run_id: UUID
     job_id: UUID
@@ -46,40 +46,40 @@ class Candidate(NamedTuple):
 
     @property
     def contender(self) -> Contender:
-        """As its job's policy sees it."""
+        """The part that the overlap policy needs."""
         queued = self.state == RunState.QUEUED
         return Contender(self.run_id, self.overlap, self.scheduled_at, self.attempt, queued=queued)
 
     @property
-    def seeker(self) -> Seeker:
-        """As the turn sees it."""
-        return Seeker(self.job_id, self.tenant, self.run_id)
+    def acquire_request(self) -> AcquireRequest:
+        """The request to become its job's active run."""
+        return AcquireRequest(self.job_id, self.tenant, self.run_id)
 
 
 @dataclass(slots=True)
-class Contested:
-    """What became of runs that needed a turn.
+class OverlapResult:
+    """The result for claimed runs whose policy limits overlaps.
 
     Args:
-        losers: Candidates that are not to start now.
-        skipped: Of them, and of the runs that waited: those that ended skipped.
-        buffered: Candidates that wait for their turn from now on.
-        left: Candidates about which nothing is decided, for somebody has the holder's row: to be claimed again.
-        replaced: Runs that had begun and ended cancelled.
-        asked: Holders that run and were asked to cancel.
+        not_started: Claimed runs that do not start now.
+        skipped: Claimed or waiting runs that ended as skipped.
+        buffered: Claimed runs that wait from now on.
+        undecided: Claimed runs to be claimed again, because another transaction holds the active run's row.
+        replaced: Started runs that ended as cancelled.
+        cancel_requested: Active runs that execute and now have a cancel request.
     """
 
-    losers: set[UUID] = field(default_factory=set[UUID])
+    not_started: set[UUID] = field(default_factory=set[UUID])
     skipped: set[UUID] = field(default_factory=set[UUID])
     buffered: set[UUID] = field(default_factory=set[UUID])
-    left: set[UUID] = field(default_factory=set[UUID])
+    undecided: set[UUID] = field(default_factory=set[UUID])
     replaced: set[UUID] = field(default_factory=set[UUID])
-    asked: set[UUID] = field(default_factory=set[UUID])
+    cancel_requested: set[UUID] = field(default_factory=set[UUID])
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A run that waits for its job's turn."""
+    """A buffered run: it waits to become its job's active run."""
 
     run_id: UUID
     job_id: UUID
@@ -90,7 +90,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Who has a turn and is to make way."""
+    """An active run that another run may replace."""
 
     run_id: UUID
     state: str
@@ -101,61 +101,61 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One job's turn, with everybody who has to do with it, and what is decided."""
+    """One job with an overlap: its active run, the claimed and the waiting runs, and the decision."""
 
-    turn: Turn
-    runs: Sequence[Candidate]
+    active: ActiveRun
+    runs: Sequence[LockedRun]
     waiting: Sequence[_Waiting]
     holder: _Holder | None
-    verdict: Verdict
+    decision: OverlapDecision
 
     def attempt_of(self, run_id: UUID) -> int:
-        """The attempt of a candidate or of a run that waits."""
+        """Return the attempt number of a claimed or waiting run."""
         attempts = {run.run_id: run.attempt for run in self.runs} | {each.run_id: each.attempt for each in self.waiting}
         return attempts[run_id]
 
 
-def contest(connection: Conn, installation: Installation, candidates: Sequence[Candidate]) -> Contested:
-    """Take the turns that are to be had, and do with everybody else as the policies say.
+def resolve_overlaps(connection: Conn, installation: Installation, candidates: Sequence[LockedRun]) -> OverlapResult:
+    """Make runs active where their job has no active run; apply the overlap policies to the rest.
 
     Args:
         connection: Inside the transaction that has locked the candidates.
         installation: For events and messages.
         candidates: Runs whose policy is not `allow_all`.
     """
-    connection.execute(_PLAN_EACH_TIME)  # runs may end here, and messages be made again: both look at partitions
-    by_job: defaultdict[UUID, list[Candidate]] = defaultdict(list)
+    connection.execute(_PLAN_EACH_TIME)  # ends of runs and rebuilt messages read partitioned tables
+    by_job: defaultdict[UUID, list[LockedRun]] = defaultdict(list)
     for candidate in candidates:
         by_job[candidate.job_id].append(candidate)
     for runs in by_job.values():
         if len(runs) > 1:
             runs.sort(key=lambda each: each.contender.age)
-    turns = take_turns(connection, installation, [runs[0].seeker for runs in by_job.values()])
-    contested = [
-        (turns[job], runs) for job, runs in by_job.items() if len(runs) > 1 or runs[0].run_id != turns[job].run_id
+    active = take_turns(connection, installation, [runs[0].acquire_request for runs in by_job.values()])
+    overlapping = [
+        (active[job], runs) for job, runs in by_job.items() if len(runs) > 1 or runs[0].run_id != active[job].run_id
     ]
-    if not contested:
-        return Contested()
-    return _carry_out(connection, installation, _decide(connection, contested))
+    if not overlapping:
+        return OverlapResult()
+    return _apply(connection, installation, _decide(connection, overlapping))
 
 
-def _decide(connection: Conn, contested: Sequence[tuple[Turn, Sequence[Candidate]]]) -> list[_Case]:
-    waiting = _find_waiting(connection, contested)
-    holders = _lock_holders(connection, contested)
+def _decide(connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]]) -> list[_Case]:
+    waiting = _find_waiting(connection, overlapping)
+    holders = _lock_holders(connection, overlapping)
     cases: list[_Case] = []
-    for turn, runs in contested:
-        holder, line = holders.get(turn.run_id), waiting.get(turn.job_id, [])
-        standing = RunState(holder.state) if holder else None
-        contenders = [Contender(each.run_id, each.overlap, each.scheduled_at, each.attempt) for each in line]
-        verdict = decide(turn.run_id, standing, contenders, [run.contender for run in runs])
-        cases.append(_Case(turn, runs, line, holder, verdict))
+    for active, runs in overlapping:
+        holder, buffered = holders.get(active.run_id), waiting.get(active.job_id, [])
+        state = RunState(holder.state) if holder else None
+        contenders = [Contender(each.run_id, each.overlap, each.scheduled_at, each.attempt) for each in buffered]
+        decision = decide(active.run_id, state, contenders, [run.contender for run in runs])
+        cases.append(_Case(active, runs, buffered, holder, decision))
     return cases
 
 
 def _find_waiting(
-    connection: Conn, contested: Sequence[tuple[Turn, Sequence[Candidate]]]
+    connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]]
 ) -> dict[UUID, list[_Waiting]]:
-    jobs = [turn.job_id for turn, runs in contested if turn.waiting and _any(turn, runs, _LOOKS_AT_THE_LINE)]
+    jobs = [each.job_id for each, runs in overlapping if each.has_waiters and _any(each, runs, _DEPENDS_ON_WAITING)]
     if not jobs:
         return {}
     columns = {"job_ids": uuids(jobs), "buffered": RunState.BUFFERED, "replacing": words(sorted(REPLACING))}
@@ -166,40 +166,44 @@ def _find_waiting(
     return found
 
 
-def _lock_holders(connection: Conn, contested: Sequence[tuple[Turn, Sequence[Candidate]]]) -> dict[UUID, _Holder]:
-    outside = [(turn, runs) for turn, runs in contested if turn.run_id not in {run.run_id for run in runs}]
-    wanted = [turn.run_id for turn, runs in outside if _any(turn, runs, REPLACING)]
-    if not wanted:
+def _lock_holders(
+    connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]]
+) -> dict[UUID, _Holder]:
+    earlier = [(active, runs) for active, runs in overlapping if active.run_id not in {run.run_id for run in runs}]
+    replaceable = [active.run_id for active, runs in earlier if _any(active, runs, REPLACING)]
+    if not replaceable:
         return {}
     with connection.cursor(row_factory=class_row(_Holder), binary=True) as cursor:
-        return {each.run_id: each for each in cursor.execute(_LOCK_HOLDERS, {"run_ids": uuids(wanted)})}
+        return {each.run_id: each for each in cursor.execute(_LOCK_HOLDERS, {"run_ids": uuids(replaceable)})}
 
 
-def _any(turn: Turn, runs: Sequence[Candidate], policies: frozenset[Overlap]) -> bool:
-    return any(run.overlap in policies for run in runs if run.run_id != turn.run_id)
+def _any(active: ActiveRun, runs: Sequence[LockedRun], policies: frozenset[Overlap]) -> bool:
+    return any(run.overlap in policies for run in runs if run.run_id != active.run_id)
 
 
-def _carry_out(connection: Conn, installation: Installation, cases: Sequence[_Case]) -> Contested:
-    # First, so that the holders' ends find no turn to give up.
-    pass_turns(connection, [(c.turn.job_id, c.verdict.turn) for c in cases if c.verdict.turn != c.turn.run_id])
-    told = [c.holder for c in cases if c.holder and c.verdict.fate is not Fate.STAYS]
-    asked = ask_to_cancel(connection, [holder.run_id for holder in told]) if told else set[UUID]()
-    ended = [c.holder for c in cases if c.holder and c.verdict.fate is Fate.ENDED]
+def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case]) -> OverlapResult:
+    # First, so that the ends of replaced runs find no active run to release.
+    pass_turns(
+        connection, [(c.active.job_id, c.decision.active) for c in cases if c.decision.active != c.active.run_id]
+    )
+    affected = [c.holder for c in cases if c.holder and c.decision.holder_action is not HolderAction.KEEP]
+    requested = request_cancel(connection, [holder.run_id for holder in affected]) if affected else set[UUID]()
+    ended = [c.holder for c in cases if c.holder and c.decision.holder_action is HolderAction.END]
     ends = [_end(each.run_id, each.attempt, RunState.CANCELLED, each.executor_id) for each in ended]
-    ends += [_end(run, c.attempt_of(run), RunState.CANCELLED) for c in cases for run in c.verdict.cancelled]
-    ends += [_end(run, c.attempt_of(run), RunState.SKIPPED) for c in cases for run in c.verdict.skipped]
-    states = end_runs(connection, installation, ends).states
-    # After their ends, which have dropped every signal there was.
-    hands = [Attempting(e.run_id, e.attempt, e.tenant, e.executor_id) for e in ended if e.executor_id is not None]
-    add_signals(connection, Signal.TERMINATE, hands)
-    waiting = [run.seeker for c in cases for run in c.runs if run.run_id in c.verdict.buffered]
-    return Contested(
-        losers={run.run_id for c in cases for run in c.runs if run.run_id != c.verdict.turn},
+    ends += [_end(run, c.attempt_of(run), RunState.CANCELLED) for c in cases for run in c.decision.cancelled]
+    ends += [_end(run, c.attempt_of(run), RunState.SKIPPED) for c in cases for run in c.decision.skipped]
+    states = finish_runs(connection, installation, ends).states
+    # After the ends, which delete all signals of these runs.
+    running = [RunningAttempt(e.run_id, e.attempt, e.tenant, e.executor_id) for e in ended if e.executor_id is not None]
+    add_signals(connection, Signal.TERMINATE, running)
+    waiting = [run.acquire_request for c in cases for run in c.runs if run.run_id in c.decision.buffered]
+    return OverlapResult(
+        not_started={run.run_id for c in cases for run in c.runs if run.run_id != c.decision.active},
         skipped={run for run, state in states.items() if state is RunState.SKIPPED},
         buffered=buffer_runs(connection, waiting),
-        left={run for c in cases for run in c.verdict.left},
+        undecided={run for c in cases for run in c.decision.undecided},
         replaced={run for run, state in states.items() if state is RunState.CANCELLED},
-        asked=asked - set(states),
+        cancel_requested=requested - set(states),
     )
 
 

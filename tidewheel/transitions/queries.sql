@@ -180,7 +180,7 @@ RETURNING o.run_id
 -- Marks turns as waited for. Where a job has none, somebody has removed it: then it is nobody's, to be handed on.
 -- Index: turns_pkey; turns_waiting changes. Lock: each turn, in job_id order.
 INSERT INTO turns (job_id, tenant, run_id, waiting)
-SELECT wanted.job_id, wanted.tenant, %(nobody)s, true
+SELECT wanted.job_id, wanted.tenant, %(no_run)s, true
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[]) AS wanted (job_id, tenant)
  ORDER BY wanted.job_id
     ON CONFLICT (job_id) DO UPDATE SET waiting = true WHERE NOT turns.waiting
@@ -310,7 +310,7 @@ WITH held AS MATERIALIZED (
 )
 SELECT job_id, tenant, run_id FROM given WHERE waiting
 
--- name: release_next
+-- name: promote_next_runs
 -- The oldest run that waits for each of these turns goes back to the queue. A later statement than give_up_turns, to see
 -- who came to wait while it waited.
 -- Index: open_runs_by_job, open_runs_pkey; open_runs_due changes. Lock: one row a job; rows locked by others are passed
@@ -339,8 +339,8 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
 -- Index: open_runs_by_job; turns_pkey grows. Lock: the new rows; nobody else can have made one meanwhile.
 INSERT INTO turns (job_id, tenant, run_id, waiting)
 SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
-  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[], %(released)s::boolean[])
-       AS given (job_id, tenant, run_id, released)
+  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[], %(promoted)s::boolean[])
+       AS given (job_id, tenant, run_id, promoted)
   LEFT JOIN LATERAL (
     SELECT o.run_id
       FROM open_runs AS o
@@ -348,7 +348,7 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
      ORDER BY o.scheduled_at
      LIMIT 1
   ) AS another ON true
- WHERE given.released OR another.run_id IS NOT NULL
+ WHERE given.promoted OR another.run_id IS NOT NULL
  ORDER BY given.job_id
 
 -- name: drop_signals
@@ -372,7 +372,7 @@ INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, created_at)
 VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(created_at)s)
 ON CONFLICT (run_id) DO NOTHING
 
--- name: add_dead_request
+-- name: add_dead_message
 -- A message that is no request, byte for byte; it names no tenant that can be read, so it is the default one's. A repeat
 -- after a crash changes nothing.
 -- Index: dead_letters_topic_partition_offset_key. No lock.
@@ -505,7 +505,7 @@ SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers
  ORDER BY d.id
    FOR UPDATE
 
--- name: mark_sent_again
+-- name: mark_republished
 -- The same, once they are on their way.
 -- Index: dead_letters_pkey. Lock: rows already locked.
 UPDATE dead_letters SET redriven_at = tidewheel_now() WHERE id = ANY (%(ids)s)
@@ -516,7 +516,7 @@ UPDATE dead_letters SET redriven_at = tidewheel_now() WHERE id = ANY (%(ids)s)
 DELETE FROM dead_letters
  WHERE id IN (SELECT d.id FROM dead_letters AS d WHERE d.id = ANY (%(ids)s) ORDER BY d.id FOR UPDATE SKIP LOCKED)
 
--- name: save_beats
+-- name: save_progress
 -- Progress and checkpoints of attempts under way. A run that carries nothing else gets its row here; what an older attempt
 -- says late changes nothing.
 -- Index: open_runs_pkey, the partition's primary key. Lock: the rows of run_inputs, in run_id order.
@@ -597,7 +597,7 @@ SELECT *
     ON CONFLICT (run_id) DO NOTHING
 RETURNING run_id
 
--- name: take_back_runs
+-- name: retract_runs
 -- Takes back the timer-made runs of these jobs that nobody has claimed and whose instant, or the time it was moved to, is
 -- still ahead.
 -- Index: open_runs_by_job, overrides_pkey. Lock: each row, waiting for a claim under way (which then has won).
@@ -610,7 +610,7 @@ DELETE FROM open_runs AS o
                 o.scheduled_at) > %(now)s
 RETURNING o.run_id, o.job_id, o.scheduled_at
 
--- name: forget_job_runs
+-- name: delete_job_runs
 -- The other half of taking back: the same id can be made again.
 -- Index: the partition's primary key. Lock: the rows.
 DELETE FROM job_runs WHERE run_id = ANY (%(run_ids)s)
@@ -630,7 +630,7 @@ UPDATE timers AS t
        ) AS moved (job_id, scheduled_at, due_at, catch_up_end, held, overridden)
  WHERE t.job_id = moved.job_id
 
--- name: find_open_links
+-- name: find_open_fixed_delay_runs
 -- Which of these fixed_delay timers stand at an instant whose run is open, or has ended in a user's own transaction and is
 -- not settled.
 -- Index: open_runs_by_job; deferred_effects is read whole, a handful of rows. No lock: such a run is made, and ended or settled,
@@ -683,7 +683,7 @@ UPDATE overrides AS v
  WHERE v.job_id = back.job_id AND v.scheduled_at = back.scheduled_at AND v.done_at IS NOT NULL
 RETURNING v.job_id, v.scheduled_at, v.moved_to
 
--- name: take_back_skips
+-- name: retract_skips
 -- Occurrences that were passed over ahead of time, within the lookahead (60 s at most); a span that has begun is recorded
 -- anew. Not one that was moved to a time that has come: it was passed over there, though its own instant be ahead.
 -- Index: skips_by_job, overrides_pkey. Lock: the rows, under their timers' locks.
@@ -705,7 +705,7 @@ DELETE FROM timers WHERE job_id = ANY (%(job_ids)s)
 -- Index: jobs_pkey. Lock: the jobs' rows, after their timers'.
 UPDATE jobs SET finished_at = %(now)s WHERE job_id = ANY (%(job_ids)s)
 
--- name: ask_to_cancel
+-- name: request_cancel
 -- Tells running attempts to stop: from now on the run can only become cancelled.
 -- Index: open_runs_pkey. Lock: rows that who calls has locked.
 UPDATE open_runs AS o
@@ -749,7 +749,7 @@ SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidew
 -- Index: settings_pkey. No lock.
 SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix')
 
--- name: find_unmoved
+-- name: find_busy_attempts
 -- Of the attempts that a move did not take: those that were only locked by somebody and must be tried again.
 -- Index: open_runs_pkey. No lock.
 SELECT o.run_id
@@ -857,7 +857,7 @@ DELETE FROM deferred_effects
  WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
 RETURNING run_id, job_id, tenant, ended_at, chain_at, counted, turn
 
--- name: name_topics
+-- name: record_topic_prefix
 -- What the topics of this installation begin with: said once, by whoever comes first.
 -- Index: settings_pkey. Lock: its own new row.
 INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING

@@ -16,14 +16,14 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, sources, target
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _REQUEUE_RUNS = _SQL["requeue_runs"]
-_FIND_UNMOVED = _SQL["find_unmoved"]
+_FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Requeue:
     def move(self) -> Move:
         """The move of the state machine that this is."""
         if self.outcome is AttemptOutcome.RELEASED:
-            return Move.HAND_BACK
+            return Move.RELEASE
         return Move.SNOOZE if self.outcome is AttemptOutcome.SNOOZED else Move.RETRY
 
     @property
@@ -119,7 +119,7 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
         requeues: At most one per run.
     """
     done = Requeued()
-    for move in (Move.RETRY, Move.HAND_BACK, Move.SNOOZE):
+    for move in (Move.RETRY, Move.RELEASE, Move.SNOOZE):
         chosen = [requeue for requeue in requeues if requeue.move is move]
         if chosen:
             done.runs |= {row.run_id: row for row in _move(connection, move, chosen)}
@@ -139,7 +139,7 @@ def _end_cancelled(
     # A run that is being cancelled is in somebody's hands; in nobody's it may have gone back before, and must stay.
     refused = [r for r in requeues if r.executor_id and r.run_id not in done.runs and r.run_id not in done.busy]
     ends = [RunEnd(r.run_id, r.attempt, RunState.CANCELLED, r.executor_id) for r in refused]
-    return end_runs(connection, installation, ends).busy
+    return finish_runs(connection, installation, ends).busy
 
 
 def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[RequeuedRun]:
@@ -166,7 +166,7 @@ def _unmoved(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[U
         "executor_ids": [requeue.executor_id for requeue in requeues],
         "sources": sources(move),
     }
-    rows = connection.execute(_FIND_UNMOVED, columns, binary=True).fetchall()
+    rows = connection.execute(_FIND_BUSY_ATTEMPTS, columns, binary=True).fetchall()
     return {run_id for (run_id,) in rows if isinstance(run_id, UUID)}
 
 

@@ -33,7 +33,7 @@ _NO_LINEAGE = (None, None)
 _CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
 
 
-class Dispatchable(Protocol):
+class RunFields(Protocol):
     """The part of an open run's row that its message needs."""
 
     @property
@@ -114,7 +114,7 @@ def read_definitions(connection: Conn, versions: Sequence[tuple[UUID, int]]) -> 
         return {(row.job_id, row.version): row.definition for row in cursor.execute(_READ_DEFINITIONS, columns)}
 
 
-def build_requests(connection: Conn, runs: Sequence[Dispatchable]) -> dict[UUID, records.RunRequest]:
+def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, records.RunRequest]:
     """The messages that ask for the next attempt of these runs, by run_id."""
     if not runs:
         return {}
@@ -131,7 +131,7 @@ def build_requests(connection: Conn, runs: Sequence[Dispatchable]) -> dict[UUID,
 
 
 def request_rows(
-    runs: Sequence[Dispatchable], requests: Mapping[UUID, records.RunRequest], installation: Installation
+    runs: Sequence[RunFields], requests: Mapping[UUID, records.RunRequest], installation: Installation
 ) -> list[OutboxRow]:
     """The outbox rows that ask for the next attempt."""
     return [
@@ -155,7 +155,7 @@ def _read_lineage(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tuple
 
 
 def _request(
-    run: Dispatchable, definition: bytes, inputs: _Inputs | None, lineage: tuple[UUID | None, UUID | None]
+    run: RunFields, definition: bytes, inputs: _Inputs | None, lineage: tuple[UUID | None, UUID | None]
 ) -> records.RunRequest:
     parent, root = lineage
     return records.RunRequest(

@@ -21,21 +21,21 @@ from tidewheel.runs import Cause, Move, Overlap, sources
 from tidewheel.schedules.decision import Decision, Fire, Skip
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
-from tidewheel.transitions.create import NewRun, RunInputs, write_runs
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
 _MOVE_TIMERS = _SQL["move_timers"]
 _TAKE_PACE = _SQL["take_pace"]
-_FIND_OPEN_LINKS = _SQL["find_open_links"]
+_FIND_OPEN_FIXED_DELAY_RUNS = _SQL["find_open_fixed_delay_runs"]
 _MARK_MOVED = _SQL["mark_moved"]
 _UNDO_MOVES = _SQL["undo_moves"]
-_TAKE_BACK_SKIPS = _SQL["take_back_skips"]
+_RETRACT_SKIPS = _SQL["retract_skips"]
 _DROP_TIMERS = _SQL["drop_timers"]
 _FINISH_JOBS = _SQL["finish_jobs"]
-_TAKE_BACK_RUNS = _SQL["take_back_runs"]
-_FORGET_JOB_RUNS = _SQL["forget_job_runs"]
+_RETRACT_RUNS = _SQL["retract_runs"]
+_DELETE_JOB_RUNS = _SQL["delete_job_runs"]
 
 _COPY_SKIPS = (
     "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, exact, created_at) "
@@ -97,7 +97,7 @@ def advance_timers(
         timers: The locked rows.
         decide: Pure; asked once per timer.
         now: The database's clock, read after the locks were taken.
-        repeats: Whether a run may exist already; see `write_runs`.
+        repeats: Whether a run may exist already; see `create_runs`.
 
     Returns:
         What was decided, in the order of `timers`.
@@ -107,7 +107,7 @@ def advance_timers(
     firing = [(timer, fire) for timer, decision in pairs for fire in decision.fires]
     leaving = _paced(connection, installation, [fire for _, fire in firing], now)
     runs = [_new_run(timer, fire, at) for (timer, fire), at in zip(firing, leaving, strict=True)]
-    write_runs(connection, installation, runs, now=now, repeats=repeats)
+    create_runs(connection, installation, runs, now=now, repeats=repeats)
     _write_skips(connection, installation, pairs, now)
     _mark_moved(connection, pairs, now)
     move_timers(connection, [(timer.job_id, decision) for timer, decision in pairs if decision.next_at is not None])
@@ -138,7 +138,7 @@ def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> Non
     connection.execute(_MOVE_TIMERS, columns)
 
 
-def open_links(connection: Conn, timers: Sequence[LockedTimer]) -> set[UUID]:
+def find_open_fixed_delay_runs(connection: Conn, timers: Sequence[LockedTimer]) -> set[UUID]:
     """Which of these fixed_delay timers stand at an instant whose run is open: what comes next waits for its end."""
     chained = [timer for timer in timers if timer.chains]
     if not chained:
@@ -147,7 +147,7 @@ def open_links(connection: Conn, timers: Sequence[LockedTimer]) -> set[UUID]:
         "job_ids": uuids(timer.job_id for timer in chained),
         "scheduled_at": instants(timer.scheduled_at for timer in chained),
     }
-    rows = connection.execute(_FIND_OPEN_LINKS, columns, binary=True).fetchall()
+    rows = connection.execute(_FIND_OPEN_FIXED_DELAY_RUNS, columns, binary=True).fetchall()
     return {cast("UUID", job) for (job,) in rows}
 
 
@@ -156,7 +156,7 @@ def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
     connection.execute(_DROP_TIMERS, {"job_ids": job_ids})
 
 
-def take_back(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> dict[UUID, datetime]:
+def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> dict[UUID, datetime]:
     """Take back the timer-made runs of these jobs whose instant is still ahead, in the caller's transaction.
 
     Their messages may be in the outbox or in Kafka already: such a message finds nothing to claim. The ids can be made
@@ -169,11 +169,11 @@ def take_back(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> di
     if not job_ids:
         return {}
     columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now}
-    rows = connection.execute(_TAKE_BACK_RUNS, columns, binary=True).fetchall()
+    rows = connection.execute(_RETRACT_RUNS, columns, binary=True).fetchall()
     if rows:
-        connection.execute(_FORGET_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
+        connection.execute(_DELETE_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
     # What was passed over ahead of time is open again too.
-    skipped = connection.execute(_TAKE_BACK_SKIPS, columns, binary=True).fetchall()
+    skipped = connection.execute(_RETRACT_SKIPS, columns, binary=True).fetchall()
     back = cast("list[tuple[UUID, datetime]]", [*(row[1:] for row in rows), *skipped])
     moved = _undo_moves(connection, back)
     earliest: dict[UUID, datetime] = {}

@@ -22,7 +22,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
-from tidewheel.transitions.attempts import Beat, save_beats
+from tidewheel.transitions.attempts import ProgressReport, save_progress
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ def test_a_run_under_way_tells_how_far_it_is_and_when_its_time_is_over(client: C
     assert (client.run(run_id).progress, client.run(run_id).progress_at) == (None, None)
     started = begin(database, run_id)
     with database.transaction() as connection:
-        save_beats(connection, [Beat(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
+        save_progress(connection, [ProgressReport(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
     run = client.run(run_id)
     assert (run.progress, run.deadline_at) == (b'{"pages":3}', started.schedule_to_close_at)
     assert run.progress_at is not None

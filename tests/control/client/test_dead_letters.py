@@ -18,7 +18,7 @@ from tidewheel.control.reads import dead_letters as module
 from tidewheel.control.reads.dead_letters import DeadLetterPage, LetterFilter
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.transitions.dead_letters import DeadRequest, bury_request
+from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 
 WAITS = """
     SELECT count(*) > 0 FROM pg_stat_activity
@@ -46,8 +46,8 @@ def garble(database: Database, offset: int = 0, value: bytes = b"\xff{") -> None
     """A message that is no request."""
     topic = database.installation.topics.requests
     with database.transaction() as connection:
-        dead = DeadRequest(topic, 3, offset, b"k", value, "it is neither JSON nor Avro")
-        bury_request(connection, database.installation, dead, database.now())
+        dead = DeadMessage(topic, 3, offset, b"k", value, "it is neither JSON nor Avro")
+        dead_letter_message(connection, database.installation, dead, database.now())
 
 
 def runs(page: DeadLetterPage) -> list[UUID | None]:

@@ -20,7 +20,7 @@ from tidewheel.outbox import slice_of
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.schemas.requests import read_request
 from tidewheel.settings import Connections
-from tidewheel.transitions.installation import name_topics
+from tidewheel.transitions.installation import record_topic_prefix
 
 CHARGE: LiteralString = "SELECT tidewheel_enqueue('charge', request_id => %s)"
 ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
@@ -32,7 +32,7 @@ def shop(template: Template) -> Iterator[Database]:
     made = Database(template.copy(), template.installation)
     made.execute("CREATE TABLE orders (name text)")
     with made.transaction() as connection:
-        name_topics(connection, Connections.load(topic_prefix="shop"))
+        record_topic_prefix(connection, Connections.load(topic_prefix="shop"))
     submit(made, "charge", lane="critical")
     yield made
     made.close()

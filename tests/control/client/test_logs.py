@@ -12,13 +12,13 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.client.logs import LogPiece
 from tidewheel.errors import InvalidInput, UnknownRun
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.transitions.attempts import Written, flush_outputs
+from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 from tidewheel.transitions.claim import Started
 
 
 def flush(database: Database, started: Started, output: bytes, written: int | None = None) -> None:
     """Let an attempt have written something; `output` is the last of it."""
-    told = Written(started.run_id, started.attempt, output, len(output) if written is None else written)
+    told = AttemptOutput(started.run_id, started.attempt, output, len(output) if written is None else written)
     with database.transaction() as connection:
         assert flush_outputs(connection, EXECUTOR, [told])
 

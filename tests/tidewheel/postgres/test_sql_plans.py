@@ -256,9 +256,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     },
     "find_unhandled": {"due_for": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "most": 10_000},
     "find_waiting": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
-    "release_next": {"buffered": RunState.BUFFERED},
-    "hand_on_turns": {"buffered": RunState.BUFFERED, "released": [False] * BATCH},
-    "wait_for_turns": {"nobody": UUID(int=0)},
+    "promote_next_runs": {"buffered": RunState.BUFFERED},
+    "hand_on_turns": {"buffered": RunState.BUFFERED, "promoted": [False] * BATCH},
+    "wait_for_turns": {"no_run": UUID(int=0)},
     "probe_deadlines": {"states": [RunState.QUEUED], "left": [], "ahead": timedelta(seconds=1)},
     "find_passed": {"states": [RunState.QUEUED], "left": [], "most": 500},
     "lock_passed": {"states": [RunState.QUEUED]},
@@ -292,7 +292,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "most": 20},
     "hold_attempt": {"attempt": 1, "running": RunState.RUNNING},
     "put_off_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
-    "save_beats": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
+    "save_progress": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
     "read_versions_in_force": {"most": 1001},
     "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
     "read_backfill_place": {"job_version": 1},
@@ -312,10 +312,11 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
 _HOT = {
     "tidewheel.transitions": """
         lock_claims take_turns find_gone_turns start_attempts read_claims close_runs find_unclosed
-        give_up_turns drop_signals requeue_runs find_unmoved read_attempts read_definitions read_inputs take_back_runs
-        forget_job_runs take_back_skips undo_moves read_overrides read_day_sets move_timers lock_chained_timers
-        move_chained_timers drop_timers finish_jobs ask_to_cancel find_waiting lock_holders pass_turns buffer_runs
-        wait_for_turns release_next hand_on_turns read_versions_in_force read_undecided read_recorded save_beats
+        give_up_turns drop_signals requeue_runs find_busy_attempts read_attempts read_definitions read_inputs
+        retract_runs delete_job_runs retract_skips undo_moves read_overrides read_day_sets move_timers
+        lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting
+        lock_holders pass_turns buffer_runs
+        wait_for_turns promote_next_runs hand_on_turns read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_lineage mark_redriven
     """,
     "tidewheel.intake": """
@@ -423,7 +424,7 @@ def test_who_is_looked_for_by_labels_among_many_is_not_fetched_one_by_one(
 
 
 BY_RUN = (
-    *("close_runs", "read_attempts", "read_inputs", "forget_job_runs", "read_run"),
+    *("close_runs", "read_attempts", "read_inputs", "delete_job_runs", "read_run"),
     *("read_ended", "read_timer_runs"),
 )
 
@@ -444,7 +445,7 @@ def test_what_concerns_some_runs_plans_their_partitions_alone(
 LOOKING_UP = {
     "tidewheel.transitions": """
         claim_runs lock_claims find_gone_turns start_attempts read_claims close_runs find_unclosed requeue_runs
-        wait_runs find_unmoved save_beats flush_outputs start_cancelling
+        wait_runs find_busy_attempts save_progress flush_outputs start_cancelling
     """,
     "tidewheel.scheduler": "look_at_turns",
     "tidewheel.executor": "read_in_hand",

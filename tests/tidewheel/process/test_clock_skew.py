@@ -14,7 +14,7 @@ from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.membership import Membership
 from tidewheel.process.clock_skew import Skew
 from tidewheel.process.service import Stop
-from tidewheel.transitions.signal import Signal
+from tidewheel.transitions.cancel_signals import Signal
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 MOST = timedelta(seconds=2)

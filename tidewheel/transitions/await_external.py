@@ -13,13 +13,13 @@ from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources, target
-from tidewheel.transitions.finish import end_runs
+from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
 _WAIT_RUNS = _SQL["wait_runs"]
-_FIND_UNMOVED = _SQL["find_unmoved"]
+_FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def end_cancelled_waits(connection: Conn, installation: Installation, waits: Seq
         for wait in waits
         if wait.run_id in cancelled
     ]
-    return end_runs(connection, installation, ends).busy
+    return finish_runs(connection, installation, ends).busy
 
 
 def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set[UUID]:
@@ -88,5 +88,5 @@ def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set
         "executor_ids": uuids(wait.executor_id for wait in waits),
         "sources": list(states),
     }
-    found = connection.execute(_FIND_UNMOVED, columns, binary=True).fetchall()
+    found = connection.execute(_FIND_BUSY_ATTEMPTS, columns, binary=True).fetchall()
     return {run_id for (run_id,) in found if isinstance(run_id, UUID)}

@@ -19,8 +19,8 @@ from tests.transitions.acts import (
     submit,
     succeed,
 )
+from tidewheel.transitions.await_external import Wait, end_cancelled_waits, wait_runs
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.waiting import Wait, end_cancelled_waits, wait_runs
 
 HOUR = timedelta(hours=1)
 

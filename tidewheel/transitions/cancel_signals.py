@@ -17,9 +17,9 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, sources, target
 
 _SQL = Statements("tidewheel.transitions")
-_ASK_TO_CANCEL = _SQL["ask_to_cancel"]
+_REQUEST_CANCEL = _SQL["request_cancel"]
 _START_CANCELLING = _SQL["start_cancelling"]
-_FIND_UNMOVED = _SQL["find_unmoved"]
+_FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 _ADD_SIGNALS = _SQL["add_signals"]
 
 
@@ -31,7 +31,7 @@ class Signal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempting:
+class RunningAttempt:
     """An attempt in an executor's hands."""
 
     run_id: UUID
@@ -48,7 +48,7 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
     """
     if not attempts:
         return set()
-    move = Move.ASK_TO_CANCEL
+    move = Move.REQUEST_CANCEL
     columns: dict[str, object] = {
         "run_ids": uuids(run_id for run_id, _ in attempts),
         "attempts": integers(attempt for _, attempt in attempts),
@@ -58,21 +58,21 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
         "target": target(move),
     }
     connection.execute(_START_CANCELLING, columns)
-    found = connection.execute(_FIND_UNMOVED, columns, binary=True).fetchall()
+    found = connection.execute(_FIND_BUSY_ATTEMPTS, columns, binary=True).fetchall()
     return {run_id for (run_id,) in found if isinstance(run_id, UUID)}
 
 
-def ask_to_cancel(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
+def request_cancel(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
     """Ask runs to stop, in the caller's transaction, which has locked them; returns those that ran."""
-    move = Move.ASK_TO_CANCEL
+    move = Move.REQUEST_CANCEL
     columns = {"run_ids": uuids(run_ids), "sources": sources(move), "target": target(move)}
-    with connection.cursor(row_factory=class_row(Attempting), binary=True) as cursor:
-        asked = cursor.execute(_ASK_TO_CANCEL, columns).fetchall()
+    with connection.cursor(row_factory=class_row(RunningAttempt), binary=True) as cursor:
+        asked = cursor.execute(_REQUEST_CANCEL, columns).fetchall()
     add_signals(connection, Signal.CANCEL, asked)
     return {each.run_id for each in asked}
 
 
-def add_signals(connection: Conn, kind: Signal, attempts: Sequence[Attempting]) -> None:
+def add_signals(connection: Conn, kind: Signal, attempts: Sequence[RunningAttempt]) -> None:
     """Write what the executors of these attempts are to read; a repeat changes nothing."""
     if not attempts:
         return
