@@ -12,7 +12,7 @@ from tidewheel.bench.options import Options
 from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
 
@@ -72,7 +72,7 @@ def settings_of(stage: Stage) -> SchedulerSettings:
 
 def fire_all(stage: Stage) -> None:
     """Fire whatever is due, in this process."""
-    scheduler = Scheduler(settings_of(stage), stage.url, stage.installation, Stop())
+    scheduler = Scheduler(settings_of(stage), stage.url, stage.installation, Shutdown())
     while scheduler.step() == 0.0:
         pass
     scheduler.close()

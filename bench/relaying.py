@@ -15,7 +15,7 @@ from tidewheel.bench.stage import Server, Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
 from tidewheel.settings import RelaySettings
 
@@ -60,7 +60,7 @@ def measure(server: Server, options: Options) -> Round:
 def relay_of(stage: Stage) -> Relay:
     """A relay in this process."""
     settings = RelaySettings.load(database_url=stage.url, kafka_bootstrap=stage.bootstrap, topic_prefix=stage.prefix)
-    return Relay(settings, stage.url, stage.kafka, Stop())
+    return Relay(settings, stage.url, stage.kafka, Shutdown())
 
 
 def relay_all(stage: Stage) -> None:

@@ -17,7 +17,7 @@ from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.process.health import health, serve_health
-from tidewheel.process.service import Stop, collect_rarely, end_process_with_threads
+from tidewheel.process.service import Shutdown, end_process_with_threads, tune_garbage_collector
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.schemas.codec import install_lookup
@@ -83,7 +83,7 @@ def run_api(settings: ApiSettings) -> None:
     api.run()
 
 
-def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Installation, Stop]:
+def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Installation, Shutdown]:
     stop = _prepare_process()
     kafka = settings.kafka_config()
     url, installation = _prepare_database(settings)
@@ -112,10 +112,10 @@ def _why_away(url: str) -> str | None:
     return None
 
 
-def _prepare_process() -> Stop:
-    collect_rarely()
-    stop = Stop()
-    health.requires("service", lambda: "asked to stop" if stop.asked() else None)
+def _prepare_process() -> Shutdown:
+    tune_garbage_collector()
+    stop = Shutdown()
+    health.requires("service", lambda: "stop requested" if stop.requested() else None)
     stop.on_signals()
     end_process_with_threads()
     return stop

@@ -17,7 +17,7 @@ from tidewheel.postgres.session import CommitUnknown, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
 
@@ -40,7 +40,7 @@ class Claimer:
         session: Session,
         installation: Installation,
         executor_id: UUID,
-        stop: Stop,
+        stop: Shutdown,
         *,
         lease_lost: Callable[[], None],
         poke: Callable[[Channel], None],
@@ -127,7 +127,7 @@ class Claimer:
 
     def _read_back(self, claims: Sequence[Claim], lost: CommitUnknown) -> list[Started]:
         _LOG.warning("the answer to a claim's COMMIT was lost (%s); reading back what stands", lost)
-        patience = Patience(self._stop, "reading back a claim")
+        backoff = Backoff(self._stop, "reading back a claim")
         while True:
             try:
                 self._require_heard()
@@ -135,9 +135,9 @@ class Claimer:
                     standing = read_claims(connection, claims, executor_id=self._executor_id)
             except Unavailable as error:
                 # Asked to stop and no database: the lease will end, and the runs go back without charge.
-                if self._stop.asked():
+                if self._stop.requested():
                     raise
-                patience.wait(error)
+                backoff.wait(error)
                 continue
-            patience.over()
+            backoff.reset()
             return standing

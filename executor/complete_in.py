@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 
 from tidewheel.errors import AttemptOver, FieldError, InvalidInput
 from tidewheel.executor.outcome import Outcome, failed, written
-from tidewheel.postgres.caller_connection import borrow, borrowed
+from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -72,14 +72,14 @@ class Completion:
         """As `Context.complete_in`."""
         end = self._end(result)
         _see_transaction(connection)
-        with borrowed(connection) as own:
+        with use_connection(connection) as own:
             self._write(own, end)
 
     async def complete_in_async(self, connection: AsyncConnection[object], result: object) -> None:
         """As `Context.complete_in_async`."""
         end = self._end(result)
         _see_transaction(connection)
-        await borrow(connection, lambda own: self._write(own, end))
+        await use_async_connection(connection, lambda own: self._write(own, end))
 
     def _end(self, result: object) -> RunEnd:
         output, output_bytes = self.output() if self.output else (None, None)

@@ -27,7 +27,7 @@ from tidewheel.executor.progress_buffer import Beats
 from tidewheel.executor.record import record
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.transitions.attempts import save_progress
 from tidewheel.transitions.installation import Installation
 
@@ -75,7 +75,7 @@ class Finisher:
         self.beats = Beats(executor_id, self._wake.set)
         self._written = threading.Condition()
         self._in_hand = 0  # taken from `_items` and not written yet
-        self._stop = Stop()
+        self._stop = Shutdown()
         self._stop.wakes(self._wake)
         self._much = threading.Event()  # there is work for two
         self._stop.wakes(self._much)
@@ -107,7 +107,7 @@ class Finisher:
 
     def close(self) -> None:
         """Stop writing; what is left is found by the reaper when the lease ends."""
-        self._stop.ask()
+        self._stop.request()
         for thread in self._threads:
             thread.join(timeout=10)
         self._session.close()
@@ -115,10 +115,10 @@ class Finisher:
             self._helping.close()
 
     def _run(self) -> None:
-        patience = Patience(self._stop, "recording outcomes")
+        backoff = Backoff(self._stop, "recording outcomes")
         busy: list[Item] = []
         last = 0
-        while not self._stop.asked():
+        while not self._stop.requested():
             self._wake.wait(_BUSY_SECONDS if busy else self._seconds())
             # A moment's company: a transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
@@ -129,13 +129,13 @@ class Finisher:
             self._put_back(busy)
             busy = []
             last = len(self._items)
-            while self._items and not self._stop.asked():
+            while self._items and not self._stop.requested():
                 batch = self._take()
                 if len(self._items) >= _BATCH // 2:
                     self._much.set()
-                busy += self._write_patiently(self._session, batch, patience)
+                busy += self._write_with_backoff(self._session, batch, backoff)
             if self.beats.seconds() == 0.0:
-                self._write_beats(patience)
+                self._write_beats(backoff)
 
     def _seconds(self) -> float | None:
         """How long to sleep where no outcome comes: until a beat is due, or a flood may be over."""
@@ -157,21 +157,21 @@ class Finisher:
             self._yielding = False
 
     def _help(self, session: Session) -> None:
-        patience = Patience(self._stop, "recording outcomes beside")
-        while not self._stop.asked():
+        backoff = Backoff(self._stop, "recording outcomes beside")
+        while not self._stop.requested():
             self._much.wait()
             self._much.clear()
-            while len(self._items) >= _BATCH // 2 and not self._yielding and not self._stop.asked():
-                if not self._help_once(session, patience):
+            while len(self._items) >= _BATCH // 2 and not self._yielding and not self._stop.requested():
+                if not self._help_once(session, backoff):
                     self._wake.set()
                     break
 
-    def _help_once(self, session: Session, patience: Patience) -> bool:
+    def _help_once(self, session: Session, backoff: Backoff) -> bool:
         """Write one batch; returns whether nothing of it is left to the first writer."""
         batch = self._take()
         # A checkpoint is written before the end of its attempt, and never after it: by the thread that writes them.
         mine = [] if self.beats.of(item[0].key for item in batch) else batch
-        left = self._write_patiently(session, mine, patience) if mine else batch
+        left = self._write_with_backoff(session, mine, backoff) if mine else batch
         self._put_back(left)
         return not left
 
@@ -186,37 +186,37 @@ class Finisher:
             self._items.extend(items)
             self._in_hand -= len(items)
 
-    def _write_beats(self, patience: Patience) -> None:
+    def _write_beats(self, backoff: Backoff) -> None:
         """Write what attempts under way have told; while the database is away it waits, and only the newest is kept."""
         beats = self.beats.all()
         try:
             with self._session.transaction() as connection:
                 save_progress(connection, beats)
         except Unavailable as error:
-            patience.wait(error)
+            backoff.wait(error)
             return
         except Exception:  # noqa: BLE001 - this thread must not end; attempts go on without it
             _LOG.exception("what %d attempts tell of themselves cannot be stored", len(beats))
         else:
-            patience.over()
+            backoff.reset()
         self.beats.wrote(beats)
 
-    def _write_patiently(self, session: Session, batch: list[Item], patience: Patience) -> list[Item]:
+    def _write_with_backoff(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
         """Write a batch, as soon as the database takes it; returns what somebody has locked, to be tried again."""
         batch = self._newest(batch)
-        while batch and not self._stop.asked():
+        while batch and not self._stop.requested():
             try:
                 left = self._write(session, batch) if len(batch) > 1 else self._write_alone(session, batch[0])
             except Unavailable as error:
-                patience.wait(error)
+                backoff.wait(error)
                 continue
             except Exception as error:  # noqa: BLE001 - this thread must not end; one by one tells which item it is
                 if len(batch) == 1:
-                    patience.wait(error)
+                    backoff.wait(error)
                     continue
                 _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
-                return [left for item in batch for left in self._write_patiently(session, [item], patience)]
-            patience.over()
+                return [left for item in batch for left in self._write_with_backoff(session, [item], backoff)]
+            backoff.reset()
             if len(left) < len(batch):
                 self._count_written(len(batch) - len(left))
                 self._poke()

@@ -25,7 +25,7 @@ from tidewheel.executor.claim_batch import Fetched, Taken, Taking, good
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
 from tidewheel.process.health import health
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import Lane
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -66,7 +66,7 @@ class LaneConsumer:
         slots: Slots,
         hold: timedelta,
         crowded: Callable[[], bool],
-        stop: Stop,
+        stop: Shutdown,
     ) -> None:
         self._hold_seconds = hold.total_seconds()
         self._consumer, self._topic, self._lane = consumer, topic, lane
@@ -103,22 +103,22 @@ class LaneConsumer:
         self._thread.join(timeout=30)
 
     def _run(self) -> None:
-        patience = Patience(self._stop, f"consuming {self._topic}")
-        while not self._stop.asked():
+        backoff = Backoff(self._stop, f"consuming {self._topic}")
+        while not self._stop.requested():
             health.turns(f"consuming {self._topic}")
             try:
                 self._round()
             except (Unavailable, KafkaException) as error:
                 # What was fetched and not claimed is kept and tried again; the sweep may be quicker.
-                patience.wait(error)
+                backoff.wait(error)
                 continue
             except Exception as error:  # noqa: BLE001 - see below
                 # Whatever it is, a lane that goes deaf in silence is worse: it is told, and tried again.
                 _LOG.exception("consuming %s failed", self._topic)
-                patience.wait(error)
+                backoff.wait(error)
                 continue
             if not self._failing:
-                patience.over()
+                backoff.reset()
         health.ends()
         self._end()
 
@@ -160,7 +160,7 @@ class LaneConsumer:
     def _wait_for_slots(self) -> bool:
         """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
         since = monotonic_seconds()
-        while not self._stop.asked():
+        while not self._stop.requested():
             if not self._slots.free_ahead(self._lane):
                 self._settle()  # of what was taken for it some may come back
             crowded = self._crowded()

@@ -17,9 +17,9 @@ from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.clock_skew import Skew
+from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.health import health
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import OWNED
 from tidewheel.transitions.cancel_signals import Signal
 
@@ -55,7 +55,7 @@ class Heartbeat:
         lease: timedelta,
         on_signal: OnSignal,
         busy: Callable[[], bool],
-        skew: Skew,
+        skew: ClockSkew,
         on_reentry: Callable[[], None] = lambda: None,
     ) -> None:
         self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
@@ -74,17 +74,17 @@ class Heartbeat:
             "states": OWNED,
         }
         self.wake = threading.Event()
-        self._stop = Stop()
+        self._stop = Shutdown()
         self._stop.wakes(self.wake)
         self._entered = threading.Event()
         self._next_beat = 0.0
         self._beaten = monotonic_seconds()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def start(self, stop: Stop) -> None:
+    def start(self, stop: Shutdown) -> None:
         """Enter the executor; returns when it is entered, or asked to stop before."""
         self._thread.start()
-        while not self._entered.wait(_SIGNALS_SECONDS) and not stop.asked():
+        while not self._entered.wait(_SIGNALS_SECONDS) and not stop.requested():
             pass
 
     def beat_now(self) -> None:
@@ -112,7 +112,7 @@ class Heartbeat:
 
     def leave(self, *, clean: bool) -> None:
         """Stop beating; with `clean` the row goes too, for nothing is left that a reaper would have to find."""
-        self._stop.ask()
+        self._stop.request()
         self._thread.join(timeout=10)
         if clean:
             try:
@@ -123,15 +123,15 @@ class Heartbeat:
         self._session.close()
 
     def _run(self) -> None:
-        patience = Patience(self._stop, "heartbeat")
-        while not self._stop.asked():
+        backoff = Backoff(self._stop, "heartbeat")
+        while not self._stop.requested():
             health.turns("heartbeat")
             try:
                 self._round()
             except (Unavailable, psycopg.Error) as error:
-                patience.wait(error)
+                backoff.wait(error)
                 continue
-            patience.over()
+            backoff.reset()
             self.wake.wait(_SIGNALS_SECONDS)
             self.wake.clear()
         health.ends()
@@ -170,7 +170,7 @@ class Heartbeat:
         asked = monotonic_seconds()
         row = connection.execute(_BEAT, self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
-        self._skew.saw(cast("datetime", row[0]), since=asked)
+        self._skew.record(cast("datetime", row[0]), since=asked)
         if self.entered and (row[1] == 0 or self.is_silent()):
             # Its lease was ended: what it had claimed is somebody else's, and what has not begun must not. Of one that
             # stood still inside a claim the row stays, and its attempts were taken all the same.

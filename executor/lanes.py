@@ -13,7 +13,7 @@ from tidewheel.executor.slots import Slots
 from tidewheel.kafka.clients import consumer, share_consumer
 from tidewheel.kafka.groups import GroupProtocol, group_protocol, read_from_start
 from tidewheel.kafka.topics import Topics
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.settings import ExecutorSettings
 
@@ -42,7 +42,7 @@ class Lanes:
         slots: Slots,
         hold: timedelta,
         crowded: Callable[[], bool],
-        stop: Stop,
+        stop: Shutdown,
     ) -> Sequence[LaneConsumer | ShareLaneConsumer]:
         """A consumer for each topic, none of them started.
 

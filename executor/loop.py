@@ -37,9 +37,9 @@ from tidewheel.executor.watchdog import Watchdog
 from tidewheel.kafka.topics import queue_names
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Session
-from tidewheel.process.clock_skew import Skew
+from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.definitions import LAMBDA, SHELL
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest, TargetKind
@@ -66,7 +66,7 @@ class Executor:
         *,
         installation: Installation,
         handlers: Mapping[str, Handler],
-        stop: Stop,
+        stop: Shutdown,
         lanes: Lanes | None = None,
     ) -> None:
         self.executor_id = uuid4()
@@ -82,7 +82,7 @@ class Executor:
             Session(url, "tidewheel-executor-finish", options=BY_KEY),
             installation,
             self.executor_id,
-            lambda: self._notifier.poke(Channel.OUTBOX),
+            lambda: self._notifier.notify(Channel.OUTBOX),
             flooded=self._flooded,
             helping=Session(url, "tidewheel-executor-finish-2", options=BY_KEY),
         )
@@ -144,7 +144,7 @@ class Executor:
     def _tell_when_asked(self, asked: asyncio.Event) -> None:
         event = threading.Event()
         self._stop.wakes(event)
-        while not self._stop.asked():
+        while not self._stop.requested():
             event.wait(1.0)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(asked.set)
@@ -261,7 +261,7 @@ class Executor:
             lease=self._settings.lease,
             on_signal=self._on_signal,
             busy=lambda: bool(self._running),
-            skew=Skew(self._settings.max_clock_skew),
+            skew=ClockSkew(self._settings.max_clock_skew),
             on_reentry=self._hand_on,
         )
 
@@ -299,7 +299,7 @@ class Executor:
             self.executor_id,
             self._stop,
             lease_lost=lambda: self._heartbeat.beat_now(),
-            poke=self._notifier.poke,
+            poke=self._notifier.notify,
             silent=self._heartbeat.is_silent,
         )
 

@@ -28,7 +28,7 @@ from tidewheel.executor.attempt_output import LOGGER, telling
 from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Stop, repeat
+from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 
 current: ContextVar[Attempt | None] = ContextVar("tidewheel_attempt", default=None)
@@ -145,7 +145,7 @@ class Flusher:
 
     def __init__(self, session: Session, executor_id: UUID, running: Running, stream: "Stream | None") -> None:
         self._session, self._executor_id, self._running, self._stream = session, executor_id, running, stream
-        self._stop = Stop()
+        self._stop = Shutdown()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
@@ -154,14 +154,14 @@ class Flusher:
 
     def close(self) -> None:
         """Stop; what is not written yet is written with the attempts' ends."""
-        self._stop.ask()
+        self._stop.request()
         self._thread.join(timeout=10)
         self._session.close()
         if self._stream is not None:
             self._stream.close()
 
     def _run(self) -> None:
-        repeat(self._stop, "output of attempts", self.step)
+        run_loop(self._stop, "output of attempts", self.step)
 
     def step(self) -> float:
         """Write what is new; returns how long to wait until the next look, in seconds."""

@@ -22,7 +22,7 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Stop, repeat
+from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import OWNED, AttemptOutcome, RunState
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -112,7 +112,7 @@ class Reaper:
     """The thread that watches and ends leases."""
 
     def __init__(
-        self, session: Session, installation: Installation, *, lease: timedelta, max_lost: int, stop: Stop
+        self, session: Session, installation: Installation, *, lease: timedelta, max_lost: int, stop: Shutdown
     ) -> None:
         self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
         self._watch = Watch(lease)
@@ -131,7 +131,7 @@ class Reaper:
         self._session.close()
 
     def _run(self) -> None:
-        repeat(self._stop, "reaper", self.step)
+        run_loop(self._stop, "reaper", self.step)
 
     def step(self) -> float:
         """One look at the counters; returns how long to wait for the next, in seconds."""

@@ -31,7 +31,7 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import OWNED, Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.cancel_signals import Signal
@@ -231,7 +231,7 @@ class RemoteExecutors:
     """
 
     def __init__(
-        self, session: Session, installation: Installation, *, poke: Callable[[Channel], None], stop: Stop
+        self, session: Session, installation: Installation, *, poke: Callable[[Channel], None], stop: Shutdown
     ) -> None:
         self._session, self._installation, self._poke, self._stop = session, installation, poke, stop
 
@@ -297,7 +297,7 @@ class RemoteExecutors:
                 failpoint("completion.before_commit")
             failpoint("completion.after_commit")
             left = [report for report in left if answers[report.fence] == "busy"]
-            if not left or self._stop.asked():
+            if not left or self._stop.requested():
                 break
         self._poke(Channel.OUTBOX)
         return answers

@@ -18,7 +18,7 @@ from tidewheel.executor.claim_batch import Taking, good
 from tidewheel.executor.slots import Slots
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import Lane
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -53,7 +53,7 @@ class ShareLaneConsumer:
         slots: Slots,
         hold: timedelta,
         crowded: Callable[[], bool],
-        stop: Stop,
+        stop: Shutdown,
     ) -> None:
         self._join_group, self._topic, self._lane = join_group, topic, lane
         self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
@@ -82,23 +82,23 @@ class ShareLaneConsumer:
         self._thread.join(timeout=30)
 
     def _run(self) -> None:
-        patience = Patience(self._stop, f"consuming {self._topic}")
-        while not self._stop.asked():
+        backoff = Backoff(self._stop, f"consuming {self._topic}")
+        while not self._stop.requested():
             health.turns(f"consuming {self._topic}")
             try:
                 self._round()
             except (Unavailable, KafkaException) as error:
                 self._idle = True
                 self._drop_if_fatal(error)
-                patience.wait(error)
+                backoff.wait(error)
                 continue
             except Exception as error:  # noqa: BLE001 - see below
                 # Whatever it is, a lane that goes deaf in silence is worse: it is told, and tried again.
                 _LOG.exception("consuming %s failed", self._topic)
                 self._leave()
-                patience.wait(error)
+                backoff.wait(error)
                 continue
-            patience.over()
+            backoff.reset()
         health.ends()
         self._leave()
         self._taking.close()
@@ -122,11 +122,11 @@ class ShareLaneConsumer:
         until = monotonic_seconds() + self._hold_seconds
         left = messages
         try:
-            while left and not self._stop.asked() and self._wait_free(until):
+            while left and not self._stop.requested() and self._wait_free(until):
                 left = self._take_some(client, left)
         finally:
             # Here by an error, or asked to stop: another member may take it at once.
-            failed = left and (self._doubtful or self._stop.asked())
+            failed = left and (self._doubtful or self._stop.requested())
             self._acknowledge(client, left, AcknowledgeType.RELEASE if failed else AcknowledgeType.ACCEPT)
 
     def _take_some(self, client: ShareConsumer, messages: Sequence[Message]) -> Sequence[Message]:
@@ -157,7 +157,7 @@ class ShareLaneConsumer:
 
     def _wait_for_slots(self) -> bool:
         """Wait until a slot is free: a full executor asks for nothing."""
-        while not self._stop.asked():
+        while not self._stop.requested():
             if not self._crowded() and self._slots.wait_free(self._lane, _FULL_SECONDS):
                 return True
             health.waits()

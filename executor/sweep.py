@@ -29,10 +29,10 @@ from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.claim_batch import Begin
 from tidewheel.executor.slots import Slots
-from tidewheel.postgres.low_water import Marks
+from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.service import Stop, repeat
+from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Claim
@@ -123,13 +123,13 @@ class Sweep:
         idle: Callable[[], bool],
         crowded: Callable[[], bool],
         every: timedelta,
-        stop: Stop,
+        stop: Shutdown,
     ) -> None:
         self._session, self._claimer, self._slots = session, claimer, slots
         self._queues, self._handlers, self._begin = queues, sorted(handlers), begin
         self._idle, self._crowded, self._every, self._stop = idle, crowded, every, stop
         self._definitions = Definitions()
-        self._marks = Marks[tuple[str, Lane]]()
+        self._marks = LowWaterMarks[tuple[str, Lane]]()
         self._misses, self._chain_until = 0, 0.0
         self._turns = Turns(every, monotonic_seconds())
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
@@ -145,7 +145,7 @@ class Sweep:
         self._claimer.close()
 
     def _run(self) -> None:
-        repeat(self._stop, "sweep", self.step)
+        run_loop(self._stop, "sweep", self.step)
 
     def step(self) -> float:
         """One look; returns how long to wait for the next, in seconds."""
@@ -229,7 +229,7 @@ class Sweep:
             "queues": [queue for queue, _, _ in wanted],
             "lanes": [lane for _, lane, _ in wanted],
             "limits": [limit for _, _, limit in wanted],
-            "marks": self._marks.begin(lanes),
+            "marks": self._marks.scan_from(lanes),
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
         }
@@ -240,7 +240,7 @@ class Sweep:
             earliest: dict[tuple[str, Lane], datetime | None] = dict.fromkeys(lanes)
             for run in reversed(found):  # the longest due first, lane by lane
                 earliest[run.queue, Lane(run.lane)] = run.publish_at
-            self._marks.saw(earliest, cast("datetime", clock[0] if clock else None))
+            self._marks.record(earliest, cast("datetime", clock[0] if clock else None))
         return found
 
     def _start(self, lane: Lane, taken: int, runs: Sequence[DueRun]) -> int:

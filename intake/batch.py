@@ -18,7 +18,7 @@ from confluent_kafka import Message
 from tidewheel.errors import FieldError, UndecodableMessage
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import Encoding, ReceivedRequest, rejected_unread, reply_row
-from tidewheel.jobs.invalid import Misread
+from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import RunComplete, RunsCancel
 from tidewheel.jobs.strict_json import read_value
@@ -231,7 +231,7 @@ def _outcome(headers: Mapping[str, str], value: bytes) -> dict[str, object]:
         problem = f"the result has {len(value)} bytes, more than {MAX_RESULT_BYTES}; send a reference instead"
         return {"status": "failed", "error_type": "ResultTooLarge", "error_message": problem, "permanent": True}
     result = read_value(value)
-    if isinstance(result, Misread):
+    if isinstance(result, UnreadableValue):
         message = f"the result cannot be read: {result.problem}"
         raise UndecodableMessage(message)
     return {"result": result}

@@ -29,11 +29,11 @@ from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.clock_skew import Skew
+from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.settings import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
@@ -71,7 +71,7 @@ class _Piece(NamedTuple):
 class _Recovery(NamedTuple):
     """The limits of one try to apply a batch, and the messages that were pending when its piece was cut."""
 
-    patience: Patience
+    backoff: Backoff
     give_up_at: float
     pending: Sequence[Message]
 
@@ -98,9 +98,9 @@ class Member:
         *,
         topic: str,
         number: int,
-        skew: Skew,
+        skew: ClockSkew,
         installation: Installation,
-        stop: Stop,
+        stop: Shutdown,
     ) -> None:
         self._name = f"intake of {topic}, member {number}"
         self._trouble = _NO_TROUBLE  # the last error that ended a membership, and its time
@@ -120,12 +120,12 @@ class Member:
 
     def run(self) -> None:
         """Process messages until shutdown is requested."""
-        patience = Patience(self._stop, self._name)
+        backoff = Backoff(self._stop, self._name)
         health.requires(self._name, self.why_not_ready)
         try:
-            while not self._stop.asked():
+            while not self._stop.requested():
                 try:
-                    self._membership(patience)
+                    self._membership(backoff)
                 except Fenced as error:
                     # A rebalance is no failure, and does not end the backoff: no work has succeeded since.
                     level = logging.INFO if error.__cause__ is None else logging.WARNING
@@ -133,7 +133,7 @@ class Member:
                     self._stop.wait(_REJOIN_SECONDS)
                 except (Unavailable, KafkaException) as error:
                     self._trouble = str(error), monotonic_seconds()
-                    patience.wait(error)
+                    backoff.wait(error)
         finally:
             health.ends()
             self._notifier.close()
@@ -147,7 +147,7 @@ class Member:
         what, at = self._trouble
         return what if monotonic_seconds() - at < _TROUBLED_SECONDS else None
 
-    def _membership(self, patience: Patience) -> None:
+    def _membership(self, backoff: Backoff) -> None:
         """Join the group and process messages until an error or a shutdown."""
         self._offsets = StoredOffsets(self._owner, {self._topic: self._read_topic_id()})
         self._deferred, self._paused = DeferredPartitions(), set()
@@ -155,13 +155,13 @@ class Member:
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
         client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
         try:
-            while not self._stop.asked():
+            while not self._stop.requested():
                 health.turns(self._name)
                 if messages := self._poll(client):
                     self._process(client, messages)
                 if messages := self._deferred.take():
                     self._process(client, messages)
-                patience.over()
+                backoff.reset()
                 self._housekeeping()
         finally:
             client.close()
@@ -211,11 +211,11 @@ class Member:
     def _apply_with_recovery(self, messages: Sequence[Message]) -> None:
         """Apply messages in pieces of one transaction each; `_recover` handles every failure."""
         failpoint("intake.received")
-        patience = Patience(self._stop, "applying requests")
+        backoff = Backoff(self._stop, "applying requests")
         give_up_at = monotonic_seconds() + _GIVE_UP_SECONDS
         self._deferred.add([message for message in messages if message in self._deferred])
         while pending := self._pending(messages):
-            recovery = _Recovery(patience, give_up_at, pending)
+            recovery = _Recovery(backoff, give_up_at, pending)
             pieces = [self._first_piece(pending)]
             while pieces:
                 piece = pieces.pop(0)
@@ -227,7 +227,7 @@ class Member:
                         break
                     pieces[:0] = instead
             else:
-                patience.over()
+                backoff.reset()
                 self._batch_size = min(2 * self._batch_size, self._settings.intake_batch)
         self._timeouts.clear()
 
@@ -262,9 +262,9 @@ class Member:
             case Unavailable():
                 if is_time_limit(failure):
                     self._halve_batch(failed.messages, failure)
-                if self._stop.asked() or monotonic_seconds() > recovery.give_up_at:
+                if self._stop.requested() or monotonic_seconds() > recovery.give_up_at:
                     raise Fenced(str(failure)) from failure
-                recovery.patience.wait(failure)
+                recovery.backoff.wait(failure)
                 return None
             case _ if len(failed.messages) > 1:
                 count = len(failed.messages)
@@ -314,20 +314,20 @@ class Member:
             failpoint("intake.before_commit")
         failpoint("intake.after_commit")
         self._offsets.committed(ends)
-        self._notifier.poke(Channel.TIMERS)
-        self._notifier.poke(Channel.OUTBOX)
-        self._notifier.poke(Channel.SIGNALS)
+        self._notifier.notify(Channel.TIMERS)
+        self._notifier.notify(Channel.OUTBOX)
+        self._notifier.notify(Channel.SIGNALS)
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        patience = Patience(self._stop, "claiming partitions")
-        while not self._stop.asked():
+        backoff = Backoff(self._stop, "claiming partitions")
+        while not self._stop.requested():
             try:
                 for partition in partitions:
                     partition.offset = self._claim(client, partition)
                 break
             except (Unavailable, KafkaException) as error:
-                patience.wait(error)
-        patience.over()
+                backoff.wait(error)
+        backoff.reset()
         client.incremental_assign(partitions)
         self._trouble = _NO_TROUBLE
 
@@ -379,7 +379,7 @@ class Member:
     def _read_clock(self, connection: Conn) -> datetime:
         since = monotonic_seconds()
         now = read_now(connection)
-        self._skew.saw(now, since=since)
+        self._skew.record(now, since=since)
         return now
 
 

@@ -18,9 +18,9 @@ from psycopg import errors
 
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
 from tidewheel.intake.new_jobs import FIRST, NewJob, ScheduleStart
-from tidewheel.jobs.schedule import FixedDelay, Interval, Manual
+from tidewheel.jobs.schedule import FixedDelaySpec, IntervalSpec, ManualSpec
 from tidewheel.jobs.spec import policy_document
-from tidewheel.jobs.spec_cache import Known, Pattern, Timing
+from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.outbox import OutboxClass, OutboxRow, append, pack
 from tidewheel.postgres.pg_copy import NULL, bytea, columns, copy_rows, instant, int2, int4, int8, text, uuid
@@ -74,14 +74,14 @@ class Definition(NamedTuple):
 _VERSION_NUMBER = primitives.int32(FIRST)
 
 _SCHEDULES = {
-    (False, False): Timing(Manual()),
-    (True, False): Timing(Interval(interval=timedelta(hours=1))),
-    (True, True): Timing(FixedDelay(fixed_delay=timedelta(hours=1))),
+    (False, False): ScheduleTemplate(ManualSpec()),
+    (True, False): ScheduleTemplate(IntervalSpec(interval=timedelta(hours=1))),
+    (True, True): ScheduleTemplate(FixedDelaySpec(fixed_delay=timedelta(hours=1))),
 }
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def definition_of(pattern: Pattern, recurring: bool, chains: bool, tenant: str) -> Definition:  # noqa: FBT001 - a key
+def definition_of(pattern: SpecTemplate, recurring: bool, chains: bool, tenant: str) -> Definition:  # noqa: FBT001 - a key
     """The definition of such jobs: of the schedule it says whether it recurs, and whether by chaining."""
     spec = pattern.job(_SCHEDULES[recurring, chains], PLACEHOLDER, PLACEHOLDER.encode())
     record = definition_record(spec, tenant=tenant, job_id=PLACEHOLDER, job_version=FIRST, job_key=PLACEHOLDER)
@@ -210,7 +210,7 @@ class _Rows:
         self.versions: list[bytes] = []
         self.timers: list[bytes] = []
         self._now = instant(now)
-        ends: dict[tuple[str, Pattern, Timing, str], _Ends] = {}
+        ends: dict[tuple[str, SpecTemplate, ScheduleTemplate, str], _Ends] = {}
         for job, shard in zip(jobs, shards, strict=True):
             pattern, timing = job.known
             common = job.tenant, pattern, timing, job.start.text
@@ -230,7 +230,7 @@ class _Rows:
         if end.timer is not None:
             self.timers.append(b"".join((_TIMER, named, placed, end.timer)))
 
-    def _made(self, tenant: str, known: Known, start: ScheduleStart) -> _Ends:
+    def _made(self, tenant: str, known: CachedSpec, start: ScheduleStart) -> _Ends:
         (pattern, timing), now = known, self._now
         spec, definition = pattern.spec, definition_of(pattern, timing.recurring, timing.chains, tenant)
         begins = text(tenant) + int4(FIRST)

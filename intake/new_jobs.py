@@ -13,7 +13,7 @@ from tidewheel.errors import Refused
 from tidewheel.intake.next_version import OLDEST_ONCE, anchored, first_anchor
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import JobSubmit
-from tidewheel.jobs.spec_cache import Known, Timing
+from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
@@ -63,7 +63,7 @@ class NewJob(NamedTuple):
     job_text: str
     tenant: str
     key: str
-    known: Known
+    known: CachedSpec
     named: bool
     payload: bytes | None
     spec_hash: bytes
@@ -85,9 +85,9 @@ class ScheduleStarts:
 
     def __init__(self, now: datetime, *, spread: bool = False) -> None:
         self.now, self._spread = now, spread
-        self._found: dict[tuple[Timing, datetime | None], ScheduleStart | None] = {}
+        self._found: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
 
-    def of(self, known: Known, job_id: UUID) -> ScheduleStart | None:
+    def of(self, known: CachedSpec, job_id: UUID) -> ScheduleStart | None:
         """How a new job begins; None where it is out of the ordinary, or to be refused."""
         pattern, timing = known
         anchor = first_anchor(timing.document, job_id, self.now, spread=self._spread)
@@ -127,7 +127,7 @@ def find_jobs(connection: Conn, job_ids: Collection[UUID]) -> set[UUID]:
     return {job for (job,) in cast("list[tuple[UUID]]", found)}
 
 
-def _begin(timing: Timing, anchor: datetime | None, now: datetime) -> ScheduleStart | None:
+def _begin(timing: ScheduleTemplate, anchor: datetime | None, now: datetime) -> ScheduleStart | None:
     if any(uses_hash(str(each)) for each in cast("list[object]", timing.document.get("expressions", ()))):
         return None  # each job has times of its own
     document = anchored(timing.document, anchor)

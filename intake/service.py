@@ -8,8 +8,8 @@ member owns at a time.
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from tidewheel.intake.consume import Member
-from tidewheel.process.clock_skew import Skew
-from tidewheel.process.service import Stop
+from tidewheel.process.clock_skew import ClockSkew
+from tidewheel.process.service import Shutdown
 from tidewheel.settings import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
@@ -35,14 +35,14 @@ class Intake:
         url: str,
         kafka: dict[str, str],
         installation: Installation,
-        stop: Stop,
+        stop: Shutdown,
         *,
         members: int = MEMBERS,
     ) -> None:
         self._stop = stop
         topics = installation.topics
         numbered = [*((topics.requests, number) for number in range(1, members + 1)), (topics.target_replies, 1)]
-        skew = Skew(settings.max_clock_skew)
+        skew = ClockSkew(settings.max_clock_skew)
         self._members = [
             Member(settings, url, kafka, topic=topic, number=number, skew=skew, installation=installation, stop=stop)
             for topic, number in numbered
@@ -57,6 +57,6 @@ class Intake:
         with ThreadPoolExecutor(len(self._members), "intake") as pool:
             running = [pool.submit(member.run) for member in self._members]
             wait(running, return_when=FIRST_EXCEPTION)
-            self._stop.ask()
+            self._stop.request()
         for member in running:
             member.result()

@@ -14,7 +14,7 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.background import Beside
+from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.session import Session, is_time_limit
 from tidewheel.relay.due_rows import MOST_BYTES, ONE_PLAN, DueRow, Pair, Stretch, due_rows, place_of
 
@@ -45,30 +45,30 @@ class Walker:
 
     def __init__(self, url: str) -> None:
         self._session = Session(url, "tidewheel-relay-walk", options=ONE_PLAN, autocommit=True)
-        self._beside = Beside[tuple[Found, Stretch]](self._session, "relay-walk")
+        self._background = BackgroundQuery[tuple[Found, Stretch]](self._session, "relay-walk")
 
     @property
     def walking(self) -> bool:
         """Whether a walk is under way, or something that it has found was not taken yet."""
-        return self._beside.busy
+        return self._background.busy
 
     def begin(self, stretch: Stretch) -> None:
         """Look at everything up to the marks; the walk before must have been taken to its end."""
-        self._beside.begin(partial(self._find, stretch))
+        self._background.start(partial(self._find, stretch))
 
     def take(self) -> Found | None:
         """What was found, once, and nothing while it is looked for; begins to look for the rest, if there is any."""
-        taken = self._beside.take()
+        taken = self._background.take()
         if taken is None:
             return None
         found, rest = taken
         if found.more:
-            self._beside.begin(partial(self._find, rest, found))
+            self._background.start(partial(self._find, rest, found))
         return found
 
     def close(self) -> None:
         """Give up the look that is under way."""
-        self._beside.close()
+        self._background.close()
 
     def _find(self, stretch: Stretch, earlier: Found | None = None) -> tuple[Found, Stretch]:
         """One share of each slice and class, up to so many bytes and seconds; and what is left to look at then."""
@@ -79,13 +79,13 @@ class Walker:
         room = MOST_BYTES
         began = monotonic_seconds()
         for pair in stretch.upto:
-            if room <= 0 or self._beside.closing or monotonic_seconds() - began > _PART_SECONDS:
+            if room <= 0 or self._background.closing or monotonic_seconds() - began > _PART_SECONDS:
                 break
             try:
                 with self._session.transaction() as connection:
                     found, room = due_rows(connection, [pair], stretch, room)
             except (Unavailable, psycopg.Error) as error:
-                if not self._beside.closing:
+                if not self._background.closing:
                     _LOG.warning("slice %d, %s: late rows cannot be looked for now: %s", *pair, error)
                 whole = False
                 if not is_time_limit(error):

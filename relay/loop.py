@@ -15,10 +15,10 @@ from tidewheel.errors import Unavailable
 from tidewheel.membership import Membership
 from tidewheel.outbox import OutboxClass
 from tidewheel.postgres.notify import Channel, Listener
-from tidewheel.process.clock_skew import Skew
+from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Stop, repeat
+from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.relay.delete import Deleter
 from tidewheel.relay.due_rows import Batch, DueRow, Published, counts_of
 from tidewheel.relay.publish import Publisher
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0  # how old the metrics may be while there is always somethin
 class Relay:
     """One relay process."""
 
-    def __init__(self, settings: RelaySettings, url: str, kafka: dict[str, str], stop: Stop) -> None:
+    def __init__(self, settings: RelaySettings, url: str, kafka: dict[str, str], stop: Shutdown) -> None:
         self._stop = stop
         self._poll = settings.relay_poll.total_seconds()
         self._membership = Membership(
@@ -44,7 +44,7 @@ class Relay:
             role="relay",
             name=socket.gethostname(),
             timeout=settings.member_timeout,
-            skew=Skew(settings.max_clock_skew),
+            skew=ClockSkew(settings.max_clock_skew),
         )
         self._slices = Slices(url, self._membership)
         self._wake = threading.Event()
@@ -67,7 +67,7 @@ class Relay:
         """Publish until asked to stop."""
         self.enter()
         try:
-            repeat(self._stop, "relay", self.step, wake=self._wake)
+            run_loop(self._stop, "relay", self.step, wake=self._wake)
         finally:
             self.leave()
 

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.clients import producer
 from tidewheel.process.failpoint import failpoint
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
 from tidewheel.relay.topic_backoff import Parking
 
@@ -56,7 +56,7 @@ class Publisher:
         timeout_ms: int,
         batch: int,
         runs_prefix: str,
-        stop: Stop,
+        stop: Shutdown,
         meanwhile: Callable[[], None],
     ) -> None:
         self._config, self._timeout_ms, self._batch, self._stop = config, timeout_ms, batch, stop
@@ -169,7 +169,7 @@ class Publisher:
         while True:
             self._meanwhile()
             self._producer.poll(0.1)
-            if self._stop.asked():
+            if self._stop.requested():
                 message = "stopped before the broker had answered"
                 raise Unavailable(message)
             with suppress(BufferError):
@@ -199,7 +199,7 @@ class Publisher:
         # Never produced again while they are still in the producer's queue: an outage would multiply them.
         while self._producer.flush(_FLUSH_SECONDS) > 0:
             self._meanwhile()
-            if self._stop.asked():
+            if self._stop.requested():
                 message = "stopped before the broker had answered"
                 raise Unavailable(message)
 

@@ -3,7 +3,7 @@
 Reading from the front of the index would meet each dead row that vacuum could not remove yet, and each that is under
 way. A mark says up to where everything of a slice and class has been read, if its transaction committed within a second
 of its clock reading. What was read and not published lowers it again. Late rows, that came behind it all the same, are
-found by a walk from the very start, once a second and for a twentieth of the time at most. Where walks take long, they
+found by a walk from the very start, once a second and for a twentieth of the time at most. Where pacer take long, they
 are made beside (`walk.py`), and where that makes them rare there are short ones between, of what lay behind the marks
 for less than 15 s. Marks are only in memory: a new relay first looks for the earliest row of each slice and class.
 """
@@ -15,7 +15,7 @@ from typing import cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxClass
-from tidewheel.postgres.low_water import LATE_COMMIT, Walks
+from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.relay.due_rows import (
@@ -47,8 +47,8 @@ _PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]
 # exceed 1; what matters is that a flood of one class cannot take another's share.
 _WEIGHTS = {OutboxClass.CRITICAL: 1.0, OutboxClass.STANDARD: 0.6, OutboxClass.EVENTS: 0.6, OutboxClass.BATCH: 0.2}
 
-_LONG_TRANSACTION = timedelta(seconds=15)  # as long as one of ours may be idle; those meet short walks
-_RARE_SECONDS = 15.0  # between walks; from then on late rows would wait too long, and there are short ones
+_LONG_TRANSACTION = timedelta(seconds=15)  # as long as one of ours may be idle; those meet short pacer
+_RARE_SECONDS = 15.0  # between pacer; from then on late rows would wait too long, and there are short ones
 _SHORT_WALKS_SHARE = 10  # they go over what has gone since the one before, and 15 s: at 10,000 runs/s 3 s in 30
 _CALM_ROWS = 4  # a batch of so few is followed by a look for few: at least as many of each slice and class
 _FINDING_SECONDS = 1.0  # how long a read may be held up by looking for where slices begin that are new
@@ -68,9 +68,9 @@ class Reader:
         self._most = most
         self._low = LowWater()
         self._unproven: list[Batch] = []
-        self._walks = Walks(at_once=False)
-        self._short_walks = Walks(at_once=False, share=_SHORT_WALKS_SHARE)
-        self._pace = self._walks  # of the walk beside
+        self._full_scans = FullScanPacer(at_once=False)
+        self._short_scans = FullScanPacer(at_once=False, share=_SHORT_WALKS_SHARE)
+        self._pace = self._full_scans  # of the walk beside
         self._walker = Walker(url)
         self._late: dict[Pair, Sequence[DueRow]] = {}  # what it has found
         self._finding_seconds = 0.0
@@ -109,7 +109,7 @@ class Reader:
         batch = Batch(rows, pairs, counts, full=self._was_full)
         self._low.move(batch, now - LATE_COMMIT, back=cut_short if walk else ())
         if walk:
-            self._walks.ended()
+            self._full_scans.finish()
             self._low.walked |= self._low.read
         if late:
             rows = sorted([*late, *rows], key=_position)
@@ -148,7 +148,7 @@ class Reader:
             if pair[1] not in due:
                 self._low.nothing_due(pair, safe)
         if walk and not due:
-            self._walks.ended()
+            self._full_scans.finish()
             self._low.walked |= self._low.read
         self._collect_late()
         for (_, name), late in self._late.items():
@@ -201,7 +201,7 @@ class Reader:
         self._finding_seconds += monotonic_seconds() - began
         known = [pair for pair in pairs if pair in self._low.read]
         if len(known) == len(pairs):
-            self._walks.took(self._finding_seconds, whole=False)
+            self._full_scans.record(self._finding_seconds, whole=False)
             self._finding_seconds = 0.0
         return known
 
@@ -209,16 +209,16 @@ class Reader:
         """Whether this look is to be the walk that is due; once they take long it is begun beside instead."""
         if self._walker.walking or self._late:
             return False
-        if self._walks.begin():
-            if not self._walks.slow:
+        if self._full_scans.start():
+            if not self._full_scans.slow:
                 return True
-            self._walk_beside(self._walks, pairs, everywhere)
-        elif self._walks.pause_seconds > _RARE_SECONDS and self._short_walks.begin():
+            self._walk_beside(self._full_scans, pairs, everywhere)
+        elif self._full_scans.pause_seconds > _RARE_SECONDS and self._short_scans.start():
             after = {pair: (publish_at - _LONG_TRANSACTION, 0) for pair, (publish_at, _) in self._low.walked.items()}
-            self._walk_beside(self._short_walks, pairs, replace(everywhere, after=after))
+            self._walk_beside(self._short_scans, pairs, replace(everywhere, after=after))
         return False
 
-    def _walk_beside(self, pace: Walks, pairs: Sequence[Pair], stretch: Stretch) -> None:
+    def _walk_beside(self, pace: FullScanPacer, pairs: Sequence[Pair], stretch: Stretch) -> None:
         self._pace = pace
         self._low.walking = {pair: self._low.read[pair] for pair in pairs}
         self._walker.begin(replace(stretch, upto=dict(self._low.walking)))
@@ -228,7 +228,7 @@ class Reader:
         if not self._late and (found := self._walker.take()):
             self._late = dict(found.rows)
             if not found.more:
-                self._pace.took(found.seconds, whole=found.whole)
+                self._pace.record(found.seconds, whole=found.whole)
                 if found.whole:
                     self._low.walked |= self._low.walking
 

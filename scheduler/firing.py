@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
 from tidewheel.outbox import append
-from tidewheel.postgres.low_water import EVER
+from tidewheel.postgres.low_water import BEGINNING
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -61,7 +61,7 @@ class Round:
     horizon: datetime
     misfire_after: timedelta
     batch: int
-    since: datetime = EVER
+    since: datetime = BEGINNING
     until: datetime | None = None
     marks: Mapping[int, datetime] = field(default_factory=dict[int, datetime])
 
@@ -98,7 +98,7 @@ def fire(session: Session, installation: Installation, look: Round) -> int:
 def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
     columns = {
         "shards": list(look.shards),
-        "since": [max(look.since, look.marks.get(shard, EVER)) for shard in look.shards],
+        "since": [max(look.since, look.marks.get(shard, BEGINNING)) for shard in look.shards],
         "until": look.until or look.horizon,
         "now": look.now,
         # Shared out, so that one shard's backlog is not in front of another's due timers.

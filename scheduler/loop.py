@@ -10,13 +10,13 @@ import threading
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.membership import Membership, rendezvous
-from tidewheel.postgres.low_water import Marks
+from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import BY_KEY, Session
-from tidewheel.process.clock_skew import Skew
+from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Stop, repeat
+from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.scheduler.active_run_repair import TurnSweep
 from tidewheel.scheduler.backfill_loop import Backfilling
 from tidewheel.scheduler.backlog import Rush
@@ -41,7 +41,7 @@ _PARTITIONS_SECONDS = 600.0
 class Scheduler:
     """One scheduler process."""
 
-    def __init__(self, settings: SchedulerSettings, url: str, installation: Installation, stop: Stop) -> None:
+    def __init__(self, settings: SchedulerSettings, url: str, installation: Installation, stop: Shutdown) -> None:
         self._settings, self._installation, self._stop = settings, installation, stop
         self._session = Session(url, "tidewheel-scheduler", options=BY_KEY)
         self._rush = Rush()
@@ -51,13 +51,13 @@ class Scheduler:
             role="scheduler",
             name=socket.gethostname(),
             timeout=settings.member_timeout,
-            skew=Skew(settings.max_clock_skew),
+            skew=ClockSkew(settings.max_clock_skew),
         )
         self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
         self._notifier = Notifier(url, "tidewheel-scheduler-notify")
         self._rounds = Rounds(self._session, url, installation, settings, self._notifier)
         self._shards: list[int] = []
-        self._marks, self._others_marks = Marks[int](), Marks[int]()
+        self._marks, self._others_marks = LowWaterMarks[int](), LowWaterMarks[int]()
         self._members: tuple[object, ...] = ()
         self._next_overdue = self._next_mend = self._next_partitions = self._sleeps_until = 0.0
         self._mending = 0
@@ -73,7 +73,7 @@ class Scheduler:
         """Fire until asked to stop."""
         self._membership.start()
         try:
-            repeat(self._stop, "scheduler", self.step, wake=self._wake)
+            run_loop(self._stop, "scheduler", self.step, wake=self._wake)
         finally:
             self._membership.leave()
             self.close()
@@ -85,7 +85,7 @@ class Scheduler:
             Unavailable: The database does not answer.
         """
         if monotonic_seconds() < self._sleeps_until:
-            self._marks.woken()
+            self._marks.scan_soon()
         self._keep_house()
         retiming = self._zones.step()
         self._take_shards()
@@ -97,7 +97,7 @@ class Scheduler:
             self._rounds.fire(others, -self._settings.overdue_after, self._others_marks, Rush())
             handed_on = self._settle() + self._turns.step()
             if self._unhandled.step() or handed_on:
-                self._notifier.poke(Channel.OUTBOX)
+                self._notifier.notify(Channel.OUTBOX)
             more = more or handed_on > 0
             if self._told(self._wanted_cancels.step()):
                 self.look_everywhere()
@@ -105,7 +105,7 @@ class Scheduler:
         timed_out, until_deadline = self._deadlines.step()
         made, soon = self._backfilling.step(self._shards)
         if made or timed_out:
-            self._notifier.poke(Channel.OUTBOX)
+            self._notifier.notify(Channel.OUTBOX)
         left = 0.0 if more or timed_out else min(pause, soon, until_deadline)
         self._sleeps_until = monotonic_seconds() + left
         return left
@@ -133,9 +133,9 @@ class Scheduler:
     def _told(self, cancelled: Cancelled) -> int:
         """Tell others of what was cancelled; returns whether there is more to do at once."""
         if cancelled.ended:
-            self._notifier.poke(Channel.OUTBOX)
+            self._notifier.notify(Channel.OUTBOX)
         if cancelled.asked:
-            self._notifier.poke(Channel.SIGNALS)
+            self._notifier.notify(Channel.SIGNALS)
         return int(cancelled.more)
 
     def _take_shards(self) -> None:

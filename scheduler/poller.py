@@ -13,7 +13,7 @@ from typing import cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.low_water import EVER, Marks
+from tidewheel.postgres.low_water import BEGINNING, LowWaterMarks
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.postgres.statements import Statements
@@ -59,7 +59,7 @@ class Rounds:
         self._helper.shutdown()
         self._beside.close()
 
-    def fire(self, shards: list[int], ahead: timedelta, marks: Marks[int], rush: Rush) -> float:
+    def fire(self, shards: list[int], ahead: timedelta, marks: LowWaterMarks[int], rush: Rush) -> float:
         """Fire some of what is due up to `ahead` from now in these shards.
 
         Args:
@@ -83,11 +83,11 @@ class Rounds:
             return 0.0
         return self._look(shards, ahead, marks, rush, batch=self._settings.fire_batch)
 
-    def _look(self, shards: list[int], ahead: timedelta, marks: Marks[int], rush: Rush, *, batch: int) -> float:
+    def _look(self, shards: list[int], ahead: timedelta, marks: LowWaterMarks[int], rush: Rush, *, batch: int) -> float:
         """One batch out of all of them; a full one is the beginning of a rush."""
         poll = self._settings.scheduler_poll.total_seconds()
-        now, found = _probe(self._session, shards, marks.begin(shards))
-        marks.saw(found, now)
+        now, found = _probe(self._session, shards, marks.scan_from(shards))
+        marks.record(found, now)
         earliest = {shard: at for shard, at in found.items() if at is not None}
         due = [shard for shard, at in earliest.items() if at <= now + ahead]
         if not due:
@@ -98,7 +98,7 @@ class Rounds:
             rush.begin(sorted(due, key=earliest.__getitem__))
         elif min(earliest.values()) <= look.since:
             # What was missed comes after what is on time, and in smaller bites, so that it is in nobody's way.
-            behind = replace(look, since=EVER, until=look.since, batch=-(-batch // _MISSED_PART))
+            behind = replace(look, since=BEGINNING, until=look.since, batch=-(-batch // _MISSED_PART))
             moved += self._fire(self._session, behind)
         if not moved:
             return min(poll, _BUSY_SECONDS)
@@ -107,7 +107,7 @@ class Rounds:
             return min(poll, (ahead / _GATHER_PART).total_seconds())
         return 0.0
 
-    def _hurry(self, ahead: timedelta, marks: Marks[int], rush: Rush) -> None:
+    def _hurry(self, ahead: timedelta, marks: LowWaterMarks[int], rush: Rush) -> None:
         """Fire batch after batch on both connections, until everybody had his turn or it is time for other duties."""
         until = monotonic_seconds() + _RUSH_SECONDS
         if monotonic_seconds() < self._alone_until:
@@ -125,7 +125,9 @@ class Rounds:
             _LOG.warning("firing on one connection for a while; what the other had under way is due again: %s", error)
             self._alone_until = monotonic_seconds() + _ALONE_SECONDS
 
-    def _work_off(self, session: Session, ahead: timedelta, marks: Marks[int], rush: Rush, until: float) -> None:
+    def _work_off(
+        self, session: Session, ahead: timedelta, marks: LowWaterMarks[int], rush: Rush, until: float
+    ) -> None:
         session.connection()  # before anybody's turn is taken: where there is none, they stay in the line
         bite, batch = Bite(), self._settings.fire_batch
         while monotonic_seconds() < until and (some := rush.next(bite.shards)):
@@ -134,7 +136,9 @@ class Rounds:
             fired = self._fire(session, self._round(due, now, ahead, marks, batch)) if due else 0
             bite.took(full=fired >= batch)
 
-    def _round(self, due: Sequence[int], now: datetime, ahead: timedelta, marks: Marks[int], batch: int) -> Round:
+    def _round(
+        self, due: Sequence[int], now: datetime, ahead: timedelta, marks: LowWaterMarks[int], batch: int
+    ) -> Round:
         horizon = now + ahead
         return Round(
             shards=due,
@@ -149,7 +153,7 @@ class Rounds:
     def _fire(self, session: Session, look: Round) -> int:
         moved = fire(session, self._installation, look)
         if moved:
-            self._notifier.poke(Channel.OUTBOX)
+            self._notifier.notify(Channel.OUTBOX)
         return moved
 
     def _pause(self, now: datetime, earliest: dict[int, datetime], ahead: timedelta) -> float:

@@ -18,8 +18,8 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.background import Beside
-from tidewheel.postgres.low_water import Walks
+from tidewheel.postgres.background import BackgroundQuery
+from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -76,22 +76,22 @@ class UnhandledWatch:
 
     def __init__(self, session: Session, installation: Installation, *, due_for: timedelta = _DUE_FOR) -> None:
         self._session, self._installation, self._due_for = session, installation, due_for
-        self._beside = Beside[bool](session, "unhandled")
-        self._walks = Walks(_EVERY_SECONDS, at_once=False)  # executors that start with it come first
+        self._background = BackgroundQuery[bool](session, "unhandled")
+        self._full_scans = FullScanPacer(_EVERY_SECONDS, at_once=False)  # executors that start with it come first
 
     def step(self) -> bool:
         """Begin to look, when it is time to; returns whether the last look has announced something.
 
         It may meet all that has gone from the open runs, and firing is not to wait for that.
         """
-        told = self._beside.take()
-        if not self._beside.busy and self._walks.begin():
-            self._beside.begin(self._walk)
+        told = self._background.take()
+        if not self._background.busy and self._full_scans.start():
+            self._background.start(self._walk)
         return bool(told)
 
     def close(self) -> None:
         """Give up the look that is under way, and close the connection."""
-        self._beside.close()
+        self._background.close()
 
     def _walk(self) -> bool:
         began, told = monotonic_seconds(), False
@@ -99,7 +99,7 @@ class UnhandledWatch:
             told = bool(self.look())
         except (Unavailable, psycopg.Error) as error:
             _LOG.warning("what runs wait for could not be looked at: %s", error)
-        self._walks.took(monotonic_seconds() - began)
+        self._full_scans.record(monotonic_seconds() - began)
         return told
 
     def look(self) -> list[Unhandled]:

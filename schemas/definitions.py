@@ -5,7 +5,7 @@ from datetime import timedelta
 from tidewheel.jobs import targets
 from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.retry import RetryPolicy
-from tidewheel.jobs.schedule import FixedDelay
+from tidewheel.jobs.schedule import FixedDelaySpec
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.values import microseconds
 from tidewheel.schemas.generated.records import (
@@ -61,7 +61,7 @@ def definition_record(
         payload_content_type=payload.content_type,
         retry=_retry(spec.retry),
         start_to_close_ms=_milliseconds(spec.start_to_close),
-        fixed_delay=isinstance(spec.schedule, FixedDelay) or None,
+        fixed_delay=isinstance(spec.schedule, FixedDelaySpec) or None,
         pause_on_failure=spec.pause_on_failure,
         schedule_to_start_ms=_optional_milliseconds(spec.schedule_to_start),
         schedule_to_close_ms=_optional_milliseconds(spec.schedule_to_close),
@@ -77,19 +77,19 @@ def needs(target: Target) -> str | None:
     return _NEEDED.get(target.kind, target.handler)
 
 
-def _target(target: targets.AnyTarget) -> Target:
+def _target(target: targets.TargetSpec) -> Target:
     match target:
-        case targets.HandlerTarget():
+        case targets.HandlerTargetSpec():
             return Target(kind=TargetKind.HANDLER, handler=target.name)
-        case targets.HttpTarget():
+        case targets.HttpTargetSpec():
             waits = _milliseconds(target.async_timeout) if target.is_async else None
             http = HttpTarget(method=target.method, url=target.url, headers=target.headers, async_timeout_ms=waits)
             return Target(kind=TargetKind.HTTP, http=http)
-        case targets.KafkaTarget():
+        case targets.KafkaTargetSpec():
             waits = _milliseconds(target.reply_timeout) if target.await_reply else None
             kafka = KafkaTarget(topic=target.topic, key=target.key, headers=target.headers, reply_timeout_ms=waits)
             return Target(kind=TargetKind.KAFKA, kafka=kafka)
-        case targets.ShellTarget():
+        case targets.ShellTargetSpec():
             shell = ShellTarget(
                 argv=target.argv,
                 cwd=target.cwd,
@@ -98,7 +98,7 @@ def _target(target: targets.AnyTarget) -> Target:
                 cpu_seconds=target.cpu_seconds,
             )
             return Target(kind=TargetKind.SHELL, shell=shell)
-        case targets.LambdaTarget():
+        case targets.LambdaTargetSpec():
             aws = LambdaTarget(function=target.function, qualifier=target.qualifier, region=target.region)
             return Target(kind=TargetKind.LAMBDA, aws_lambda=aws)
 

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from tidewheel.jobs.invalid import Misread
+from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import BYTES_CONTENT, JSON_CONTENT
 from tidewheel.jobs.requests import Request as ParsedRequest
@@ -67,7 +67,7 @@ def _payload(content: bytes, content_type: str) -> dict[str, object]:
     if content_type == JSON_CONTENT:
         return {"payload": read_value(content)}
     problem = f"content type {shown(content_type)} is not known here"
-    return {"payload": Misread(problem, f"name {JSON_CONTENT} or {BYTES_CONTENT}")}
+    return {"payload": UnreadableValue(problem, f"name {JSON_CONTENT} or {BYTES_CONTENT}")}
 
 
 def _plain(value: object) -> object:

@@ -20,8 +20,8 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.clock_skew import Skew
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.clock_skew import ClockSkew
+from tidewheel.process.service import Backoff, Shutdown
 
 _SQL = Statements("tidewheel")
 _BEAT = _SQL["beat_member"]
@@ -34,11 +34,11 @@ _BEATS_PER_TIMEOUT = 5  # four may be lost before a live member is taken for dea
 class Membership:
     """This process's membership of a role, kept alive by a thread of its own, whose beats also measure the skew."""
 
-    def __init__(self, url: str, *, role: str, name: str, timeout: timedelta, skew: Skew) -> None:
+    def __init__(self, url: str, *, role: str, name: str, timeout: timedelta, skew: ClockSkew) -> None:
         self.member_id = uuid4()
         self._url, self._role, self._name, self._timeout, self._skew = url, role, name, timeout, skew
         self._live: tuple[UUID, ...] = ()
-        self._stop = Stop()
+        self._stop = Shutdown()
         self._first = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -53,28 +53,28 @@ class Membership:
 
     def leave(self) -> None:
         """Say goodbye; never raises."""
-        self._stop.ask()
+        self._stop.request()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
 
     def _run(self) -> None:
-        patience = Patience(self._stop, f"{self._role} membership")
+        backoff = Backoff(self._stop, f"{self._role} membership")
         pause = self._timeout.total_seconds() / _BEATS_PER_TIMEOUT
-        while not self._stop.asked():
+        while not self._stop.requested():
             try:
-                self._beat_until_stopped(pause, patience)
+                self._beat_until_stopped(pause, backoff)
             except (Unavailable, psycopg.Error) as error:
-                patience.wait(error)
+                backoff.wait(error)
 
-    def _beat_until_stopped(self, pause: float, patience: Patience) -> None:
+    def _beat_until_stopped(self, pause: float, backoff: Backoff) -> None:
         columns = {"member_id": self.member_id, "role": self._role, "name": self._name, "timeout": self._timeout}
         with connect(self._url, f"tidewheel-{self._role}-membership", autocommit=True) as connection:
-            while not self._stop.asked():
+            while not self._stop.requested():
                 self._beat(connection, columns)
                 rows = connection.execute(_LIVE, columns, binary=True).fetchall()
                 self._live = tuple(member for (member,) in rows if isinstance(member, UUID))
                 self._first.set()
-                patience.over()
+                backoff.reset()
                 self._stop.wait(pause)
             connection.execute(_LEAVE, columns)
 
@@ -82,7 +82,7 @@ class Membership:
         asked = monotonic_seconds()
         row = connection.execute(_BEAT, columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
-        self._skew.saw(cast("datetime", row[0]), since=asked)
+        self._skew.record(cast("datetime", row[0]), since=asked)
 
 
 def rendezvous(things: int, members: Sequence[UUID], me: UUID) -> list[int]:

@@ -1,7 +1,11 @@
-"""A run's life: every state, every move, written once.
+"""The life of a run: every state and every move, written once.
 
-SQL gets its allowed sources and its target from `MOVES`; the CHECK constraints, the final states, the API's enumeration
-and the diagram in `docs/run-states.md` are compared with this table by tests. No state is spelled out anywhere else.
+SQL takes its allowed sources and its target from `MOVES`. Tests compare the CHECK constraints, the final states, the
+API's enumeration and `docs/run-states.md` with this table. No other file spells a state out.
+
+`Lane`, `Cause` and `Overlap` exist a second time, as generated wire enums (`tidewheel.schemas.generated.records`) with
+a further symbol `unknown`: what a newer release may write and this one cannot name. Code converts them by value where a
+record is built or read.
 """
 
 from collections.abc import Mapping
@@ -11,84 +15,125 @@ from types import MappingProxyType
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """A run's state. The sentence below each member is its row in `docs/run-states.md`."""
 
     QUEUED = "queued"
+    """Waits for an executor. It can be claimed from its `publish_at` on; until then it is shown as `scheduled`."""
     BUFFERED = "buffered"
+    """Waits until its job's active run ends: its overlap policy is `buffer_one`, `buffer_all` or `cancel_other`."""
     RUNNING = "running"
+    """An executor owns its attempt and renews the lease by heartbeats."""
     WAITING = "waiting"
+    """Its attempt is over, and a call of `run.complete` or a reply on Kafka is to end it before its deadline."""
     RETRYING = "retrying"
+    """Its last attempt failed or was lost. An executor can claim the next one from `publish_at` on."""
     CANCELLING = "cancelling"
+    """A cancel was requested while its attempt runs. It becomes `cancelled` when the attempt ends."""
     BLOCKED = "blocked"
+    """Waits for earlier runs of its workflow; this release creates no such run."""
     SUCCEEDED = "succeeded"
+    """An attempt succeeded."""
     FAILED = "failed"
+    """No retry is left, the failure is permanent, or too many executors were lost. There is a dead letter."""
     TIMED_OUT = "timed_out"
+    """A timeout expired and no retry is left; the reason names the timeout. There is a dead letter."""
     CANCELLED = "cancelled"
+    """Ended on request of a client, of its handler, or because its job was deleted."""
     SKIPPED = "skipped"
+    """Never started, because another run of its job was active; the reason names the overlap policy."""
 
 
 class Cause(StrEnum):
-    """Why there is a run."""
+    """The reason why a run exists."""
 
     TIMER = "timer"
+    """An occurrence of the job's schedule."""
     TRIGGER = "trigger"
+    """A `job.trigger` request, or the `on_failure` job of a run that failed."""
     BACKFILL = "backfill"
+    """An occurrence of the past, created by a backfill."""
     WORKFLOW = "workflow"
+    """A step of a workflow; this release creates no such run."""
     RETRY = "retry"
+    """A `run.retry` request or a redriven dead letter: a new run in place of one that ended."""
 
 
 class Lane(StrEnum):
-    """Priority class; one topic each."""
+    """Priority class of a run. Each lane has its own topic, so that a backlog in one delays no run of another."""
 
     CRITICAL = "critical"
+    """First of the lanes: executors reserve slots for it."""
     STANDARD = "standard"
+    """The default of jobs."""
     BATCH = "batch"
+    """Last of the lanes: backfills and bulk work."""
 
 
 class Overlap(StrEnum):
-    """What happens when a run is about to start while another of its job has the turn."""
+    """Policy for a run that is about to start while another run of its job is active."""
 
     SKIP = "skip"
+    """The new run is skipped."""
     BUFFER_ONE = "buffer_one"
+    """The new run waits; it is skipped if another one waits already."""
     BUFFER_ALL = "buffer_all"
+    """The new run waits behind all that wait already."""
     CANCEL_OTHER = "cancel_other"
+    """A cancel of the active run is requested; the new run waits for its end and replaces an older one that does."""
     TERMINATE_OTHER = "terminate_other"
+    """The active run ends as `cancelled` at once, and the new run starts."""
     ALLOW_ALL = "allow_all"
+    """The new run starts beside the active one."""
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended; `lost` is an attempt's outcome, never a run's state."""
+    """The end of an attempt. `lost`, `released` and `snoozed` are outcomes of attempts only, never states of runs."""
 
     SUCCEEDED = "succeeded"
+    """The handler returned, or the target answered with success."""
     FAILED = "failed"
+    """The handler raised, or the target answered with an error; counted against `max_attempts`."""
     TIMED_OUT = "timed_out"
+    """A timeout of the attempt expired; counted against `max_attempts`."""
     CANCELLED = "cancelled"
+    """The attempt ended after its cancel was requested."""
     LOST = "lost"
+    """Its executor missed its lease; counted against `max_lost` only."""
     RELEASED = "released"
+    """Its executor stopped and released it; not counted."""
     SNOOZED = "snoozed"
+    """The handler raised `Snooze`; not counted."""
 
 
 class Move(StrEnum):
-    """What can happen to a run."""
+    """A change of a run's state. The sentence below each member is its row in `docs/run-states.md`."""
 
     CLAIM = "claim"
+    """An executor claims the run, by Kafka message or by sweep."""
     BUFFER = "buffer"
     PROMOTE = "promote"
     RELEASE = "release"
     SNOOZE = "snooze"
+    """The handler raised `Snooze`; the attempt is not counted."""
     RETRY = "retry"
+    """The attempt failed or timed out (counted), or its executor was lost (counted separately)."""
     WAIT = "wait"
     REQUEST_CANCEL = "request_cancel"
     SUCCEED = "succeed"
+    """The handler returned, the target answered with success, or a client reported success by `run.complete`."""
     FAIL = "fail"
+    """The attempt failed, and no retry is left or the failure is permanent."""
     TIME_OUT = "time_out"
+    """A timeout expired and no retry is left, or the run did not start within `schedule_to_start`."""
     CANCEL = "cancel"
+    """A client cancels the run or deletes its job, or the attempt of a run that is `cancelling` has ended."""
     SKIP = "skip"
+    """A claim finds another run of the job active, and the overlap policy skips this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: from which states a move is allowed, and where it leads."""
+    """One row of the table: the states in which a move is allowed, and the state it leads to."""
 
     sources: frozenset[RunState]
     target: RunState
@@ -122,7 +167,7 @@ FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPP
 OPEN = frozenset(RunState) - FINAL
 OWNED = [RunState.RUNNING, RunState.CANCELLING]  # an executor's attempt is under way; its lease guards it
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
-SCHEDULED = "scheduled"  # no state: how a queued run is shown while its publish_at is ahead
+SCHEDULED = "scheduled"  # not a state: a queued run is shown so while its publish_at is ahead
 
 _END_MOVES: Mapping[RunState, Move] = MappingProxyType(
     {MOVES[move].target: move for move in (Move.SUCCEED, Move.FAIL, Move.TIME_OUT, Move.CANCEL, Move.SKIP)}
@@ -130,38 +175,38 @@ _END_MOVES: Mapping[RunState, Move] = MappingProxyType(
 
 
 def sources(move: Move) -> list[str]:
-    """The states a move may start from, sorted, as SQL wants them."""
+    """Return the states a move may start from, sorted, as a parameter of SQL."""
     return sorted(MOVES[move].sources)
 
 
 def target(move: Move) -> RunState:
-    """The state a move leads to."""
+    """Return the state a move leads to."""
     return MOVES[move].target
 
 
-def end_of(state: RunState, wanted: RunState) -> RunState | None:
-    """The terminal state that a run in `state` reaches when its attempt reports `wanted`.
+def end_of(state: RunState, reported: RunState) -> RunState | None:
+    """Return the terminal state of a run in `state` whose attempt reports `reported`.
 
-    A run that is being cancelled can only become cancelled, whatever its handler managed to do meanwhile.
+    A run that is `cancelling` can only become `cancelled`, even if its handler succeeds meanwhile.
 
     Returns:
-        None where the state machine has no such move: the report comes too late.
+        None if no move leads there: the report is late.
     """
     if state is RunState.CANCELLING:
         return RunState.CANCELLED
-    move = _END_MOVES[wanted]
-    return wanted if state in MOVES[move].sources else None
+    move = _END_MOVES[reported]
+    return reported if state in MOVES[move].sources else None
 
 
 def sequence_of(attempt: int, *, ended_running: bool | None) -> int:
-    """The position of an event within its run, derived so that nobody has to count.
+    """Return the position of an event within its run, derived from the attempt and not counted.
 
-    Started is `2a - 1`, the end of attempt `a` `2a`, an end between attempts `2a + 1`: strictly increasing over a run's
-    life, the same again when the same event is written again.
+    The start of attempt `a` is `2a - 1`, its end `2a`, an end between attempts `2a + 1`. Positions strictly increase
+    over a run's life, and the same event always has the same position.
 
     Args:
-        attempt: The run's attempt when it happens; 0 before the first claim.
-        ended_running: None for the start of the attempt, True for its end, False for a run that ended while none ran.
+        attempt: The run's attempt at the event; 0 before the first claim.
+        ended_running: None for the start of the attempt, True for its end, False for the end of a run without one.
     """
     if ended_running is None:
         return 2 * attempt - 1

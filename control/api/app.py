@@ -10,12 +10,12 @@ from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.runs import RunsDoor
 from tidewheel.control.api.schemas import SchemasDoor
 from tidewheel.control.api.workers import Workers
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 
-def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Stop) -> Starlette:
+def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Shutdown) -> Starlette:
     """The HTTP door over these workers."""
     doors = (
         ExecutorsDoor(workers, installation, settings),

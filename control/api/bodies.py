@@ -8,11 +8,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from tidewheel.errors import InvalidInput
-from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_object
-from tidewheel.jobs.validation import Submitted, validated
+from tidewheel.jobs.validation import StrictModel, validate
 
-M = TypeVar("M", bound=Submitted)
+M = TypeVar("M", bound=StrictModel)
 
 _SECONDS = 10.0  # for a body of 1 MiB at most: who needs longer is stuck, or means harm
 
@@ -43,8 +43,8 @@ async def read_body(request: Request, model: type[M]) -> M:
     """
     document = await read_document(request)
     try:
-        return validated(model, document)
-    except Misfit as error:
+        return validate(model, document)
+    except InvalidValue as error:
         raise InvalidInput(error.errors) from error
 
 

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from tidewheel.control.api.workers import Desk, Workers
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 
 _ANSWER = Statements("tidewheel.control")["answer"]
 
@@ -22,7 +22,7 @@ class HealthDoor:
     """What probes ask."""
 
     workers: Workers
-    stop: Stop
+    stop: Shutdown
 
     def routes(self) -> list[Route]:
         """Where they are answered."""
@@ -38,8 +38,8 @@ class HealthDoor:
         Raises:
             Unavailable: It does not, or the process is on its way out.
         """
-        if self.stop.asked():
-            message = "asked to stop"
+        if self.stop.requested():
+            message = "stop requested"
             raise Unavailable(message)
         try:
             async with asyncio.timeout(_SECONDS):

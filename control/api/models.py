@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
 from tidewheel.executor.outcome import CANCELLED, NOT_BEGUN, RELEASED, Outcome, failed, succeeded, timed_out, waiting
-from tidewheel.jobs.invalid import Misfit
-from tidewheel.jobs.validation import Submitted
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import MAX_RESULT_BYTES, Key, Queue, RunId, bounded_json, few, one_line, span
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import JobDefinition
@@ -44,7 +44,7 @@ _ALWAYS = frozenset({"run_id", "attempt", "status", "output"})
 AttemptNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class Registration(Submitted):
+class Registration(StrictModel):
     """An executor that wants to enter.
 
     Attributes:
@@ -60,7 +60,7 @@ class Registration(Submitted):
     slots: Annotated[int, Field(ge=1, le=10000)]
 
 
-class Beat(Submitted):
+class Beat(StrictModel):
     """An executor lives.
 
     Attributes:
@@ -70,7 +70,7 @@ class Beat(Submitted):
     stopping: bool = False
 
 
-class Wish(Submitted):
+class Wish(StrictModel):
     """A run that an executor has a message of.
 
     Attributes:
@@ -90,7 +90,7 @@ class Wish(Submitted):
         return Claim(UUID(self.run_id), self.attempt, self.job_version, self.claimed_from)
 
 
-class Claiming(Submitted):
+class Claiming(StrictModel):
     """A claim.
 
     Attributes:
@@ -106,11 +106,11 @@ class Claiming(Submitted):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if bool(self.wishes) == bool(self.sweep):
-            raise Misfit(problem="wishes and sweep exclude each other", remedy="send one of them", path="sweep")
+            raise InvalidValue(problem="wishes and sweep exclude each other", remedy="send one of them", path="sweep")
         return self
 
 
-class Ending(Submitted):
+class Ending(StrictModel):
     """How one attempt ended.
 
     Attributes:
@@ -150,10 +150,10 @@ class Ending(Submitted):
     @model_validator(mode="after")
     def _fits_its_status(self) -> Self:
         for name in sorted(self.model_fields_set - _ALWAYS - _FIELDS[self.status]):
-            raise Misfit(problem=f"{self.status!r} has none", remedy="leave it out", path=name)
+            raise InvalidValue(problem=f"{self.status!r} has none", remedy="leave it out", path=name)
         needed = _NEEDED.get(self.status)
         if needed is not None and getattr(self, needed) is None:
-            raise Misfit(problem=f"is missing, with {self.status!r}", remedy="add it", path=needed)
+            raise InvalidValue(problem=f"is missing, with {self.status!r}", remedy="add it", path=needed)
         return self
 
     @property
@@ -190,7 +190,7 @@ class Ending(Submitted):
         return CANCELLED if self.status == "cancelled" else succeeded(self.result)
 
 
-class Endings(Submitted):
+class Endings(StrictModel):
     """How attempts ended.
 
     Attributes:

@@ -12,7 +12,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.errors import SettingsError
 from tidewheel.executor.reaper import Reaper
 from tidewheel.postgres.session import Session
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 
@@ -27,7 +27,7 @@ _HEAD_BYTES = 16 * 1024  # of a request's line and headers
 class Api:
     """The HTTP door as a service."""
 
-    def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Stop) -> None:
+    def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Shutdown) -> None:
         self._settings, self._stop = settings, stop
         self._socket = _listen(settings)
         self._workers = Workers(url, installation, threads=settings.api_threads, stop=stop)
@@ -71,7 +71,7 @@ class Api:
             pass
         self._server.should_exit = True
         serving.join(timeout=_GRACE_SECONDS * 2)
-        self._stop.ask()
+        self._stop.request()
         self._reaper.join()
         self._workers.close()
 

@@ -11,7 +11,7 @@ from tidewheel.control.client.connection import Door
 from tidewheel.executor.remote_executors import RemoteExecutors
 from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import Session
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
 
@@ -36,11 +36,11 @@ class Asking(Door):
 class Desk:
     """What one thread works with."""
 
-    def __init__(self, url: str, installation: Installation, notifier: Notifier, stop: Stop) -> None:
+    def __init__(self, url: str, installation: Installation, notifier: Notifier, stop: Shutdown) -> None:
         self._url = url
         self._asking: Asking | None = None
         self.session = Session(url, "tidewheel-api")
-        self.executors = RemoteExecutors(self.session, installation, poke=notifier.poke, stop=stop)
+        self.executors = RemoteExecutors(self.session, installation, poke=notifier.notify, stop=stop)
 
     def asking(self) -> Asking:
         """What applies requests; made when it is first needed.
@@ -62,7 +62,7 @@ class Desk:
 class Workers:
     """A few threads, and a bounded queue in front of them."""
 
-    def __init__(self, url: str, installation: Installation, *, threads: int, stop: Stop) -> None:
+    def __init__(self, url: str, installation: Installation, *, threads: int, stop: Shutdown) -> None:
         self._url, self._installation, self._stop = url, installation, stop
         self._notifier = Notifier(url, "tidewheel-api-notify")
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="api")

@@ -13,7 +13,7 @@ from typing import Any, cast
 import yaml
 
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
-from tidewheel.jobs.invalid import Misread
+from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
 
 STANDARD_INPUT = "-"
@@ -31,7 +31,7 @@ def read_job(source: str) -> dict[str, object]:
     except UndecodableMessage as error:
         refuse("--file", f"{source}: {error}", "write the job as an object: key, schedule, target")
     # Here, before flags are laid on top: they would hide a field that nobody could read for certain.
-    misread = [(name, value) for name, value in found.items() if isinstance(value, Misread)]
+    misread = [(name, value) for name, value in found.items() if isinstance(value, UnreadableValue)]
     if misread:
         raise InvalidInput([FieldError(name, value.problem, value.remedy) for name, value in misread])
     return found

@@ -16,8 +16,8 @@ import typer
 from tidewheel.control.cli.job_files import read_bytes
 from tidewheel.control.cli.time_options import SECONDS, read_instant
 from tidewheel.errors import refuse
-from tidewheel.jobs.invalid import Misfit
-from tidewheel.jobs.schedule import Cron, read_schedule
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.schedule import CronSpec, read_schedule
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.values import format_timestamp
 
@@ -237,9 +237,9 @@ def _cron(standing: object) -> dict[str, object]:
     if isinstance(standing, str):
         try:
             read = read_schedule(standing)
-        except Misfit:
+        except InvalidValue:
             return {}
-        return {"cron": list(read.cron)} if isinstance(read, Cron) else {}
+        return {"cron": list(read.cron)} if isinstance(read, CronSpec) else {}
     schedule = as_object(standing) or {}
     return dict(schedule) if "cron" in schedule else {}
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tidewheel.errors import FieldError, InvalidInput, refuse
-from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_duration, parse_timestamp
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import at_second, whole_second
@@ -37,8 +37,8 @@ def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime
     if not _LOCAL.fullmatch(text):
         try:
             return parse_timestamp(text)
-        except Misfit as misfit:
-            raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in misfit.errors]) from misfit
+        except InvalidValue as invalid:
+            raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
     if zone_name is None:
         problem = f"{text!r} has no offset, so it names no instant"
         refuse(path, problem, f"say whose clock it is on with --tz, or write {_utc(text)}")
@@ -57,8 +57,8 @@ def read_duration(text: str, path: str) -> timedelta:
     """
     try:
         return parse_duration(float(text) if SECONDS.fullmatch(text) else text)
-    except Misfit as misfit:
-        raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in misfit.errors]) from misfit
+    except InvalidValue as invalid:
+        raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
 
 
 def rfc3339(at: datetime) -> str:

@@ -111,7 +111,7 @@ class Loading(Door):
         done, placed = _read(given, self._tenant)
         self._load(done, placed, told=told)
         for channel in (Channel.TIMERS, Channel.OUTBOX) if told else (Channel.TIMERS,):
-            self._notifier.poke(channel)
+            self._notifier.notify(channel)
         return done
 
     def _load(self, done: Done, placed: Sequence[tuple[str, ReceivedRequest]], *, told: bool) -> None:
@@ -140,7 +140,7 @@ class Loading(Door):
 
         replies = self._write(work)
         for channel in (Channel.TIMERS, Channel.OUTBOX):
-            self._notifier.poke(channel)
+            self._notifier.notify(channel)
         return replies
 
     def _submit_alone(self, received: ReceivedRequest, *, dry_run: bool) -> Reply | FieldError:

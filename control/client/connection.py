@@ -80,7 +80,7 @@ class Door:
         ]
         replies = self._apply(batch)
         for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
-            self._notifier.poke(channel)
+            self._notifier.notify(channel)
         return replies
 
     def _apply(self, batch: Sequence[ReceivedRequest]) -> list[Reply]:

@@ -223,7 +223,7 @@ class LetterDoor(Door):
         # Told again after a lost COMMIT, the letters say themselves what was made of them.
         answered = self._write(partial(_retry, self._installation, self._tenant, ids))
         for channel in (Channel.TIMERS, Channel.OUTBOX):
-            self._notifier.poke(channel)
+            self._notifier.notify(channel)
         for number, reply in answered:
             if reply is None or reply.status is ReplyStatus.ACCEPTED:
                 done.redriven += 1
@@ -235,7 +235,7 @@ class LetterDoor(Door):
 
     def _send_again(self, ids: Sequence[int]) -> set[int]:
         sent = self._write(lambda connection: republish(connection, self._installation, ids, read_now(connection)))
-        self._notifier.poke(Channel.OUTBOX)
+        self._notifier.notify(Channel.OUTBOX)
         return sent
 
 

@@ -17,7 +17,7 @@ from tidewheel.ids import RunId
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
-from tidewheel.postgres.caller_connection import borrow, borrowed
+from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.settings import Connections
@@ -60,7 +60,7 @@ def enqueue(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
     )
     received = ReceivedRequest(parse_request(document))
-    with borrowed(connection) as own:
+    with use_connection(connection) as own:
         reply = _apply(own, received)
     return _answered(reply)
 
@@ -81,7 +81,7 @@ async def enqueue_async(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
     )
     received = ReceivedRequest(parse_request(document))
-    return _answered(await borrow(connection, lambda own: _apply(own, received)))
+    return _answered(await use_async_connection(connection, lambda own: _apply(own, received)))
 
 
 def _apply(connection: Conn, received: ReceivedRequest) -> Reply:

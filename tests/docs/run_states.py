@@ -1,9 +1,12 @@
-"""Writes docs/run-states.md from tidewheel/runs.py: `python -m tests.docs.run_states`. A test compares the two."""
+"""Write docs/run-states.md from tidewheel/runs.py: `python -m tests.docs.run_states`. A test compares the two."""
 
+import ast
 import sys
-from collections.abc import Mapping
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 
+from tidewheel import runs
 from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, Move, RunState
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-states.md"
@@ -11,26 +14,26 @@ PAGE = Path(__file__).parents[2] / "docs" / "run-states.md"
 _HEAD = """\
 # A run's life
 
-Generated from `MOVES` in `tidewheel/runs.py` by `python -m tests.docs.run_states`; a test compares the two. Edit the
-table there, and the sentences in `tests/docs/run_states.py`.
+Generated from `tidewheel/runs.py` by `python -m tests.docs.run_states`; a test compares the two. Edit the table and the
+sentences there.
 
-A **run** is what an occurrence or a trigger becomes; an **attempt** is one claim of it. A run has one state at a time
-and moves only as drawn here: every statement that writes a state takes its allowed sources and its target from the one
-table, so a move that is not drawn changes nothing, whoever asks for it and however late.
+A **run** is created for an occurrence or a trigger; an **attempt** is one claim of it. A run has one state at a time
+and moves only as drawn here. Every statement that writes a state takes its allowed sources and its target from the one
+table, so a move that is not drawn changes nothing.
 """
 _TAIL = """\
 ## What holds in every state
 
-- A terminal run never changes: its row in `open_runs` is gone, its outcome lies in `job_runs`, its completion event
-  was written in the same transaction. Trying again makes a new run.
+- A terminal run never changes. One transaction deletes its row in `open_runs`, writes its outcome to `job_runs` and
+  appends its completion event. A retry on request is a new run.
 - `lost` is an attempt's outcome, never a run's state: the run goes back to `retrying`, and only `max_lost` such losses
   make it `failed`.
-- A claim raises `attempt` by one and (run, attempt) is never issued twice. Every later write names the attempt and the
-  executor that has it; what no longer fits changes nothing.
-- A run that is being cancelled can only become `cancelled`, also when its handler succeeds after all, and when its
-  executor is lost or hands it back.
-- `queued` is shown as `scheduled` while the run's `publish_at` is ahead: nothing claims it before, by the database's
-  clock.
+- A claim raises `attempt` by one, and (run, attempt) is never issued twice. Every later write names the attempt and the
+  executor that owns it. A write that does not match changes nothing.
+- A run that is `cancelling` can only become `cancelled`, even if its handler succeeds, or if its executor is lost or
+  releases it.
+- `queued` is shown as `scheduled` while the run's `publish_at` is ahead. The database's clock
+  decides; no executor claims it before.
 """
 _STATES: Mapping[RunState, str] = {
     RunState.QUEUED: "waits for an executor; from its `publish_at` on it can be claimed",
@@ -70,7 +73,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """The whole text."""
+    """Return the page's text."""
     diagram = "\n".join(["```mermaid", "stateDiagram-v2", *_arrows(), "```", ""])
     return "\n".join([_HEAD, diagram, "## States", "", _states(), "## Moves", "", _moves(), _TAIL])
 
@@ -88,18 +91,34 @@ def _arrows() -> list[str]:
 
 def _states() -> str:
     rows = ["| State | Terminal | Meaning |", "| --- | --- | --- |"]
+    meanings = _sentences(RunState)
     for state in RunState:
         ends = "yes, with a dead letter" if state in DEAD_LETTERED else "yes" if state in FINAL else ""
-        rows.append(f"| `{state}` | {ends} | {_STATES[state]} |")
+        rows.append(f"| `{state}` | {ends} | {meanings[state]} |")
     return "\n".join([*rows, ""])
 
 
 def _moves() -> str:
     rows = ["| Move | From | To | When |", "| --- | --- | --- | --- |"]
+    meanings = _sentences(Move)
     for move in Move:
         sources = ", ".join(f"`{state}`" for state in RunState if state in MOVES[move].sources)
-        rows.append(f"| `{move}` | {sources} | `{MOVES[move].target}` | {_MOVES[move]} |")
+        rows.append(f"| `{move}` | {sources} | `{MOVES[move].target}` | {meanings[move]} |")
     return "\n".join([*rows, ""])
+
+
+def _sentences(enum: type[StrEnum]) -> dict[str, str]:
+    """Return the sentence below each member in the source, by the member's value."""
+    tree = ast.parse(Path(runs.__file__).read_text(encoding="utf-8"))
+    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == enum.__name__]
+    found: dict[str, str] = {}
+    for member, sentence in pairwise(body):
+        match member, sentence:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
+                found[enum[name].value] = text
+            case _:
+                pass
+    return found
 
 
 if __name__ == "__main__":

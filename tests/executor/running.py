@@ -23,7 +23,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.loop import Executor
 from tidewheel.kafka.topics import Topics
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import FINAL, Lane, RunState
 from tidewheel.settings import ExecutorSettings
 
@@ -70,7 +70,7 @@ class Executing:
         names = [self.topics.runs("default", lane) for lane in Lane]
         make_topics(self.bootstrap, names, groups=[f"{name}.executors" for name in names])
 
-    def start(self, stop: Stop, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
+    def start(self, stop: Shutdown, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
         """An executor on a thread of its own, until it is asked to stop."""
         made = Executor(
             ExecutorSettings.load(**(QUICK | settings)),
@@ -85,12 +85,12 @@ class Executing:
     @contextmanager
     def running(self, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Generator[None]:
         """An executor as long as the block."""
-        stop = Stop()
+        stop = Shutdown()
         ended = self.start(stop, known=known, **settings)
         try:
             yield
         finally:
-            stop.ask()
+            stop.request()
             ended.result(60)
 
     def trigger(self, handler: str | Mapping[str, object], payload: object = None, **job: object) -> UUID:

@@ -15,7 +15,7 @@ from tests.transitions.acts import ask, final_state, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.local.stack import StackInfo
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.bulk_cancel import Cancelling
 from tidewheel.schemas.generated.records import ReplyStatus
@@ -43,7 +43,7 @@ def gate() -> Iterator[str]:
 @contextmanager
 def scheduling(database: Database) -> Generator[None]:
     """The part of a scheduler that carries cancellations out, as long as the block."""
-    stop, cancelling = Stop(), Cancelling(database.session(), database.installation)
+    stop, cancelling = Shutdown(), Cancelling(database.session(), database.installation)
 
     def work() -> None:
         while not stop.wait(0.02):
@@ -56,7 +56,7 @@ def scheduling(database: Database) -> Generator[None]:
     try:
         yield
     finally:
-        stop.ask()
+        stop.request()
         ended.result(30)
 
 

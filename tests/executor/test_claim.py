@@ -11,7 +11,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 
 SQL = Statements("tidewheel.executor")
 
@@ -37,7 +37,7 @@ def claimer(database: Database, told: list[str] | None = None, *, silent: bool =
         database.session(),
         database.installation,
         EXECUTOR,
-        Stop(),
+        Shutdown(),
         lease_lost=lambda: heard.append("lease lost"),
         poke=heard.append,
         silent=lambda: silent,

@@ -12,7 +12,7 @@ from tests.transitions.acts import EXECUTOR
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.claim_batch import Begun, Taking
 from tidewheel.local.stack import StackInfo
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 
 pytestmark = pytest.mark.kafka
 
@@ -69,7 +69,7 @@ def _taking(executing: Executing, begun: list[Begun]) -> Taking:
         executing.database.session(),
         executing.database.installation,
         EXECUTOR,
-        Stop(),
+        Shutdown(),
         lease_lost=lambda: None,
         poke=lambda _: None,
     )

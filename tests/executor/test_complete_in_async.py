@@ -13,7 +13,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begun, open_runs, requeue, submit
 from tidewheel.control.client.enqueue import enqueue, enqueue_async
 from tidewheel.errors import AttemptOver, InvalidInput, Refused
-from tidewheel.postgres.caller_connection import borrow
+from tidewheel.postgres.caller_connection import use_async_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
 
@@ -171,6 +171,6 @@ def test_the_wrong_kind_of_connection_is_told_the_right_call(shop: Database) -> 
         with pytest.raises(InvalidInput, match="await the one that ends with _async"):
             enqueue(own, "job")  # type: ignore[arg-type]  # which is what is tested
         with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the one without _async"):
-            await borrow(sync, never)  # type: ignore[arg-type]
+            await use_async_connection(sync, never)  # type: ignore[arg-type]
 
     on(shop, work)

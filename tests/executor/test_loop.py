@@ -14,7 +14,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts, begin, open_run, some_executor
 from tidewheel.local.stack import StackInfo
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 
 pytestmark = pytest.mark.kafka
@@ -157,11 +157,11 @@ def test_stopping_hands_back_what_does_not_end_in_time_and_charges_nothing(execu
 
 
 def test_stopping_lets_attempts_end_within_the_drain_timeout(executing: Executing, gate: str) -> None:
-    stop = Stop()
+    stop = Shutdown()
     stopping = executing.start(stop)
     run_id = executing.trigger("acts.wait", gate)
     until(lambda: GATES[gate].entered, "it runs")
-    stop.ask()
+    stop.request()
     until(lambda: executing.database.value("SELECT stopping FROM executors"), "it says that it is on its way out")
     GATES[gate].opened.set()
     stopping.result(60)

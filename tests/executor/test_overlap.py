@@ -16,8 +16,8 @@ from tests.transitions.acts import EXECUTOR, attempts, begin, claim, open_run, s
 from tests.transitions.overlapping import make, signals
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.local.stack import StackInfo
-from tidewheel.process.clock_skew import Skew
-from tidewheel.process.service import Stop
+from tidewheel.process.clock_skew import ClockSkew
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.settings import ExecutorSettings
 from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
@@ -148,11 +148,11 @@ class Beating:
             lease=timedelta(seconds=15),
             on_signal=self._on_signal,
             busy=lambda: True,
-            skew=Skew(ExecutorSettings.load().max_clock_skew),
+            skew=ClockSkew(ExecutorSettings.load().max_clock_skew),
         )
 
     def __enter__(self) -> "Beating":
-        self._heartbeat.start(Stop())
+        self._heartbeat.start(Shutdown())
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.executor.reaper import Reaper, Watch
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 
 LEASE = timedelta(seconds=15)
 A, B = UUID(int=1), UUID(int=2)
@@ -114,7 +114,7 @@ def ghost(database: Database) -> UUID:
 
 def reap(database: Database, *, max_lost: int = 10, looks: int = 1) -> None:
     """Look as a reaper does, with a lease of no length, so that the first look decides."""
-    reaper = Reaper(database.session(), database.installation, lease=timedelta(0), max_lost=max_lost, stop=Stop())
+    reaper = Reaper(database.session(), database.installation, lease=timedelta(0), max_lost=max_lost, stop=Shutdown())
     for _ in range(looks):
         reaper.step()
 
@@ -185,7 +185,9 @@ def test_a_lost_run_that_may_begin_once_ends_cancelled_where_that_was_asked(data
 def test_an_executor_that_beat_again_since_is_left_alone(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     begin(database, run_id, ghost)
-    reaper = Reaper(database.session(), database.installation, lease=timedelta(seconds=15), max_lost=10, stop=Stop())
+    reaper = Reaper(
+        database.session(), database.installation, lease=timedelta(seconds=15), max_lost=10, stop=Shutdown()
+    )
     reaper.step()
     database.execute("UPDATE executors SET counter = counter + 1")
     reaper.step()

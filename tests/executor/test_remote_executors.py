@@ -5,12 +5,12 @@ from datetime import timedelta
 from tests.fixtures.database import Database
 from tests.transitions.acts import ask, submit, trigger
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 
 
 def test_their_sweep_looks_past_what_is_being_cancelled(database: Database) -> None:
     """As the sweep of any executor does: a backlog of it would hide what is behind."""
-    remote = RemoteExecutors(database.session(), database.installation, poke=lambda _: None, stop=Stop())
+    remote = RemoteExecutors(database.session(), database.installation, poke=lambda _: None, stop=Shutdown())
     submit(database, "cancelled", target="a")
     submit(database, "wanted", target="a")
     for _ in range(2):

@@ -18,7 +18,7 @@ from tests.relay.topics import make_topics
 from tests.transitions.stepping import in_background
 from tidewheel.intake.service import Intake
 from tidewheel.kafka.topics import Topics
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.schemas.json_form import from_json
@@ -52,7 +52,7 @@ class Requests:
         """The database's, under this topic's prefix."""
         return replace(self.database.installation, topics=self.topics)
 
-    def start(self, stop: Stop) -> Future[None]:
+    def start(self, stop: Shutdown) -> Future[None]:
         """An intake until it is asked to stop; the future holds what it raised."""
         kafka = {"bootstrap.servers": self.bootstrap}
         intake = Intake(IntakeSettings.load(), self.database.url, kafka, self.installation, stop, members=1)
@@ -61,12 +61,12 @@ class Requests:
     @contextmanager
     def running(self) -> Generator[None]:
         """An intake that runs as long as the block."""
-        stop = Stop()
+        stop = Shutdown()
         ended = self.start(stop)
         try:
             yield
         finally:
-            stop.ask()
+            stop.request()
             ended.result(_SECONDS)
 
     def send(self, *values: bytes | Mapping[str, object], key: bytes | None = None, partition: int = 0) -> list[int]:

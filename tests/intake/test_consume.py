@@ -11,7 +11,7 @@ from tests.intake.running import Requests
 from tests.transitions.acts import about, open_runs, submission
 from tidewheel.errors import Unusable
 from tidewheel.local.stack import StackInfo
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 
 pytestmark = pytest.mark.kafka
 
@@ -138,7 +138,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_intake_with_what_to_d
     with requests.running():
         requests.until_read(requests.send(submission())[0])
     requests.database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
-    stop = Stop()
+    stop = Shutdown()
     with pytest.raises(Unusable, match="deleted and created again"):
         requests.start(stop).result(30)
 

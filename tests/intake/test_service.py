@@ -16,7 +16,7 @@ from tidewheel.errors import Unusable
 from tidewheel.intake.service import MEMBERS, Intake
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.health import health
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.settings import IntakeSettings
 
 pytestmark = pytest.mark.kafka
@@ -28,14 +28,14 @@ STANDS: LiteralString = "SELECT owner, epoch FROM intake_offsets WHERE topic LIK
 THEFT: LiteralString = "UPDATE intake_offsets SET epoch = epoch + 1 WHERE topic LIKE '%%.requests' AND owner = %s"
 
 
-def intake(requests: Requests, stop: Stop) -> Intake:
+def intake(requests: Requests, stop: Shutdown) -> Intake:
     kafka = {"bootstrap.servers": requests.bootstrap}
     return Intake(IntakeSettings.load(), requests.database.url, kafka, requests.installation, stop)
 
 
 def test_both_take_part_and_each_request_is_applied_once(database: Database, info: StackInfo) -> None:
     """A trigger that was read twice would be two runs, also of those sent while the partitions are shared out."""
-    requests, stop = Requests(database, info.bootstrap, partitions=4), Stop()
+    requests, stop = Requests(database, info.bootstrap, partitions=4), Shutdown()
     ended = in_background(intake(requests, stop).run)
     [made] = requests.send(submission())
     requests.until_read(made)
@@ -46,7 +46,7 @@ def test_both_take_part_and_each_request_is_applied_once(database: Database, inf
         until(lambda: owners(database) == MEMBERS, "the partitions are shared")
     for partition, offset in sent.items():
         requests.until_read(offset, partition)
-    stop.ask()
+    stop.request()
     ended.result(_SECONDS)
     assert len(open_runs(database)) == database.count("job_runs") == 160
     assert database.rows(SHARES) == [(2,), (2,)]
@@ -58,7 +58,7 @@ def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database
         requests.until_read(requests.send(submission())[0])
     database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
     with pytest.raises(Unusable, match="deleted and created again"):
-        in_background(intake(requests, Stop()).run).result(_SECONDS)
+        in_background(intake(requests, Shutdown()).run).result(_SECONDS)
 
 
 def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once(
@@ -69,7 +69,7 @@ def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once
     That is told as what it is, and not as trouble that is over later.
     """
     caplog.set_level(logging.INFO)
-    requests, stop = Requests(database, info.bootstrap, partitions=4), Stop()
+    requests, stop = Requests(database, info.bootstrap, partitions=4), Shutdown()
     ended = in_background(intake(requests, stop).run)
     requests.until_read(requests.send(submission())[0])
     for thefts in range(1, 3):
@@ -87,7 +87,7 @@ def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once
             requests.until_read(offset, partition)
         assert len(open_runs(database)) == database.count("job_runs") == thefts * 80
         assert database.rows(STANDS)[0][1] > epoch + 1, "it was applied under an assignment after the theft"
-    stop.ask()
+    stop.request()
     ended.result(_SECONDS)
     told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "tidewheel.intake"]
     name = f"intake of {requests.topics.requests}, member "
@@ -101,7 +101,7 @@ def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once
 def test_one_without_its_topic_is_named_and_the_others_work(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests, stop = Requests(database, info.bootstrap), Stop()
+    requests, stop = Requests(database, info.bootstrap), Shutdown()
     replies = requests.topics.target_replies
     delete_topic(info.bootstrap, replies)
     ended = in_background(intake(requests, stop).run)
@@ -110,7 +110,7 @@ def test_one_without_its_topic_is_named_and_the_others_work(
     until(lambda: any(line.startswith(f"{name}: {replies} cannot be described") for line in health.lacks()), "it says")
     assert f"{name}: {replies} cannot be described" in caplog.text
     assert not [line for line in health.lacks() if requests.topics.requests in line]
-    stop.ask()
+    stop.request()
     ended.result(_SECONDS)
 
 

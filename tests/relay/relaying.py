@@ -19,7 +19,7 @@ from tests.relay.topics import delete_topic, make_topics
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxClass, OutboxRow, append
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
 from tidewheel.settings import RelaySettings
 
@@ -79,7 +79,7 @@ class Relaying:
         with self.database.transaction() as connection:
             append(connection, rows, shards=64)
 
-    def make(self, stop: Stop, **settings: object) -> Relay:
+    def make(self, stop: Shutdown, **settings: object) -> Relay:
         """A relay to be stepped or run."""
         quick = {
             "relay_poll": timedelta(milliseconds=50),
@@ -91,13 +91,13 @@ class Relaying:
     @contextmanager
     def running(self, **settings: object) -> Generator[Relay]:
         """A relay on a thread, as long as the block."""
-        stop = Stop()
+        stop = Shutdown()
         relay = self.make(stop, **settings)
         ended = in_background(relay.run)
         try:
             yield relay
         finally:
-            stop.ask()
+            stop.request()
             ended.result(_SECONDS)
 
     def left(self) -> int:

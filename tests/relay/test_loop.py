@@ -15,7 +15,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.membership import rendezvous
 from tidewheel.outbox import SLICES, OutboxClass, append
 from tidewheel.postgres.notify import Channel, Notifier
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 
 pytestmark = pytest.mark.kafka
 
@@ -93,7 +93,7 @@ def test_it_is_woken_by_what_is_written(relaying: Relaying) -> None:
         relaying.write(relaying.row(topic))
 
         def gone() -> bool:
-            notifier.poke(Channel.OUTBOX)
+            notifier.notify(Channel.OUTBOX)
             return relaying.left() == 0
 
         until(gone, "it leaves")
@@ -230,7 +230,7 @@ def test_a_flood_of_one_class_does_not_hold_up_another(relaying: Relaying) -> No
     early = relaying.due_at(timedelta(hours=-1))
     rows = [relaying.row(flood, b"f", outbox_class=OutboxClass.BATCH, publish_at=early) for _ in range(1000)]
     relaying.write(*rows, relaying.row(urgent, b"u", outbox_class=OutboxClass.CRITICAL))
-    stop = Stop()
+    stop = Shutdown()
     relay = relaying.make(stop, relay_batch=200)
     relay.enter()
     relay.step()
@@ -294,10 +294,10 @@ def test_the_slices_of_a_relay_that_was_lost_go_to_the_other(relaying: Relaying)
 def test_a_relay_that_stops_has_published_what_it_had_read(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     relaying.write(*(relaying.row(topic, str(n).encode(), shard=n % 64) for n in range(2000)))
-    stop = Stop()
+    stop = Shutdown()
     ended = in_background(relaying.make(stop, relay_batch=400).run)
     until(lambda: relaying.left() < 2000, "some have left")
-    stop.ask()
+    stop.request()
     ended.result(30)
     left = {value for (value,) in relaying.database.rows("SELECT value FROM outbox")}
     assert set(relaying.values(topic)) | left == {str(n).encode() for n in range(2000)}

@@ -13,7 +13,7 @@ from tests.fixtures.services import admin_of, until
 from tests.relay.relaying import Relaying
 from tests.relay.topics import make_topics
 from tidewheel.local.stack import StackInfo
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import VALUE, DueRow, Published
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.topic_backoff import Parking
@@ -33,7 +33,7 @@ def publisher(info: StackInfo) -> Iterator[Publisher]:
         timeout_ms=10_000,
         batch=1000,
         runs_prefix="none.",
-        stop=Stop(),
+        stop=Shutdown(),
         meanwhile=lambda: None,
     )
     yield made

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.backlog import Bite, Rush
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
@@ -69,7 +69,7 @@ def test_what_is_due_in_few_shards_and_in_many_is_all_fired(database: Database) 
     database.execute(
         "UPDATE timers SET due_at = due_at - interval '40 s', scheduled_at = scheduled_at - interval '40 s'"
     )
-    scheduler = Scheduler(SchedulerSettings.load(fire_batch=4), database.url, database.installation, Stop())
+    scheduler = Scheduler(SchedulerSettings.load(fire_batch=4), database.url, database.installation, Shutdown())
     while scheduler.step() == 0.0:
         pass
     scheduler.close()

@@ -15,7 +15,7 @@ from tests.scheduler.firing import look_at
 from tests.transitions.acts import EXECUTOR, submit, trigger
 from tidewheel.postgres.partitions import ensure_days
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Session
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
@@ -123,7 +123,7 @@ def test_however_much_is_due_a_batch_reads_what_it_takes(idle: Database) -> None
     load_due_jobs(idle)
     idle.execute("VACUUM ANALYZE")
     settings = SchedulerSettings.load(fire_batch=BURST // 50)
-    scheduler = Scheduler(settings, idle.url, idle.installation, Stop())
+    scheduler = Scheduler(settings, idle.url, idle.installation, Shutdown())
     session = idle.session()
     before = rows_read(idle, "timers")
     while scheduler.step() == 0.0:
@@ -138,7 +138,7 @@ def test_what_comes_due_in_a_rush_waits_for_no_turn(idle: Database) -> None:
     """10,000 runs are written ahead of their time, one by one; what is due by now is not to stand in that line."""
     load_due_jobs(idle, within=timedelta(seconds=50))
     settings = SchedulerSettings.load(fire_batch=1, lookahead=timedelta(seconds=60))
-    scheduler = Scheduler(settings, idle.url, idle.installation, Stop())
+    scheduler = Scheduler(settings, idle.url, idle.installation, Shutdown())
     while not idle.count("job_runs"):
         scheduler.step()
     for number in range(8):

@@ -13,7 +13,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, begin, claim, completions, open_runs, submission, submit, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.postgres.partitions import TABLES
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
 
@@ -160,13 +160,13 @@ def test_a_scheduler_makes_the_partitions_of_the_databases_days(clocked: Clocked
     today = clocked.advance(jump)
     wanted = {f"{table}_{today + days * DAY:%Y%m%d}" for table in TABLES for days in range(-1, 4)}
     assert not wanted & partitions(clocked)
-    stop = Stop()
+    stop = Shutdown()
     scheduler = Scheduler(SchedulerSettings.load(), clocked.url, clocked.installation, stop)
     ended = in_background(scheduler.run)
     try:
         until(lambda: wanted <= partitions(clocked), "the partitions are there")
     finally:
-        stop.ask()
+        stop.request()
         ended.result(30)
 
 

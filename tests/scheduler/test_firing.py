@@ -14,7 +14,7 @@ from tests.transitions.acts import ask, lifecycle, open_runs, requests, submissi
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
@@ -27,12 +27,12 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 @contextmanager
 def scheduler_of(database: ClockedDatabase, **settings: object) -> Generator[Scheduler]:
     """A scheduler to be stepped: it has not entered, so it takes itself for the only one, all shards for its own."""
-    stop = Stop()
+    stop = Shutdown()
     made = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
     try:
         yield made
     finally:
-        stop.ask()
+        stop.request()
         made.run()  # enters, sees that it is to end, and closes what it holds
 
 

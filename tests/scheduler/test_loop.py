@@ -17,7 +17,7 @@ from tidewheel.clock import SystemClock
 from tidewheel.membership import rendezvous
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
 
@@ -28,13 +28,13 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 @contextmanager
 def running(database: Database, **settings: object) -> Generator[None]:
     """A scheduler on a thread, as long as the block."""
-    stop = Stop()
+    stop = Shutdown()
     scheduler = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
     ended = in_background(scheduler.run)
     try:
         yield
     finally:
-        stop.ask()
+        stop.request()
         ended.result(30)
 
 
@@ -58,7 +58,7 @@ def test_it_is_woken_by_something_earlier(database: Database) -> None:
         submit(database, schedule={"once": database.now().isoformat()})
 
         def fired() -> bool:
-            notifier.poke(Channel.TIMERS)
+            notifier.notify(Channel.TIMERS)
             return bool(open_runs(database))
 
         until(fired, "it fires")
@@ -141,11 +141,11 @@ def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: D
         "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, counted, turn)"
         " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true FROM generate_series(1, 2500)"
     )
-    stop = Stop()
+    stop = Shutdown()
     scheduler = Scheduler(SchedulerSettings.load(), database.url, database.installation, stop)
     for _ in range(3):
         scheduler.step()
-    stop.ask()
+    stop.request()
     scheduler.run()  # enters, sees that it is to end, and closes what it holds
     assert database.count("deferred_effects") == 0
 
@@ -158,7 +158,7 @@ def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(dat
     owner, few = sql.Identifier(database.value("SELECT current_user::text")), sql.Identifier(role)
     # Its own, and those that keep its membership and listen.
     database.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'few' CONNECTION LIMIT 3 IN ROLE {}").format(few, owner))
-    stop = Stop()
+    stop = Shutdown()
     settings = SchedulerSettings.load(fire_batch=10, lookahead=timedelta(seconds=2))
     url = make_conninfo(database.url, user=role, password="few")
     ended = in_background(Scheduler(settings, url, database.installation, stop).run)
@@ -170,6 +170,6 @@ def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(dat
         )
         until(lambda: database.count("deferred_effects") == 0, "the other duties are done")
     finally:
-        stop.ask()
+        stop.request()
         ended.result(30)
         database.execute(sql.SQL("DROP ROLE {}").format(few))

@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.transitions.acts import begun, end, ending, open_run, submit, trigger
 from tests.transitions.overlapping import signals
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler import pending_cancels as module
 from tidewheel.scheduler.loop import Scheduler
@@ -36,10 +36,10 @@ def test_a_scheduler_looks_by_itself(with_job: Database) -> None:
     over, running, queued = begun(with_job), begun(with_job), trigger(with_job)
     end(with_job, ending(over, RunState.SUCCEEDED))
     want(with_job, over.run_id, running.run_id, queued, queued)
-    stop = Stop()
+    stop = Shutdown()
     scheduler = Scheduler(SchedulerSettings.load(), with_job.url, with_job.installation, stop)
     scheduler.step()
-    stop.ask()
+    stop.request()
     scheduler.run()  # enters, sees that it is to end, and closes what it holds
     assert states(with_job, over.run_id, queued) == ["succeeded", "cancelled"]
     assert open_run(with_job, running.run_id).state == "cancelling"

@@ -15,7 +15,7 @@ from tests.fixtures.examples import examples
 from tests.fixtures.work import counted
 from tests.schemas.strategies import any_record
 from tidewheel.errors import InvalidInput, UndecodableMessage
-from tidewheel.jobs.invalid import Misread
+from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import canonical_spec
@@ -231,4 +231,4 @@ def test_a_document_can_be_had_before_it_is_checked() -> None:
     document, encoding = read_document(b'{"type":"nonsense","x":1,"x":2}')
     assert encoding == "json"
     assert document["type"] == "nonsense"
-    assert isinstance(document["x"], Misread)
+    assert isinstance(document["x"], UnreadableValue)

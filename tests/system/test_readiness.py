@@ -69,7 +69,7 @@ def test_an_executor_that_drains_is_not_ready(fleet: Fleet, oracle: Oracle) -> N
     held.wait_begun(1)
     assert get(executor, "/readyz") == (200, "ok\n")
     executor.ask_to_stop()
-    fleet.until(lambda: lacks(executor, "service: asked to stop"), "it says that it is on its way out")
+    fleet.until(lambda: lacks(executor, "service: stop requested"), "it says that it is on its way out")
     assert get(executor, "/healthz") == (200, "ok\n")
     held.let_go()
     executor.wait_stopped()

@@ -15,7 +15,7 @@ from tests.fixtures.examples import examples
 from tests.fixtures.services import until
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.outbox import SLICES
-from tidewheel.process.clock_skew import Skew
+from tidewheel.process.clock_skew import ClockSkew
 
 TIMEOUT = timedelta(seconds=1)
 FOREVER = timedelta(minutes=30)  # for tests in which silence is not what is waited for
@@ -39,7 +39,7 @@ def enter(database: Database) -> Iterator[Enter]:
     with ExitStack() as leaving:
 
         def entered(role: str = "relay", timeout: timedelta = TIMEOUT) -> Membership:
-            member = Membership(database.url, role=role, name="test", timeout=timeout, skew=Skew(timeout))
+            member = Membership(database.url, role=role, name="test", timeout=timeout, skew=ClockSkew(timeout))
             member.start()
             leaving.callback(member.leave)
             return member
@@ -133,7 +133,7 @@ def test_silence_is_measured_by_the_databases_clock(clocked: ClockedDatabase) ->
     clocked.stop_clock()
     silent = uuid4()
     clocked.execute(ENTER, [silent, timedelta(0)])
-    member = Membership(clocked.url, role="relay", name="test", timeout=TIMEOUT, skew=Skew(TIMEOUT))
+    member = Membership(clocked.url, role="relay", name="test", timeout=TIMEOUT, skew=ClockSkew(TIMEOUT))
     member.start()
     try:
         assert silent in member.live()
@@ -152,5 +152,7 @@ def test_a_member_whose_connection_broke_enters_again(enter: Enter, database: Da
 
 
 def test_before_its_first_list_a_member_counts_itself() -> None:
-    member = Membership("postgresql://127.0.0.1:1/none", role="relay", name="test", timeout=TIMEOUT, skew=Skew(TIMEOUT))
+    member = Membership(
+        "postgresql://127.0.0.1:1/none", role="relay", name="test", timeout=TIMEOUT, skew=ClockSkew(TIMEOUT)
+    )
     assert member.live() == (member.member_id,)

@@ -1,4 +1,4 @@
-"""How a reader of one value says that it does not fit, before anybody knows the value's path."""
+"""Errors of a single value, raised by its reader before the value's path is known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from tidewheel.errors import FieldError
 
 
-class Misfit(ValueError):
-    """One value, or parts of it, that do not fit; becomes an InvalidInput once its path is known.
+class InvalidValue(ValueError):
+    """A value that its reader refuses, whole or in part; becomes an `InvalidInput` once its path is known.
 
     Args:
-        problem: What was read and why it does not fit.
+        problem: What was read and why it is invalid.
         remedy: What to write instead.
-        path: Which part of the value, when not the whole of it.
+        path: The invalid part of the value; empty for all of it.
     """
 
     def __init__(self, *, problem: str, remedy: str = "", path: str = "") -> None:
@@ -20,16 +20,16 @@ class Misfit(ValueError):
         self.errors: tuple[FieldError, ...] = (FieldError(path, problem, remedy),)
 
     @classmethod
-    def of(cls, errors: Sequence[FieldError]) -> "Misfit":
-        """Return one misfit that carries several errors."""
+    def of(cls, errors: Sequence[FieldError]) -> "InvalidValue":
+        """Return one error that carries several field errors."""
         made = cls(problem="; ".join(str(error) for error in errors))
         made.errors = tuple(errors)
         return made
 
 
 @dataclass(frozen=True, slots=True)
-class Misread:
-    """Stands in a document where a value should be that could not be read for certain; no field accepts it."""
+class UnreadableValue:
+    """Placeholder in a document for a value that can be read in more than one way; no field accepts it."""
 
     problem: str
     remedy: str = "write it so that it can be read in one way only"

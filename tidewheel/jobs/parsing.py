@@ -8,12 +8,12 @@ from typing import get_args
 from pydantic import TypeAdapter, ValidationError
 
 from tidewheel.errors import FieldError, InvalidInput
-from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.requests import AnyRequest, JobSubmit, Request
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.spec_cache import made, read_job
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.jobs.validation import shown, validated
+from tidewheel.jobs.validation import shown, validate
 from tidewheel.jobs.values import Key, RunId, Tenant, is_plain_key, is_tenant, is_traceparent
 
 _MODELS: dict[str, type[AnyRequest]] = {
@@ -54,12 +54,12 @@ def parse_request(document: Mapping[str, object]) -> Request:
     try:
         if (quick := _submit_at_once(document)) is not None:
             return quick
-    except Misfit as misfit:
-        document = _without_payload(document, misfit)
+    except InvalidValue as invalid:
+        document = _without_payload(document, invalid)
     try:
-        return validated(_model(document), dict(document))
-    except Misfit as misfit:
-        raise RequestRefused(misfit.errors, request_identity(document)) from misfit
+        return validate(_model(document), dict(document))
+    except InvalidValue as invalid:
+        raise RequestRefused(invalid.errors, request_identity(document)) from invalid
 
 
 _SUBMIT_NAMES = frozenset({"type", "request_id", "tenant", "traceparent", "job"})
@@ -90,11 +90,11 @@ def _submit_at_once(document: Mapping[str, object]) -> JobSubmit | None:
     return made(JobSubmit, fields, set(document))
 
 
-def _without_payload(document: Mapping[str, object], misfit: Misfit) -> dict[str, object]:
+def _without_payload(document: Mapping[str, object], invalid: InvalidValue) -> dict[str, object]:
     """A submit's document with what is wrong with its payload, found once, in the payload's place."""
-    [error] = misfit.errors
+    [error] = invalid.errors
     job = as_object(document["job"]) or {}
-    return {**document, "job": {**job, "payload": Misread(error.problem, error.remedy)}}
+    return {**document, "job": {**job, "payload": UnreadableValue(error.problem, error.remedy)}}
 
 
 def request_identity(document: Mapping[str, object]) -> RequestIdentity:
@@ -129,8 +129,8 @@ def _model(document: Mapping[str, object]) -> type[AnyRequest]:
         return _MODELS[kind]
     near = get_close_matches(kind, _MODELS, n=1) if isinstance(kind, str) and len(kind) <= 64 else []
     remedy = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(_MODELS)}"
-    if isinstance(kind, Misread):
-        raise Misfit(problem=kind.problem, remedy=kind.remedy, path="type")
-    raise Misfit(
+    if isinstance(kind, UnreadableValue):
+        raise InvalidValue(problem=kind.problem, remedy=kind.remedy, path="type")
+    raise InvalidValue(
         problem="is missing" if "type" not in document else f"{shown(kind)} was read", remedy=remedy, path="type"
     )

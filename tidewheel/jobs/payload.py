@@ -5,8 +5,8 @@ from typing import Self
 
 from pydantic import model_validator
 
-from tidewheel.jobs.invalid import Misfit
-from tidewheel.jobs.validation import Submitted
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import BytesPayload, JsonPayload
 
 JSON_CONTENT = "application/json"
@@ -21,7 +21,7 @@ class Payload:
     content_type: str
 
 
-class WithPayload(Submitted):
+class WithPayload(StrictModel):
     """What may carry a payload: `payload` is any JSON value, kept as its text; `payload_base64` is bytes."""
 
     payload: JsonPayload = None
@@ -39,7 +39,7 @@ class WithPayload(Submitted):
     @model_validator(mode="after")
     def _one_payload(self) -> Self:
         if self.payload is not None and self.payload_base64 is not None:
-            raise Misfit(
+            raise InvalidValue(
                 problem="payload and payload_base64 exclude each other",
                 remedy="leave one of them out",
                 path="payload_base64",

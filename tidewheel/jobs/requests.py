@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.spec_cache import Known
-from tidewheel.jobs.validation import Submitted
+from tidewheel.jobs.spec_cache import CachedSpec
+from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import (
     MAX_PROGRESS_BYTES,
     MAX_RESULT_BYTES,
@@ -42,7 +42,7 @@ LONGEST_DELAY = timedelta(days=400)  # beyond that, a `once` job: a delayed trig
 _IN_JOB = "write it inside job"
 
 
-class _Asked(Submitted):
+class _Asked(StrictModel):
     """What every request may carry."""
 
     request_id: Key | None = None
@@ -60,7 +60,7 @@ class JobSubmit(_Asked):
     if_version: IfVersion | None = None
 
     @cached_property
-    def known(self) -> Known | None:
+    def known(self) -> CachedSpec | None:
         """What is known of its job, where that was read by its pattern; no field."""
         return None
 
@@ -89,7 +89,9 @@ class JobTrigger(_Asked, WithPayload):
     @model_validator(mode="after")
     def _one_time(self) -> Self:
         if self.delay is not None and self.run_at is not None:
-            raise Misfit(problem="delay and run_at exclude each other", remedy="leave one of them out", path="delay")
+            raise InvalidValue(
+                problem="delay and run_at exclude each other", remedy="leave one of them out", path="delay"
+            )
         return self
 
 
@@ -201,7 +203,7 @@ class JobBackfill(_AboutJob):
     @model_validator(mode="after")
     def _range_ahead(self) -> Self:
         if self.to_at < self.from_at:
-            raise Misfit(problem="it lies before from", remedy="exchange the two", path="to")
+            raise InvalidValue(problem="it lies before from", remedy="exchange the two", path="to")
         return self
 
 
@@ -249,7 +251,7 @@ class CalendarPut(_Asked):
     @model_validator(mode="after")
     def _some(self) -> Self:
         if not self.days and not self.weekdays:
-            raise Misfit(problem="it has neither days nor weekdays", remedy="name at least one day", path="days")
+            raise InvalidValue(problem="it has neither days nor weekdays", remedy="name at least one day", path="days")
         return self
 
 
@@ -305,9 +307,11 @@ class RunComplete(_Asked):
     def _one_end(self) -> Self:
         for name in ("error_type", "error_message", "permanent"):
             if self.status == "succeeded" and name in self.model_fields_set:
-                raise Misfit(problem="a success has none", remedy="leave it out, or write status: failed", path=name)
+                raise InvalidValue(
+                    problem="a success has none", remedy="leave it out, or write status: failed", path=name
+                )
         if self.status == "failed" and "result" in self.model_fields_set:
-            raise Misfit(problem="a failure has none", remedy="write error_type and error_message", path="result")
+            raise InvalidValue(problem="a failure has none", remedy="write error_type and error_message", path="result")
         return self
 
 
@@ -355,7 +359,7 @@ class RunsCancel(_Asked):
     def _narrow(self) -> Self:
         if not any((self.key, self.labels, self.queue, self.lane, self.handler, self.cause)):
             remedy = "write at least one of key, labels, queue, lane, handler and cause"
-            raise Misfit(problem="it names every run there is", remedy=remedy, path="key")
+            raise InvalidValue(problem="it names every run there is", remedy=remedy, path="key")
         return self
 
 

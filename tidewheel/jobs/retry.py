@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.invalid import Misfit, Misread
-from tidewheel.jobs.validation import Submitted, shown
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.validation import StrictModel, shown
 from tidewheel.jobs.values import Finite, Key, few, format_duration, span
 
 DEFAULT_ATTEMPTS = 4
@@ -23,12 +23,12 @@ _Delay = Annotated[timedelta, BeforeValidator(span(SHORTEST_DELAY, LONGEST_DELAY
 def _percentage(value: object) -> float:
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if match is None or float(match.group(1)) > 100:
-        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
-        raise Misfit(problem=problem, remedy="write a percentage from 0% to 100%, such as 10%")
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        raise InvalidValue(problem=problem, remedy="write a percentage from 0% to 100%, such as 10%")
     return float(match.group(1)) / 100
 
 
-class RetryPolicy(Submitted):
+class RetryPolicy(StrictModel):
     """When a failed attempt is followed by another.
 
     Attributes:
@@ -66,10 +66,12 @@ class RetryPolicy(Submitted):
     def _agree(self) -> Self:
         if self.intervals is not None and self.kind != "intervals":
             problem = f"backoff {self.kind!r} and intervals exclude each other"
-            raise Misfit(problem=problem, remedy="leave one of them out", path="intervals")
+            raise InvalidValue(problem=problem, remedy="leave one of them out", path="intervals")
         if self.intervals is None and self.kind == "intervals":
-            raise Misfit(problem="is missing", remedy='write the delays, such as ["1s", "10s", "1m"]', path="intervals")
+            raise InvalidValue(
+                problem="is missing", remedy='write the delays, such as ["1s", "10s", "1m"]', path="intervals"
+            )
         if self.kind == "exponential" and self.initial > self.max:
             problem = f"{format_duration(self.initial)} is longer than max, {format_duration(self.max)}"
-            raise Misfit(problem=problem, remedy="raise max, or start with less", path="initial")
+            raise InvalidValue(problem=problem, remedy="raise max, or start with less", path="initial")
         return self

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
-from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import Json, as_list, as_object
-from tidewheel.jobs.validation import Submitted, shown, validated
+from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.jobs.values import Instant, format_timestamp, microseconds, span
 
 MAX_EXPRESSIONS = 20
@@ -27,7 +27,7 @@ _CRON_ALONE = "it belongs to cron; leave it out"
 _ZONE = {"timezone": _CRON_ALONE, "dst_gap": _CRON_ALONE, "dst_overlap": _CRON_ALONE}
 
 
-class Once(Submitted):
+class OnceSpec(StrictModel):
     """One occurrence."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
@@ -35,7 +35,7 @@ class Once(Submitted):
     once: Instant
 
 
-class Interval(Submitted):
+class IntervalSpec(StrictModel):
     """An occurrence at every `anchor + n x interval`."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
@@ -44,7 +44,7 @@ class Interval(Submitted):
     anchor: Instant | None = None
 
 
-class FixedDelay(Submitted):
+class FixedDelaySpec(StrictModel):
     """The first occurrence at once, each later one so long after the end of the last timer-made run."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "it belongs to interval; leave it out"}
@@ -55,28 +55,32 @@ class FixedDelay(Submitted):
 def _expressions(value: object) -> tuple[str, ...]:
     expressions = [value] if isinstance(value, str) else as_list(value)
     if not expressions:
-        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
-        raise Misfit(problem=problem, remedy="write a cron expression, or a list of them")
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        raise InvalidValue(problem=problem, remedy="write a cron expression, or a list of them")
     if len(expressions) > MAX_EXPRESSIONS:
-        raise Misfit(problem=f"{len(expressions)} expressions were read", remedy=f"write at most {MAX_EXPRESSIONS}")
+        raise InvalidValue(
+            problem=f"{len(expressions)} expressions were read", remedy=f"write at most {MAX_EXPRESSIONS}"
+        )
     return tuple(_expression(one) for one in expressions)
 
 
 def _expression(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise Misfit(problem=f"{shown(value)} was read", remedy="write a cron expression such as 0 8 * * MON-FRI")
+        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write a cron expression such as 0 8 * * MON-FRI")
     if len(value) > MAX_EXPRESSION or not value.isprintable():
-        raise Misfit(problem=f"{shown(value)} was read", remedy=f"write at most {MAX_EXPRESSION} printable characters")
+        raise InvalidValue(
+            problem=f"{shown(value)} was read", remedy=f"write at most {MAX_EXPRESSION} printable characters"
+        )
     return value.strip()
 
 
 def _zone(value: object) -> str:
     if not isinstance(value, str) or not value or len(value) > 64 or not value.isprintable():
-        raise Misfit(problem=f"{shown(value)} was read", remedy="write an IANA zone such as Europe/Berlin")
+        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write an IANA zone such as Europe/Berlin")
     return value
 
 
-class Cron(Submitted):
+class CronSpec(StrictModel):
     """An occurrence whenever one of some cron expressions says so, on the wall clock of a zone."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS
@@ -87,7 +91,7 @@ class Cron(Submitted):
     dst_overlap: Literal["first", "second", "both"] = "first"
 
 
-class Manual(Submitted):
+class ManualSpec(StrictModel):
     """No occurrence of its own: triggers alone."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
@@ -95,47 +99,47 @@ class Manual(Submitted):
     manual: Literal[True] = True
 
 
-AnySchedule: TypeAlias = Once | Interval | FixedDelay | Cron | Manual
+ScheduleSpec: TypeAlias = OnceSpec | IntervalSpec | FixedDelaySpec | CronSpec | ManualSpec
 
-_KINDS: dict[str, type[AnySchedule]] = {
-    "once": Once,
-    "interval": Interval,
-    "fixed_delay": FixedDelay,
-    "cron": Cron,
-    "manual": Manual,
+_KINDS: dict[str, type[ScheduleSpec]] = {
+    "once": OnceSpec,
+    "interval": IntervalSpec,
+    "fixed_delay": FixedDelaySpec,
+    "cron": CronSpec,
+    "manual": ManualSpec,
 }
 _LATER_KINDS = {
     "after": "trigger this job from a consumer of the completions topic",
 }
 
 
-def read_schedule(value: object) -> AnySchedule:
+def read_schedule(value: object) -> ScheduleSpec:
     """Return the schedule that an object or a bare string describes.
 
     Raises:
-        Misfit: It describes none.
+        InvalidValue: It describes none.
     """
-    if isinstance(value, AnySchedule):
+    if isinstance(value, ScheduleSpec):
         return value
     if isinstance(value, str):
         return read_schedule(_from_text(value))
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
-        raise Misfit(problem=problem, remedy=_EXAMPLES)
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        raise InvalidValue(problem=problem, remedy=_EXAMPLES)
     for name, remedy in _LATER_KINDS.items():
         if name in given:
-            raise Misfit(problem=f"{name!r} is not yet available in this release", remedy=remedy, path=name)
+            raise InvalidValue(problem=f"{name!r} is not yet available in this release", remedy=remedy, path=name)
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) > 1:
-        raise Misfit(
+        raise InvalidValue(
             problem=f"it has {' and '.join(kinds)}, of which it can be only one", remedy="split it into several jobs"
         )
     if not kinds:
-        raise Misfit(problem=f"it says {_names(given)}, which is no kind of schedule", remedy=_EXAMPLES)
-    return validated(_KINDS[kinds[0]], given)
+        raise InvalidValue(problem=f"it says {_names(given)}, which is no kind of schedule", remedy=_EXAMPLES)
+    return validate(_KINDS[kinds[0]], given)
 
 
-Schedule: TypeAlias = Annotated[AnySchedule, BeforeValidator(read_schedule)]
+ScheduleField: TypeAlias = Annotated[ScheduleSpec, BeforeValidator(read_schedule)]
 
 _EVERY = re.compile(r"@every\s+(\S.*)")
 _ISO_DURATION = re.compile(r"P[\dT].*")
@@ -154,25 +158,25 @@ def _from_text(text: str) -> dict[str, object]:
     if _ISO_TIMESTAMP.fullmatch(bare):
         return {"once": bare}
     if _SPAN.fullmatch(bare[:64]):
-        raise Misfit(problem=f"{shown(text)} alone is no schedule", remedy=f'write "@every {bare[:64]}"')
+        raise InvalidValue(problem=f"{shown(text)} alone is no schedule", remedy=f'write "@every {bare[:64]}"')
     return {"cron": [bare]}
 
 
-def schedule_document(schedule: AnySchedule, start_at: datetime | None, end_at: datetime | None) -> dict[str, Json]:
+def schedule_document(schedule: ScheduleSpec, start_at: datetime | None, end_at: datetime | None) -> dict[str, Json]:
     """Return a schedule with its bounds and every default in sight: what the recurrence library reads.
 
     It is the form that `job_versions` stores, so its names and shapes outlast releases.
     """
     bounds: dict[str, Json] = {"start_at": _text(start_at), "end_at": _text(end_at)}
     match schedule:
-        case Once():
+        case OnceSpec():
             return {"kind": "once", "at": format_timestamp(schedule.once)}
-        case Interval():
+        case IntervalSpec():
             every = microseconds(schedule.interval)
             return {"kind": "interval", "interval_us": every, "anchor": _text(schedule.anchor), **bounds}
-        case FixedDelay():
+        case FixedDelaySpec():
             return {"kind": "fixed_delay", "interval_us": microseconds(schedule.fixed_delay), **bounds}
-        case Cron():
+        case CronSpec():
             return {
                 "kind": "cron",
                 "expressions": list(schedule.cron),
@@ -181,7 +185,7 @@ def schedule_document(schedule: AnySchedule, start_at: datetime | None, end_at: 
                 "dst_overlap": schedule.dst_overlap,
                 **bounds,
             }
-        case Manual():
+        case ManualSpec():
             return {"kind": "manual"}
 
 

@@ -10,13 +10,13 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.retry import RetryPolicy
-from tidewheel.jobs.schedule import AnySchedule, Cron, FixedDelay, Interval, Schedule
+from tidewheel.jobs.schedule import CronSpec, FixedDelaySpec, IntervalSpec, ScheduleField, ScheduleSpec
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
-from tidewheel.jobs.targets import HandlerTarget, HttpTarget, KafkaTarget, Target
+from tidewheel.jobs.targets import HandlerTargetSpec, HttpTargetSpec, KafkaTargetSpec, TargetField
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import (
     CalendarName,
@@ -59,7 +59,7 @@ def _jitter(value: object) -> Jitter:
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)) and float(match.group(1)) <= 100:
         return Jitter(percent=float(match.group(1)))
     if isinstance(value, str) and value.endswith("%"):
-        raise Misfit(problem=f"{shown(value)} was read", remedy="write a percentage from 0% to 100%, such as 10%")
+        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write a percentage from 0% to 100%, such as 10%")
     return Jitter(longest=span(timedelta(0), LONGEST_JITTER)(value))
 
 
@@ -98,12 +98,12 @@ class JobSpec(WithPayload):
     }
 
     key: Key | None = None
-    schedule: Schedule
+    schedule: ScheduleField
     start_at: Instant | None = None
     end_at: Instant | None = None
     max_runs: Annotated[int, Field(ge=1)] | None = None
     jitter: Annotated[Jitter, BeforeValidator(_jitter)] = Jitter()
-    target: Target
+    target: TargetField
     lane: Literal["standard", "critical", "batch"] = "standard"
     queue: Queue = "default"
     overlap: OverlapPolicy | None = None
@@ -130,7 +130,7 @@ class JobSpec(WithPayload):
     @property
     def recurring(self) -> bool:
         """Whether the schedule has more than one occurrence."""
-        return isinstance(self.schedule, Interval | FixedDelay | Cron)
+        return isinstance(self.schedule, IntervalSpec | FixedDelaySpec | CronSpec)
 
     @property
     def overlap_policy(self) -> OverlapPolicy:
@@ -141,21 +141,21 @@ class JobSpec(WithPayload):
     def _bounds_agree(self) -> Self:
         for name in ("start_at", "end_at", "max_runs"):
             if getattr(self, name) is not None and not self.recurring:
-                raise Misfit(
+                raise InvalidValue(
                     problem="it bounds a schedule that does not recur",
                     remedy="leave it out, or use cron or interval",
                     path=name,
                 )
-        if self.max_runs is not None and isinstance(self.schedule, FixedDelay):
+        if self.max_runs is not None and isinstance(self.schedule, FixedDelaySpec):
             problem = "the occurrences of a fixed_delay depend on how long its runs take, so the n-th is not known"
-            raise Misfit(problem=problem, remedy="write end_at, or use interval", path="max_runs")
-        if isinstance(self.schedule, FixedDelay) and (self.exclude_calendars or self.include_calendars):
+            raise InvalidValue(problem=problem, remedy="write end_at, or use interval", path="max_runs")
+        if isinstance(self.schedule, FixedDelaySpec) and (self.exclude_calendars or self.include_calendars):
             problem = "the occurrences of a fixed_delay are not computed, so no calendar can leave any out"
             path = "exclude_calendars" if self.exclude_calendars else "include_calendars"
-            raise Misfit(problem=problem, remedy="use interval or cron", path=path)
+            raise InvalidValue(problem=problem, remedy="use interval or cron", path=path)
         if self.start_at is not None and self.end_at is not None and self.end_at < self.start_at:
             problem = f"{format_timestamp(self.end_at)} lies before start_at, so the job can never fire"
-            raise Misfit(problem=problem, remedy="write a later instant", path="end_at")
+            raise InvalidValue(problem=problem, remedy="write a later instant", path="end_at")
         return self
 
     @model_validator(mode="after")
@@ -163,19 +163,19 @@ class JobSpec(WithPayload):
         if self.heartbeat is not None and not self._told_of:
             problem = f"a target of type {self.target.type} never says that it goes on"
             remedy = "leave it out; start_to_close bounds an attempt (handlers beat, and who answers an async target)"
-            raise Misfit(problem=problem, remedy=remedy, path="heartbeat")
+            raise InvalidValue(problem=problem, remedy=remedy, path="heartbeat")
         return self
 
     @property
     def _told_of(self) -> bool:
         """Whether anybody can say that an attempt goes on."""
         match self.target:
-            case HttpTarget():
+            case HttpTargetSpec():
                 return self.target.is_async
-            case KafkaTarget():
+            case KafkaTargetSpec():
                 return self.target.await_reply
             case _:
-                return isinstance(self.target, HandlerTarget)
+                return isinstance(self.target, HandlerTargetSpec)
 
 
 def policy_document(spec: JobSpec) -> dict[str, Json]:
@@ -215,7 +215,7 @@ def canonical_parts(spec: JobSpec) -> dict[str, bytes]:
     return {name: canonical(value) for name, value in sorted(_given(spec).items())}
 
 
-def canonical_schedule(schedule: AnySchedule) -> bytes:
+def canonical_schedule(schedule: ScheduleSpec) -> bytes:
     """Return a schedule as `canonical_spec` has it."""
     return canonical(_plain(schedule.model_dump(exclude_unset=True, exclude_none=True, by_alias=True)))
 

@@ -14,10 +14,18 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from tidewheel.jobs.schedule import AnySchedule, Cron, FixedDelay, Interval, Manual, read_schedule, schedule_document
+from tidewheel.jobs.schedule import (
+    CronSpec,
+    FixedDelaySpec,
+    IntervalSpec,
+    ManualSpec,
+    ScheduleSpec,
+    read_schedule,
+    schedule_document,
+)
 from tidewheel.jobs.spec import JobSpec, canonical_parts, canonical_schedule
 from tidewheel.jobs.strict_json import Json
-from tidewheel.jobs.validation import validated
+from tidewheel.jobs.validation import validate
 from tidewheel.jobs.values import is_plain_key, json_payload
 
 M = TypeVar("M", bound=BaseModel)
@@ -29,10 +37,10 @@ _PATTERNS, _TIMINGS = 2048, 16_384  # bounds on memory, at about 15 KiB and 2 Ki
 # What is read together with the schedule, and bytes, of which the models make others.
 _READ_WHOLE = frozenset({"start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars", "payload_base64"})
 _NO_REFERENCES = 2  # the newest version of marshal in which equal values have equal bytes
-_MANUAL = Manual()
+_MANUAL = ManualSpec()
 
 
-class Pattern:
+class SpecTemplate:
     """All of a job but its key, its payload and its schedule.
 
     Attributes:
@@ -56,21 +64,21 @@ class Pattern:
         self._after = _between(parts, "payload", "schedule")
         self._last = _between(parts, "schedule", "~")[:-1]  # never empty: the target is there
 
-    def job(self, timing: "Timing", key: str | None, payload: bytes | None) -> JobSpec:
+    def job(self, timing: "ScheduleTemplate", key: str | None, payload: bytes | None) -> JobSpec:
         """A job of this pattern, as the model reads it."""
         # Assigned in place: the order of the fields is the model's.
         own: dict[str, object] = {"key": key, "schedule": timing.schedule, "payload": payload}
         fields = self.spec.__dict__ | own
         return made(JobSpec, fields, self._given[key is not None, payload is not None])
 
-    def shown(self, timing: "Timing", key: str | None) -> bytes:
+    def shown(self, timing: "ScheduleTemplate", key: str | None) -> bytes:
         """What `canonical_spec` returns of such a job without its payload."""
         named = b"" if key is None else b'"key":%b,' % encode_basestring(key).encode()
         return b'{%b%b%b%b"schedule":%b,%b}' % (
             self._before, named, self._between, self._after, timing.canonical, self._last
         )  # fmt: skip
 
-    def spec_hash(self, timing: "Timing", key: str | None, payload: bytes | None) -> bytes:
+    def spec_hash(self, timing: "ScheduleTemplate", key: str | None, payload: bytes | None) -> bytes:
         """The hash of what `canonical_spec` returns of such a job."""
         named = b"" if key is None else b'"key":%b,' % encode_basestring(key).encode()
         carried = b"" if payload is None else b'"payload":%b,' % encode_basestring(payload.decode("latin-1")).encode()
@@ -80,7 +88,7 @@ class Pattern:
         ).digest()
 
 
-class Timing:
+class ScheduleTemplate:
     """A schedule without bounds.
 
     Attributes:
@@ -95,25 +103,25 @@ class Timing:
 
     __slots__ = ("canonical", "chains", "document", "interval_us", "kind", "recurring", "schedule")
 
-    def __init__(self, schedule: AnySchedule) -> None:
+    def __init__(self, schedule: ScheduleSpec) -> None:
         self.schedule = schedule
         self.document: Mapping[str, Json] = schedule_document(schedule, None, None)
         self.canonical = canonical_schedule(schedule)
         self.kind = str(self.document["kind"])
         every = self.document.get("interval_us")
         self.interval_us = every if isinstance(every, int) else None
-        self.chains = isinstance(schedule, FixedDelay)
-        self.recurring = isinstance(schedule, Interval | FixedDelay | Cron)
+        self.chains = isinstance(schedule, FixedDelaySpec)
+        self.recurring = isinstance(schedule, IntervalSpec | FixedDelaySpec | CronSpec)
 
 
-class Known(NamedTuple):
+class CachedSpec(NamedTuple):
     """What is known of a job that was read by its pattern."""
 
-    pattern: Pattern
-    timing: Timing
+    pattern: SpecTemplate
+    timing: ScheduleTemplate
 
 
-def read_job(document: Mapping[str, object]) -> tuple[JobSpec, Known] | None:
+def read_job(document: Mapping[str, object]) -> tuple[JobSpec, CachedSpec] | None:
     """Return the job that a document describes, exactly as the model reads it; None where that has to be asked.
 
     Raises:
@@ -134,7 +142,7 @@ def read_job(document: Mapping[str, object]) -> tuple[JobSpec, Known] | None:
         return None
     assert key is None or isinstance(key, str)  # noqa: S101 - a plain key
     payload = json_payload(document["payload"]) if "payload" in document else None
-    return pattern.job(timing, key, payload), Known(pattern, timing)
+    return pattern.job(timing, key, payload), CachedSpec(pattern, timing)
 
 
 def made(model: type[M], fields: dict[str, object], given: set[str]) -> M:
@@ -156,20 +164,20 @@ def _remembered(value: object, read: Callable[[bytes], T | None]) -> T | None:
 
 
 @lru_cache(maxsize=_PATTERNS)
-def _pattern(data: bytes) -> Pattern | None:
+def _pattern(data: bytes) -> SpecTemplate | None:
     document = marshal.loads(data)  # noqa: S302 - written above
     if not _READ_WHOLE.isdisjoint(document):
         return None
     try:
-        return Pattern(validated(JobSpec, {**document, "schedule": _MANUAL}))
+        return SpecTemplate(validate(JobSpec, {**document, "schedule": _MANUAL}))
     except ValueError:
         return None
 
 
 @lru_cache(maxsize=_TIMINGS)
-def _timing(data: bytes) -> Timing | None:
+def _timing(data: bytes) -> ScheduleTemplate | None:
     try:
-        return Timing(read_schedule(marshal.loads(data)))  # noqa: S302 - written above
+        return ScheduleTemplate(read_schedule(marshal.loads(data)))  # noqa: S302 - written above
     except ValueError:
         return None
 

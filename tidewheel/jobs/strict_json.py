@@ -1,8 +1,8 @@
 """JSON as requests and events carry it, read without its traps.
 
-What JSON's grammar leaves open is decided here: a name given twice and a number too long to read become a `Misread` in
-the value's place, so that whoever checks that field refuses it under its path; NaN and Infinity are read as such and
-refused likewise. Writing is compact UTF-8: the form payloads are kept and handed on in.
+JSON's grammar leaves some documents ambiguous. A name given twice and a number too long to read become an
+`UnreadableValue` in the value's place, so that the model refuses that field under its path. NaN and Infinity are read
+as such and refused likewise. Writing is compact UTF-8, the form in which payloads are stored and delivered.
 """
 
 import json
@@ -12,7 +12,7 @@ from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-
 from typing import TypeAlias, cast
 
 from tidewheel.errors import UndecodableMessage
-from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -46,37 +46,37 @@ def read_object(data: bytes) -> dict[str, object]:
 
 
 def read_value(data: bytes) -> object:
-    """Return the JSON value that bytes are the text of, or a Misread when they are none."""
+    """Return the JSON value that bytes are the text of, or a UnreadableValue when they are none."""
     try:
         return _parsed(_utf8(data))
     except UndecodableMessage as error:
-        return Misread(str(error), "send JSON text, or name the content type application/octet-stream")
+        return UnreadableValue(str(error), "send JSON text, or name the content type application/octet-stream")
 
 
 def compact(value: object) -> bytes:
     """Return a JSON value as compact UTF-8 text.
 
     Raises:
-        Misfit: The value is none that JSON can hold, or one that others cannot read.
+        InvalidValue: The value is none that JSON can hold, or one that others cannot read.
     """
     try:
         text = _written(value)
         encoded = text.encode()
     except UnicodeEncodeError as error:
         problem = f"it holds half of a surrogate pair ({error.object[error.start]!r}), which is no character"
-        raise Misfit(problem=problem, remedy="send well-formed UTF-8") from error
+        raise InvalidValue(problem=problem, remedy="send well-formed UTF-8") from error
     except RecursionError as error:
-        raise Misfit(problem=_TOO_DEEP, remedy="flatten it") from error
+        raise InvalidValue(problem=_TOO_DEEP, remedy="flatten it") from error
     except ValueError as error:
-        raise Misfit(
+        raise InvalidValue(
             problem="it holds NaN or an infinite number, or itself", remedy="send what JSON can hold"
         ) from error
     except TypeError as error:
-        raise Misfit(problem=str(error), remedy="send what JSON can hold, and each name once") from error
+        raise InvalidValue(problem=str(error), remedy="send what JSON can hold, and each name once") from error
     if "\\u0000" in text and _NUL.search(text):
-        raise Misfit(problem="it holds the NUL character", remedy="leave that out, or send the bytes as base64")
+        raise InvalidValue(problem="it holds the NUL character", remedy="leave that out, or send the bytes as base64")
     if not depth_within(encoded, MAX_DEPTH):
-        raise Misfit(problem=_TOO_DEEP, remedy="flatten it")
+        raise InvalidValue(problem=_TOO_DEEP, remedy="flatten it")
     return encoded
 
 
@@ -160,18 +160,20 @@ def _object(pairs: list[tuple[str, object]]) -> Mapping[str, object]:
     if len(made) != len(pairs):
         seen: set[str] = set()
         for name, _ in pairs:
-            if name in seen and not isinstance(made[name], Misread):
-                made[name] = Misread(f"{name!r} is given twice in one object")
+            if name in seen and not isinstance(made[name], UnreadableValue):
+                made[name] = UnreadableValue(f"{name!r} is given twice in one object")
             seen.add(name)
     return made
 
 
-def _integer(digits: str) -> int | Misread:
-    return int(digits) if len(digits) <= 4300 else Misread(f"a number of {len(digits)} digits is too long to read")
+def _integer(digits: str) -> int | UnreadableValue:
+    return (
+        int(digits) if len(digits) <= 4300 else UnreadableValue(f"a number of {len(digits)} digits is too long to read")
+    )
 
 
 def _unwritable(value: object) -> object:
-    raise TypeError(value.problem if isinstance(value, Misread) else f"{type(value).__name__} is no JSON value")
+    raise TypeError(value.problem if isinstance(value, UnreadableValue) else f"{type(value).__name__} is no JSON value")
 
 
 _BYTE_ORDER_MARK = "\ufeff"  # of which json.loads says what it is

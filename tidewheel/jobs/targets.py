@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.jobs.validation import Submitted, shown, validated
+from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.jobs.values import Key, one_line, span
 
 MAX_URL = 2048
@@ -40,11 +40,13 @@ _OWN_PREFIXES = ("tidewheel-", "webhook-", "proxy-")
 
 def _unreserved(name: str) -> str:
     if name.startswith(RESERVED):
-        raise Misfit(problem=f"names that begin with {RESERVED!r} are not yours", remedy="name the handler otherwise")
+        raise InvalidValue(
+            problem=f"names that begin with {RESERVED!r} are not yours", remedy="name the handler otherwise"
+        )
     return name
 
 
-class HandlerTarget(Submitted):
+class HandlerTargetSpec(StrictModel):
     """A Python handler."""
 
     type: Literal["handler"] = "handler"
@@ -53,57 +55,61 @@ class HandlerTarget(Submitted):
 
 def _url(text: str) -> str:
     if len(text) > MAX_URL:
-        raise Misfit(problem=f"it has {len(text)} characters", remedy=f"write at most {MAX_URL}")
+        raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {MAX_URL}")
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise Misfit(
+        raise InvalidValue(
             problem=f"{shown(text)} is no URL ({error})", remedy="write such as https://example.org/report"
         ) from error
     if parts.scheme not in ("http", "https") or not host or not text.isprintable() or re.search(r"[\s\\]", text):
-        raise Misfit(
+        raise InvalidValue(
             problem=f"{shown(text)} is no absolute http or https URL", remedy="write such as https://example.org/report"
         )
     if parts.username is not None or parts.password is not None:
-        raise Misfit(problem="it holds a user name or password", remedy="send an Authorization header instead")
+        raise InvalidValue(problem="it holds a user name or password", remedy="send an Authorization header instead")
     return text
 
 
 def _headers(value: object) -> dict[str, str]:
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
-        raise Misfit(problem=problem, remedy="write an object of names and values")
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        raise InvalidValue(problem=problem, remedy="write an object of names and values")
     if len(given) > MAX_HEADERS:
-        raise Misfit(problem=f"{len(given)} headers were read", remedy=f"write at most {MAX_HEADERS}")
+        raise InvalidValue(problem=f"{len(given)} headers were read", remedy=f"write at most {MAX_HEADERS}")
     seen: set[str] = set()
     for name, content in given.items():
         _check_header(name, content)
         if name.lower() in seen:
-            raise Misfit(problem=f"the header {name!r} is given twice", remedy="give it once", path=name)
+            raise InvalidValue(problem=f"the header {name!r} is given twice", remedy="give it once", path=name)
         seen.add(name.lower())
     return {name: str(content) for name, content in given.items()}
 
 
 def _check_header(name: str, content: object) -> None:
     if not _TOKEN.fullmatch(name):
-        raise Misfit(problem=f"{shown(name)} is no header's name", remedy="write 1 to 64 letters, digits and hyphens")
+        raise InvalidValue(
+            problem=f"{shown(name)} is no header's name", remedy="write 1 to 64 letters, digits and hyphens"
+        )
     if name.lower() in _OWN_HEADERS or name.lower().startswith(_OWN_PREFIXES):
-        raise Misfit(problem="Tidewheel sets this header itself", remedy="leave it out", path=name)
+        raise InvalidValue(problem="Tidewheel sets this header itself", remedy="leave it out", path=name)
     if not isinstance(content, str) or len(content) > MAX_HEADER:
         remedy = f"write text of one line, at most {MAX_HEADER} characters"
-        raise Misfit(problem=f"{shown(content)} was read", remedy=remedy, path=name)
+        raise InvalidValue(problem=f"{shown(content)} was read", remedy=remedy, path=name)
     if found := _NOT_IN_A_VALUE.search(content):
         remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
-        raise Misfit(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)
+        raise InvalidValue(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)
     if content != content.strip():
-        raise Misfit(problem="it begins or ends with a blank, which no header keeps", remedy="leave it out", path=name)
+        raise InvalidValue(
+            problem="it begins or ends with a blank, which no header keeps", remedy="leave it out", path=name
+        )
 
 
 def _topic(name: str) -> str:
     if not _TOPIC.fullmatch(name) or name in {".", ".."}:
         remedy = "write 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
-        raise Misfit(problem=f"{shown(name)} is no topic's name", remedy=remedy)
+        raise InvalidValue(problem=f"{shown(name)} is no topic's name", remedy=remedy)
     return name
 
 
@@ -114,54 +120,56 @@ def _answer_span(value: object) -> timedelta:
 def _argv(value: object) -> tuple[str, ...]:
     remedy = 'write a list of words, such as ["report", "--day", "today"]; no shell reads them'
     if (given := as_list(value)) is None:
-        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
-        raise Misfit(problem=problem, remedy=remedy)
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        raise InvalidValue(problem=problem, remedy=remedy)
     if not given or len(given) > MAX_ARGUMENTS:
-        raise Misfit(problem=f"{len(given)} words were read", remedy=f"write 1 to {MAX_ARGUMENTS}")
+        raise InvalidValue(problem=f"{len(given)} words were read", remedy=f"write 1 to {MAX_ARGUMENTS}")
     for index, word in enumerate(given):
         if not isinstance(word, str) or "\0" in word or (index == 0 and not word):
-            raise Misfit(problem=f"{shown(word)} was read", remedy=remedy, path=str(index))
+            raise InvalidValue(problem=f"{shown(word)} was read", remedy=remedy, path=str(index))
     if sum(len(str(word).encode("utf-8", "surrogatepass")) for word in given) > MAX_ARGUMENT_BYTES:
         remedy = f"write at most {MAX_ARGUMENT_BYTES} bytes; the payload arrives on standard input"
-        raise Misfit(problem="it is too long", remedy=remedy)
+        raise InvalidValue(problem="it is too long", remedy=remedy)
     return tuple(str(word) for word in given)
 
 
 def _absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path or len(path) > MAX_URL:
-        raise Misfit(problem=f"{shown(path)} is no absolute path", remedy="write such as /srv/reports")
+        raise InvalidValue(problem=f"{shown(path)} is no absolute path", remedy="write such as /srv/reports")
     return path
 
 
 def _environment(value: object) -> dict[str, str]:
     if (given := as_object(value)) is None:
-        raise Misfit(problem=f"{shown(value)} was read", remedy="write an object of names and values")
+        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write an object of names and values")
     if len(given) > MAX_VARIABLES:
-        raise Misfit(problem=f"{len(given)} variables were read", remedy=f"write at most {MAX_VARIABLES}")
+        raise InvalidValue(problem=f"{len(given)} variables were read", remedy=f"write at most {MAX_VARIABLES}")
     for name, content in given.items():
         if not _VARIABLE.fullmatch(name) or name.startswith("TIDEWHEEL_"):
             remedy = "write letters, digits and '_', no digit first; those beginning with TIDEWHEEL_ are set by itself"
-            raise Misfit(problem=f"{shown(name)} cannot be set", remedy=remedy)
+            raise InvalidValue(problem=f"{shown(name)} cannot be set", remedy=remedy)
         if not isinstance(content, str) or "\0" in content or len(content) > MAX_URL:
-            raise Misfit(problem=f"{shown(content)} was read", remedy=f"write at most {MAX_URL} characters", path=name)
+            raise InvalidValue(
+                problem=f"{shown(content)} was read", remedy=f"write at most {MAX_URL} characters", path=name
+            )
     return {name: str(content) for name, content in given.items()}
 
 
 def _function(name: str) -> str:
     if not _FUNCTION.fullmatch(name):
         remedy = "write a function's name, or its ARN"
-        raise Misfit(problem=f"{shown(name)} names no function", remedy=remedy)
+        raise InvalidValue(problem=f"{shown(name)} names no function", remedy=remedy)
     return name
 
 
-def _only_with(target: Submitted, name: str, flag: str, *, given: bool) -> None:
+def _only_with(target: StrictModel, name: str, flag: str, *, given: bool) -> None:
     if name in target.model_fields_set and not given:
-        raise Misfit(
+        raise InvalidValue(
             problem=f"it has no meaning without {flag}", remedy=f"write {flag}: true, or leave it out", path=name
         )
 
 
-class HttpTarget(Submitted):
+class HttpTargetSpec(StrictModel):
     """A request to a URL; the payload is its body."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {"is_async": "write it as async"}
@@ -179,7 +187,7 @@ class HttpTarget(Submitted):
         return self
 
 
-class KafkaTarget(Submitted):
+class KafkaTargetSpec(StrictModel):
     """A message to a topic of the user's own; the payload is its value."""
 
     type: Literal["kafka"]
@@ -195,7 +203,7 @@ class KafkaTarget(Submitted):
         return self
 
 
-class ShellTarget(Submitted):
+class ShellTargetSpec(StrictModel):
     """A program with its arguments, run by an executor that allows it; the payload is its standard input."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -211,7 +219,7 @@ class ShellTarget(Submitted):
     cpu_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
 
 
-class LambdaTarget(Submitted):
+class LambdaTargetSpec(StrictModel):
     """A function to invoke; the payload is its event."""
 
     type: Literal["lambda"]
@@ -220,42 +228,42 @@ class LambdaTarget(Submitted):
     region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")] | None = None
 
 
-AnyTarget: TypeAlias = HandlerTarget | HttpTarget | KafkaTarget | ShellTarget | LambdaTarget
+TargetSpec: TypeAlias = HandlerTargetSpec | HttpTargetSpec | KafkaTargetSpec | ShellTargetSpec | LambdaTargetSpec
 
-_MODELS: Mapping[str, type[AnyTarget]] = {
-    "handler": HandlerTarget,
-    "http": HttpTarget,
-    "kafka": KafkaTarget,
-    "shell": ShellTarget,
-    "lambda": LambdaTarget,
+_MODELS: Mapping[str, type[TargetSpec]] = {
+    "handler": HandlerTargetSpec,
+    "http": HttpTargetSpec,
+    "kafka": KafkaTargetSpec,
+    "shell": ShellTargetSpec,
+    "lambda": LambdaTargetSpec,
 }
 
 
-def read_target(value: object) -> AnyTarget:
+def read_target(value: object) -> TargetSpec:
     """Return the target that an object or a bare string describes.
 
     Raises:
-        Misfit: It describes none.
+        InvalidValue: It describes none.
     """
-    if isinstance(value, AnyTarget):
+    if isinstance(value, TargetSpec):
         return value
     if isinstance(value, str):
-        return validated(HandlerTarget, {"type": "handler", "name": value})
+        return validate(HandlerTargetSpec, {"type": "handler", "name": value})
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, Misread) else f"{shown(value)} was read"
-        raise Misfit(
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        raise InvalidValue(
             problem=problem,
             remedy='write a handler\'s name, or such as {"type": "http", "url": "https://example.org/report"}',
         )
     return _by_type(given)
 
 
-Target: TypeAlias = Annotated[AnyTarget, BeforeValidator(read_target)]
+TargetField: TypeAlias = Annotated[TargetSpec, BeforeValidator(read_target)]
 
 
-def _by_type(given: Mapping[str, object]) -> AnyTarget:
+def _by_type(given: Mapping[str, object]) -> TargetSpec:
     kind = given.get("type")
     if isinstance(kind, str) and kind in _MODELS:
-        return validated(_MODELS[kind], given)
+        return validate(_MODELS[kind], given)
     problem = "is missing" if "type" not in given else f"{shown(kind)} was read"
-    raise Misfit(problem=problem, remedy="write 'handler', 'http', 'kafka', 'shell' or 'lambda'", path="type")
+    raise InvalidValue(problem=problem, remedy="write 'handler', 'http', 'kafka', 'shell' or 'lambda'", path="type")

@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from tidewheel.errors import FieldError
-from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_object
 
 MOST_FIELDS = 100  # three times as many as any model has; a hostile object is refused before each name is looked at
 
 
-class Submitted(BaseModel):
+class StrictModel(BaseModel):
     """The root of all models of what people submit.
 
     Attributes:
@@ -44,11 +44,11 @@ class Submitted(BaseModel):
     def _bounded(cls, value: object) -> object:
         if (given := as_object(value)) and len(given) > MOST_FIELDS:
             problem = f"an object of {len(given)} fields was read"
-            raise Misfit(problem=problem, remedy="send the fields that are documented, and no others")
+            raise InvalidValue(problem=problem, remedy="send the fields that are documented, and no others")
         return value
 
 
-M = TypeVar("M", bound=Submitted)
+M = TypeVar("M", bound=StrictModel)
 
 MOST_ERRORS = 50  # enough to mend any honest request in one go
 _LONGEST_READ = 60
@@ -83,16 +83,16 @@ _BOUNDS = {
 }
 
 
-def validated(model: type[M], document: object) -> M:
+def validate(model: type[M], document: object) -> M:
     """Return the model a document describes.
 
     Raises:
-        Misfit: It does not fit; carries every problem, up to MOST_ERRORS, with its path from the document's root.
+        InvalidValue: It does not fit; carries every problem, up to MOST_ERRORS, with its path from the document's root.
     """
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise Misfit.of(_bounded(_field_errors(error, model), error.error_count())) from error
+        raise InvalidValue.of(_bounded(_field_errors(error, model), error.error_count())) from error
 
 
 def shown(value: object) -> str:
@@ -138,20 +138,20 @@ def _bounded(errors: Iterable[FieldError], count: int) -> list[FieldError]:
     return kept
 
 
-def _field_errors(error: ValidationError, model: type[Submitted]) -> Iterator[FieldError]:
+def _field_errors(error: ValidationError, model: type[StrictModel]) -> Iterator[FieldError]:
     for details in error.errors(include_url=False):
         names = [str(part) for part in details["loc"] if part != "[key]"]
         path = join(*(_name(name) for name in names))
         cause = details.get("ctx", {}).get("error")
-        if isinstance(details["input"], Misread):
+        if isinstance(details["input"], UnreadableValue):
             yield FieldError(path, details["input"].problem, details["input"].remedy)
-        elif isinstance(cause, Misfit):
+        elif isinstance(cause, InvalidValue):
             yield from (FieldError(join(path, part.path), part.problem, part.remedy) for part in cause.errors)
         else:
             yield FieldError(path, *_words(details, names, _model_at(model, names[:-1])))
 
 
-def _words(details: ErrorDetails, names: list[str], model: type[Submitted]) -> tuple[str, str]:
+def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) -> tuple[str, str]:
     """Return problem and remedy for what pydantic itself found."""
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     name = names[-1] if names else ""
@@ -169,7 +169,7 @@ def _words(details: ErrorDetails, names: list[str], model: type[Submitted]) -> t
     return f"{shown(value)} was read", details["msg"].replace("Input should", "it should")
 
 
-def _unknown(name: str, model: type[Submitted]) -> tuple[str, str]:
+def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
     if remedy := model.later.get(name):
         return f"{name!r} is not yet available in this release", remedy
     if place := model.elsewhere.get(name):
@@ -180,7 +180,7 @@ def _unknown(name: str, model: type[Submitted]) -> tuple[str, str]:
     return f"there is no field {shown(name)}", remedy
 
 
-def _none_of(name: str, value: object, expected: str, model: type[Submitted]) -> tuple[str, str]:
+def _none_of(name: str, value: object, expected: str, model: type[StrictModel]) -> tuple[str, str]:
     if isinstance(value, str) and value in model.later_values.get(name, ()):
         return f"{value!r} is not yet available in this release", f"write {expected}"
     known = expected.replace("'", "").replace(" or ", ", ").split(", ")
@@ -188,12 +188,12 @@ def _none_of(name: str, value: object, expected: str, model: type[Submitted]) ->
     return f"{shown(value)} was read", f"did you mean {near[0]!r}?" if near else f"write {expected}"
 
 
-def _model_at(model: type[Submitted], names: list[str]) -> type[Submitted]:
+def _model_at(model: type[StrictModel], names: list[str]) -> type[StrictModel]:
     """Return the model that the object at a path is read as."""
     for name in names:
         field = model.model_fields.get(name)
         parts = (field.annotation, *get_args(field.annotation)) if field else ()
-        model = next((part for part in parts if isinstance(part, type) and issubclass(part, Submitted)), model)
+        model = next((part for part in parts if isinstance(part, type) and issubclass(part, StrictModel)), model)
     return model
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from tidewheel.jobs.invalid import Misfit, Misread
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object, compact
 from tidewheel.jobs.validation import shown
 
@@ -45,7 +45,7 @@ def parse_duration(value: str | float) -> timedelta:
         value: Text, or a number of seconds.
 
     Raises:
-        Misfit: It is none, negative, finer than a microsecond or longer than a century.
+        InvalidValue: It is none, negative, finer than a microsecond or longer than a century.
     """
     if isinstance(value, str):
         return _from_text(value) if len(value) <= 64 else _refuse(f"{value[:20]!r}... is no duration")
@@ -102,7 +102,7 @@ def _bounded_durations(micros: int, text: str) -> timedelta:
 
 
 def _refuse(problem: str, remedy: str = _REMEDY) -> timedelta:
-    raise Misfit(problem=problem, remedy=remedy)
+    raise InvalidValue(problem=problem, remedy=remedy)
 
 
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
@@ -117,21 +117,25 @@ def parse_timestamp(text: str) -> datetime:
     '2026-03-29T06:00:00+00:00'
 
     Raises:
-        Misfit: It names no instant.
+        InvalidValue: It names no instant.
     """
     match = _RFC3339.fullmatch(text) if len(text) <= 64 else None
     if match is None:
-        raise Misfit(problem=f"{text[:64]!r} is no RFC 3339 timestamp", remedy=f"write one such as {_EXAMPLE}")
+        raise InvalidValue(problem=f"{text[:64]!r} is no RFC 3339 timestamp", remedy=f"write one such as {_EXAMPLE}")
     date, time, offset = match.groups()
     if offset is None:
         problem = f"{text!r} has no offset, so it names no instant"
-        raise Misfit(problem=problem, remedy=f"write {date}T{time}Z, or an offset such as +02:00 in place of the Z")
+        raise InvalidValue(
+            problem=problem, remedy=f"write {date}T{time}Z, or an offset such as +02:00 in place of the Z"
+        )
     try:
         moment = datetime.fromisoformat(f"{date}T{time}{offset.upper()}").astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Misfit(problem=f"{text!r} is no instant ({error})", remedy=f"write one such as {_EXAMPLE}") from error
+        raise InvalidValue(
+            problem=f"{text!r} is no instant ({error})", remedy=f"write one such as {_EXAMPLE}"
+        ) from error
     if moment.year < _EARLIEST_YEAR:
-        raise Misfit(problem=f"{text!r} lies before {_EARLIEST_YEAR}", remedy="write a later instant")
+        raise InvalidValue(problem=f"{text!r} lies before {_EARLIEST_YEAR}", remedy="write a later instant")
     return moment
 
 
@@ -170,11 +174,11 @@ def one_line(most: int) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if not text:
-            raise Misfit(problem="it is empty", remedy=f"write 1 to {most} characters")
+            raise InvalidValue(problem="it is empty", remedy=f"write 1 to {most} characters")
         if len(text) > most:
-            raise Misfit(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
+            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
         if found := _NOT_ONE_LINE.search(text):
-            raise Misfit(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
+            raise InvalidValue(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
         return text
 
     return check
@@ -185,9 +189,9 @@ def several_lines(most: int) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if len(text) > most:
-            raise Misfit(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
+            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
         if found := _NOT_TEXT.search(text):
-            raise Misfit(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
+            raise InvalidValue(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
         return text
 
     return check
@@ -199,7 +203,7 @@ def span(least: timedelta, most: timedelta) -> Callable[[object], timedelta]:
     def read(value: object) -> timedelta:
         duration = value if isinstance(value, timedelta) else parse_duration(_text_or_number(value))
         if not least <= duration <= most:
-            raise Misfit(
+            raise InvalidValue(
                 problem=f"{shown(value)} was read", remedy=f"write {format_duration(least)} to {format_duration(most)}"
             )
         return duration
@@ -221,10 +225,10 @@ def _instant(value: object) -> datetime:
     raise _wrong(value, "write an RFC 3339 timestamp such as 2026-03-29T08:00:00+02:00")
 
 
-def _wrong(value: object, remedy: str) -> Misfit:
-    if isinstance(value, Misread):
-        return Misfit(problem=value.problem, remedy=value.remedy)
-    return Misfit(problem=f"{shown(value)} was read", remedy=remedy)
+def _wrong(value: object, remedy: str) -> InvalidValue:
+    if isinstance(value, UnreadableValue):
+        return InvalidValue(problem=value.problem, remedy=value.remedy)
+    return InvalidValue(problem=f"{shown(value)} was read", remedy=remedy)
 
 
 def is_plain_key(value: object) -> bool:
@@ -244,7 +248,7 @@ def is_traceparent(value: object) -> bool:
 
 def _tenant(name: str) -> str:
     if not _TENANT.fullmatch(name):
-        raise Misfit(
+        raise InvalidValue(
             problem=f"{shown(name)} is no tenant's name",
             remedy="write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
         )
@@ -253,7 +257,9 @@ def _tenant(name: str) -> str:
 
 def _queue(name: str) -> str:
     if not QUEUE.fullmatch(name):
-        raise Misfit(problem=f"{shown(name)} is no queue's name", remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-'")
+        raise InvalidValue(
+            problem=f"{shown(name)} is no queue's name", remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+        )
     return name
 
 
@@ -263,7 +269,7 @@ def _run_id(text: str) -> str:
             return str(uuid.UUID(text))
     except ValueError:
         pass
-    raise Misfit(
+    raise InvalidValue(
         problem=f"{shown(text)} is no run's id", remedy="copy the UUID of 36 characters from a reply or an event"
     )
 
@@ -274,12 +280,14 @@ def _backfill_id(text: str) -> str:
             return str(uuid.UUID(text))
     except ValueError:
         pass
-    raise Misfit(problem=f"{shown(text)} is no backfill's id", remedy="copy the UUID of 36 characters from its reply")
+    raise InvalidValue(
+        problem=f"{shown(text)} is no backfill's id", remedy="copy the UUID of 36 characters from its reply"
+    )
 
 
 def _calendar_name(name: str) -> str:
     if not _CALENDAR.fullmatch(name):
-        raise Misfit(
+        raise InvalidValue(
             problem=f"{shown(name)} is no calendar's name",
             remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
         )
@@ -307,7 +315,7 @@ def _weekday(value: object) -> int:
 
 def _traceparent(text: str) -> str:
     if not _TRACEPARENT.fullmatch(text):
-        raise Misfit(
+        raise InvalidValue(
             problem=f"{shown(text)} is no traceparent", remedy="write one as W3C Trace Context has it, or leave it out"
         )
     return text
@@ -317,10 +325,10 @@ def json_payload(value: object) -> bytes:
     """Return any JSON value as the text that is kept and handed on.
 
     Raises:
-        Misfit: It is none, or too long.
+        InvalidValue: It is none, or too long.
     """
-    if isinstance(value, Misread):
-        raise Misfit(problem=value.problem, remedy=value.remedy)
+    if isinstance(value, UnreadableValue):
+        raise InvalidValue(problem=value.problem, remedy=value.remedy)
     return _bounded(compact(value))
 
 
@@ -332,9 +340,9 @@ def _payload_base64(value: object) -> bytes:
     try:
         return _bounded(base64.b64decode(value, validate=True))
     except ValueError as error:
-        if isinstance(error, Misfit):
+        if isinstance(error, InvalidValue):
             raise
-        raise Misfit(
+        raise InvalidValue(
             problem=f"{shown(value)} is no base64", remedy="use the standard alphabet, padded with ="
         ) from error
 
@@ -343,8 +351,8 @@ def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
     """Return a reader of any JSON value, as its compact text of at most so many bytes."""
 
     def read(value: object) -> bytes:
-        if isinstance(value, Misread):
-            raise Misfit(problem=value.problem, remedy=value.remedy)
+        if isinstance(value, UnreadableValue):
+            raise InvalidValue(problem=value.problem, remedy=value.remedy)
         return _bounded(compact(value), most_bytes)
 
     return read
@@ -352,7 +360,7 @@ def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
 
 def _task_token(text: str) -> str:
     if not _TASK_TOKEN.fullmatch(text):
-        raise Misfit(
+        raise InvalidValue(
             problem="it is no task token", remedy="send back the token of 48 characters that came with the attempt"
         )
     return text
@@ -361,13 +369,13 @@ def _task_token(text: str) -> str:
 def _bounded(content: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
     if len(content) > most_bytes:
         problem = f"it has {len(content)} bytes; at most {most_bytes} are carried"
-        raise Misfit(problem=problem, remedy="store it elsewhere and send a reference")
+        raise InvalidValue(problem=problem, remedy="store it elsewhere and send a reference")
     return content
 
 
 def _few_labels(value: object) -> object:
     if (labels := as_object(value)) and len(labels) > MAX_LABELS:
-        raise Misfit(problem=f"{len(labels)} labels were read", remedy=f"write at most {MAX_LABELS}")
+        raise InvalidValue(problem=f"{len(labels)} labels were read", remedy=f"write at most {MAX_LABELS}")
     return value
 
 
@@ -376,7 +384,7 @@ def few(value: object) -> object:
     if (elements := as_list(value)) is None:
         return value
     if len(elements) > MAX_ELEMENTS:
-        raise Misfit(problem=f"{len(elements)} elements were read", remedy=f"write at most {MAX_ELEMENTS}")
+        raise InvalidValue(problem=f"{len(elements)} elements were read", remedy=f"write at most {MAX_ELEMENTS}")
     return tuple(elements)
 
 
@@ -385,7 +393,7 @@ def many_days(value: object) -> object:
     if (elements := as_list(value)) is None:
         return value
     if len(elements) > MAX_DAYS:
-        raise Misfit(problem=f"{len(elements)} days were read", remedy=f"write at most {MAX_DAYS}")
+        raise InvalidValue(problem=f"{len(elements)} days were read", remedy=f"write at most {MAX_DAYS}")
     return tuple(elements)
 
 

@@ -1,4 +1,4 @@
-"""Work beside a loop that must not wait for it: on a thread and a connection of its own, one piece at a time."""
+"""Run one query at a time on a background thread with its own connection."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -8,48 +8,48 @@ from tidewheel.postgres.session import Session
 
 R = TypeVar("R")
 
-_CANCEL_SECONDS = 0.1  # until a cancel is sent again: one that comes before the statement cancels nothing
+_CANCEL_SECONDS = 0.1  # between two cancels: a cancel that arrives before the statement starts has no effect
 
 
-class Beside(Generic[R]):
-    """One loop's.
+class BackgroundQuery(Generic[R]):
+    """A query that its loop starts and collects later, so that the loop never waits for it.
 
     Args:
-        session: The connection that the work uses, and nobody else.
-        name: The thread's.
+        session: The query's own connection.
+        name: The thread's name.
     """
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
         self._thread = ThreadPoolExecutor(1, name)
-        self._work: Future[R] | None = None
+        self._query: Future[R] | None = None
         self.closing = False
 
     @property
     def busy(self) -> bool:
-        """Whether some is under way, or its result was not taken yet."""
-        return self._work is not None
+        """True while a query runs, and until its result is taken."""
+        return self._query is not None
 
-    def begin(self, work: Callable[[], R]) -> None:
-        """Begin some; it must not be busy."""
-        self._work = self._thread.submit(work)
+    def start(self, query: Callable[[], R]) -> None:
+        """Start a query; the caller checks `busy` first."""
+        self._query = self._thread.submit(query)
 
     def take(self) -> R | None:
-        """The result of what has ended, once; else nothing.
+        """Return the result of a query that has ended, once; else None.
 
         Raises:
-            Unavailable: The work has raised it; so with anything else.
+            Unavailable: The query raised it. Any other error of the query is raised too.
         """
-        work = self._work
-        if work is None or not work.done():
+        query = self._query
+        if query is None or not query.done():
             return None
-        self._work = None
-        return work.result()
+        self._query = None
+        return query.result()
 
     def close(self) -> None:
-        """Give up what is under way: the statement that it waits for is cancelled."""
+        """Cancel the running statement, end the thread and close the connection."""
         self.closing = True
-        while self._work is not None and wait([self._work], _CANCEL_SECONDS).not_done:
+        while self._query is not None and wait([self._query], _CANCEL_SECONDS).not_done:
             self._session.cancel()
         self._thread.shutdown()
         self._session.close()

@@ -1,8 +1,8 @@
-"""The caller's own connection, lent to our code for some statements, in whatever transaction it is in.
+"""Run Tidewheel's statements on the caller's own psycopg connection, inside the caller's transaction.
 
-Ours runs on a connection object of its own over the caller's libpq connection: rows, cursors, adapters and prepared
-statements that the caller has set are neither used nor changed. The caller's lock is held meanwhile, so nobody else's
-statement comes between. The transaction stays the caller's: nothing here commits what the caller has begun.
+A second connection object over the same libpq connection runs them. It neither uses nor changes the caller's row
+factory, cursors, adapters and prepared statements. The caller's lock is held meanwhile, so no other statement comes
+between. The transaction belongs to the caller: nothing here commits what the caller has begun.
 """
 
 import asyncio
@@ -18,105 +18,105 @@ from tidewheel.postgres.session import Conn
 
 T = TypeVar("T")
 
-_Lent = Connection[object] | AsyncConnection[object]
+_CallerConnection = Connection[object] | AsyncConnection[object]
 
 
 @contextmanager
-def borrowed(connection: Connection[object]) -> Generator[Conn]:
-    """A connection for our statements, inside the caller's transaction.
+def use_connection(connection: Connection[object]) -> Generator[Conn]:
+    """Yield a connection for Tidewheel's statements, inside the caller's transaction.
 
-    Where the caller has begun none, it begins as the caller's next statement would begin it; on autocommit it lasts as
-    long as the block.
+    Without an open transaction it begins one as the caller's next statement would. On autocommit the transaction ends
+    with the block.
 
     Raises:
-        InvalidInput: It is no connection that this can be done with.
+        InvalidInput: The connection cannot be used for this.
     """
     if not isinstance(cast("object", connection), Connection):
         problem = f"a {_name(connection)} was given"
-        raise _unfit(problem, _remedy(connection, "a psycopg.Connection"))
-    with connection.lock, _twin(connection) as twin:
-        yield twin
+        raise _invalid(problem, _remedy(connection, "a psycopg.Connection"))
+    with connection.lock, _wrap(connection) as wrapped:
+        yield wrapped
 
 
-async def borrow(connection: AsyncConnection[object], work: Callable[[Conn], T]) -> T:
-    """Do work with a connection for our statements, inside the transaction of an asynchronous caller.
+async def use_async_connection(connection: AsyncConnection[object], work: Callable[[Conn], T]) -> T:
+    """Run `work` with a connection for Tidewheel's statements, inside the transaction of an asynchronous caller.
 
-    The work runs on a thread, while this waits and nobody else can use the connection. Where this is cancelled, the
-    statement under way is cancelled too, and waited for: the connection comes back at rest.
+    The work runs on a thread while this coroutine holds the connection's lock. When this coroutine is cancelled, it
+    cancels the running statement and waits for it to end, so that the connection comes back idle.
 
     Raises:
-        InvalidInput: It is no connection that this can be done with.
+        InvalidInput: The connection cannot be used for this.
     """
     if not isinstance(cast("object", connection), AsyncConnection):
         problem = f"a {_name(connection)} was given"
-        raise _unfit(problem, _remedy(connection, "a psycopg.AsyncConnection"))
+        raise _invalid(problem, _remedy(connection, "a psycopg.AsyncConnection"))
 
     def on_thread() -> T:
-        with _twin(connection) as twin:
-            return work(twin)
+        with _wrap(connection) as wrapped:
+            return work(wrapped)
 
     async with connection.lock:
-        under_way = asyncio.ensure_future(asyncio.to_thread(on_thread))
+        running = asyncio.ensure_future(asyncio.to_thread(on_thread))
         try:
-            return await asyncio.shield(under_way)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
-            stopping = asyncio.ensure_future(asyncio.to_thread(connection.cancel))
-            while not (under_way.done() and stopping.done()):
+            cancelling = asyncio.ensure_future(asyncio.to_thread(connection.cancel))
+            while not (running.done() and cancelling.done()):
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait([under_way, stopping])
-            for done in (under_way, stopping):
-                done.exception()  # it was seen: what counts is that this was cancelled
+                    await asyncio.wait([running, cancelling])
+            for done in (running, cancelling):
+                done.exception()  # retrieved, so that asyncio does not log it; the caller gets CancelledError
             raise
 
 
 @contextmanager
-def _twin(connection: _Lent) -> Generator[Conn]:
-    """A second connection object over the same libpq connection; its lock is held by who calls."""
-    lent = connection.pgconn
-    if (why_not := _why_not(connection)) is not None:
-        raise _unfit(*why_not)
-    handlers = lent.notice_handler, lent.notify_handler
-    twin = cast("Conn", Connection(lent))
-    lent.notice_handler, lent.notify_handler = handlers  # what the server tells is still told to the caller
-    twin.prepare_threshold = None  # the names of prepared statements are the caller's
+def _wrap(connection: _CallerConnection) -> Generator[Conn]:
+    """Yield a second connection object over the same libpq connection; the caller holds the connection's lock."""
+    libpq = connection.pgconn
+    if (refusal := _why_not(connection)) is not None:
+        raise _invalid(*refusal)
+    handlers = libpq.notice_handler, libpq.notify_handler
+    wrapped = cast("Conn", Connection(libpq))
+    libpq.notice_handler, libpq.notify_handler = handlers  # the server's notices still go to the caller's handlers
+    wrapped.prepare_threshold = None  # the names of prepared statements are the caller's
     try:
-        if lent.transaction_status == TransactionStatus.IDLE:
-            twin.isolation_level = connection.isolation_level
-            twin.read_only, twin.deferrable = connection.read_only, connection.deferrable
+        if libpq.transaction_status == TransactionStatus.IDLE:
+            wrapped.isolation_level = connection.isolation_level
+            wrapped.read_only, wrapped.deferrable = connection.read_only, connection.deferrable
             if connection.autocommit:
-                with twin.transaction():
-                    yield twin
+                with wrapped.transaction():
+                    yield wrapped
                 return
-        yield twin
+        yield wrapped
     finally:
-        del twin.pgconn  # else it would complain, when it goes, that it was not closed
+        del wrapped.pgconn  # else psycopg warns, at its collection, of a connection that was not closed
 
 
-def _why_not(connection: _Lent) -> tuple[str, str] | None:
-    """Why it cannot be lent now, and what to do about that."""
+def _why_not(connection: _CallerConnection) -> tuple[str, str] | None:
+    """Return problem and remedy of a connection that cannot be used now, else None."""
     if connection.closed:
         return "it is closed", "give an open connection"
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
         return "it is in a pipeline", "leave the pipeline block first"
     if connection.pgconn.transaction_status == TransactionStatus.INERROR:
         return "its transaction has failed already", "roll back, and do the work again"
-    # Texts go in binary too, which the server reads in the session's encoding.
+    # Texts are sent in binary form too, and the server reads them in the session's encoding.
     if (encoding := connection.pgconn.parameter_status(b"client_encoding")) != b"UTF8":
         return f"its client_encoding is {(encoding or b'?').decode()}", "connect with client_encoding=UTF8"
     return None
 
 
-def _remedy(given: object, wanted: str) -> str:
+def _remedy(given: object, expected: str) -> str:
     if isinstance(given, Connection):
         return "call the one without _async"
     if isinstance(given, AsyncConnection):
         return "await the one that ends with _async"
-    return f"give {wanted}; in other languages and for other drivers there is the SQL function tidewheel_enqueue"
+    return f"give {expected}; in other languages and for other drivers there is the SQL function tidewheel_enqueue"
 
 
 def _name(given: object) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__}"
 
 
-def _unfit(problem: str, remedy: str) -> InvalidInput:
+def _invalid(problem: str, remedy: str) -> InvalidInput:
     return InvalidInput([FieldError("connection", problem, remedy)])

@@ -1,10 +1,10 @@
-"""Up to where what is due is done with, so that no look walks over what has gone long ago.
+"""Low-water marks: start each poll behind the last processed row, so that it does not scan dead index entries.
 
-What is eaten from the front of an index leaves entries there that vacuum takes away, unless a transaction is open
-somewhere in the database: then each look from the very start would walk over everything since. A mark lies a second
-below the clock and below whatever is still there, for a transaction may commit what is due sooner; what is due earlier
-still (a pause that ended, a clock that jumped back) is found by a walk from the start, once a second at most and for no
-more than a twentieth of the time. A walk that takes long is made in parts, so that nothing waits long for any of them.
+Rows that are deleted from the front of an index leave dead entries there. Vacuum cannot remove them while any
+transaction is open in the database, and a poll from the start of the index would scan all of them. A mark lies one
+second below the clock and below the earliest row left, because a transaction may commit an earlier row late. Rows due
+even earlier (a pause that ended, a clock that jumped back) are found by a full scan. Full scans run at most once a
+second and take at most a twentieth of the time. A slow full scan is made in parts, so that no poll waits long for it.
 """
 
 import sys
@@ -14,102 +14,105 @@ from typing import Final, Generic, TypeVar
 
 from tidewheel.clock import monotonic_seconds
 
-EVER = datetime.min.replace(tzinfo=UTC)
+BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 K = TypeVar("K", bound=Hashable)
 
 LATE_COMMIT: Final = timedelta(seconds=1)  # between a transaction's clock reading and its commit; later ones are late
-_QUICK_SECONDS = 0.1  # a pause that nobody minds: latency at its 99th percentile may be 60 ms (docs/performance.md)
+_QUICK_SECONDS = 0.1  # a full scan that need not be split: latency's 99th percentile may be 60 ms (docs/performance.md)
 
 
-class Marks(Generic[K]):
-    """The marks of one kind of look: of shards, or of queues and lanes."""
+class LowWaterMarks(Generic[K]):
+    """The low-water marks of one kind of poll, by key: a shard, or a queue and lane."""
 
     def __init__(self) -> None:
         self._marks: dict[K, datetime] = {}
-        self._walks = Walks()
-        self._most = sys.maxsize  # of them that are walked in one look: fewer, when that takes long
-        self._line: list[K] = []  # whose turn comes first
+        self._pacer = FullScanPacer()
+        self._limit = sys.maxsize  # keys that one poll scans in full: halved while full scans are slow
+        self._order: list[K] = []  # the key whose full scan is longest ago comes first
 
-    def begin(self, keys: Sequence[K]) -> list[datetime]:
-        """From where to look at each of these now."""
-        walked = self._next(keys) if self._walks.begin() else frozenset[K]()
-        return [EVER if key in walked else self._marks.get(key, EVER) for key in keys]
+    def scan_from(self, keys: Sequence[K]) -> list[datetime]:
+        """Start a poll; return the instant from which it scans each key."""
+        full = self._next(keys) if self._pacer.start() else frozenset[K]()
+        return [BEGINNING if key in full else self._marks.get(key, BEGINNING) for key in keys]
 
     def _next(self, keys: Sequence[K]) -> frozenset[K]:
-        self._most = max(min(self._most, len(keys)), 1)
-        self._most = max(self._most // 2, 1) if self._walks.slow else self._most * 2
-        line = [*self._line, *(key for key in keys if key not in self._line)]
-        walked = [key for key in line if key in keys][: self._most]
-        self._line = [*(key for key in line if key not in walked), *walked]
-        return frozenset(walked)
+        self._limit = max(min(self._limit, len(keys)), 1)
+        self._limit = max(self._limit // 2, 1) if self._pacer.slow else self._limit * 2
+        order = [*self._order, *(key for key in keys if key not in self._order)]
+        full = [key for key in order if key in keys][: self._limit]
+        self._order = [*(key for key in order if key not in full), *full]
+        return frozenset(full)
 
-    def woken(self) -> None:
-        """Somebody has written something: it may be due already, and then nobody is to wait a second for it."""
-        self._walks.hurry()
+    def scan_soon(self) -> None:
+        """Make the next poll a full scan where the share of time allows it: a notification says that rows were written.
 
-    def saw(self, earliest: Mapping[K, datetime | None], now: datetime) -> None:
-        """What that look has found: the earliest of each, by the database's clock."""
-        self._walks.ended()
+        They may be due already, below the mark.
+        """
+        self._pacer.scan_soon()
+
+    def record(self, earliest: Mapping[K, datetime | None], now: datetime) -> None:
+        """Record the earliest row that the poll found for each key, by the database's clock."""
+        self._pacer.finish()
         for key, at in earliest.items():
             self._marks[key] = min(at or now, now) - LATE_COMMIT
 
     def of(self, keys: Iterable[K]) -> dict[K, datetime]:
-        """The marks of these, for the statement that takes what is due."""
-        return {key: self._marks.get(key, EVER) for key in keys}
+        """Return the marks of these keys, for the statement that takes due rows."""
+        return {key: self._marks.get(key, BEGINNING) for key in keys}
 
 
-class Walks:
-    """When to look at everything again: every so often, and for a twentieth of the time at most.
+class FullScanPacer:
+    """Decide when the next full scan is due: every so often, and for a bounded share of the time.
 
-    A walk meets all that has gone and that vacuum cannot take away yet: it may take any time.
+    A full scan meets all dead entries that vacuum cannot remove yet, so its duration has no bound.
 
     Args:
-        every_seconds: From the end of one to the next, when they are quick.
-        at_once: Whether the first need not wait for that.
-        share: They take at most one of so many parts of the time.
+        every_seconds: From the end of one full scan to the next, while they are quick.
+        at_once: True if the first full scan is due now, False if `every_seconds` come first.
+        share: Full scans take at most one part in `share` of the time.
     """
 
     def __init__(self, every_seconds: float = 1.0, *, at_once: bool = True, share: int = 20) -> None:
         self._every_seconds, self._share = every_seconds, share
         self._next = 0.0 if at_once else monotonic_seconds() + every_seconds
-        self._allowed = self._began = 0.0
-        self._walking = False
+        self._allowed = self._started = 0.0
+        self._scanning = False
         self._seconds = 0.0
 
     @property
     def slow(self) -> bool:
-        """Whether the last one took so long that the next is better made in parts, or beside what waits for it."""
+        """True if the last full scan took so long that the next is better split, or made in the background."""
         return self._seconds > _QUICK_SECONDS
 
     @property
     def pause_seconds(self) -> float:
-        """From the end of the last one to the next."""
+        """The time from the end of the last full scan to the next."""
         return max(self._every_seconds, self._seconds * self._share)
 
-    def begin(self) -> bool:
-        """A look begins; returns whether it is to be a walk, and is one until it has `ended`."""
+    def start(self) -> bool:
+        """Start a poll; return True if it is a full scan, which lasts until `finish`."""
         now = monotonic_seconds()
-        if self._walking:  # it has failed; that may have been for the time that it took
-            self._seconds = max(now - self._began, self._seconds)
-        self._began = now
-        self._walking = now >= self._next
-        return self._walking
+        if self._scanning:  # the last full scan failed, possibly because it took too long
+            self._seconds = max(now - self._started, self._seconds)
+        self._started = now
+        self._scanning = now >= self._next
+        return self._scanning
 
-    def ended(self) -> None:
-        """That look is over; nothing where it was no walk. One that fails does not end, and is due again at once."""
-        if self._walking:
-            self.took(monotonic_seconds() - self._began)
+    def finish(self) -> None:
+        """End the poll. A full scan that fails is never finished, so the next poll is a full scan again."""
+        if self._scanning:
+            self.record(monotonic_seconds() - self._started)
 
-    def took(self, seconds: float, *, whole: bool = True) -> None:
-        """A walk is over that took so long, or a part of one."""
+    def record(self, seconds: float, *, whole: bool = True) -> None:
+        """Record the duration of a full scan, or of a part of one."""
         ended = monotonic_seconds()
         allowed = ended + seconds * self._share
         self._seconds = seconds if whole else max(seconds, self._seconds)
         self._allowed = allowed if whole else max(allowed, self._allowed)
         self._next = max(ended + self._every_seconds, self._allowed)
-        self._walking = False
+        self._scanning = False
 
-    def hurry(self) -> None:
-        """Let the next look be one, unless they have had their share of the time."""
+    def scan_soon(self) -> None:
+        """Make the next poll a full scan, unless full scans have used up their share of the time."""
         self._next = self._allowed

@@ -1,8 +1,8 @@
-"""Waking another process when something earlier was written.
+"""Wake loops of other processes by NOTIFY after a commit.
 
-A transaction with a pending NOTIFY takes an instance-wide lock when it commits, so a hot transaction never notifies:
-the writer pokes a `Notifier` after its commit, which sends at most one NOTIFY per 20 ms from a transaction of its own.
-A lost notification costs a poll interval, nothing else: every sleeper also looks by itself.
+A transaction with a pending NOTIFY takes an instance-wide lock when it commits, so a hot transaction never notifies.
+The writer calls `Notifier.notify` after its commit. A background thread then sends at most one NOTIFY per 20 ms, in a
+transaction of its own. A lost notification costs one poll interval, because every listener also polls.
 """
 
 import selectors
@@ -17,12 +17,12 @@ from psycopg import sql
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, connect
 
-_APART_SECONDS = 0.020  # the commit lock of NOTIFY is instance-wide; 50 a second are not felt
+_INTERVAL_SECONDS = 0.020  # NOTIFY takes an instance-wide lock at commit; 50 a second cost nothing measurable
 _RECONNECT_SECONDS = 1.0
 
 
 class Channel(StrEnum):
-    """What may have been written."""
+    """A NOTIFY channel, by the kind of row that was written."""
 
     TIMERS = "tidewheel_timers"
     OUTBOX = "tidewheel_outbox"
@@ -30,7 +30,7 @@ class Channel(StrEnum):
 
 
 class Notifier:
-    """Sends notifications in the background, never more often than every 20 ms a channel."""
+    """Send notifications from a background thread, at most one per channel in 20 ms."""
 
     def __init__(self, url: str, name: str) -> None:
         self._url, self._name = url, name
@@ -39,14 +39,14 @@ class Notifier:
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
         self._thread.start()
 
-    def poke(self, channel: Channel) -> None:
-        """Ask for a notification soon; costs nothing when one is pending."""
+    def notify(self, channel: Channel) -> None:
+        """Send a notification soon; costs nothing while one is pending."""
         if channel not in self._pending:
             self._pending.add(channel)
             self._wake.set()
 
     def close(self) -> None:
-        """Stop; what is pending is dropped, the receivers poll."""
+        """Stop. Pending notifications are dropped; the listeners poll."""
         self._stopping.set()
         self._wake.set()
         self._thread.join(timeout=5)
@@ -65,34 +65,34 @@ class Notifier:
             except (Unavailable, psycopg.Error):
                 _discard(connection)
                 connection = None
-            self._stopping.wait(_APART_SECONDS)
+            self._stopping.wait(_INTERVAL_SECONDS)
         _discard(connection)
 
 
 class Listener:
-    """Sets an event whenever one of its channels is notified.
+    """Set an event whenever one of its channels is notified.
 
-    Between notifications it sleeps: five looks a second, in each service, were half of what idling cost them all. The
-    kernel's keepalives tell it of a server that has gone without a word.
+    Between notifications the thread blocks in `select`. Polling five times a second in each service was half of the
+    CPU time of an idle installation. TCP keepalives detect a server that is gone.
     """
 
     def __init__(self, url: str, name: str, channels: tuple[Channel, ...], event: threading.Event) -> None:
         self._url, self._name, self._channels, self._event = url, name, channels, event
         self._stopping = threading.Event()
-        self._ours, self._its = socket.socketpair()  # what is sent to it wakes it
+        self._waker, self._wakeup = socket.socketpair()  # a byte on it ends the thread's select
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, at once; one that is just connecting does so a few seconds later."""
+        """Stop listening; a thread that is connecting ends a few seconds later."""
         self._stopping.set()
-        with suppress(OSError):  # it has ended
-            self._ours.send(b"\0")  # closing our end is not enough: a process that was forked may have it too
+        with suppress(OSError):  # the thread has ended
+            self._waker.send(b"\0")  # closing this end is not enough: a forked process may hold a copy of it
         self._thread.join(timeout=5)
-        self._ours.close()
+        self._waker.close()
 
     def _run(self) -> None:
-        with self._its:
+        with self._wakeup:
             while not self._stopping.is_set():
                 try:
                     self._listen()
@@ -104,17 +104,17 @@ class Listener:
         try:
             for channel in self._channels:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-            # What was written while nobody listened is found by looking once.
+            # One poll finds the rows that were written before LISTEN took effect.
             self._event.set()
-            self._hear(connection)
+            self._wait_for_notifications(connection)
         finally:
             connection.close()
 
-    def _hear(self, connection: Conn) -> None:
-        # Not by psycopg's own waiting, which looks up ten times a second however long it is told to wait.
+    def _wait_for_notifications(self, connection: Conn) -> None:
+        # psycopg's own wait wakes up ten times a second, whatever its timeout.
         with selectors.DefaultSelector() as either:
             either.register(connection, selectors.EVENT_READ)
-            either.register(self._its, selectors.EVENT_READ)
+            either.register(self._wakeup, selectors.EVENT_READ)
             while not self._stopping.is_set():
                 either.select()
                 for _ in connection.notifies(timeout=0):

@@ -1,8 +1,7 @@
-"""How far this process's clock is from the database's: measured in passing, exported, told once, never acted upon.
+"""Measure the difference between this process's clock and the database's; export it and warn, but never act on it.
 
-What is due is decided by the database's clock alone, so a clock that is wrong here changes nothing that Tidewheel does.
-It makes this process's logs, and whatever its handlers read from it, tell another time than everybody else's. The
-database's clock comes back with statements that are sent anyway.
+The database's clock alone decides what is due, so a wrong clock here changes nothing that Tidewheel does. It only makes
+this process's logs and its handlers show another time. The readings come with statements that are sent anyway.
 """
 
 import logging
@@ -15,54 +14,54 @@ from tidewheel.process.metrics import metrics
 _LOG = logging.getLogger("tidewheel.process.service")
 
 
-class Skew:
-    """What one process knows of it; for all its threads.
+class ClockSkew:
+    """The clock skew of one process; safe from every thread.
 
     Args:
-        most: How far the clocks may be apart before it is told (`max_clock_skew`).
+        limit: A larger skew logs a warning (`max_clock_skew`).
         clock: This process's clock.
     """
 
-    def __init__(self, most: timedelta, clock: Clock | None = None) -> None:
-        self._most, self._clock = most, clock or SystemClock()
-        self._told = False
-        self._telling = threading.Lock()
-        metrics.set("max_clock_skew_seconds", most.total_seconds())
+    def __init__(self, limit: timedelta, clock: Clock | None = None) -> None:
+        self._limit, self._clock = limit, clock or SystemClock()
+        self._warned = False
+        self._warning = threading.Lock()
+        metrics.set("max_clock_skew_seconds", limit.total_seconds())
 
-    def saw(self, instant: datetime, *, since: float) -> None:
-        """Take in one reading of the database's clock.
+    def record(self, instant: datetime, *, since: float) -> None:
+        """Record one reading of the database's clock.
 
         Args:
-            instant: What it said.
-            since: `monotonic_seconds()` from before the statement was sent: the reading was taken after that, so that
-                half of the time since then is what the difference can be wrong by.
+            instant: The reading.
+            since: `monotonic_seconds()` from before the statement was sent. The reading was taken after that, so the
+                skew is wrong by at most half of the time since then.
 
-        Source: RFC 5905 "Network Time Protocol Version 4", section 8, of an exchange whose far end takes no time.
+        Source: RFC 5905 "Network Time Protocol Version 4", section 8, for a server that answers in no time.
         """
         bound = timedelta(seconds=max(monotonic_seconds() - since, 0.0) / 2)
-        if bound > self._most:
-            return  # the statement had to wait: such a reading could show nothing
+        if bound > self._limit:
+            return  # the statement waited: the reading is less exact than the limit
         skew = self._clock.now() - bound - instant
         metrics.set("clock_skew_seconds", skew.total_seconds())
         metrics.set("clock_skew_bound_seconds", bound.total_seconds())
-        with self._telling:
-            self._tell(skew, bound)
+        with self._warning:
+            self._log(skew, bound)
 
-    def _tell(self, skew: timedelta, bound: timedelta) -> None:
-        """Log what is certain, and only what is news."""
+    def _log(self, skew: timedelta, bound: timedelta) -> None:
+        """Log when the skew certainly exceeds the limit, and when it certainly does no more."""
         seconds = abs(skew.total_seconds())
         where = "ahead of" if skew > timedelta(0) else "behind"
-        if not self._told and abs(skew) - bound > self._most:
-            self._told = True
+        if not self._warned and abs(skew) - bound > self._limit:
+            self._warned = True
             _LOG.warning(
                 "this machine's clock is %.3f s %s the database's, more than max_clock_skew (%g s); nothing fires"
-                " otherwise for it, but its logs and handlers tell another time: see to its time synchronisation",
+                " earlier or later for it, but its logs and handlers show another time: check its time synchronisation",
                 seconds,
                 where,
-                self._most.total_seconds(),
+                self._limit.total_seconds(),
             )
-        elif self._told and abs(skew) + bound <= self._most:
-            self._told = False
+        elif self._warned and abs(skew) + bound <= self._limit:
+            self._warned = False
             _LOG.info(
                 "this machine's clock is within max_clock_skew of the database's again (%.3f s %s)", seconds, where
             )

@@ -25,7 +25,7 @@ from tidewheel.intake.batch import apply_batch
 from tidewheel.intake.locks import read_now
 from tidewheel.kafka.clients import consumer
 from tidewheel.postgres.session import Session, is_data_fault
-from tidewheel.process.service import Patience, Stop
+from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
@@ -76,7 +76,7 @@ class Inbox:
         self._client.close()
 
     def _ends(self) -> dict[str, int]:
-        patience = Patience(Stop(), "reading where a topic ends")
+        backoff = Backoff(Shutdown(), "reading where a topic ends")
         gives_up_at = monotonic_seconds() + _KAFKA_SECONDS
         latest = cast("OffsetSpec", OffsetSpec.latest())  # type: ignore[no-untyped-call]
         asked = {TopicPartition(topic, 0): latest for topic in self._topics}
@@ -87,7 +87,7 @@ class Inbox:
             except KafkaException as error:  # a topic that was made just now has no leader yet
                 if monotonic_seconds() > gives_up_at:
                     raise
-                patience.wait(error)
+                backoff.wait(error)
 
 
 class Services:
@@ -96,7 +96,7 @@ class Services:
     def __init__(self, url: str, kafka: dict[str, str], installation: Installation, inbox: Inbox) -> None:
         self._url, self._kafka, self._installation, self._inbox = url, kafka, installation, inbox
         self._prefix = installation.topics.prefix
-        self._stop = Stop()
+        self._stop = Shutdown()
         self._session = Session(url, "tidewheel-test")
         ahead = SchedulerSettings.load(topic_prefix=self._prefix, lookahead=_AT_ONCE, overdue_after=_AT_ONCE)
         self._scheduler = Scheduler(ahead, url, installation, self._stop)
@@ -150,7 +150,7 @@ class Services:
 
     def close(self) -> None:
         """End all of them, side by side: each waits a moment for threads of its own."""
-        self._stop.ask()
+        self._stop.request()
         ending = [self._scheduler.close, self._session.close]
         if self._executing is not None:
             ending.append(self._executing.close)
@@ -205,7 +205,7 @@ class _GatedExecutor(Executor):
         *,
         installation: Installation,
         handlers: Mapping[str, Handler],
-        stop: Stop,
+        stop: Shutdown,
         gate: _Gate,
     ) -> None:
         self._gate = gate
@@ -230,7 +230,7 @@ class _Executing:
         self.serves = (frozenset(handlers), tuple(queues))
         self.gate = _Gate()
         self.ended: Future[None] = Future()
-        self._stop = Stop()
+        self._stop = Shutdown()
         settings = ExecutorSettings.load(
             topic_prefix=installation.topics.prefix,
             queues=",".join(queues),
@@ -245,7 +245,7 @@ class _Executing:
 
     def close(self) -> None:
         """End it, and wait until it has ended."""
-        self._stop.ask()
+        self._stop.request()
         self.ended.result(_STOP_SECONDS)
 
     def _run(self) -> None:

@@ -14,7 +14,7 @@ import httpx
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER
 from tidewheel.control.api.service import Api
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.settings import ApiSettings
 
 _SECONDS = 60.0
@@ -24,7 +24,7 @@ QUICK = {"api_port": 0, "sweep": timedelta(milliseconds=1)}
 @contextmanager
 def answering(database: Database, *, token: str | None = None, **settings: object) -> Generator[httpx.Client]:
     """The door as long as the block, and a client of it."""
-    stop = Stop()
+    stop = Shutdown()
     told = ApiSettings.load(**(QUICK | settings), api_token=token, database_url=database.url)
     api = Api(told, database.url, database.installation, stop)
     serving = threading.Thread(target=api.run, name="api-of-test")
@@ -36,7 +36,7 @@ def answering(database: Database, *, token: str | None = None, **settings: objec
         ) as client:
             yield client
     finally:
-        stop.ask()
+        stop.request()
         serving.join(_SECONDS)
 
 

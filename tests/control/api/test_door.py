@@ -14,7 +14,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.api.service import Api
 from tidewheel.errors import SettingsError
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import all_schemas
 from tidewheel.settings import ApiSettings
 
@@ -167,7 +167,7 @@ def test_an_open_door_is_refused(told: dict[str, object], remedy: str) -> None:
 def test_an_address_that_is_taken_is_said_at_once(client: httpx.Client, database: Database) -> None:
     taken = client.base_url.port
     with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1 port {taken}"):
-        Api(ApiSettings.load(api_port=taken), database.url, database.installation, Stop())
+        Api(ApiSettings.load(api_port=taken), database.url, database.installation, Shutdown())
 
 
 def test_more_than_can_wait_is_told_to_come_again(database: Database) -> None:

@@ -12,7 +12,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.process.service import Stop
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.bulk_cancel import Cancelling
 
@@ -26,7 +26,7 @@ def job(database: Database) -> Database:
 @contextmanager
 def scheduling(database: Database) -> Generator[None]:
     """The part of a scheduler that carries cancellations out, as long as the block."""
-    stop, cancelling = Stop(), Cancelling(database.session(), database.installation)
+    stop, cancelling = Shutdown(), Cancelling(database.session(), database.installation)
 
     def work() -> None:
         while not stop.wait(0.02):
@@ -39,7 +39,7 @@ def scheduling(database: Database) -> Generator[None]:
     try:
         yield
     finally:
-        stop.ask()
+        stop.request()
         ended.result(30)
 
 

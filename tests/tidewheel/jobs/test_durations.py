@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_duration, microseconds, parse_duration
 
 
@@ -20,8 +20,8 @@ def test_a_duration_that_was_written_is_read_again(span: timedelta) -> None:
 def test_any_text_is_a_duration_or_refused_in_words(text: str) -> None:
     try:
         assert parse_duration(text) >= timedelta(0)
-    except Misfit as misfit:
-        assert misfit.errors[0].remedy  # noqa: PT017 - either outcome is right, silence is not
+    except InvalidValue as invalid:
+        assert invalid.errors[0].remedy  # noqa: PT017 - either outcome is right, silence is not
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_durations_in_every_form(text: str | float, seconds: float) -> None:
     ["", "10", "s", "P", "PT", "P1DT", "1s1s", "1s1m", "-5s", "1 s", "٣s", "1e3s", "0.1us", "999999999999d", -1, 1e300],
 )
 def test_what_is_no_duration_is_refused(text: str | float) -> None:
-    with pytest.raises(Misfit):
+    with pytest.raises(InvalidValue):
         parse_duration(text)

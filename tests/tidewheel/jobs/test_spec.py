@@ -7,7 +7,7 @@ import pytest
 
 from tests.tidewheel.jobs.submitting import submitted
 from tidewheel.jobs.spec import Jitter, canonical_spec, schedule_document
-from tidewheel.jobs.targets import HttpTarget
+from tidewheel.jobs.targets import HttpTargetSpec
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -111,7 +111,7 @@ def test_a_fixed_delay_may_be_longer_than_max() -> None:
 def test_a_header_may_hold_whatever_ascii_has() -> None:
     headers = {"X-All": "".join(map(chr, range(0x21, 0x7F))), "X-Between": "a \t b", "X-Empty": ""}
     target = submitted(target={"type": "http", "url": "http://a", "headers": headers}).target
-    assert isinstance(target, HttpTarget)
+    assert isinstance(target, HttpTargetSpec)
     assert target.headers == headers
 
 

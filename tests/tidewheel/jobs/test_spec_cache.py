@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec, canonical_spec
-from tidewheel.jobs.validation import validated
+from tidewheel.jobs.validation import validate
 
 TEXTS = st.text(max_size=12)
 JSON = st.recursive(
@@ -85,13 +85,13 @@ def outcome(read: Callable[[], object]) -> object:
     """What is read, or every problem that is told of it."""
     try:
         return read()
-    except (Misfit, RequestRefused) as refused:
+    except (InvalidValue, RequestRefused) as refused:
         return tuple(refused.errors)
 
 
 @given(SUBMITS)
 def test_a_submit_is_read_or_refused_as_its_model_reads_or_refuses_it(document: dict[str, Any]) -> None:
-    wanted, read = outcome(lambda: validated(JobSubmit, document)), outcome(lambda: parse_request(document))
+    wanted, read = outcome(lambda: validate(JobSubmit, document)), outcome(lambda: parse_request(document))
     if not isinstance(wanted, JobSubmit) or not isinstance(read, JobSubmit):
         assert read == wanted
         return

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.jobs.invalid import Misfit
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 
 
@@ -23,5 +23,5 @@ def test_an_instant_that_was_written_is_read_again(moment: datetime) -> None:
      "٢027-01-01T00:00:00Z"],
 )  # fmt: skip
 def test_what_is_no_instant_is_refused(text: str) -> None:
-    with pytest.raises(Misfit):
+    with pytest.raises(InvalidValue):
         parse_timestamp(text)

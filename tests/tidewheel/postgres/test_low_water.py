@@ -9,56 +9,60 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_loop import members, running
 from tests.transitions.acts import open_runs, submit
-from tidewheel.postgres.low_water import EVER, Marks, Walks
+from tidewheel.postgres.low_water import BEGINNING, FullScanPacer, LowWaterMarks
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 LEFT: LiteralString = "SELECT t.due_at FROM timers AS t JOIN jobs AS j USING (job_id) WHERE j.key = 'late'"
 
 
-def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> Marks[int]:
+def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> LowWaterMarks[int]:
     """Marks after one walk that has found this."""
-    marks = Marks[int]()
-    marks.begin(sorted(earliest))
-    marks.saw(earliest, now)
+    marks = LowWaterMarks[int]()
+    marks.scan_from(sorted(earliest))
+    marks.record(earliest, now)
     return marks
 
 
 def test_the_first_look_is_from_the_very_start() -> None:
-    assert Marks[int]().begin([0, 1]) == [EVER, EVER]
+    assert LowWaterMarks[int]().scan_from([0, 1]) == [BEGINNING, BEGINNING]
 
 
 def test_the_next_is_from_a_second_below_the_clock_or_what_is_left() -> None:
     marks = looked({0: NOON + 5 * SECOND, 1: None, 2: NOON - 60 * SECOND})
-    assert marks.begin([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, EVER]
+    assert marks.scan_from([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, BEGINNING]
 
 
 def test_a_clock_that_jumps_back_takes_the_marks_along() -> None:
     marks = looked({0: None})
-    marks.begin([0])
-    marks.saw({0: None}, NOON - timedelta(hours=1))
+    marks.scan_from([0])
+    marks.record({0: None}, NOON - timedelta(hours=1))
     assert marks.of([0]) == {0: NOON - timedelta(hours=1) - SECOND}
 
 
 def test_who_is_woken_walks_at_once() -> None:
     marks = looked({0: None})
-    marks.woken()
-    until(lambda: marks.begin([0]) == [EVER], "it walks, as soon as a twentieth of the time allows", seconds=0.5)
+    marks.scan_soon()
+    until(
+        lambda: marks.scan_from([0]) == [BEGINNING],
+        "a full scan starts within its share of the time",
+        seconds=0.5,
+    )
 
 
 def test_what_a_part_of_a_walk_has_taken_makes_none_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
-    walks = Walks()
-    walks.took(3.0)
-    walks.took(0.01, whole=False)
-    assert walks.slow
+    pacer = FullScanPacer()
+    pacer.record(3.0)
+    pacer.record(0.01, whole=False)
+    assert pacer.slow
     now += 59.9
-    assert not walks.begin(), "nor sooner due"
+    assert not pacer.start(), "nor sooner due"
     now += 0.2
-    assert walks.begin()
-    walks.took(0.01)
-    assert not walks.slow
+    assert pacer.start()
+    pacer.record(0.01)
+    assert not pacer.slow
 
 
 def test_walks_that_take_long_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,15 +74,15 @@ def test_walks_that_take_long_are_made_in_parts(monkeypatch: pytest.MonkeyPatch)
     walked: list[list[int]] = []
     for _ in range(20):
         now += 1000.0
-        walked.append([shard for shard, at in zip(shards, marks.begin(shards), strict=True) if at == EVER])
+        walked.append([shard for shard, at in zip(shards, marks.scan_from(shards), strict=True) if at == BEGINNING])
         now += len(walked[-1])
-        marks.saw(dict.fromkeys(shards), NOON)
+        marks.record(dict.fromkeys(shards), NOON)
     assert [len(some) for some in walked[:4]] == [8, 4, 2, 1]
     assert sorted(shard for some in walked[-8:] for shard in some) == shards
     for _ in range(5):
         now += 1000.0
-        walked.append([shard for shard, at in zip(shards, marks.begin(shards), strict=True) if at == EVER])
-        marks.saw(dict.fromkeys(shards), NOON)
+        walked.append([shard for shard, at in zip(shards, marks.scan_from(shards), strict=True) if at == BEGINNING])
+        marks.record(dict.fromkeys(shards), NOON)
     assert walked[-1] == shards, "quick again, all at once"
 
 
@@ -90,31 +94,31 @@ def test_nobody_is_passed_over_for_having_been_away(monkeypatch: pytest.MonkeyPa
     walked: list[int] = []
     for keys in [[0, 1, 2], [0]] * 10:
         now += 1000.0
-        walked += [key for key, at in zip(keys, marks.begin(keys), strict=True) if at == EVER]
+        walked += [key for key, at in zip(keys, marks.scan_from(keys), strict=True) if at == BEGINNING]
         now += 1.0
-        marks.saw(dict.fromkeys(keys), NOON)
+        marks.record(dict.fromkeys(keys), NOON)
     assert {0, 1, 2} <= set(walked[-8:])
 
 
 def test_walks_take_a_twentieth_of_the_time_at_most_however_long_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
-    walks = Walks()
-    assert walks.begin()
+    pacer = FullScanPacer()
+    assert pacer.start()
     now += 3.0
-    walks.ended()
-    walks.hurry()
+    pacer.finish()
+    pacer.scan_soon()
     now += 59.9
-    assert not walks.begin()
+    assert not pacer.start()
     now += 0.2
-    assert walks.begin()
-    assert walks.begin(), "one that has failed is made again at once"
+    assert pacer.start()
+    assert pacer.start(), "one that has failed is made again at once"
     now += 0.01
-    walks.ended()
+    pacer.finish()
     now += 0.9
-    assert not walks.begin()
-    walks.hurry()
-    assert walks.begin()
+    assert not pacer.start()
+    pacer.scan_soon()
+    assert pacer.start()
 
 
 @pytest.mark.postgres

@@ -78,7 +78,7 @@ def test_a_poke_reaches_whoever_listens_on_its_channel_and_no_others(database: D
         timers.clear()
         for channel in (Channel.SIGNALS, Channel.OUTBOX, Channel.TIMERS):
             both.clear()
-            notifier.poke(channel)
+            notifier.notify(channel)
             if channel is Channel.OUTBOX:
                 assert both.wait(SOON_SECONDS)
                 assert not timers.is_set()
@@ -91,7 +91,7 @@ def test_many_pokes_make_few_notifications(database: Database) -> None:
     with closing(Notifier(database.url, "test-notifier")) as notifier:
         for _ in range(POKES):
             for channel in Channel:
-                notifier.poke(channel)
+                notifier.notify(channel)
             pace.wait(PACE_SECONDS)  # without it, this thread leaves the notifier's none of the interpreter
     elapsed = monotonic_seconds() - began
     counted = heard(database, ear)
@@ -103,9 +103,9 @@ def test_many_pokes_make_few_notifications(database: Database) -> None:
 def test_a_poke_before_the_last_was_sent_is_the_same_poke(database: Database) -> None:
     ear = listening(database)
     with closing(Notifier(database.url, "test-notifier")) as notifier:
-        notifier.poke(Channel.OUTBOX)
+        notifier.notify(Channel.OUTBOX)
         assert next(ear.notifies(timeout=SOON_SECONDS)).channel == Channel.OUTBOX
-        notifier.poke(Channel.OUTBOX)
+        notifier.notify(Channel.OUTBOX)
         assert next(ear.notifies(timeout=SOON_SECONDS)).channel == Channel.OUTBOX
     assert heard(database, ear) == Counter()
 
@@ -119,20 +119,20 @@ def test_nothing_is_sent_where_nobody_pokes(database: Database) -> None:
 
 def test_a_notification_is_committed_at_once_and_holds_nothing(database: Database, notifier: Notifier) -> None:
     ear = listening(database)
-    notifier.poke(Channel.SIGNALS)
+    notifier.notify(Channel.SIGNALS)
     assert next(ear.notifies(timeout=SOON_SECONDS)).payload == ""
     until(lambda: database.rows(STATE, ["test-notifier"]) == [("idle",)], "the notifier has no transaction open")
 
 
 def test_a_notifier_whose_connection_broke_makes_another(database: Database, notifier: Notifier) -> None:
     ear = listening(database)
-    notifier.poke(Channel.TIMERS)
+    notifier.notify(Channel.TIMERS)
     until(lambda: database.value(CONNECTED, ["test-notifier"]) == 1, "it is connected")
     assert database.value(CUT, ["test-notifier"]) == 1
     heard(database, ear)
 
     def poked() -> bool:
-        notifier.poke(Channel.OUTBOX)  # one may be lost, which costs a poll
+        notifier.notify(Channel.OUTBOX)  # one may be lost, which costs a poll
         return heard(database, ear)[Channel.OUTBOX] > 0
 
     until(poked, "a later poke arrives")
@@ -146,7 +146,7 @@ def test_a_listener_whose_connection_broke_looks_once_and_listens_again(database
         assert database.value(CUT, ["test-listener"]) == 1
         assert woken.wait(SOON_SECONDS), "what was written meanwhile is found by looking once"
         woken.clear()
-        notifier.poke(Channel.TIMERS)
+        notifier.notify(Channel.TIMERS)
         assert woken.wait(SOON_SECONDS)
 
 
@@ -167,6 +167,6 @@ def test_a_listener_that_hears_nothing_sleeps_and_closes_at_once(database: Datab
 def test_closing_ends_without_a_database() -> None:
     nowhere, woken = "postgresql://127.0.0.1:1/none", threading.Event()
     with closing(Notifier(nowhere, "test")) as notifier, closing(Listener(nowhere, "test", (*Channel,), woken)):
-        notifier.poke(Channel.TIMERS)
+        notifier.notify(Channel.TIMERS)
     assert not woken.is_set()
     assert not {"notifier", "listener"} & {thread.name for thread in threading.enumerate()}

@@ -12,8 +12,8 @@ from tests.fixtures.services import until
 from tidewheel.clock import SettableClock, monotonic_seconds
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.membership import Membership
-from tidewheel.process.clock_skew import Skew
-from tidewheel.process.service import Stop
+from tidewheel.process.clock_skew import ClockSkew
+from tidewheel.process.service import Shutdown
 from tidewheel.transitions.cancel_signals import Signal
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
@@ -26,25 +26,25 @@ def measured(name: str = "clock_skew_seconds") -> float:
     return REGISTRY.get_sample_value(f"tidewheel_{name}") or 0.0
 
 
-def see(skew: Skew, instant: datetime, *, took: float = 0.0) -> None:
-    skew.saw(instant, since=monotonic_seconds() - took)
+def see(skew: ClockSkew, instant: datetime, *, took: float = 0.0) -> None:
+    skew.record(instant, since=monotonic_seconds() - took)
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=2), timedelta(minutes=-2), timedelta(0)])
 def test_the_difference_is_ours_minus_the_databases(ahead: timedelta) -> None:
-    see(Skew(MOST, SettableClock(NOON + ahead)), NOON)
+    see(ClockSkew(MOST, SettableClock(NOON + ahead)), NOON)
     assert measured() == pytest.approx(ahead.total_seconds(), abs=0.05)
     assert measured("max_clock_skew_seconds") == 2.0
 
 
 def test_half_of_the_round_trip_is_taken_off_and_is_what_it_can_be_wrong_by() -> None:
-    see(Skew(MOST, SettableClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
+    see(ClockSkew(MOST, SettableClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
     assert measured("clock_skew_bound_seconds") == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_statement_that_had_to_wait_shows_nothing() -> None:
-    skew = Skew(MOST, SettableClock(NOON))
+    skew = ClockSkew(MOST, SettableClock(NOON))
     see(skew, NOON)
     see(skew, NOON - timedelta(hours=1), took=10.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
@@ -53,7 +53,7 @@ def test_a_statement_that_had_to_wait_shows_nothing() -> None:
 def test_it_is_told_once_and_once_more_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     clock = SettableClock(NOON + timedelta(minutes=2))
-    skew = Skew(MOST, clock)
+    skew = ClockSkew(MOST, clock)
     for _ in range(5):
         see(skew, NOON)
     clock.advance(timedelta(minutes=-2, seconds=1))
@@ -69,12 +69,12 @@ def test_it_is_told_once_and_once_more_when_it_is_over(caplog: pytest.LogCapture
 
 
 def test_what_the_round_trip_may_explain_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    see(Skew(MOST, SettableClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
+    see(ClockSkew(MOST, SettableClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
     assert not caplog.records
 
 
 def test_a_scheduler_or_relay_measures_it_with_each_beat(clocked: ClockedDatabase) -> None:
-    skew = Skew(MOST)
+    skew = ClockSkew(MOST)
     member = Membership(clocked.url, role="relay", name="test", timeout=5 * QUICK, skew=skew)
     member.start()
     try:
@@ -96,9 +96,9 @@ def test_an_executor_measures_it_with_each_beat(clocked: ClockedDatabase) -> Non
         lease=timedelta(seconds=15),
         on_signal=never_here,
         busy=lambda: False,
-        skew=Skew(MOST),
+        skew=ClockSkew(MOST),
     )
-    beating.start(Stop())
+    beating.start(Shutdown())
     try:
         sees_both_ways(clocked)
     finally:

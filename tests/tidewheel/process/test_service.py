@@ -1,4 +1,4 @@
-"""How a service lives: the wish to stop, loops that survive, patience."""
+"""How a service lives: the wish to stop, loops that survive, backoff."""
 
 import logging
 import signal
@@ -11,13 +11,13 @@ import pytest
 
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.process.service import Patience, Stop, repeat
+from tidewheel.process.service import Backoff, Shutdown, run_loop
 
 NEVER_SECONDS = 3600.0  # a test that slept it would fail by its own time limit
 SOON_SECONDS = 10.0
 
 
-class Watched(Stop):
+class Watched(Shutdown):
     """A wish to stop that notes how long it was slept on, and sleeps no longer than needed."""
 
     def __init__(self) -> None:
@@ -35,43 +35,43 @@ def run_program(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_wish_to_stop_wakes_whoever_sleeps() -> None:
-    stop, wake = Stop(), threading.Event()
+    stop, wake = Shutdown(), threading.Event()
     stop.wakes(wake)
     sleeping = in_background(lambda: stop.wait(NEVER_SECONDS))
-    assert not stop.asked()
-    stop.ask()
+    assert not stop.requested()
+    stop.request()
     assert sleeping.result(SOON_SECONDS)
     assert wake.is_set()
-    assert stop.asked()
+    assert stop.requested()
     assert stop.wait(NEVER_SECONDS)
 
 
 def test_a_sleep_that_nobody_cuts_short_is_no_wish_to_stop() -> None:
-    assert not Stop().wait(0.001)
+    assert not Shutdown().wait(0.001)
 
 
 @pytest.mark.parametrize("own_wake", [False, True])
 def test_a_sleeping_loop_ends_when_asked(*, own_wake: bool) -> None:
-    stop, began = Stop(), threading.Event()
+    stop, began = Shutdown(), threading.Event()
 
     def step() -> float:
         began.set()
         return NEVER_SECONDS
 
-    looping = in_background(lambda: repeat(stop, "test", step, wake=threading.Event() if own_wake else None))
+    looping = in_background(lambda: run_loop(stop, "test", step, wake=threading.Event() if own_wake else None))
     assert began.wait(SOON_SECONDS)
-    stop.ask()
+    stop.request()
     looping.result(SOON_SECONDS)
 
 
 def test_a_loop_that_is_asked_before_it_began_does_nothing() -> None:
-    stop = Stop()
-    stop.ask()
-    repeat(stop, "test", lambda: pytest.fail("a round"))
+    stop = Shutdown()
+    stop.request()
+    run_loop(stop, "test", lambda: pytest.fail("a round"))
 
 
 def test_a_wake_up_cuts_a_sleep_short_and_one_during_a_round_is_kept() -> None:
-    stop, wake, rounds = Stop(), threading.Event(), 0
+    stop, wake, rounds = Shutdown(), threading.Event(), 0
 
     def step() -> float:
         nonlocal rounds
@@ -79,10 +79,10 @@ def test_a_wake_up_cuts_a_sleep_short_and_one_during_a_round_is_kept() -> None:
         if rounds < 5:
             wake.set()  # while the round is under way
         else:
-            stop.ask()
+            stop.request()
         return NEVER_SECONDS
 
-    in_background(lambda: repeat(stop, "test", step, wake=wake)).result(SOON_SECONDS)
+    in_background(lambda: run_loop(stop, "test", step, wake=wake)).result(SOON_SECONDS)
     assert rounds == 5
 
 
@@ -92,10 +92,10 @@ def test_a_loop_with_more_to_do_does_not_sleep() -> None:
     def step() -> float:
         seconds = next(left, None)
         if seconds is None:
-            stop.ask()
+            stop.request()
         return seconds or 0.0
 
-    repeat(stop, "test", step)
+    run_loop(stop, "test", step)
     assert stop.slept == []
 
 
@@ -109,14 +109,14 @@ def test_a_loop_survives_whatever_its_rounds_raise(failure: Exception, caplog: p
         rounds += 1
         if rounds <= 3:
             raise failure
-        stop.ask()
+        stop.request()
         return NEVER_SECONDS
 
-    repeat(stop, "firing", step)
+    run_loop(stop, "firing", step)
     assert rounds == 4
     assert len(stop.slept) == 3
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in warnings] == [f"firing: {failure}; trying again until it answers"]
+    assert [record.getMessage() for record in warnings] == [f"firing: {failure}; retrying until it answers"]
     assert caplog.records[-1].getMessage() == "firing: works again"
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     # What nobody expected is told each time, with its traceback.
@@ -128,40 +128,40 @@ def test_what_ends_a_process_ends_its_loops() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        repeat(Stop(), "test", step)
+        run_loop(Shutdown(), "test", step)
 
 
 def test_patience_grows_to_five_seconds_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     stop = Watched()
-    patience = Patience(stop, "the broker")
+    backoff = Backoff(stop, "the broker")
     for _ in range(9):
-        patience.wait(Unavailable("no answer"))
+        backoff.wait(Unavailable("no answer"))
     longest = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert all(most / 2 <= slept <= most for most, slept in zip(longest, stop.slept, strict=True))
-    assert [r.getMessage() for r in caplog.records] == ["the broker: no answer; trying again until it answers"]
+    assert [r.getMessage() for r in caplog.records] == ["the broker: no answer; retrying until it answers"]
 
 
 def test_patience_starts_again_after_it_was_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     stop = Watched()
-    patience = Patience(stop, "the broker")
-    patience.over()
+    backoff = Backoff(stop, "the broker")
+    backoff.reset()
     assert caplog.records == []
     for _ in range(2):
         for _ in range(4):
-            patience.wait(Unavailable("no answer"))
-        patience.over()
-        patience.over()
+            backoff.wait(Unavailable("no answer"))
+        backoff.reset()
+        backoff.reset()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"] * 2
     assert stop.slept[4] <= 0.1 < stop.slept[3]
 
 
 def test_patience_does_not_outlast_the_wish_to_stop() -> None:
-    stop = Stop()
-    patience = Patience(stop, "test")
-    stop.ask()
-    in_background(lambda: [patience.wait(Unavailable("away")) for _ in range(50)]).result(SOON_SECONDS)
+    stop = Shutdown()
+    backoff = Backoff(stop, "test")
+    stop.request()
+    in_background(lambda: [backoff.wait(Unavailable("away")) for _ in range(50)]).result(SOON_SECONDS)
 
 
 @pytest.mark.process
@@ -169,18 +169,18 @@ def test_patience_does_not_outlast_the_wish_to_stop() -> None:
 def test_a_signal_asks_and_a_second_one_ends_the_process_at_once(number: signal.Signals) -> None:
     done = run_program(f"""
         import logging, signal
-        from tidewheel.process.service import Stop
+        from tidewheel.process.service import Shutdown
         logging.basicConfig(level="INFO", format="%(message)s")
-        stop = Stop()
+        stop = Shutdown()
         stop.on_signals()
         signal.raise_signal({number.value})
-        assert stop.wait(30) and stop.asked()
+        assert stop.wait(30) and stop.requested()
         print("asked", flush=True)
         signal.raise_signal({number.value})
         print("still there", flush=True)
     """)
     assert (done.stdout, done.returncode) == ("asked\n", -number), done.stderr
-    assert done.stderr == f"asked to stop by {number.name}\n"
+    assert done.stderr == f"stop requested by {number.name}\n"
 
 
 @pytest.mark.process
