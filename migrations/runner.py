@@ -14,7 +14,6 @@ from importlib import resources
 from typing import LiteralString, cast
 
 from tidewheel.errors import MigrationError
-from tidewheel.migrations.stored_schemas import store_schemas
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -109,6 +108,8 @@ def migrate(url: str, *, dry_run: bool = False) -> list[str]:
         Unavailable: The database does not answer.
         MigrationError: An applied file was edited. What a newer release has applied is no error.
     """
+    from tidewheel.migrations.stored_schemas import store_schemas  # brings the codec, which `require_current` needs not
+
     with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection:
         # Session-wide, so that a second runner waits for all files and not only for one; gone with the connection.
         connection.execute(_LOCK)

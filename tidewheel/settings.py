@@ -12,7 +12,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -21,8 +21,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from tidewheel.errors import SettingsError
 from tidewheel.jobs.values import format_duration, parse_duration
-from tidewheel.local.stack import running_stack
+from tidewheel.local import INSTALL, is_installed
 from tidewheel.webhooks import read_secrets
+
+if TYPE_CHECKING:
+    from tidewheel.local.stack import StackInfo
 
 _KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
 _NOT_PASSED = ("TIDEWHEEL_", "PG", "AWS_")  # passwords, tokens and keys
@@ -150,9 +153,9 @@ class Connections(BaseSettings):
             return self.database_url.get_secret_value()
         if any(os.environ.get(name) for name in _LIBPQ):
             return ""
-        local = running_stack()
+        local = _running_stack()
         if local is None:
-            message = "no database: run `tidewheel up`, or set TIDEWHEEL_DATABASE_URL"
+            message = f"no database: {_start_stack()}, or set TIDEWHEEL_DATABASE_URL"
             raise SettingsError(message)
         return local.database_url
 
@@ -164,9 +167,9 @@ class Connections(BaseSettings):
         """
         if self.kafka_bootstrap:
             return self.kafka_bootstrap
-        local = running_stack()
+        local = _running_stack()
         if local is None:
-            message = "no Kafka broker: run `tidewheel up`, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
+            message = f"no Kafka broker: {_start_stack()}, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
             raise SettingsError(message)
         return local.bootstrap
 
@@ -412,6 +415,19 @@ def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
     if problems:
         message = f"TIDEWHEEL_CONFIG names {path}: {'; '.join(problems)}"
         raise SettingsError(message)
+
+
+def _running_stack() -> "StackInfo | None":
+    """Return the running local stack. None where none runs or its packages are not installed."""
+    if not is_installed():
+        return None
+    from tidewheel.local.stack import running_stack  # not at the top: its packages are an extra
+
+    return running_stack()
+
+
+def _start_stack() -> str:
+    return "run `tidewheel up`" if is_installed() else f"run `{INSTALL}` and `tidewheel up`"
 
 
 def _readable(error: ValidationError) -> str:

@@ -1,42 +1,106 @@
-"""`tidewheel migrate` and `schemas`: what an operator runs around a deploy."""
+"""`tidewheel migrate` and `schemas`: what an operator runs around a deploy.
+
+MERGED: `tidewheel topics`: making the topics, and seeing which there are.
+"""
 
 import json
 from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.output import Answer, Output
+from tidewheel.control.cli.output import Output, OutputOption, print_json, print_result, print_table
+from tidewheel.kafka import topics
+from tidewheel.kafka.topics import Topics, queue_names, queues_with_topics, topic_standing
 from tidewheel.migrations import runner
-from tidewheel.schemas.compatibility import check as check_schemas
+from tidewheel.schemas.compatibility import check
 from tidewheel.settings import Connections
-
-schemas = typer.Typer(help="The Avro schemas.", no_args_is_help=True)
 
 
 def migrate(
     status: Annotated[bool, typer.Option("--status", help="Only show where each migration stands.")] = False,  # noqa: FBT002
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run what is pending, then roll back.")] = False,  # noqa: FBT002
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Bring the database to this release's schema."""
+    """Migrate the database to this release's schema."""
     url = Connections.load().database()
     if status:
         standing = [(row.name, row.standing.value, row.applied_at) for row in runner.status(url)]
-        _say([f"{standing:<8} {name}" for name, standing, _ in standing], {"migrations": standing}, output)
+        _print([f"{standing:<8} {name}" for name, standing, _ in standing], {"migrations": standing}, output)
         return
     applied = runner.migrate(url, dry_run=dry_run)
     verb = "would apply" if dry_run else "applied"
-    _say([f"{verb} {name}" for name in applied] or ["nothing to do"], {verb.replace(" ", "_"): applied}, output)
+    _print([f"{verb} {name}" for name in applied] or ["nothing to do"], {verb.replace(" ", "_"): applied}, output)
 
 
-@schemas.command("check")
-def check(output: Answer = Output.TEXT) -> None:
-    """See that every schema is fully compatible with every released version; exit code 1 when one is not."""
-    found = check_schemas()
-    _say(found or ["all schemas are compatible with every released version"], {"problems": found}, output)
+def check_schemas(output: OutputOption = Output.TEXT) -> None:
+    """Check the schemas against every released version; exit code 1 on a conflict."""
+    found = check()
+    _print(found or ["all schemas are compatible with every released version"], {"problems": found}, output)
     if found:
         raise typer.Exit(1)
 
 
-def _say(lines: list[str], document: dict[str, object], output: Output) -> None:
+def _print(lines: list[str], document: dict[str, object], output: Output) -> None:
     typer.echo(json.dumps(document, default=str) if output is Output.JSON else "\n".join(lines))
+
+
+Queues = Annotated[
+    str | None,
+    typer.Option(help="Queues whose topics are meant, by comma; else the default one and those that have topics."),
+]
+
+
+def apply_topics(
+    queues: Queues = None,
+    replication: Annotated[int | None, typer.Option(help="Copies of each new partition; 3 in production.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,  # noqa: FBT002
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Create missing topics; raise partition counts that are too low."""
+    settings = Connections.load(replication=replication)
+    config, names = settings.kafka_config(), Topics(settings.topic_prefix)
+    done = topics.apply_topics(
+        config,
+        names,
+        replication=settings.replication,
+        queues=_queues(queues, config, names),
+        outputs=settings.outputs_topic,
+        dry_run=dry_run,
+    )
+    print_result(done or ["nothing to do"], {"would_do" if dry_run else "done": done}, output)
+
+
+def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> None:
+    """List the topics and what `topics apply` would change."""
+    settings = Connections.load()
+    config, names = settings.kafka_config(), Topics(settings.topic_prefix)
+    found = topic_standing(config, names, queues=_queues(queues, config, names), outputs=settings.outputs_topic)
+    if output is Output.JSON:
+        rows = [
+            {
+                "topic": each.topic.name,
+                "partitions": each.partitions,
+                "wanted_partitions": each.topic.partitions,
+                "copies": each.copies,
+                "would_be": each.lacks,
+            }
+            for each in found
+        ]
+        print_json({"topics": rows})
+        return
+    print_table(
+        ["TOPIC", "PARTITIONS", "COPIES", "APPLY"],
+        [
+            (
+                each.topic.name,
+                f"{each.partitions} of {each.topic.partitions}" if each.lacks else str(each.partitions),
+                str(each.copies),
+                f"would be {each.lacks}" if each.lacks else "nothing to do",
+            )
+            for each in found
+        ],
+    )
+
+
+def _queues(given: str | None, config: dict[str, str], names: Topics) -> list[str]:
+    return queues_with_topics(config, names) if given is None else queue_names(given)

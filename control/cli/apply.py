@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, checked
-from tidewheel.control.cli.job_files import STANDARD_INPUT
-from tidewheel.control.cli.job_lists import Written, ensure_readable, read_jobs
-from tidewheel.control.cli.output import Answer, Output, say
-from tidewheel.control.cli.progress import bar
+from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_readable, read_jobs
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url
+from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
 from tidewheel.control.client.bulk_load import (
     APPLIED_AT_ONCE,
     MOST_PROBLEMS,
@@ -50,9 +48,9 @@ def apply(
         ),
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Submit every job of some files; what is refused is told with its place, and the others are applied."""
+    """Submit every job in some files; report rejected ones, apply the rest."""
     if bulk and dry_run:
         refuse("--dry-run", "a bulk load has none", "leave out --bulk, which checks the same")
     if not bulk and (events or processes):
@@ -62,10 +60,10 @@ def apply(
         refuse("FILE", "it is missing", "name a file of jobs, or - for standard input")
     for source in sources:
         ensure_readable(source)
-    url = checked()
+    url = checked_url()
     done, ended = Done(), False
     try:
-        with bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
+        with progress_bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
             given = _all(sources, seen)
             if bulk:
                 _add(
@@ -136,4 +134,4 @@ def _say(done: Done, output: Output, *, bulk: bool, dry_run: bool, ended: bool) 
         for place, error in done.problems
     ]
     document = {**counts, "dry_run": dry_run, "stopped": not ended, "problems": problems}
-    say([f"dry run, nothing is kept: {line}" if dry_run else line], document, output)
+    print_result([f"dry run, nothing is kept: {line}" if dry_run else line], document, output)

@@ -6,10 +6,17 @@ from uuid import UUID
 
 import typer
 
-from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Key, Tenant, asking, reading
-from tidewheel.control.cli.jobs import Reason
-from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.time_options import Tz, beside, read_instant
+from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Reason, Tenant, reading, requesting
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    as_json,
+    print_facts,
+    print_json,
+    print_result,
+    print_table,
+)
+from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
 from tidewheel.control.client.results import Backfilled
 from tidewheel.control.reads import backfills as read
 from tidewheel.jobs.strict_json import as_object
@@ -41,11 +48,11 @@ def backfill_job(
     ] = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Run the occurrences of a past range, some at a time; prints the backfill's id."""
+    """Run the occurrences of a past range; print the backfill's id."""
     first, last = read_instant(from_at, "--from", timezone), read_instant(to_at, "--to", timezone)
-    with asking(tenant) as client:
+    with requesting(tenant) as client:
         done = client.backfill(
             key,
             first,
@@ -63,7 +70,7 @@ def backfill_job(
         lines = [f"{done.occurrences} occurrences would be run"]
     else:
         lines = [f"backfill {done.backfill_id}", f"of {done.occurrences} occurrences"]
-    say(lines, {"key": key, **(as_object(as_json(done)) or {})}, output)
+    print_result(lines, {"key": key, **(as_object(as_json(done)) or {})}, output)
 
 
 def list_backfills(
@@ -71,13 +78,13 @@ def list_backfills(
     *,
     number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")] = 50,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """List backfills, the newest first."""
     with reading() as connection:
         found = read.backfills(connection, tenant, key, most=number)
     if output is Output.JSON:
-        say_json({"backfills": found})
+        print_json({"backfills": found})
     elif found:
         print_table(("id", "key", "state", "looked at", "runs"), map(_row, found))
     else:
@@ -85,36 +92,46 @@ def list_backfills(
 
 
 def show_backfill(
-    backfill_id: BackfillId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT
+    backfill_id: BackfillId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
 ) -> None:
-    """Show a backfill: its range, how far it is, and how its runs stand."""
+    """Show a backfill: its range, progress and runs."""
     with reading() as connection:
         found = read.backfill(connection, tenant, backfill_id)
     if output is Output.JSON:
-        say_json({**(as_object(as_json(found.summary)) or {}), "looked_at": found.looked_at, "runs": found.runs})
+        print_json({**(as_object(as_json(found.summary)) or {}), "looked_at": found.looked_at, "runs": found.runs})
     else:
         print_facts(_facts(found, timezone))
 
 
 def pause_backfill(
-    backfill_id: BackfillId, *, reason: Reason = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT
+    backfill_id: BackfillId,
+    *,
+    reason: Reason = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make no further run of a backfill until it is resumed."""
-    with asking(tenant) as client:
+    """Create no further run of a backfill until it is resumed."""
+    with requesting(tenant) as client:
         _say(client.pause_backfill(backfill_id, reason=reason), BackfillState.PAUSED, "paused", backfill_id, output)
 
 
-def resume_backfill(backfill_id: BackfillId, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
-    """Go on with a backfill."""
-    with asking(tenant) as client:
+def resume_backfill(
+    backfill_id: BackfillId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
+) -> None:
+    """Resume a backfill."""
+    with requesting(tenant) as client:
         _say(client.resume_backfill(backfill_id), BackfillState.RUNNING, "resumed", backfill_id, output)
 
 
 def cancel_backfill(
-    backfill_id: BackfillId, *, reason: Reason = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT
+    backfill_id: BackfillId,
+    *,
+    reason: Reason = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make no further run of a backfill, and cancel those that have not begun."""
-    with asking(tenant) as client:
+    """Stop a backfill and cancel its runs that have not started."""
+    with requesting(tenant) as client:
         _say(
             client.cancel_backfill(backfill_id, reason=reason),
             BackfillState.CANCELLED,
@@ -134,20 +151,20 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "backfill", str(backfill.backfill_id)
     yield "key", backfill.key
     yield "state", backfill.state
-    yield "from", beside(backfill.first_at, zone)
-    yield "to", beside(backfill.last_at, zone)
+    yield "from", utc_and_local(backfill.first_at, zone)
+    yield "to", utc_and_local(backfill.last_at, zone)
     yield "looked at", f"{progress.looked_at} of {backfill.occurrences} occurrences"
     yield "runs made", str(backfill.made)
     yield "of these", ", ".join(f"{count} {state}" for state, count in sorted(progress.runs.items()))
-    yield "goes on at", beside(backfill.cursor_at, zone) if backfill.cursor_at else None
+    yield "goes on at", utc_and_local(backfill.cursor_at, zone) if backfill.cursor_at else None
     yield "what", backfill.what
     yield "versions", backfill.versions if backfill.versions == "as_of" else f"current: {backfill.job_version}"
     yield "overlap", backfill.overlap
     yield "order", "newest first" if backfill.newest_first else "oldest first"
     yield "at once", f"at most {backfill.max_concurrent} runs"
     yield "reason", backfill.reason
-    yield "made", beside(backfill.created_at, zone)
-    yield "finished", beside(backfill.finished_at, zone) if backfill.finished_at else None
+    yield "made", utc_and_local(backfill.created_at, zone)
+    yield "finished", utc_and_local(backfill.finished_at, zone) if backfill.finished_at else None
 
 
 def _say(done: Backfilled, wanted: BackfillState, what: str, backfill_id: UUID, output: Output) -> None:
@@ -155,6 +172,6 @@ def _say(done: Backfilled, wanted: BackfillState, what: str, backfill_id: UUID, 
     reached = not done.unchanged or done.status == wanted
     said = f"is {done.status}{' already' if reached else ''}" if done.unchanged else what
     document = {"backfill_id": backfill_id, "unchanged": done.unchanged, "status": done.status}
-    say([f"backfill {backfill_id}: {said}"], document, output)
+    print_result([f"backfill {backfill_id}: {said}"], document, output)
     if not reached:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.output import Answer, Output
+from tidewheel.control.cli.output import Output, OutputOption
 
 _SCENARIOS = (
     "Some of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (together: all), peers, "
@@ -43,9 +43,9 @@ def bench(
     plots: Plots = None,
     quick: Quick = False,
     update_baseline: Update = False,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Measure this machine, each figure beside its floor.
+    """Measure this machine; show each figure with its baseline.
 
     Brings a PostgreSQL and a Kafka of its own, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
     name, in a database made for it.

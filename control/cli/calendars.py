@@ -6,8 +6,17 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking, reading
-from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json, wrapped
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    as_json,
+    print_facts,
+    print_json,
+    print_result,
+    print_table,
+    wrapped,
+)
 from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.control.ical import HORIZON_YEARS, read_calendar_file
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
@@ -35,9 +44,9 @@ def put(
         str | None, typer.Option(metavar="TEXT", help="Where the days come from; the file's name if not said.")
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make or replace a calendar; jobs that name it follow at once."""
+    """Create or replace a calendar; jobs that name it follow at once."""
     if file is None and not days and not weekdays:
         refuse("NAME", f"calendar {name!r} would have no days", "name some by --from, --days or --weekdays")
     single, came_from = _words(days), source
@@ -46,20 +55,22 @@ def put(
         single += [day.isoformat() for day in sorted(found.days)]
         until = f", repeats followed to {found.repeats_until}" if found.repeats_until else ""
         came_from = source or f"{file.name}: {found.events} events{until}"
-    with asking(tenant) as client:
+    with requesting(tenant) as client:
         changed = client.put_calendar(name, days=single, weekdays=_words(weekdays), source=came_from)
         calendar = client.calendar(name)
     what = f"version {calendar.version}" if changed else f"unchanged, version {calendar.version}"
     document = {"unchanged": not changed, **(as_object(as_json(calendar)) or {})}
-    say([wrapped(f"calendar {name}: {what}; {_days(calendar)}; {_jobs(calendar.jobs)}", "  ")], document, output)
+    print_result(
+        [wrapped(f"calendar {name}: {what}; {_days(calendar)}; {_jobs(calendar.jobs)}", "  ")], document, output
+    )
 
 
-def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
+def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """List the calendars of a tenant."""
     with reading() as connection:
         found = list_calendars(connection, tenant)
     if output is Output.JSON:
-        say_json({"calendars": found})
+        print_json({"calendars": found})
         return
     if not found:
         typer.echo(f"tenant {tenant!r} has no calendars")
@@ -73,12 +84,12 @@ def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -
     )
 
 
-def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
+def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """Show a calendar: its days and the jobs that name it."""
     with reading() as connection:
         calendar = show_calendar(connection, tenant, name)
     if output is Output.JSON:
-        say_json(calendar)
+        print_json(calendar)
         return
     more = calendar.jobs - len(calendar.keys)
     print_facts(
@@ -94,11 +105,11 @@ def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output
     )
 
 
-def delete(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
-    """Remove a calendar that no job names."""
-    with asking(tenant) as client:
+def delete(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """Delete a calendar that no job names."""
+    with requesting(tenant) as client:
         client.delete_calendar(name)
-    say([f"calendar {name}: deleted"], {"name": name, "deleted": True}, output)
+    print_result([f"calendar {name}: deleted"], {"name": name, "deleted": True}, output)
 
 
 def _words(text: str | None) -> list[str]:

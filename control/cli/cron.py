@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.cli.output import Answer, Output, say, wrapped
+from tidewheel.control.cli.output import Output, OutputOption, print_result, wrapped
 from tidewheel.control.cli.time_options import read_instant, rfc3339, wall
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
@@ -17,8 +17,6 @@ from tidewheel.schedules.describe import MarkedOccurrence, describe, marked_occu
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
 from tidewheel.schedules.zoned_cron import DstGap, DstOverlap
 from tidewheel.schedules.zones import LAST_YEAR
-
-cron = typer.Typer(help="Cron expressions.", no_args_is_help=True)
 
 _MOST = 1000
 
@@ -63,7 +61,6 @@ class Occurrence:
     expressions: tuple[str, ...]
 
 
-@cron.command("explain")
 def explain(
     expressions: Annotated[list[str], typer.Argument(metavar="EXPR", help='Each in quotes, such as "0 8 * * *".')],
     *,
@@ -76,9 +73,9 @@ def explain(
     dst_overlap: Annotated[DstOverlap, typer.Option(help="A time that comes twice.")] = DstOverlap.FIRST,
     key: Annotated[str | None, typer.Option(metavar="KEY", help="The job whose own an H is.")] = None,
     tenant: Annotated[str, typer.Option(metavar="NAME", help="That job's tenant.")] = "default",
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say in words what cron expressions mean, and mark what clock changes do to their next instants."""
+    """Describe cron expressions and show their next instants."""
     _refuse_unquoted(expressions)
     if key is None and any(map(uses_hash, expressions)):
         problem = "H is the job's own, spread by its id, and no job is named"
@@ -101,7 +98,7 @@ def explain(
         after=begin,
         occurrences=_merged(marked)[:number],
     )
-    say(_text(explained, number), explained, output)
+    print_result(_text(explained, number), explained, output)
 
 
 def _merged(marked: Mapping[str, Iterable[MarkedOccurrence]]) -> tuple[Occurrence, ...]:

@@ -7,11 +7,20 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking, reading
-from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.progress import bar
-from tidewheel.control.cli.run_format import attempt_facts, attempt_row, lineage_facts, total_words
-from tidewheel.control.cli.time_options import Tz, beside, read_instant, rfc3339
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    as_json,
+    print_facts,
+    print_json,
+    print_result,
+    print_table,
+    progress_bar,
+    total_text,
+)
+from tidewheel.control.cli.run_format import attempt_facts, attempt_row, lineage_facts
+from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339, utc_and_local
 from tidewheel.control.client.dead_letters import Redriven
 from tidewheel.control.reads import dead_letters as read
 from tidewheel.errors import refuse
@@ -36,7 +45,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 _COLUMNS = ("id", "made", "job", "status", "error", "run or message", "redriven as")
 
 
-def list_letters(
+def list_dead_letters(
     *,
     job: Job = None,
     error: Error = None,
@@ -51,7 +60,7 @@ def list_letters(
     number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")] = 50,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """List dead letters, the newest first."""
     which = _filter(
@@ -62,13 +71,13 @@ def list_letters(
     with reading() as connection:
         page = read.list_dead_letters(connection, tenant, which, after=after, most=number)
     if output is Output.JSON:
-        say_json(page)
+        print_json(page)
         return
     if not page.letters:
         typer.echo("no such dead letter")
         return
     print_table(_COLUMNS, map(_row, page.letters))
-    typer.echo(total_words(page.total, at_least=page.at_least, shown=len(page.letters), what="dead letter"))
+    typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.letters), noun="dead letter"))
     if page.following is not None:
         typer.echo(f"more: add --after {page.following}")
 
@@ -78,15 +87,15 @@ def show(
     *,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show a dead letter: every attempt with its error, trace and output, and the chain of its retries."""
+    """Show a dead letter: attempts, errors, output and retry chain."""
     with reading() as connection:
         found = read.show_dead_letter(connection, tenant, number)
     if output is Output.JSON:
         rest = as_object(as_json(found)) or {}
         exactly = {} if found.message_value is None else {"message_base64": b64encode(found.message_value).decode()}
-        say_json({**(as_object(rest.pop("summary")) or {}), **rest, **exactly})
+        print_json({**(as_object(rest.pop("summary")) or {}), **rest, **exactly})
         return
     print_facts(_facts(found, timezone))
     for attempt in found.run.attempts if found.run else ():
@@ -110,20 +119,20 @@ def redrive(
     dry_run: DryRun = False,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make new runs of dead letters, oldest first; what was redriven before is passed over."""
+    """Redrive dead letters, the oldest first; skip redriven ones."""
     which = _filter(
         timezone, ids=ids, key=job, error_type=error, status=status, kind=kind, queue=queue, lane=lane, since=since,
         until=until,
     )  # fmt: skip
     _require_some(which, everything=everything)
     pace = None if rate is None else _read_rate(rate)
-    with asking(tenant) as client:
+    with requesting(tenant) as client:
         counted = client.redrive(**which, dry_run=True)
         done = counted
         if not dry_run:
-            with bar("redriving", counted.wanted) as tell:
+            with progress_bar("redriving", counted.wanted) as tell:
                 done = client.redrive(**which, rate=pace, tell=tell)
     if dry_run:
         _say_first("redriven", counted.wanted, counted.first, output, at_least=counted.at_least)
@@ -151,9 +160,9 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Needed to remove them.")] = False,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Remove dead letters for good; the runs stay as long as they are kept."""
+    """Delete dead letters; their runs stay."""
     which = _filter(
         timezone, ids=ids, key=job, error_type=error, status=status, kind=kind, queue=queue, lane=lane, since=since,
         until=until,
@@ -162,14 +171,14 @@ def purge(
     _require_some(which, everything=everything)
     if not dry_run and not yes:
         refuse("--yes", "is missing: what is removed cannot be redriven", "look with --dry-run, then add --yes")
-    with asking(tenant) as client:
+    with requesting(tenant) as client:
         counted = client.purge_dead_letters(**which, dry_run=True)
         if dry_run:
             _say_first("purged", counted.wanted, counted.first, output, at_least=counted.at_least)
             return
-        with bar("purging", counted.wanted) as tell:
+        with progress_bar("purging", counted.wanted) as tell:
             done = client.purge_dead_letters(**which, tell=tell)
-    say([f"{done.purged:,} dead letters purged"], {"purged": done.purged}, output)
+    print_result([f"{done.purged:,} dead letters purged"], {"purged": done.purged}, output)
 
 
 def _filter(
@@ -227,7 +236,7 @@ def _row(letter: read.DeadLetterSummary) -> tuple[str, ...]:
 def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str, str | None]]:
     letter = found.summary
     yield "dead letter", str(letter.id)
-    yield "made", beside(letter.created_at, zone)
+    yield "made", utc_and_local(letter.created_at, zone)
     yield "job", letter.key
     yield "run", str(letter.run_id) if letter.run_id else None
     yield "status", letter.status
@@ -238,7 +247,7 @@ def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str
     yield "value", _text(found.message_value)
     yield "error", letter.error_type
     yield "reason", letter.reason
-    yield "redriven", beside(letter.redriven_at, zone) if letter.redriven_at else None
+    yield "redriven", utc_and_local(letter.redriven_at, zone) if letter.redriven_at else None
     yield "redriven as", str(letter.redriven_run_id) if letter.redriven_run_id else None
     if found.run is not None:
         yield from lineage_facts(found.run)
@@ -252,7 +261,7 @@ def _say_first(
     what: str, wanted: int, first: Iterable[read.DeadLetterSummary], output: Output, *, at_least: bool
 ) -> None:
     if output is Output.JSON:
-        say_json({"wanted": wanted, "at_least": at_least, "first": first})
+        print_json({"wanted": wanted, "at_least": at_least, "first": first})
         return
     typer.echo(f"{'at least ' if at_least else ''}{wanted:,} dead letters would be {what}")
     if rows := list(map(_row, first)):
@@ -262,7 +271,7 @@ def _say_first(
 def _say_redriven(done: Redriven, output: Output, *, before: int) -> None:
     if output is Output.JSON:
         told = {"redriven": done.redriven, "before": before, "refused": done.refused, "refusals": done.refusals}
-        say_json(told)
+        print_json(told)
         return
     typer.echo(f"{done.redriven:,} dead letters redriven" + (f", {before:,} were before" if before else ""))
     if done.refused:

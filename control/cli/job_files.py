@@ -1,17 +1,24 @@
-"""Jobs as files: one JSON object, or one YAML mapping that says the same.
+"""Jobs in files: one job for `job create`, many for `apply`.
 
-YAML is read as JSON would be: what looks like a date, a time or `yes` is text, names are text, and a name given twice
-is refused.
+One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON object, a JSON array, or YAML: one job, a
+list, or several documents. JSON lines are read a line at a time, however many there are; anything else is read whole. A
+job that cannot be read is reported with its place and stops nothing.
+
+YAML is read as JSON would be: a date, a time or `yes` is text, names are text, and a repeated name is refused.
 """
 
+import codecs
+import json
 import re
 import sys
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import yaml
 
+from tidewheel.control.client.bulk_load import REMEDY
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
@@ -97,3 +104,187 @@ for name, pattern, first in _SCALARS:
     JobLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
         f"tag:yaml.org,2002:{name}", re.compile(rf"(?:{pattern})\Z"), first
     )
+
+
+MOST_WHOLE_BYTES = 64 << 20  # of what is read whole: some 100,000 jobs; more are written as JSON lines
+
+_DECODER = json.JSONDecoder()
+_BLANK = " \t\r\n"
+_CUT_OFF = FieldError("", "the file ends within the array", "write all of it: an array ends with `]`")
+_COMMA = FieldError("", "the jobs of the array are not divided by one comma", "write one comma between two jobs")
+_BEHIND = FieldError("", "something stands behind the array", "write one array, or one JSON object on each line")
+
+
+class Written(NamedTuple):
+    """One job as a file has it.
+
+    Args:
+        place: `file:line`.
+        content: Its JSON text; the mapping that YAML holds; or why it is neither.
+        bytes_read: How much of the file has been read with it.
+    """
+
+    place: str
+    content: bytes | dict[str, object] | FieldError
+    bytes_read: int
+
+
+def ensure_readable(source: str) -> None:
+    """Look whether a file is there, before anything is done by another one.
+
+    Raises:
+        InvalidInput: It cannot be read.
+    """
+    if not Path(source).is_fifo():  # whose writer would lose its only reader
+        with _opened(source):
+            pass
+
+
+def read_jobs(source: str) -> Iterator[Written]:
+    """The jobs of a file, in their order; `-` is standard input.
+
+    Raises:
+        InvalidInput: It cannot be read, or is too long to be read whole.
+    """
+    name = "<stdin>" if source == STANDARD_INPUT else source
+    with _opened(source) as stream:
+        number, line = 1, _line(stream, source).removeprefix(codecs.BOM_UTF8)
+        while line and not line.strip():
+            number, line = number + 1, _line(stream, source)
+        start = line.lstrip()[:1]
+        if source.endswith((".yaml", ".yml")) or start not in {b"{", b"["}:
+            yield from _yaml(name, number - 1, _whole(stream, source, line))
+        elif start == b"{" and _is_whole(line):
+            yield from _lines(name, number, [line], stream, source)
+        else:
+            second = b"" if start == b"[" or line.strip() == b"{" else _line(stream, source)
+            if _is_job(second):  # lines, of which the first one is broken
+                yield from _lines(name, number, [line, second], stream, source)
+            else:
+                yield from _values(name, number, _whole(stream, source, line + second))
+
+
+@contextmanager
+def _opened(source: str) -> Generator[BinaryIO]:
+    if source == STANDARD_INPUT:
+        yield sys.stdin.buffer
+        return
+    try:
+        with Path(source).open("rb") as stream:
+            yield stream
+    except OSError as error:
+        refuse("FILE", f"{source} cannot be read ({error.strerror})", "name a file, or - for standard input")
+
+
+def _line(stream: BinaryIO, source: str) -> bytes:
+    line = stream.readline(MOST_WHOLE_BYTES + 1)
+    _ensure_short(line, source)
+    return line
+
+
+def _whole(stream: BinaryIO, source: str, begun: bytes) -> bytes:
+    data = begun + stream.read(MOST_WHOLE_BYTES + 1 - min(len(begun), MOST_WHOLE_BYTES))
+    _ensure_short(data, source)
+    return data
+
+
+def _ensure_short(data: bytes, source: str) -> None:
+    if len(data) > MOST_WHOLE_BYTES:
+        problem = f"{source} has more than {MOST_WHOLE_BYTES} bytes, too many to be read whole"
+        refuse("FILE", problem, "write one JSON object on each line")
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a line is a JSON object, and not the beginning of one."""
+    try:
+        return as_object(json.loads(line)) is not None
+    except (ValueError, RecursionError):
+        return line.rstrip().endswith(b"}") and line.lstrip().startswith(b"{")
+
+
+def _is_job(line: bytes) -> bool:
+    """Whether a line is a job, and not a part of one, such as its target."""
+    try:
+        return "key" in (as_object(json.loads(line)) or ())
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lines(name: str, number: int, first: list[bytes], stream: BinaryIO, source: str) -> Iterator[Written]:
+    read = 0
+    while line := first.pop(0) if first else _line(stream, source):
+        read += len(line)
+        if stripped := line.strip():
+            yield Written(f"{name}:{number}", stripped, read)
+        number += 1
+
+
+def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
+    """The objects of an array, or those that follow each other: each as its text, at the line where it begins."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        yield Written(f"{name}:{number}", _no_job(f"this is no UTF-8: {error.reason}"), len(data))
+        return
+    at, counted, first = 0, 0, True
+    if listed := text.lstrip().startswith("["):
+        at = text.index("[") + 1
+    while True:
+        at, fault = _next_listed(text, at, first=first) if listed else (_after_blanks(text, at), None)
+        number, counted = number + text.count("\n", counted, at), at
+        if fault is not None:
+            yield Written(f"{name}:{number}", fault, len(data))
+        if fault is not None or at == len(text):
+            return
+        try:
+            _, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            problem = f"this is no JSON: {error}" if isinstance(error, ValueError) else "this is nested too deeply"
+            yield Written(f"{name}:{number}", _no_job(problem), len(data))
+            return
+        yield Written(f"{name}:{number}", text[at:end].encode("utf-8", "surrogatepass"), len(data) * end // len(text))
+        at, first = end, False
+
+
+def _next_listed(text: str, at: int, *, first: bool) -> tuple[int, FieldError | None]:
+    """Where the next element of an array begins, or the text ends with the array; or what is wrong, and where."""
+    at = _after_blanks(text, at)
+    if text.startswith("]", at):
+        at = _after_blanks(text, at + 1)
+        return at, None if at == len(text) else _BEHIND
+    if not first and at < len(text):
+        if text[at] != ",":
+            return at, _COMMA
+        at = _after_blanks(text, at + 1)
+    if at == len(text):
+        return len(text.rstrip()), _CUT_OFF
+    return at, _COMMA if text[at] in ",]" else None
+
+
+def _after_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _BLANK:
+        at += 1
+    return at
+
+
+def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
+    try:
+        loader = JobLoader(data.decode())
+        while loader.check_node():
+            node = cast("yaml.Node", loader.get_node())
+            for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+                place = f"{name}:{before + one.start_mark.line + 1}"
+                made = cast("object", loader.construct_document(one))  # pyright: ignore[reportUnknownMemberType]
+                found = as_object(made)
+                content = _no_job("this is no mapping") if found is None else found
+                yield Written(place, content, len(data))
+    except UnicodeDecodeError as error:
+        yield Written(f"{name}:{before + 1}", _no_job(f"this is no UTF-8: {error.reason}"), len(data))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{before + (mark.line + 1 if mark else 1)}"
+        yield Written(place, _no_job(f"this is no YAML: {' '.join(str(error).split())}"), len(data))
+
+
+def _no_job(problem: str) -> FieldError:
+    return FieldError("", problem, REMEDY)

@@ -14,6 +14,7 @@ from typing import Annotated, get_type_hints
 import typer
 
 from tidewheel.control.cli.job_files import read_bytes
+from tidewheel.control.cli.options import read_labels
 from tidewheel.control.cli.time_options import SECONDS, read_instant
 from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
@@ -177,21 +178,6 @@ def read_payload(text: str) -> object:
     except ValueError as error:
         problem = f"{text[:60]!r} is no JSON ({error})"
         refuse("--payload", problem, 'write JSON text, such as \'{"to": "ann"}\' or \'"ann"\'')
-
-
-def read_labels(said: list[str]) -> dict[str, str]:
-    """Labels from `name=value`.
-
-    Raises:
-        InvalidInput: One has no = in it.
-    """
-    labels: dict[str, str] = {}
-    for each in said:
-        name, equals, value = each.partition("=")
-        if not equals:
-            refuse("--label", f"{each!r} was read", f"write it as {each}=VALUE")
-        labels[name] = value
-    return labels
 
 
 def _schedule(standing: object, flags: JobFlags) -> object:

@@ -1,16 +1,35 @@
-"""`tidewheel job explain | skip | move | unskip`: single occurrences, each named by its nominal instant."""
+"""`tidewheel job explain | skip | move | unskip`: single occurrences, each named by its nominal instant.
 
-from collections.abc import Iterator
+MERGED: `tidewheel job next | preview`: the occurrences that are to come of a job, saved or not.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Key, Tenant, asking, reading
-from tidewheel.control.cli.jobs import Reason, say_job
-from tidewheel.control.cli.output import Answer, Output, print_facts, print_table, say_json, wrapped
-from tidewheel.control.cli.time_options import Tz, beside, read_instant, rfc3339
+from tidewheel.control.cli.job_edit import MaybeKey, Named, key_of, print_job_change
+from tidewheel.control.cli.job_files import read_job
+from tidewheel.control.cli.job_flags import JobFlags, described, with_job_flags
+from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Reason, Tenant, reading, requesting
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    print_facts,
+    print_json,
+    print_result,
+    print_table,
+    wrapped,
+)
+from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339, utc_and_local
 from tidewheel.control.explain import explain as explaining
-from tidewheel.control.explain.explanation import AttemptFacts, Explanation
+from tidewheel.control.explain import preview as previews
+from tidewheel.control.explain.explanation import AttemptFacts, Explanation, Outcome
+from tidewheel.control.explain.preview import Preview
+from tidewheel.control.explain.upcoming import MOST_SHOWN, Coming, upcoming
+from tidewheel.control.reads.jobs import show_job
+from tidewheel.errors import UnknownJob
+from tidewheel.postgres.session import Conn
 from tidewheel.settings import Connections
 
 AnyInstant = Annotated[str, typer.Option("--at", metavar="TIME", help="Any instant, past or coming.")]
@@ -23,18 +42,18 @@ def explain(
     at: AnyInstant,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say why a job did or did not fire at an instant, past or coming, and what is to be done about it."""
+    """Explain why a job did or did not fire at an instant."""
     instant = read_instant(at, "--at", timezone)
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
         found = explaining.explain(connection, tenant, key, instant, misfire_after=misfire_after)
     if output is Output.JSON:
-        say_json(found)
+        print_json(found)
         return
     zone = timezone or found.zone
-    typer.echo(wrapped(f"{found.key} at {beside(found.at, zone)}: {found.outcome.replace('_', ' ')}", "  "))
+    typer.echo(wrapped(f"{found.key} at {utc_and_local(found.at, zone)}: {found.outcome.replace('_', ' ')}", "  "))
     typer.echo(wrapped(found.words))
     for note in found.notes:
         typer.echo(wrapped(f"! {note}", "  "))
@@ -52,13 +71,15 @@ def skip(
     reason: Reason = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Leave out one coming occurrence of a job."""
+    """Skip one future occurrence of a job."""
     instant = read_instant(at, "--at", timezone)
-    with asking(tenant) as client:
+    with requesting(tenant) as client:
         done = client.skip(key, instant, reason=reason)
-    say_job(key, f"skips {beside(instant, timezone)}", done, output, unchanged="skips it already", zone=timezone)
+    print_job_change(
+        key, f"skips {utc_and_local(instant, timezone)}", done, output, unchanged="skips it already", zone=timezone
+    )
 
 
 def move(
@@ -69,24 +90,26 @@ def move(
     reason: Reason = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Let one coming occurrence of a job fire at another time."""
+    """Move one future occurrence of a job to another time."""
     instant, instead = read_instant(at, "--at", timezone), read_instant(to, "--to", timezone)
-    with asking(tenant) as client:
+    with requesting(tenant) as client:
         done = client.move(key, instant, instead, reason=reason)
-    said = f"moves {beside(instant, timezone)} to {beside(instead, timezone)}"
-    say_job(key, said, done, output, unchanged="moves it so already", zone=timezone)
+    said = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
+    print_job_change(key, said, done, output, unchanged="moves it so already", zone=timezone)
 
 
 def unskip(
-    key: Key, *, at: At, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT
+    key: Key, *, at: At, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
 ) -> None:
-    """Take back a skip or a move of an occurrence that is still to come."""
+    """Undo a skip or a move of a future occurrence."""
     instant = read_instant(at, "--at", timezone)
-    with asking(tenant) as client:
+    with requesting(tenant) as client:
         done = client.unskip(key, instant)
-    say_job(key, f"fires {beside(instant, timezone)} again", done, output, unchanged="fires it anyhow", zone=timezone)
+    print_job_change(
+        key, f"fires {utc_and_local(instant, timezone)} again", done, output, unchanged="fires it anyhow", zone=timezone
+    )
 
 
 def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
@@ -103,12 +126,99 @@ def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
     if found.span is not None:
         few = found.span.occurrences if found.span.exact else f"more than {found.span.occurrences}"
         yield "passed over", f"{few}, {rfc3339(found.span.first_at)} to {rfc3339(found.span.last_at)}"
-    yield "moved to", beside(found.moved_to, zone) if found.moved_to else None
-    yield "before", beside(found.before, zone) if found.before else None
-    yield "after", beside(found.after, zone) if found.after else None
+    yield "moved to", utc_and_local(found.moved_to, zone) if found.moved_to else None
+    yield "before", utc_and_local(found.before, zone) if found.before else None
+    yield "after", utc_and_local(found.after, zone) if found.after else None
 
 
 def _attempt(attempt: AttemptFacts) -> tuple[str, ...]:
     error = ": ".join(part for part in (attempt.error_type, attempt.error_message) if part)
     began, ended = (rfc3339(at) if at else "" for at in (attempt.started_at, attempt.finished_at))
     return str(attempt.attempt), attempt.outcome or "under way", began, ended, error
+
+
+Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MOST_SHOWN, help="How many instants to show.")]
+
+
+def next_occurrences(
+    key: Key,
+    *,
+    number: Number = 10,
+    timezone: Tz = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show a job's next occurrences, skipped and moved ones too."""
+    misfire_after = Connections.load().misfire_after
+    with reading() as connection:
+        found = upcoming(connection, tenant, key, number, misfire_after=misfire_after)
+    lines = [*_lines(found.coming, timezone or found.zone), *([wrapped(found.words)] if found.words else [])]
+    print_result(lines, found, output)
+
+
+@with_job_flags
+def preview(
+    key: MaybeKey = None,
+    *,
+    flags: JobFlags,
+    named: Named = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin after this, RFC 3339 or local to ZONE; else now.")
+    ] = None,
+    number: Number = 10,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show what an unsaved job would do, from a file or from flags."""
+    begin = read_instant(after, "--after", flags.tz) if after else None
+    given = read_job(flags.file) if flags.file else None
+    wanted = key_of(key, named, given or {}) if key or named or (given or {}).get("key") else None
+    with reading() as connection:
+        base = given if given is not None else _standing(connection, tenant, wanted)
+        job = {**described(base, flags), **({"key": wanted} if wanted else {})}
+        found = previews.preview(connection, tenant, job, number, begin)
+    print_result(_preview_lines(found, flags.tz or found.zone), found, output)
+
+
+def _standing(connection: Conn, tenant: str, key: str | None) -> dict[str, object]:
+    """The job as it stands, where there is one."""
+    try:
+        return dict(show_job(connection, tenant, key).job) if key else {}
+    except UnknownJob:
+        return {}
+
+
+def _preview_lines(found: Preview, zone: str) -> Iterator[str]:
+    for sentence in found.words:
+        yield wrapped(sentence, "  ")
+    yield ""
+    yield from _lines(found.coming, zone)
+    if found.exhausted:
+        yield "and nothing after that" if found.coming else "nothing"
+
+
+def _lines(coming: Sequence[Coming], zone: str) -> Iterator[str]:
+    for each in coming:
+        yield wrapped(f"{utc_and_local(each.at, zone)}{_coming_outcome(each, zone)}", "    ")
+        for note in each.notes:
+            yield wrapped(f"    ! {note}", "      ")
+
+
+def _coming_outcome(each: Coming, zone: str) -> str:
+    """What is to become of it, where it is not simply to fire."""
+    said: list[str] = [] if each.outcome is Outcome.COMING else [_WORDS.get(each.outcome, each.outcome)]
+    if each.last_at is not None:
+        few = str(each.occurrences) if each.exact else f"more than {each.occurrences}"
+        said.append(f"{few} until {utc_and_local(each.last_at, zone)}")
+    if each.leaves_at is not None and each.leaves_at != each.at:
+        said.append(f"leaves {utc_and_local(each.leaves_at, zone)}")
+    return f"  {', '.join(said)}" if said else ""
+
+
+_WORDS = {
+    Outcome.COMING_SKIPPED: "skipped by hand",
+    Outcome.COMING_MOVED: "moved",
+    Outcome.COMING_EXCLUDED: "left out by a calendar",
+    Outcome.PAUSED: "held by the pause",
+    Outcome.WAITING: "due, waits for a scheduler",
+}

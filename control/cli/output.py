@@ -1,13 +1,14 @@
-"""How every command answers: text for people, JSON for scripts.
+"""Output of every command: text for people, JSON for scripts, a progress bar for long work.
 
-JSON shows the same facts as the text: instants in RFC 3339, durations and ids as text. Sentences are readable at 100
-columns, also where standard output is no terminal; there a row of a table is one line.
+JSON shows the same facts as the text: instants in RFC 3339, durations and ids as text. Text is wrapped at 100 columns
+where standard output is no terminal. A table row is one line there.
 """
 
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
 from enum import Enum, StrEnum
@@ -15,44 +16,41 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 import typer
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from tidewheel.control.cli.commands import COLUMNS
 from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import format_duration
 
-COLUMNS = 100
+# Rich is imported in the functions that draw: a list into a pipe and `--output json` need none of it.
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """Form of a command's output."""
 
     TEXT = "text"
     JSON = "json"
 
 
-Answer = Annotated[Output, typer.Option("--output", help="How to answer.")]
+OutputOption = Annotated[Output, typer.Option("--output", help="Form of the output.")]
 
 
-def say(lines: Iterable[str], document: object, output: Output) -> None:
-    """Answer with lines of text, or with what they tell as one JSON document."""
+def print_result(lines: Iterable[str], document: object, output: Output) -> None:
+    """Print lines of text, or the same facts as one JSON document."""
     if output is Output.JSON:
-        say_json(document)
+        print_json(document)
     else:
         for line in lines:
             typer.echo(line)
 
 
-def say_json(document: object) -> None:
-    """Answer with one JSON document, on one line."""
+def print_json(document: object) -> None:
+    """Print one JSON document on one line."""
     typer.echo(json.dumps(as_json(document), ensure_ascii=False))
 
 
 def as_json(value: object) -> Json:
-    """What JSON shows of a value: of a dataclass its fields, of an instant, a duration or an id its text."""
+    """Return the JSON form: a dataclass as its fields, an instant, a duration or an id as text."""
     if value is None or type(value) in (bool, int, float, str):
         return cast("Json", value)
     for kind, show in _TEXTS:
@@ -66,18 +64,22 @@ def as_json(value: object) -> Json:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """A sentence, broken at the width of the terminal; lines after the first are indented."""
+    """Break a sentence at the terminal's width; lines after the first are indented."""
     return textwrap.fill(text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns, without lines around them; the last column takes what is left.
+    """Print rows in columns without borders; the last column takes the rest of the width.
 
-    Where standard output is no terminal every row is one line, however long, for other programs to read.
+    Where standard output is no terminal, each row is one line of any length, for other programs to read.
     """
     if not sys.stdout.isatty():
         _print_lines([list(headings), *([" ".join(cell.splitlines()) for cell in row] for row in rows)])
         return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading != headings[-1] and heading not in _MAY_WRAP)
@@ -87,26 +89,72 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
-    """Print names with their values, one each; those without a value are left out."""
+    """Print labels with their values, one a line; a label without a value is left out."""
     known = [(name, value) for name, value in facts if value]
     longest = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        first, *others = value.splitlines()
+        first, *rest = value.splitlines()
         typer.echo(f"{name:<{longest}}  {first}")
-        for other in others:
-            typer.echo(f"{'':<{longest}}  {other}")
+        for line in rest:
+            typer.echo(f"{'':<{longest}}  {line}")
+
+
+def total_text(total: int, *, at_least: bool, shown: int, noun: str) -> str:
+    """Return how many of something are shown, and how many match.
+
+    >>> total_text(10_000, at_least=True, shown=50, noun="run"), total_text(1, at_least=False, shown=1, noun="run")
+    ('50 of at least 10,000 runs', '1 of 1 run')
+    """
+    least = "at least " if at_least else ""
+    return f"{shown:,} of {least}{total:,} {noun}{'' if total == 1 else 's'}"
+
+
+def duration_text(duration: timedelta | None) -> str:
+    """Return a duration: three digits of seconds below a minute, else whole seconds; empty for None."""
+    if duration is None:
+        return ""
+    seconds = duration.total_seconds()
+    return f"{seconds:.3g} s" if seconds < 60 else format_duration(timedelta(seconds=round(seconds)))
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None) -> Generator[Callable[[int], None]]:
+    """Show a progress bar on standard error where that is a terminal.
+
+    Yields a function that takes how many of `total` are done. `total` is None where it is unknown.
+    """
+    if not sys.stderr.isatty():
+        yield _ignore
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.update(task, completed=done if total is None else min(done, total))
+
+
+def width() -> int:
+    """Return the width of the terminal, or 100 where standard output is none."""
+    if not sys.stdout.isatty():
+        return COLUMNS
+    from rich.console import Console
+
+    return Console().width
 
 
 def _print_lines(rows: Sequence[Sequence[str]]) -> None:
+    from rich.cells import cell_len
+
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell + " " * (wide - cell_len(cell)) for cell, wide in zip(row, widths, strict=True))
         typer.echo("  ".join(cells).rstrip())
 
 
-def width() -> int:
-    """How many columns there are: the terminal's, or as many as are readable in a file."""
-    return Console().width if sys.stdout.isatty() else COLUMNS
+def _ignore(done: int) -> None:
+    del done
 
 
 _MAY_WRAP = frozenset({"key", "schedule"})

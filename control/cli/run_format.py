@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from tidewheel.control.cli.time_options import beside, rfc3339
+from tidewheel.control.cli.time_options import rfc3339, utc_and_local
 from tidewheel.control.reads.retry_chain import Kin
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.jobs.values import format_duration
 
-_CAME_BY = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
+_CLAIMED_FROM = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -44,7 +44,7 @@ def claimed_from(attempt: int, text: str) -> CameBy:
     datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
     >>> claimed_from(2, "sweep").topic
     """
-    found = _CAME_BY.fullmatch(text)
+    found = _CLAIMED_FROM.fullmatch(text)
     if found is None:
         return CameBy(attempt, None, None, None, None, text)
     stamp = int(found["timestamp"])
@@ -65,16 +65,6 @@ def run_row(run: RunSummary) -> tuple[str, ...]:
         span_words(run.started_at, run.finished_at),
         why,
     )
-
-
-def total_words(total: int, *, at_least: bool, shown: int, what: str) -> str:
-    """How many there are of something, beside how many are shown.
-
-    >>> total_words(10_000, at_least=True, shown=50, what="run"), total_words(1, at_least=False, shown=1, what="run")
-    ('50 of at least 10,000 runs', '1 of 1 run')
-    """
-    least = "at least " if at_least else ""
-    return f"{shown:,} of {least}{total:,} {what}{'' if total == 1 else 's'}"
 
 
 def span_words(since: datetime | None, until: datetime | None) -> str:
@@ -112,7 +102,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     summary = run.summary
 
     def at(instant: datetime | None) -> str | None:
-        return None if instant is None else beside(instant, zone)
+        return None if instant is None else utc_and_local(instant, zone)
 
     yield "run", str(summary.run_id)
     yield "key", summary.key
@@ -125,7 +115,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "claimable", at(summary.publish_at)
     yield "started", at(summary.started_at)
     yield "finished", at(summary.finished_at)
-    yield "took", span_words(summary.started_at, summary.finished_at)
+    yield "duration", span_words(summary.started_at, summary.finished_at)
     yield "queue", f"{summary.queue}, {summary.lane} lane"
     yield "needs", run.handler
     yield "attempt", _attempt_words(run)
@@ -159,7 +149,10 @@ def _kin(run: Kin) -> str:
 
 
 def _attempt_words(run: RunDetail) -> str:
-    counted = [f"{run.charged} charged" if run.charged else "", f"{run.lost} lost" if run.lost else ""]
+    counted = [
+        f"{run.charged} charged" if run.charged else "",
+        f"{run.lost} lost" if run.lost else "",
+    ]
     return ", ".join(part for part in (str(run.summary.attempt), *counted) if part)
 
 

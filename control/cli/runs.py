@@ -1,17 +1,40 @@
-"""`tidewheel run list | show | where | attempts | retry`; `run cancel` is in run_cancel.py."""
+"""`tidewheel run list | show | where | attempts | retry`; `run cancel` is in run_cancel.py.
 
-from typing import Annotated
+MERGED: `tidewheel run logs`: what the attempts of a run have written, and what one is writing.
+
+MERGED: `tidewheel run cancel`: runs by their ids, or all that fit a filter, with progress until the last has ended.
+"""
+
+import sys
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from threading import Event
+from typing import Annotated, cast
 from uuid import UUID
 
 import typer
 
-from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Tenant, asking, reading
-from tidewheel.control.cli.job_flags import read_labels
-from tidewheel.control.cli.output import Answer, Output, as_json, print_facts, print_table, say, say_json
-from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claimed_from, run_facts, run_row, total_words
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.cli.options import DEFAULT_TENANT, Reason, Tenant, read_labels, reading, requesting
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    as_json,
+    print_facts,
+    print_json,
+    print_result,
+    print_table,
+    progress_bar,
+    total_text,
+)
+from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claimed_from, run_facts, run_row
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.logs import LogPiece
 from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
+from tidewheel.control.reads.cancellations import Cancellation, RunFilter
+from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
 RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run, by the id it was answered with.")]
@@ -33,7 +56,7 @@ def list_runs(
     number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")] = 50,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """List runs, the newest first."""
     which = read.WhichRuns(
@@ -46,47 +69,49 @@ def list_runs(
     with reading() as connection:
         page = read.list_runs(connection, tenant, which, after=after, most=number)
     if output is Output.JSON:
-        say_json(page)
+        print_json(page)
         return
     if not page.runs:
         typer.echo("no such run")
         return
-    print_table(("run", "key", "status", "cause", "scheduled", "attempt", "took", "why"), map(run_row, page.runs))
-    typer.echo(total_words(page.total, at_least=page.at_least, shown=len(page.runs), what="run"))
+    print_table(("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), map(run_row, page.runs))
+    typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
     if page.following is not None:
         typer.echo(f"more: add --after {page.following}")
 
 
-def show(run_id: RunId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
-    """Show a run: where it stands, its attempts, result, deadlines, and the chain of retries it is in."""
+def show(
+    run_id: RunId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
+) -> None:
+    """Show a run: state, attempts, result, deadlines and retry chain."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
     if output is Output.JSON:
         rest = as_object(as_json(found)) or {}
-        say_json({**(as_object(rest.pop("summary")) or {}), **rest})
+        print_json({**(as_object(rest.pop("summary")) or {}), **rest})
     else:
         print_facts(run_facts(found, timezone))
 
 
-def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
-    """List a run's attempts, with what each failed with and wrote."""
+def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """List a run's attempts, with their errors and results."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
     if output is Output.JSON:
-        say_json({"run_id": run_id, "attempts": found.attempts})
+        print_json({"run_id": run_id, "attempts": found.attempts})
         return
     if not found.attempts:
         typer.echo("no attempt is over")
         return
-    print_table(("attempt", "outcome", "started", "took", "executor", "error"), map(attempt_row, found.attempts))
+    print_table(("attempt", "outcome", "started", "duration", "executor", "error"), map(attempt_row, found.attempts))
     for attempt in found.attempts:
         if facts := list(attempt_facts(attempt)):
             typer.echo(f"\nattempt {attempt.attempt}")
             print_facts(facts)
 
 
-def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Output.TEXT) -> None:
-    """Say by which Kafka messages a run's attempts came: topic, partition, offset, timestamp."""
+def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """Show the Kafka message by which each attempt was claimed."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
     told = [(one.attempt, one.claimed_from) for one in found.attempts]
@@ -94,7 +119,7 @@ def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: Answer = Ou
         told.append((found.summary.attempt, found.claimed_from))
     places = [claimed_from(attempt, text) for attempt, text in told if text is not None]
     if output is Output.JSON:
-        say_json({"run_id": run_id, "messages": places})
+        print_json({"run_id": run_id, "messages": places})
     elif places:
         rows = [
             (str(place.attempt), place.topic or "none: by the sweep", *map(_cell, (place.partition, place.offset)),
@@ -114,15 +139,151 @@ def retry(
         str | None, typer.Option(metavar="ID", help="The same id again is the same run, not a second one.")
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make a new run of one that is over, under its job's current version; prints the new one's id."""
-    with asking(tenant) as client:
+    """Create a new run of a finished one; print its id."""
+    with requesting(tenant) as client:
         made = client.retry(
             run_id, delay=None if delay is None else read_duration(delay, "--delay"), request_id=request_id
         )
-    say([f"run {made}"], {"run_id": made, "parent_run_id": run_id}, output)
+    print_result([f"run {made}"], {"run_id": made, "parent_run_id": run_id}, output)
 
 
 def _cell(value: object) -> str:
     return "" if value is None else str(as_json(value))
+
+
+_UTF8 = getincrementaldecoder("utf-8")
+
+
+def logs(
+    run_id: RunId,
+    *,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only this attempt.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Print the output of a run's attempts: the last 64 KiB of each.
+
+    Which attempt it is of, and what is missing, is said on standard error. With --follow and --output json each piece
+    is a document on a line of its own.
+    """
+    with requesting(tenant) as client:
+        pieces = client.follow_logs(run_id, attempt) if follow else iter(client.logs(run_id, attempt))
+        if output is Output.JSON and not follow:
+            print_json({"run_id": run_id, "attempts": list(pieces)})
+            return
+        texts = _Texts()
+        for piece in pieces:
+            text = texts.of(piece)
+            if output is Output.JSON:
+                print_json({**cast("dict[str, object]", as_json(piece)), "output": text})
+            else:
+                _print_piece(piece, text, new=texts.new)
+            sys.stdout.flush()
+        if not texts.attempt and output is Output.TEXT:
+            typer.echo(f"nothing is kept of what run {run_id} has written", err=True)
+
+
+class _Texts:
+    """Pieces as text: a character may begin in one and end in the next."""
+
+    def __init__(self) -> None:
+        self.attempt, self.new = 0, False
+        self._decoder = _UTF8("replace")
+
+    def of(self, piece: LogPiece) -> str:
+        self.new = piece.attempt != self.attempt
+        if self.new or piece.missed_bytes:
+            self._decoder.reset()
+        self.attempt = piece.attempt
+        return self._decoder.decode(piece.output)
+
+
+def _print_piece(piece: LogPiece, text: str, *, new: bool) -> None:
+    if new:
+        ended = f", {piece.outcome}" if piece.outcome else ""
+        typer.echo(f"-- attempt {piece.attempt}{ended}", err=True)
+    if piece.missed_bytes:
+        typer.echo(f"-- {piece.missed_bytes} bytes before this are no longer kept", err=True)
+    typer.echo(text, nl=False)
+
+
+_LOOK_SECONDS = 0.2
+_WARN_SECONDS = 10.0  # schedulers look four times a second
+
+
+def cancel(
+    runs: Annotated[list[UUID] | None, typer.Argument(metavar="RUN", help="These runs.")] = None,
+    *,
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="All of this job.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="All of jobs with this label; several are possible.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="All of this queue.")] = None,
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="All of this lane.")] = None,
+    handler: Annotated[str | None, typer.Option(metavar="NAME", help="All of this handler.")] = None,
+    cause: Annotated[
+        str | None, typer.Option(metavar="CAUSE", help="All made by a timer, trigger, backfill, workflow or retry.")
+    ] = None,
+    before: Annotated[str | None, typer.Option(metavar="TIME", help="Of these, only those made before.")] = None,
+    not_begun: Annotated[bool, typer.Option("--not-begun", help="Of these, only those that never began.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last has ended.")] = False,
+    reason: Reason = None,
+    timezone: Tz = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Cancel runs by id, or all that match every given filter."""
+    which: RunFilter = {
+        "key": job, "labels": read_labels(label) if label else None, "queue": queue, "lane": lane, "handler": handler,
+        "cause": cause, "created_before": read_instant(before, "--before", timezone) if before else None,
+        "begun": not not_begun,
+    }  # fmt: skip
+    filtered = not_begun or any(value is not None for name, value in which.items() if name != "begun")
+    if bool(runs) == filtered:
+        refuse("RUN", "name runs, or filters, and not both", "write ids, or --job, --label, --queue, --lane, …")
+    with requesting(tenant) as client:
+        if runs:
+            _cancel_each(client, runs, reason, output, dry_run=dry_run)
+            return
+        total = client.count_runs(**which)
+        if dry_run:
+            print_result([f"{total:,} runs would be cancelled"], {"runs": total}, output)
+            return
+        number = client.cancel_runs(reason=reason, **which)
+        standing = client.cancellation(number) if no_wait else _wait(client, number, total)
+    _print_cancellation(standing, output)
+
+
+def _cancel_each(client: Client, runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
+    found = [(run, client.run(run).state if dry_run else client.cancel(run, reason=reason)) for run in runs]
+    if output is Output.JSON:
+        print_json({"runs": [{"run_id": run, "found": state} for run, state in found]})
+        return
+    for run, state in found:
+        typer.echo(f"run {run}: {'is' if dry_run else 'was'} {state}")
+
+
+def _wait(client: Client, number: int, total: int) -> Cancellation:
+    """Wait until it is finished; who has no scheduler is told so once."""
+    never, moved_at, moved, warned = Event(), monotonic_seconds(), -1, False
+    with progress_bar("cancelling", total) as show:
+        while (standing := client.cancellation(number)).finished_at is None:
+            show(standing.cancelled)
+            if standing.cancelled != moved:
+                moved, moved_at = standing.cancelled, monotonic_seconds()
+            elif not warned and monotonic_seconds() - moved_at > _WARN_SECONDS:
+                sys.stderr.write("tidewheel: nothing moves: does a scheduler run? No claim takes them meanwhile\n")
+                warned = True
+            never.wait(_LOOK_SECONDS)
+    return standing
+
+
+def _print_cancellation(standing: Cancellation, output: Output) -> None:
+    done = f"{standing.cancelled:,} runs cancelled"
+    lines = [f"cancellation {standing.cancellation_id}"]
+    lines.append(done if standing.finished_at else f"{done} so far; no claim takes any of the others")
+    print_result(lines, standing, output)

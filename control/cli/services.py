@@ -19,13 +19,13 @@ MetricsPort = Annotated[
 
 
 def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
-    """Turn requests on the requests topic into jobs and triggered runs."""
+    """Apply the requests of the requests topic."""
     configure_logging(log_level)
     run.run_intake(IntakeSettings.load(metrics_port=metrics_port))
 
 
 def scheduler(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
-    """Write the runs of whatever is due."""
+    """Create the runs of due occurrences."""
     configure_logging(log_level)
     run.run_scheduler(SchedulerSettings.load(metrics_port=metrics_port))
 
@@ -43,7 +43,7 @@ def executor(
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Execute runs: claim, run once, record how they end."""
+    """Claim and execute runs, and record their outcomes."""
     configure_logging(log_level)
     settings = ExecutorSettings.load(handlers=handlers, queues=queues, slots=slots, metrics_port=metrics_port)
     run.run_executor(settings)
@@ -55,6 +55,6 @@ def api(
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Answer HTTP: executors in other languages, and ends told from outside."""
+    """Serve HTTP for executors in other languages and for task tokens."""
     configure_logging(log_level)
     run.run_api(ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port))

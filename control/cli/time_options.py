@@ -5,16 +5,16 @@ A local time that no clock shows, or that it shows twice, is refused with the in
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_duration, parse_timestamp
-from tidewheel.schedules.describe import to_zone
-from tidewheel.schedules.schedule import at_second, whole_second
-from tidewheel.schedules.zones import Zone, zone
+
+if TYPE_CHECKING:
+    from tidewheel.schedules.zones import Zone
 
 Tz = Annotated[
     str | None, typer.Option("--tz", metavar="ZONE", help="IANA zone, for times without an offset and for answers.")
@@ -46,7 +46,9 @@ def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime
         local = datetime.fromisoformat(text)
     except ValueError as error:
         refuse(path, f"{text!r} is no time ({error})", "write one such as 2026-03-29T08:00")
-    return _on_the_clock(local, text, path, zone(zone_name))
+    from tidewheel.schedules.zones import zone  # here: most commands read no local time
+
+    return _on_clock_of(zone(zone_name), local, text, path)
 
 
 def read_duration(text: str, path: str) -> timedelta:
@@ -74,7 +76,8 @@ def rfc3339(at: datetime) -> str:
 def wall(local: datetime) -> str:
     """A local time with its weekday, offset and abbreviation; of UTC, which stands beside it, the weekday alone.
 
-    >>> wall(on_clock(datetime(2026, 3, 29, 1, tzinfo=UTC), "Europe/Berlin"))
+    >>> from tidewheel.schedules.describe import to_zone
+    >>> wall(to_zone(datetime(2026, 3, 29, 1, tzinfo=UTC), "Europe/Berlin"))
     'Sun 2026-03-29T03:00:00+02:00 CEST'
     """
     if local.tzname() == "UTC":
@@ -83,14 +86,18 @@ def wall(local: datetime) -> str:
     return f"{local:%a} {local.isoformat()}" + (f" {name}" if name[:1].isalpha() else "")
 
 
-def beside(at: datetime, zone_name: str | None) -> str:
+def utc_and_local(at: datetime, zone_name: str | None) -> str:
     """An instant in UTC, with the wall time beside it where a zone other than UTC is known."""
     if zone_name is None or zone_name == "UTC":
         return rfc3339(at)
+    from tidewheel.schedules.describe import to_zone  # here: UTC needs no zone data
+
     return f"{rfc3339(at)}  {wall(to_zone(at, zone_name))}"
 
 
-def _on_the_clock(local: datetime, text: str, path: str, of: Zone) -> datetime:
+def _on_clock_of(of: "Zone", local: datetime, text: str, path: str) -> datetime:
+    from tidewheel.schedules.schedule import at_second, whole_second
+
     second = whole_second(local.replace(tzinfo=UTC))
     spans = range(max(of.span_at(second - _NEAR), 0), of.span_at(second + _NEAR) + 1)
     found = sorted(second - of.offsets[span] for span in spans if of.span_at(second - of.offsets[span]) == span)
@@ -104,7 +111,10 @@ def _on_the_clock(local: datetime, text: str, path: str, of: Zone) -> datetime:
     return at_second(found[0]).replace(microsecond=local.microsecond)
 
 
-def _pasted(second: int, of: Zone) -> str:
+def _pasted(second: int, of: "Zone") -> str:
+    from tidewheel.schedules.describe import to_zone
+    from tidewheel.schedules.schedule import at_second
+
     return to_zone(at_second(second), of.name).isoformat()
 
 

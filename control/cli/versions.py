@@ -1,4 +1,4 @@
-"""`tidewheel job versions | diff | rollback`: what a job said, what has changed, and going back."""
+"""`tidewheel job versions | diff | rollback`: read a job's versions, compare two, restore one."""
 
 import json
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.connection_options import DEFAULT_TENANT, Key, Tenant, asking, reading
-from tidewheel.control.cli.jobs import IfVersion, say_job
-from tidewheel.control.cli.output import Answer, Output, print_table, say, say_json, wrapped
+from tidewheel.control.cli.job_edit import print_job_change
+from tidewheel.control.cli.options import DEFAULT_TENANT, IfVersion, Key, Tenant, reading, requesting
+from tidewheel.control.cli.output import Output, OutputOption, print_json, print_result, print_table, wrapped
 from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.control.reads import versions as read
 
@@ -21,13 +21,13 @@ def versions(
     ] = 20,
     before: Annotated[int | None, typer.Option(metavar="VERSION", min=1, help="Only earlier ones.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """List a job's versions, the newest first, each with what it changed."""
+    """List a job's versions, the newest first, each with its changes."""
     with reading() as connection:
         found = read.versions(connection, tenant, key, most=number, before=before)
     if output is Output.JSON:
-        say_json({"key": key, "versions": found})
+        print_json({"key": key, "versions": found})
     else:
         print_table(("version", "in force after", "until", "changed"), map(_row, found))
 
@@ -35,30 +35,31 @@ def versions(
 def diff(
     key: Key,
     first: Annotated[int, typer.Argument(metavar="A", min=1, help="A version.")],
-    second: Annotated[int | None, typer.Argument(metavar="B", min=1, help="Another; else the newest.")] = None,
+    second: Annotated[int | None, typer.Argument(metavar="B", min=1, help="Another; the newest by default.")] = None,
     *,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show what differs in version B of a job from version A, field by field."""
+    """Compare version B of a job with version A, field by field."""
     with reading() as connection:
         to = second or read.versions(connection, tenant, key, most=1)[0].number
         found = read.diff(connection, tenant, key, first, to)
-    say(_changes(found) or ["nothing differs"], {"key": key, "from": first, "to": to, "changes": found}, output)
+    lines = _changes(found) or ["nothing differs"]
+    print_result(lines, {"key": key, "from": first, "to": to, "changes": found}, output)
 
 
 def rollback(
     key: Key,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version whose spec is wanted.")],
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to restore.")],
     *,
     if_version: IfVersion = None,
     tenant: Tenant = DEFAULT_TENANT,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Give a job the spec of an earlier version again, as a new version."""
-    with asking(tenant) as client:
-        done = client.rollback(key, version, if_version=if_version)
-    say_job(key, f"rolled back to what version {version} said", done, output)
+    """Restore the spec of an earlier version, as a new version."""
+    with requesting(tenant) as client:
+        job = client.rollback(key, version, if_version=if_version)
+    print_job_change(key, f"rolled back to version {version}", job, output)
 
 
 def _row(version: read.Version) -> tuple[str, ...]:
@@ -69,8 +70,8 @@ def _row(version: read.Version) -> tuple[str, ...]:
 
 
 def _changes(found: Sequence[read.Change]) -> list[str]:
-    return [wrapped(f"{each.path}: {_said(each.before)} -> {_said(each.after)}", "    ") for each in found]
+    return [wrapped(f"{each.path}: {_value_text(each.before)} -> {_value_text(each.after)}", "    ") for each in found]
 
 
-def _said(value: object) -> str:
-    return "not said" if value is None else json.dumps(value, ensure_ascii=False)
+def _value_text(value: object) -> str:
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)

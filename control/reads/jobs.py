@@ -15,16 +15,12 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import Outcome
-from tidewheel.control.explain.upcoming import upcoming
-from tidewheel.control.reads.spec_export import submitted_job
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schemas.codec import decode
-from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control")
 _LIST_JOBS = _SQL["list_jobs"]
@@ -172,6 +168,10 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     Raises:
         UnknownJob: There is none of this key in this tenant.
     """
+    from tidewheel.control.reads.spec_export import submitted_job  # here: a list of jobs needs no codec
+    from tidewheel.schemas.codec import decode
+    from tidewheel.schemas.generated.records import JobDefinition
+
     with connection.cursor(row_factory=class_row(_DetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
     if row is None:
@@ -229,6 +229,8 @@ def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
     if row.held is not None or not row.leaves_out:
         known = (row.ahead_at, row.next_at if row.held is None else None)
         return min((at for at in known if at is not None), default=None)
+    from tidewheel.control.explain.upcoming import upcoming  # here: only jobs with calendars or overrides need it
+
     firing = [each for each in upcoming(connection, tenant, row.key, 1).coming if each.leaves_at is not None]
     return next((each.leaves_at if each.outcome is Outcome.COMING_MOVED else each.at for each in firing), None)
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import replication_of
@@ -259,6 +257,9 @@ def _check_database(url: str) -> None:
 
 
 def _check_brokers(bootstrap: str) -> None:
+    from confluent_kafka import KafkaException  # here: `running_stack`, which every command may call, needs none
+    from confluent_kafka.admin import AdminClient
+
     try:
         AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=_ANSWER_SECONDS)
     except KafkaException as error:

@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.database import Database
 from tidewheel.control.cli.main import main
 
-NOBODY = "postgresql://127.0.0.1:1/none"
+NO_DATABASE = "postgresql://127.0.0.1:1/none"
 
 
 @dataclass(frozen=True)

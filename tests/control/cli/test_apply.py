@@ -10,7 +10,7 @@ import pytest
 from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
-from tidewheel.control.cli.job_lists import MOST_WHOLE_BYTES
+from tidewheel.control.cli.job_files import MOST_WHOLE_BYTES
 from tidewheel.control.client.bulk_load import APPLIED_AT_ONCE
 
 Write = Callable[[str, str], str]

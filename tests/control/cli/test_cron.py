@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.cli.command import NOBODY, Done, process, tidewheel
+from tests.control.cli.command import NO_DATABASE, Done, process, tidewheel
 from tidewheel.ids import job_id
 
 BERLIN = ("--tz", "Europe/Berlin")
@@ -15,7 +15,7 @@ AUTUMN = (*BERLIN, "--after", "2026-10-24T12:00:00+02:00")
 
 
 def explain(*arguments: object) -> Done:
-    return tidewheel(NOBODY, "cron", "explain", *arguments)
+    return tidewheel(NO_DATABASE, "cron", "explain", *arguments)
 
 
 def told(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads

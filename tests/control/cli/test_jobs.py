@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.control.cli.command import NOBODY, Done, asked, tidewheel
+from tests.control.cli.command import NO_DATABASE, Done, asked, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, end, ending, succeed, trigger
 from tidewheel.control.client.client import Client
@@ -272,7 +272,7 @@ def test_a_list_shows_what_comes_next_and_how_the_last_run_went(database: Databa
     assert (last["state"], last["error_type"], last["duration"].endswith("s")) == ("failed", "ValueError", True)
     assert jobs["went"]["last_run"]["state"] == "succeeded"
     lines = tidewheel(database, "job", "list").lines
-    assert lines[0].split() == ["key", "schedule", "state", "next", "last", "run", "took"]
+    assert lines[0].split() == ["key", "schedule", "state", "next", "last", "run", "duration"]
     assert all(len(line) <= 100 for line in lines)
     assert lines[2].split()[:4] == ["hourly", "every", "1h", "active"]
 
@@ -293,7 +293,7 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]
     assert asked(database, "job", "list", "-n", 6)["following"] is None
     assert tidewheel(database, "job", "list", "-n", 4).lines[-1] == "more: add --after 'a-3'"
-    assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no such job"]
+    assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs match"]
 
 
 def test_tenants_see_their_own_jobs_alone(database: Database) -> None:
@@ -312,7 +312,7 @@ def test_a_key_with_brackets_is_shown_as_it_is(database: Database) -> None:
 
 def test_a_database_that_does_not_answer_is_told_in_one_line() -> None:
     for arguments in (("list",), ("show", "a"), ("pause", "a"), ("create", "a", "--manual", "--handler", "h")):
-        [line] = tidewheel(NOBODY, "job", *arguments).refusals
+        [line] = tidewheel(NO_DATABASE, "job", *arguments).refusals
         assert line.startswith("the database does not answer: ")
         assert "TIDEWHEEL_DATABASE_URL" in line
 

@@ -60,7 +60,7 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
     assert (page["total"], page["at_least"], page["following"]) == (3, False, runs[1])
     assert [run["run_id"] for run in asked(job, "run", "list", "--after", runs[1])["runs"]] == runs[:1]
     lines = tidewheel(job, "run", "list", "-n", 2).lines
-    assert lines[0].split() == ["run", "key", "status", "cause", "scheduled", "attempt", "took", "why"]
+    assert lines[0].split() == ["run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"]
     assert lines[1].split()[:4] == [runs[2], "job", "queued", "trigger"]
     assert lines[-2:] == ["2 of 3 runs", f"more: add --after {runs[1]}"]
 

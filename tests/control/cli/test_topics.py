@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.control.cli.command import NOBODY, tidewheel
+from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.services import admin_of, until
 from tidewheel.local.stack import StackInfo
 
@@ -27,25 +27,25 @@ def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_they_are_listed_made_and_listed_again_for_the_queues_that_have_some(prefix: str) -> None:
-    would = tidewheel(NOBODY, "topics", "apply", "--queues", "reports,default", "--dry-run").lines
+    would = tidewheel(NO_DATABASE, "topics", "apply", "--queues", "reports,default", "--dry-run").lines
     assert f"{prefix}.runs.reports.batch would be created" in would
-    done = tidewheel(NOBODY, "topics", "apply", "--queues", "reports,default").lines
+    done = tidewheel(NO_DATABASE, "topics", "apply", "--queues", "reports,default").lines
     assert sorted(done) == sorted(line.replace("would be created", "created") for line in would)
 
     def listed() -> dict[str, Any]:
-        found = tidewheel(NOBODY, "topics", "list", "--output", "json").json["topics"]
+        found = tidewheel(NO_DATABASE, "topics", "list", "--output", "json").json["topics"]
         return {row["topic"]: row for row in found}
 
     until(lambda: len(listed()) == len(done), "the broker shows them all")
     assert {row["would_be"] for row in listed().values()} == {None}
     assert listed()[f"{prefix}.runs.standard"]["partitions"] == 24
-    text = tidewheel(NOBODY, "topics", "list", "--queues", "other").lines
+    text = tidewheel(NO_DATABASE, "topics", "list", "--queues", "other").lines
     assert [line.split() for line in text if line.startswith(f"{prefix}.runs.other.batch")] == [
         [f"{prefix}.runs.other.batch", "0", "of", "12", "0", "would", "be", "created"]
     ]
-    assert tidewheel(NOBODY, "topics", "apply").lines == ["nothing to do"]
+    assert tidewheel(NO_DATABASE, "topics", "apply").lines == ["nothing to do"]
 
 
 def test_what_is_no_queue_is_refused_by_name(prefix: str) -> None:
-    [line] = tidewheel(NOBODY, "topics", "apply", "--queues", f"{prefix}.Reports").refusals
+    [line] = tidewheel(NO_DATABASE, "topics", "apply", "--queues", f"{prefix}.Reports").refusals
     assert "is no queue's name" in line

@@ -26,7 +26,7 @@ from tidewheel.transitions.attempts import ProgressReport, save_progress
 
 T = TypeVar("T")
 
-NOBODY = "postgresql://127.0.0.1:1/none"
+NO_DATABASE = "postgresql://127.0.0.1:1/none"
 TALK: LiteralString = """
 SELECT state, wait_event_type = 'Lock' FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-client'
@@ -252,7 +252,7 @@ def test_a_client_whose_connection_broke_asks_again(client: Client, database: Da
 def test_a_database_that_does_not_answer_is_told_as_such() -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(Unavailable):
-            kind(NOBODY)
+            kind(NO_DATABASE)
 
 
 def test_coroutines_are_served_alike(database: Database) -> None:

@@ -2,6 +2,10 @@
 
 Exit codes: 0 as asked, 1 with one line that says why not (`tidewheel.control.cli.main`), 3 from `status` when the
 stack does not run.
+
+MERGED: `tidewheel demo`: the whole pipeline on real input, in about a minute.
+
+Exit codes: 0 when every figure adds up, 1 when one does not or the demo could not be run, 130 when it was interrupted.
 """
 
 import json
@@ -16,7 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from tidewheel.control.cli.output import Answer, Output
+from tidewheel.control.cli.output import Output, OutputOption
+from tidewheel.control.demo.run import run_demo
 from tidewheel.errors import StackError
 from tidewheel.kafka.topics import DEFAULT_QUEUE, apply_topics
 from tidewheel.local.parts import PartState
@@ -44,9 +49,9 @@ Home = Annotated[
 def up(
     home: Home = None,
     brokers: Annotated[int | None, typer.Option(help="1, or 3 for a cluster with replication 3.")] = None,
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Start PostgreSQL and Kafka on this machine, and make the schema and the topics.
+    """Start PostgreSQL and Kafka on this machine; create the schema and the topics.
 
     What TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP name is used instead.
     """
@@ -68,9 +73,9 @@ def up(
 def down(
     home: Home = None,
     erase: Annotated[bool, typer.Option("--erase", help="Remove all data too.")] = False,  # noqa: FBT002 - a flag
-    output: Answer = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Stop the local stack; its data stays unless --erase is given."""
+    """Stop the local stack. Its data stays unless --erase is given."""
     stack = LocalStack(home)
     made = _is_made(stack)
     with _shown() as watch:
@@ -83,8 +88,8 @@ def down(
         typer.echo(f"there is no stack in {stack.home}; `tidewheel up` makes one")
 
 
-def status(home: Home = None, output: Answer = Output.TEXT) -> None:
-    """Show what of the local stack runs, and where; exit code 3 unless all of it does."""
+def status(home: Home = None, output: OutputOption = Output.TEXT) -> None:
+    """Show the parts of the local stack. Exit code 3 unless all of them run."""
     found = LocalStack(home).status()
     if output is Output.JSON:
         typer.echo(json.dumps(_as_json(found)))
@@ -193,3 +198,22 @@ class _Lines:
         if what != self._last:
             self._console.print(what)
             self._last = what
+
+
+_INTERRUPTED = 130  # as shells say it: 128 and SIGINT
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack up, with the demo's data in it.")] = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Run hundreds of jobs end to end, kill an executor and verify the result.
+
+    Brings a PostgreSQL and a Kafka of its own, or uses the stack that runs already, in a database and topics apart.
+    """
+    try:
+        adds_up = run_demo(keep=keep)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: everything the demo had started is stopped and removed", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    if not adds_up:
+        raise typer.Exit(1)

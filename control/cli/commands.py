@@ -1,0 +1,236 @@
+"""Table of the commands, and the group that imports a command's module only when the command runs.
+
+`tidewheel --help` prints the help lines of this table and imports no command. A test compares each line with the first
+line of the function's docstring.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import version as installed_version
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
+
+from tidewheel.errors import Refused, TidewheelError
+
+COLUMNS = 100  # widest help and text output where no terminal says otherwise
+_PACKAGE = "tidewheel.control.cli"
+
+
+class Command(NamedTuple):
+    """One command.
+
+    Args:
+        module: Its module in this package.
+        function: Its function there.
+        help: The first line of the function's docstring.
+    """
+
+    module: str
+    function: str
+    help: str
+
+
+class Group(NamedTuple):
+    """A group of commands.
+
+    Args:
+        help: Its help line.
+        commands: Its commands by name.
+    """
+
+    help: str
+    commands: Mapping[str, Command]
+
+
+COMMANDS: Mapping[str, Command | Group] = {
+    "up": Command("local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics."),
+    "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given."),
+    "status": Command("local", "status", "Show the parts of the local stack. Exit code 3 unless all of them run."),
+    "demo": Command("local", "demo", "Run hundreds of jobs end to end, kill an executor and verify the result."),
+    "bench": Command("bench", "bench", "Measure this machine; show each figure with its baseline."),
+    "intake": Command("services", "intake", "Apply the requests of the requests topic."),
+    "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
+    "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
+    "executor": Command("services", "executor", "Claim and execute runs, and record their outcomes."),
+    "api": Command("services", "api", "Serve HTTP for executors in other languages and for task tokens."),
+    "migrate": Command("admin", "migrate", "Migrate the database to this release's schema."),
+    "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
+    "job": Group(
+        "Jobs, their occurrences and versions.",
+        {
+            "create": Command(
+                "job_edit", "create", "Create a job from a file, from flags, or both; fail if it exists."
+            ),
+            "list": Command("jobs", "list_jobs", "List jobs by key, each with its next occurrence and last run."),
+            "show": Command("jobs", "show", "Show a job: its spec, state, pause and last run."),
+            "update": Command(
+                "job_edit", "update", "Change a job: flags replace single fields, a file replaces the job."
+            ),
+            "pause": Command("job_edit", "pause", "Pause a job's schedule; triggers still run."),
+            "resume": Command("job_edit", "resume", "Resume a paused job."),
+            "delete": Command("job_edit", "delete", "Delete a job; started runs finish, the rest are cancelled."),
+            "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),
+            "backfill": Command(
+                "backfills", "backfill_job", "Run the occurrences of a past range; print the backfill's id."
+            ),
+            "next": Command(
+                "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
+            ),
+            "preview": Command(
+                "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
+            ),
+            "explain": Command("occurrences", "explain", "Explain why a job did or did not fire at an instant."),
+            "skip": Command("occurrences", "skip", "Skip one future occurrence of a job."),
+            "move": Command("occurrences", "move", "Move one future occurrence of a job to another time."),
+            "unskip": Command("occurrences", "unskip", "Undo a skip or a move of a future occurrence."),
+            "versions": Command(
+                "versions", "versions", "List a job's versions, the newest first, each with its changes."
+            ),
+            "diff": Command("versions", "diff", "Compare version B of a job with version A, field by field."),
+            "rollback": Command("versions", "rollback", "Restore the spec of an earlier version, as a new version."),
+        },
+    ),
+    "backfill": Group(
+        "Backfills of past ranges.",
+        {
+            "list": Command("backfills", "list_backfills", "List backfills, the newest first."),
+            "show": Command("backfills", "show_backfill", "Show a backfill: its range, progress and runs."),
+            "pause": Command("backfills", "pause_backfill", "Create no further run of a backfill until it is resumed."),
+            "resume": Command("backfills", "resume_backfill", "Resume a backfill."),
+            "cancel": Command(
+                "backfills", "cancel_backfill", "Stop a backfill and cancel its runs that have not started."
+            ),
+        },
+    ),
+    "calendar": Group(
+        "Named sets of days on which jobs do not fire, or only fire.",
+        {
+            "put": Command("calendars", "put", "Create or replace a calendar; jobs that name it follow at once."),
+            "list": Command("calendars", "list_all", "List the calendars of a tenant."),
+            "show": Command("calendars", "show", "Show a calendar: its days and the jobs that name it."),
+            "delete": Command("calendars", "delete", "Delete a calendar that no job names."),
+        },
+    ),
+    "run": Group(
+        "Runs and their attempts.",
+        {
+            "list": Command("runs", "list_runs", "List runs, the newest first."),
+            "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
+            "attempts": Command("runs", "attempts", "List a run's attempts, with their errors and results."),
+            "where": Command("runs", "where", "Show the Kafka message by which each attempt was claimed."),
+            "cancel": Command("runs", "cancel", "Cancel runs by id, or all that match every given filter."),
+            "retry": Command("runs", "retry", "Create a new run of a finished one; print its id."),
+            "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
+        },
+    ),
+    "dlq": Group(
+        "Dead letters: failed runs, and messages that are no requests.",
+        {
+            "list": Command("dlq", "list_dead_letters", "List dead letters, the newest first."),
+            "show": Command("dlq", "show", "Show a dead letter: attempts, errors, output and retry chain."),
+            "redrive": Command("dlq", "redrive", "Redrive dead letters, the oldest first; skip redriven ones."),
+            "purge": Command("dlq", "purge", "Delete dead letters; their runs stay."),
+        },
+    ),
+    "cron": Group(
+        "Cron expressions.",
+        {"explain": Command("cron", "explain", "Describe cron expressions and show their next instants.")},
+    ),
+    "topics": Group(
+        "The Kafka topics.",
+        {
+            "apply": Command(
+                "admin", "apply_topics", "Create missing topics; raise partition counts that are too low."
+            ),
+            "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
+        },
+    ),
+    "schemas": Group(
+        "The Avro schemas.",
+        {
+            "check": Command(
+                "admin", "check_schemas", "Check the schemas against every released version; exit code 1 on a conflict."
+            )
+        },
+    ),
+}
+
+
+def run() -> None:
+    """Run the command that the arguments name; write a Tidewheel error to standard error, a line a field."""
+    try:
+        _root()()
+    except Refused as refused:
+        _exit_with(*map(str, refused.errors))
+    except TidewheelError as error:
+        _exit_with(str(error))
+
+
+class _LazyCommand(TyperCommand):
+    """A command whose module is imported when it is invoked or asked for its own help."""
+
+    def __init__(self, name: str, command: Command) -> None:
+        super().__init__(name, short_help=command.help)
+        self._command = command
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - click's own types are private
+        """Parse the arguments by the real command, which the context then names."""
+        module = import_module(f"{_PACKAGE}.{self._command.module}")
+        app = _app()
+        app.command(self.name)(getattr(module, self._command.function))
+        return get_command(app).make_context(*arguments, **options)
+
+
+def _root() -> TyperGroup:
+    app = _app()
+    app.callback()(_options)
+    root = get_group(app)
+    for name, command in COMMANDS.items():
+        if isinstance(command, Command):
+            root.add_command(_LazyCommand(name, command))
+        else:
+            root.add_command(_group(name, command))
+    return root
+
+
+def _group(name: str, group: Group) -> TyperGroup:
+    made = TyperGroup(name=name, help=group.help, no_args_is_help=True, rich_markup_mode=None)
+    for command_name, command in group.commands.items():
+        made.add_command(_LazyCommand(command_name, command))
+    return made
+
+
+def _app() -> typer.Typer:
+    return typer.Typer(
+        name="tidewheel",
+        help="A distributed job scheduler: PostgreSQL is the truth, Kafka carries the work.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"max_content_width": COLUMNS},
+    )
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - as typer calls it
+    if wanted:
+        typer.echo(f"tidewheel {installed_version('tidewheel')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[  # noqa: FBT002 - a flag, handled by its callback
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the installed release.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def _exit_with(*lines: str) -> None:
+    for line in lines:
+        sys.stderr.write(f"tidewheel: {line}\n")
+    sys.exit(1)

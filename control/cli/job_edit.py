@@ -1,0 +1,167 @@
+"""`tidewheel job create | list | show | update | pause | resume | delete | trigger`."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.job_files import read_job
+from tidewheel.control.cli.job_flags import JobFlags, described, read_payload, with_job_flags, without
+from tidewheel.control.cli.options import (
+    DEFAULT_TENANT,
+    IfVersion,
+    Key,
+    Reason,
+    Tenant,
+    read_labels,
+    reading,
+    requesting,
+)
+from tidewheel.control.cli.output import Output, OutputOption, as_json, print_result
+from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, utc_and_local
+from tidewheel.control.client.results import Job
+from tidewheel.control.reads import jobs as read
+from tidewheel.errors import refuse
+from tidewheel.jobs.strict_json import as_object
+
+Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, in place of KEY.")]
+MaybeKey = Annotated[str | None, typer.Argument(metavar="KEY", help="The job's key, if the file does not say it.")]
+
+
+@with_job_flags
+def create(
+    key: MaybeKey = None,
+    *,
+    flags: JobFlags,
+    named: Named = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Fire nothing until it is resumed.")] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Create a job from a file, from flags, or both; fail if it exists."""
+    document = described(read_job(flags.file) if flags.file else {}, flags)
+    document["key"] = key_of(key, named, document)
+    if paused:
+        document["paused"] = True
+    with requesting(tenant) as client:
+        made = client.submit(document, if_version=0)
+    print_job_change(str(document["key"]), "created", made, output, zone=flags.tz or _zone(document))
+
+
+@with_job_flags
+def update(
+    key: MaybeKey = None,
+    *,
+    flags: JobFlags,
+    named: Named = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Go back to a field's default, such as end_at.")
+    ] = None,
+    if_version: IfVersion = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Change a job: flags replace single fields, a file replaces the job."""
+    given = read_job(flags.file) if flags.file else {}
+    wanted = key_of(key, named, given)
+    with reading() as connection:
+        standing = read.show_job(connection, tenant, wanted)
+    document = {**described(without(given or standing.job, unset or []), flags), "key": wanted}
+    with requesting(tenant) as client:
+        # What was read is what is changed: somebody else's edit in between is refused, not overwritten.
+        made = client.submit(document, if_version=if_version or standing.summary.version)
+    print_job_change(wanted, "updated", made, output, zone=flags.tz or _zone(document))
+
+
+def pause(
+    key: Key,
+    *,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Resume by itself then.")] = None,
+    reason: Reason = None,
+    timezone: Tz = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Pause a job's schedule; triggers still run."""
+    end = read_instant(until, "--until", timezone) if until else None
+    with requesting(tenant) as client:
+        done = client.pause(key, until=end, reason=reason)
+    said = f"paused until {utc_and_local(end, timezone)}" if end else "paused"
+    print_job_change(key, said, done, output, unchanged="is paused already")
+
+
+def resume(key: Key, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """Resume a paused job."""
+    with requesting(tenant) as client:
+        done = client.resume(key)
+    print_job_change(key, "resumed", done, output, unchanged="is not paused")
+
+
+def delete(
+    key: Key, *, if_version: IfVersion = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
+) -> None:
+    """Delete a job; started runs finish, the rest are cancelled."""
+    with requesting(tenant) as client:
+        done = client.delete(key, if_version=if_version)
+    print_job_change(key, "deleted", done, output)
+
+
+def trigger(
+    key: Key,
+    *,
+    payload: Annotated[
+        str | None, typer.Option(metavar="JSON", help="In place of the job's; @FILE reads a file.")
+    ] = None,
+    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="So long from now.")] = None,
+    run_at: Annotated[str | None, typer.Option(metavar="TIME", help="At this time; at once if it has passed.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="In place of the job's.")] = None,
+    overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="In place of the job's.")] = None,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="The same id again is the same run, not a second one.")
+    ] = None,
+    timezone: Tz = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Run a job once, now or later; print the run's id."""
+    with requesting(tenant) as client:
+        run_id = client.trigger(
+            key,
+            None if payload is None else read_payload(payload),
+            delay=None if delay is None else read_duration(delay, "--delay"),
+            run_at=read_instant(run_at, "--run-at", timezone) if run_at else None,
+            labels=read_labels(label) if label else None,
+            overlap=overlap,
+            request_id=request_id,
+        )
+    print_result([f"run {run_id}"], {"key": key, "run_id": run_id}, output)
+
+
+def print_job_change(
+    key: str,
+    done: str,
+    job: Job,
+    output: Output,
+    *,
+    unchanged: str = "is so already",
+    zone: str | None = None,
+) -> None:
+    """Tell what became of a job: what was done, its version and what comes next."""
+    said = f"{unchanged}, version {job.version}" if job.unchanged else f"{done}, version {job.version}"
+    coming = f"; next {utc_and_local(job.next_run_at, zone)}" if job.next_run_at else ""
+    print_result([f"{key}: {said}{coming}"], {"key": key, **(as_object(as_json(job)) or {})}, output)
+
+
+def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -> str:
+    """The one key that argument, flag and file agree on."""
+    said = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
+    if not said:
+        refuse("key", "is missing", "name the job: `tidewheel job create KEY …`, or --key, or key in the file")
+    if len(said) > 1:
+        refuse("key", f"{' and '.join(map(repr, said))} were read", "name the job once")
+    return said[0]
+
+
+def _zone(job: Mapping[str, object]) -> str | None:
+    zone = (as_object(job.get("schedule")) or {}).get("timezone")
+    return zone if isinstance(zone, str) else None

@@ -1,0 +1,89 @@
+"""Options that several commands share, and the two ways to reach the database: to read, and to request.
+
+Both check the database first, so that a missing one is reported in one line.
+"""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from psycopg import IsolationLevel
+
+from tidewheel.errors import Unavailable, refuse
+from tidewheel.migrations.runner import require_current
+from tidewheel.postgres.session import Conn, Session, connect
+from tidewheel.settings import Connections
+
+if TYPE_CHECKING:
+    from tidewheel.control.client.client import Client
+
+Tenant = Annotated[str, typer.Option(metavar="NAME", help="The job's tenant.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.")]
+Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Stored and shown.")]
+RequestId = Annotated[
+    str | None, typer.Option(metavar="ID", help="A repeated id returns the first reply and changes nothing.")
+]
+IfVersion = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Only while this is the job's current version.")
+]
+Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")]
+
+DEFAULT_TENANT = "default"
+
+
+@contextmanager
+def reading() -> Generator[Conn]:
+    """Open a transaction that reads one snapshot.
+
+    Raises:
+        Unavailable: The database does not answer; the message names the setting that holds its address.
+        MigrationError: The database lacks migrations.
+    """
+    session = Session(checked_url(), "tidewheel-cli")
+    try:
+        session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
+        with session.transaction() as connection:
+            yield connection
+    finally:
+        session.close()
+
+
+@contextmanager
+def requesting(tenant: str) -> Generator["Client"]:
+    """Open a client for requests; raises as `reading` does."""
+    from tidewheel.control.client.client import Client  # brings all of intake, which no list needs
+
+    checked_url()
+    with Client(tenant=tenant) as client:
+        yield client
+
+
+def checked_url() -> str:
+    """Return the URL of the database after it answered; raises as `reading` does."""
+    url = Connections.load().database()
+    try:
+        with connect(url, "tidewheel-cli", autocommit=True) as connection:
+            require_current(connection)
+    except Unavailable as error:
+        message = (
+            f"the database does not answer: {error}; "
+            "TIDEWHEEL_DATABASE_URL names it, else `tidewheel up` starts a local one"
+        )
+        raise Unavailable(message) from error
+    return url
+
+
+def read_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Return the labels that `NAME=VALUE` texts name.
+
+    Raises:
+        InvalidInput: A text has no `=`.
+    """
+    labels: dict[str, str] = {}
+    for each in texts:
+        name, equals, value = each.partition("=")
+        if not equals:
+            refuse("--label", f"{each!r} was read", f"write it as {each}=VALUE")
+        labels[name] = value
+    return labels
