@@ -86,20 +86,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
          ORDER BY r.publish_at
          LIMIT 20000
       ) AS d
-     WHERE (SELECT true
-              FROM cancellations AS c
-             WHERE c.finished_at IS NULL
-               AND c.tenant = d.tenant
-               AND (c.job_id IS NULL OR c.job_id = d.job_id)
-               AND (c.queue IS NULL OR c.queue = d.queue)
-               AND (c.lane IS NULL OR c.lane = d.lane)
-               AND (c.handler IS NULL OR c.handler = d.handler)
-               AND (c.cause IS NULL OR c.cause = d.cause)
-               AND d.created_at <= c.created_before
-               AND (c.begun OR d.attempt = 0)
-               AND (c.labels IS NULL
-                    OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = d.job_id))
-             LIMIT 1) IS NULL
+     WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
      ORDER BY d.publish_at
      LIMIT s.most
   ) AS o
@@ -167,20 +154,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
          ORDER BY r.publish_at
          LIMIT 20000
       ) AS d
-     WHERE (SELECT true
-              FROM cancellations AS c
-             WHERE c.finished_at IS NULL
-               AND c.tenant = d.tenant
-               AND (c.job_id IS NULL OR c.job_id = d.job_id)
-               AND (c.queue IS NULL OR c.queue = d.queue)
-               AND (c.lane IS NULL OR c.lane = d.lane)
-               AND (c.handler IS NULL OR c.handler = d.handler)
-               AND (c.cause IS NULL OR c.cause = d.cause)
-               AND d.created_at <= c.created_before
-               AND (c.begun OR d.attempt = 0)
-               AND (c.labels IS NULL
-                    OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = d.job_id))
-             LIMIT 1) IS NULL
+     WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
      ORDER BY d.publish_at
      LIMIT %(most)s
   ) AS o

@@ -1,15 +1,21 @@
-"""Named SQL: every statement lies in a `queries.sql` beside the code that uses it.
+"""Named SQL: the statements of a package lie in its `queries.sql`, beside the code that uses them.
 
-A block starts with `-- name: claim_runs`, then a line that says what it does and one that names index and lock. Blocks
-are read once, at import, so that a missing statement fails at start and not at three in the morning.
+A block begins with `-- name: claim_runs`. Its comment says what the statement returns or changes, its index and its
+locks. Blocks are read once, at import: a missing statement fails when the process starts.
+
+A text that several statements share is written once, as a part: `-- part: names_run(run)`. A statement takes it over
+with `{{names_run(o)}}`, which puts the alias `o` in place of `run`. A part of another package has that package's name
+in front: `{{tidewheel.transitions.names_run(o)}}`.
 """
 
 import re
 from functools import cache
 from importlib import resources
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 
-_NAME = re.compile(r"^-- name: (?P<name>[a-z0-9_]+)\s*$", re.MULTILINE)
+_HEAD = re.compile(r"^-- (?P<kind>name|part): (?P<name>[a-z0-9_]+)(?:\((?P<alias>[a-z_]+)\))?\s*$", re.MULTILINE)
+_SPLICE = re.compile(r"\{\{(?:(?P<package>[a-z_.]+)\.)?(?P<part>[a-z0-9_]+)\((?P<alias>[a-z_]+)\)\}\}")
+_COMMENT = re.compile(r"\A(?:--.*\n)*")
 
 
 class Statements:
@@ -37,15 +43,43 @@ def trusted(text: str) -> LiteralString:
     return text  # pyright: ignore[reportReturnType]  # to mypy a LiteralString is a str
 
 
+class _Block(NamedTuple):
+    """A block as it is written; `alias` is the word of a part that a statement replaces by its own alias."""
+
+    kind: str
+    alias: str
+    body: str
+
+
 @cache
 def _read(package: str) -> dict[str, LiteralString]:
+    blocks = _blocks(package)
+    return {name: trusted(_spliced(package, block.body)) for name, block in blocks.items() if block.kind == "name"}
+
+
+@cache
+def _blocks(package: str) -> dict[str, _Block]:
     text = resources.files(package).joinpath("queries.sql").read_text(encoding="utf-8")
-    heads = list(_NAME.finditer(text))
-    blocks: dict[str, LiteralString] = {}
+    heads = list(_HEAD.finditer(text))
+    blocks: dict[str, _Block] = {}
     for head, following in zip(heads, [*heads[1:], None], strict=True):
         body = text[head.end() : following.start() if following else len(text)].strip()
         if head["name"] in blocks:
             message = f"{package}/queries.sql names {head['name']!r} twice"
             raise ValueError(message)
-        blocks[str(head["name"])] = trusted(body)
+        blocks[head["name"]] = _Block(head["kind"], head["alias"] or "", body)
     return blocks
+
+
+def _spliced(package: str, body: str) -> str:
+    """Return the body with the text of each part that it names, without the part's comment."""
+
+    def text_of(splice: re.Match[str]) -> str:
+        owner = splice["package"] or package
+        part = _blocks(owner).get(splice["part"])
+        if part is None or part.kind != "part":
+            message = f"{package}/queries.sql names the part {splice['part']!r}, which {owner}/queries.sql lacks"
+            raise ValueError(message)
+        return re.sub(rf"\b{part.alias}\.", f"{splice['alias']}.", _COMMENT.sub("", part.body))
+
+    return _SPLICE.sub(text_of, body)

@@ -1,3 +1,18 @@
+-- part: names_run(run)
+-- True if the open cancellation `c` names the open run: then no executor claims it.
+-- Index: cancelled_jobs_pkey for a cancellation by labels. No lock.
+c.finished_at IS NULL
+  AND c.tenant = run.tenant
+  AND (c.job_id IS NULL OR c.job_id = run.job_id)
+  AND (c.queue IS NULL OR c.queue = run.queue)
+  AND (c.lane IS NULL OR c.lane = run.lane)
+  AND (c.handler IS NULL OR c.handler = run.handler)
+  AND (c.cause IS NULL OR c.cause = run.cause)
+  AND run.created_at <= c.created_before
+  AND (c.begun OR run.attempt = 0)
+  AND (c.labels IS NULL
+       OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
+
 -- name: claim_runs
 -- The usual claim in one statement: locks what may be claimed as lock_claims does, takes the turns as take_turns does (one
 -- run of a job, its oldest), and starts what needs no turn or has it, as start_attempts does. What it has locked and not
@@ -26,18 +41,7 @@ WITH locked AS MATERIALIZED (
            AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
            AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
            AND (NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL) OR NOT EXISTS (
-                SELECT FROM cancellations AS c
-                 WHERE c.finished_at IS NULL
-                   AND c.tenant = o.tenant
-                   AND (c.job_id IS NULL OR c.job_id = o.job_id)
-                   AND (c.queue IS NULL OR c.queue = o.queue)
-                   AND (c.lane IS NULL OR c.lane = o.lane)
-                   AND (c.handler IS NULL OR c.handler = o.handler)
-                   AND (c.cause IS NULL OR c.cause = o.cause)
-                   AND o.created_at <= c.created_before
-                   AND (c.begun OR o.attempt = 0)
-                   AND (c.labels IS NULL
-                        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
+                SELECT FROM cancellations AS c WHERE {{names_run(o)}}
                ))
            FOR UPDATE OF o SKIP LOCKED
      ) AS o
@@ -99,18 +103,7 @@ SELECT o.*
        AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
        AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
        AND NOT EXISTS (
-            SELECT FROM cancellations AS c
-             WHERE c.finished_at IS NULL
-               AND c.tenant = o.tenant
-               AND (c.job_id IS NULL OR c.job_id = o.job_id)
-               AND (c.queue IS NULL OR c.queue = o.queue)
-               AND (c.lane IS NULL OR c.lane = o.lane)
-               AND (c.handler IS NULL OR c.handler = o.handler)
-               AND (c.cause IS NULL OR c.cause = o.cause)
-               AND o.created_at <= c.created_before
-               AND (c.begun OR o.attempt = 0)
-               AND (c.labels IS NULL
-                    OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = o.job_id))
+            SELECT FROM cancellations AS c WHERE {{names_run(o)}}
            )
        FOR UPDATE OF o SKIP LOCKED
  ) AS o
