@@ -111,14 +111,19 @@ class Move(StrEnum):
     CLAIM = "claim"
     """An executor claims the run, by Kafka message or by sweep."""
     BUFFER = "buffer"
+    """An executor's claim finds another run of the job active, and the overlap policy makes this one wait."""
     PROMOTE = "promote"
+    """The transaction that ends the active run, or the scheduler's repair, queues the next run that waits."""
     RELEASE = "release"
+    """An executor that stops gives the run back; the attempt is not counted."""
     SNOOZE = "snooze"
     """The handler raised `Snooze`; the attempt is not counted."""
     RETRY = "retry"
     """The attempt failed or timed out (counted), or its executor was lost (counted separately)."""
     WAIT = "wait"
+    """The target accepted the work and reports its end later."""
     REQUEST_CANCEL = "request_cancel"
+    """A client cancels a run that is running, `cancel_other` replaces it, or its handler raises `Cancel`."""
     SUCCEED = "succeed"
     """The handler returned, the target answered with success, or a client reported success by `run.complete`."""
     FAIL = "fail"
@@ -165,7 +170,7 @@ MOVES: Mapping[Move, Transition] = MappingProxyType(
 
 FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPPED})
 OPEN = frozenset(RunState) - FINAL
-OWNED = [RunState.RUNNING, RunState.CANCELLING]  # an executor's attempt is under way; its lease guards it
+OWNED = [RunState.RUNNING, RunState.CANCELLING]  # an executor owns the attempt, guarded by its lease
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
 SCHEDULED = "scheduled"  # not a state: a queued run is shown so while its publish_at is ahead
 

@@ -35,35 +35,6 @@ _TAIL = """\
 - `queued` is shown as `scheduled` while the run's `publish_at` is ahead. The database's clock
   decides; no executor claims it before.
 """
-_STATES: Mapping[RunState, str] = {
-    RunState.QUEUED: "waits for an executor; from its `publish_at` on it can be claimed",
-    RunState.BUFFERED: "waits for its job's turn (no policy of this release buffers)",
-    RunState.RUNNING: "an executor has it: the attempt is under way",
-    RunState.WAITING: "its attempt is over and an answer from outside is outstanding (no target of this release waits)",
-    RunState.RETRYING: "an attempt failed or was lost; the next one can be claimed from `publish_at` on",
-    RunState.CANCELLING: "its running attempt was asked to stop",
-    RunState.BLOCKED: "waits for the workflow's earlier runs (a later release)",
-    RunState.SUCCEEDED: "an attempt succeeded",
-    RunState.FAILED: "given up: the budget is spent, the failure is permanent, or too many executors were lost",
-    RunState.TIMED_OUT: "given up because a time limit struck; the reason says which",
-    RunState.CANCELLED: "ended on request: of a person, of its handler, or with its job",
-    RunState.SKIPPED: "never began, because another run of its job had the turn",
-}
-_MOVES: Mapping[Move, str] = {
-    Move.CLAIM: "an executor takes it, by message or by sweep",
-    Move.BUFFER: "the turn is taken and the policy lets it wait",
-    Move.PROMOTE: "the turn, or the last parent, has come free",
-    Move.RELEASE: "an executor that stops gives it back; nothing is charged",
-    Move.SNOOZE: "the handler asked to come again later; nothing is charged",
-    Move.RETRY: "the attempt failed or timed out (charged) or its executor was lost (counted by itself)",
-    Move.WAIT: "the target has taken it and will answer later",
-    Move.REQUEST_CANCEL: "`run.cancel` of a running run, or the handler raised `Cancel`",
-    Move.SUCCEED: "the handler returned, the target answered 2xx",
-    Move.FAIL: "no attempt is left, or none makes sense",
-    Move.TIME_OUT: "a time limit struck and no attempt is left",
-    Move.CANCEL: "`run.cancel`, `job.delete`, or the attempt that was asked to stop has ended",
-    Move.SKIP: "a claim found the turn taken",
-}
 
 
 def main() -> None:
