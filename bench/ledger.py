@@ -61,12 +61,14 @@ def _skip_by_overlap(connection: Conn, stage: Stage) -> float:
     """Microseconds for a claim that finds the turn taken and ends its run as skipped: the run is the record."""
     found = connection.execute("SELECT run_id, job_id FROM open_runs").fetchall()
     for job in [cast("UUID", row[1]) for row in found]:
-        connection.execute("INSERT INTO turns (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [job, uuid4()])
+        connection.execute(
+            "INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [job, uuid4()]
+        )
     # Holders that are open, so that nobody takes their turns over.
     connection.execute(
         "INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, cause, overlap, state, job_version,"
         " attempt, scheduled_at, publish_at, created_at) SELECT t.run_id, t.job_id, 'default', 0, 'held', 'batch',"
-        " 'trigger', 'skip', 'running', 1, 1, now(), now(), now() FROM turns AS t"
+        " 'trigger', 'skip', 'running', 1, 1, now(), now(), now() FROM active_runs AS t"
     )
     connection.commit()
     started = monotonic_seconds()

@@ -64,8 +64,8 @@ def _figures(connection: Conn, begun_at: datetime, ended_at: datetime) -> dict[s
     rates = sorted(found.get(window, 0) / WINDOW_SECONDS for window in range(int(seconds / WINDOW_SECONDS)))
     counted = connection.execute("SELECT outcome, count(*) FROM attempts GROUP BY outcome").fetchall()
     outcomes = {str(outcome): cast("int", count) for outcome, count in counted}
-    charged = connection.execute("SELECT coalesce(sum(charged), 0) FROM open_runs").fetchone()
-    assert charged is not None
+    failed_attempts = connection.execute("SELECT coalesce(sum(charged), 0) FROM open_runs").fetchone()
+    assert failed_attempts is not None
     bad = sum(outcomes.get(outcome, 0) for outcome in ("failed", "timed_out", "lost"))
     return {
         "roll_seconds": seconds,
@@ -73,7 +73,7 @@ def _figures(connection: Conn, begun_at: datetime, ended_at: datetime) -> dict[s
         "runs_per_second_median_window": rates[len(rates) // 2],
         "empty_windows": float(rates.count(0.0)),
         "attempts_handed_back": float(outcomes.get("released", 0)),
-        "attempts_charged_or_lost": float(bad + int(cast("int", charged[0]))),
+        "attempts_charged_or_lost": float(bad + int(cast("int", failed_attempts[0]))),
     }
 
 

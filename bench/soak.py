@@ -35,7 +35,7 @@ SHARE = 0.6  # of what the warm-up has shown, where no rate is given
 _HELD_SHARE = 2 / 3  # of the time: ten of fifteen minutes
 _PERIOD = timedelta(seconds=100)  # of a job: later than this, its next run is passed over; a soak is so many whole ones
 _SAMPLE_SECONDS = 5.0
-_TABLES = ("timers", "open_runs", "turns", "outbox")
+_TABLES = ("timers", "open_runs", "active_runs", "outbox")
 _MOST_LATE_SECONDS = _PERIOD.total_seconds()  # after the last due run
 _STANDING = """
 SELECT relname, n_dead_tup, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relname = ANY (%s)

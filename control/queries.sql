@@ -32,7 +32,7 @@ SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS ne
 -- A page of a tenant's jobs by key, each with its schedule, its timer, what is written ahead and its latest run whose instant has come.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.held, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+       a.ahead_at, t.hold_reason, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM (SELECT *
           FROM jobs
@@ -59,9 +59,9 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
 -- One job with everything about it: its current version as submitted, its pause, its timer and its latest run.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.held, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+       a.ahead_at, t.hold_reason, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type,
-       v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.failures, j.created_at
+       v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.consecutive_failures, j.created_at
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
   LEFT JOIN timers AS t ON t.job_id = j.job_id
@@ -139,16 +139,16 @@ SELECT coalesce(o.state, r.state) AS state, count(*) AS runs
  WHERE r.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND r.job_id = %(job_id)s AND r.cause = 'backfill'
  GROUP BY 1
 
--- name: read_alike
+-- name: set_repeatable_read
 -- All that this transaction reads is of one moment, and it writes nothing.
 -- No index, no lock.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
 
--- name: read_place
+-- name: read_job_position
 -- Where a job stands, deleted or not, with its timer and the clock.
 -- Index: jobs_pkey, timers_pkey. No lock.
 SELECT j.job_id, j.key, j.tenant, j.version, j.paused, j.paused_at, j.paused_by, j.pause_reason, j.paused_until,
-       j.finished_at, j.deleted_at, t.scheduled_at AS cursor_at, nullif(t.due_at, 'infinity') AS due_at, t.held,
+       j.finished_at, j.deleted_at, t.scheduled_at AS cursor_at, nullif(t.due_at, 'infinity') AS due_at, t.hold_reason,
        t.catch_up_end, tidewheel_now() AS now
   FROM jobs AS j
   LEFT JOIN timers AS t ON t.job_id = j.job_id
@@ -198,7 +198,7 @@ SELECT *
 -- name: read_skips_at
 -- What the ledger has of one instant. The spans of one decision, which may lie within each other, are a few hundred.
 -- Index: skips_by_job, walked back from the instant. No lock.
-SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.exact, near.created_at, near.job_version
+SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.is_exact AS exact, near.created_at, near.job_version
   FROM (
     SELECT s.* FROM skips AS s
      WHERE s.job_id = %(job_id)s AND s.first_at <= %(at)s
@@ -209,7 +209,7 @@ SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.exact, n
  ORDER BY near.last_at - near.first_at
  LIMIT 20
 
--- name: read_said
+-- name: read_overrides_around
 -- What people said about single occurrences: from an instant on, of those that were moved and have not fired, of what
 -- was asked about, and of what was moved there.
 -- Index: overrides_pkey. No lock.
@@ -253,10 +253,10 @@ SELECT near.run_id
  ORDER BY least(begun.first_at, near.started_at, o.started_at) DESC
  LIMIT 1
 
--- name: find_turn
+-- name: find_active_run
 -- Which run has a job's turn now.
--- Index: turns_pkey. No lock.
-SELECT run_id FROM turns WHERE job_id = %(job_id)s
+-- Index: active_runs_pkey. No lock.
+SELECT run_id FROM active_runs WHERE job_id = %(job_id)s
 
 -- name: find_chain
 -- The timer-made runs before and after an instant: the occurrences of a fixed_delay are those recorded.
@@ -371,7 +371,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS s
        coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
        coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.created_at, nullif(o.publish_at, 'infinity') AS publish_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason, r.error_type,
-       v.handler, o.charged, o.lost, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
+       v.handler, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, i.request_id,
        i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
        x.result, d.id AS dead_letter, d.redriven_run_id
@@ -401,7 +401,7 @@ SELECT *
   ) AS latest
  ORDER BY attempt
 
--- name: read_kin
+-- name: read_retry_chain
 -- The runs of one instant of a job, among which are a run's retries and what it is a retry of.
 -- Index: by job in the partitions since then, open_runs_pkey. No lock.
 SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, r.created_at
@@ -416,7 +416,7 @@ SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, 
 -- Index: open_runs_by_job where a job is named; otherwise all of them are read. No lock.
 SELECT count(*)
   FROM open_runs AS o
- WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(begun)s OR o.attempt = 0)
+ WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
    AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
    AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)
    AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
@@ -430,7 +430,7 @@ SELECT count(*)
 -- How a cancellation by filter stands.
 -- Index: cancellations_pkey, jobs_pkey. No lock.
 SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.queue, c.lane, c.handler, c.cause, c.created_before,
-       c.begun, coalesce(c.reason, c.created_by) AS reason, c.created_at, c.cancelled, c.finished_at
+       c.include_started, coalesce(c.reason, c.created_by) AS reason, c.created_at, c.cancelled_count, c.finished_at
   FROM cancellations AS c
   LEFT JOIN jobs AS j ON j.job_id = c.job_id
  WHERE c.id = %(id)s AND c.tenant = %(tenant)s
@@ -456,7 +456,7 @@ SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.qu
  ORDER BY d.created_at DESC, d.id DESC
  LIMIT %(most)s
 
--- name: walk_dead_letters
+-- name: scan_dead_letters
 -- The same, the oldest first, with no more than who redrives or purges them needs.
 -- Index: dead_letters_by_tenant; dead_letters_by_job where a job is named; failed_runs_pkey. No lock.
 SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at

@@ -116,7 +116,7 @@ class Taking:
         try:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
             definition = self._definitions.of(request.definition)
-            claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _came_by(message))
+            claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _claimed_from(message))
         except (UndecodableMessage, ValueError) as error:
             # Nobody but the relay writes here; whatever it is, its run is in the table and the sweep brings it.
             _LOG.error("a message on %s cannot be read and is left to the sweep: %s", self._topic, error)
@@ -166,5 +166,5 @@ def good(messages: Iterable[Message], topic: str) -> list[Message]:
     return found
 
 
-def _came_by(message: Message) -> str:
+def _claimed_from(message: Message) -> str:
     return f"{message.topic()}/{message.partition()}/{message.offset()}@{message.timestamp()[1]}"

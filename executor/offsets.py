@@ -25,7 +25,7 @@ class Offsets:
         self._consumer, self._topic = consumer, topic
         self._noted: dict[int, int] = {}  # of the partitions that are ours
         self._untold: set[int] = set()
-        self._told_at = 0.0
+        self._announced_at = 0.0
 
     def own(self, partitions: Iterable[int]) -> None:
         """These partitions are ours from now on."""
@@ -43,7 +43,7 @@ class Offsets:
 
     def tell_in_time(self) -> None:
         """Tell what was noted, unless that was done a moment ago."""
-        if self._untold and monotonic_seconds() - self._told_at >= _TELL_SECONDS:
+        if self._untold and monotonic_seconds() - self._announced_at >= _TELL_SECONDS:
             self.tell()
 
     def tell(self) -> None:
@@ -51,7 +51,7 @@ class Offsets:
         untold, self._untold = self._untold, set()
         if not untold:
             return
-        self._told_at = monotonic_seconds()
+        self._announced_at = monotonic_seconds()
         offsets = [TopicPartition(self._topic, partition, self._noted[partition]) for partition in sorted(untold)]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)

@@ -7,7 +7,7 @@ INSERT INTO executors (
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, %(lease)s, 0, tidewheel_now(),
         tidewheel_now(), %(stopping)s)
 ON CONFLICT (executor_id) DO UPDATE
-   SET counter = executors.counter + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
+   SET counter = executors.heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
 RETURNING last_heartbeat_at, counter
 
 -- name: hold_lease
@@ -29,17 +29,17 @@ DELETE FROM executors
 -- name: watch_executors
 -- Every executor's counter and lease, and since when the server runs: the reaper compares them with what it saw before.
 -- No index: a handful of rows. No lock.
-SELECT executor_id, counter, pg_postmaster_start_time(), coalesce(extract(epoch FROM lease), 0)::float8 FROM executors
+SELECT executor_id, heartbeat_count, pg_postmaster_start_time(), coalesce(extract(epoch FROM lease), 0)::float8 FROM executors
 
 -- name: lock_lease
 -- An executor whose counter still stands where it was seen; not while a claim of its own is under way, or stands still.
 -- Index: executors_pkey. Lock: the row, passed over when somebody has it.
-SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND counter = %(counter)s FOR UPDATE SKIP LOCKED
+SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count = %(heartbeat_count)s FOR UPDATE SKIP LOCKED
 
 -- name: is_silent
 -- Whether an executor's counter still stands where it was seen, whoever has its row.
 -- Index: executors_pkey. No lock.
-SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND counter = %(counter)s
+SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count = %(heartbeat_count)s
 
 -- name: end_lease
 -- Ends the lease of an executor that has no attempts left.
@@ -49,7 +49,7 @@ DELETE FROM executors WHERE executor_id = %(executor_id)s
 -- name: find_leased_runs
 -- The attempts of an executor that fell silent. A later statement than lock_lease, to see every claim before it.
 -- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. No lock.
-SELECT run_id, job_id, job_version, attempt, lost, state FROM open_runs
+SELECT run_id, job_id, job_version, attempt, lost_attempts, state FROM open_runs
  WHERE executor_id = %(executor_id)s AND state = ANY (%(states)s)
  ORDER BY run_id
 
@@ -161,7 +161,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
  ORDER BY s.rank, o.publish_at
  LIMIT %(most)s
 
--- name: find_swept
+-- name: find_sweep_claim
 -- What a sweep of an executor in another language has started, when it asks a second time; as they were before.
 -- Index: none on executor_id; read only after an answer was lost. No lock: its own row keeps its claims apart.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
@@ -169,10 +169,10 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
   FROM open_runs AS o
  WHERE o.executor_id = %(executor_id)s AND o.claimed_from = %(claimed_from)s AND o.state = ANY (%(states)s)
 
--- name: read_in_hand
+-- name: read_owned_attempts
 -- The attempts of an executor that are still in its hands, of those it reports about.
 -- Index: open_runs_pkey. No lock; what is written about them carries the same fence.
-SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
+SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
  WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)

@@ -62,7 +62,7 @@ class Leased:
     job_id: UUID
     job_version: int
     attempt: int
-    lost: int
+    lost_attempts: int
     state: str
 
 
@@ -155,7 +155,7 @@ class Reaper:
     def _reap_or_wait(self, executor_id: UUID, counter: int) -> None:
         try:
             with self._session.transaction() as connection:
-                columns = {"executor_id": executor_id, "counter": counter}
+                columns = {"executor_id": executor_id, "heartbeat_count": counter}
                 locked = connection.execute(_LOCK_LEASE, columns).fetchone() is not None
                 # One that was stopped inside a claim of its own has its row; its attempts go back all the same.
                 if not locked and connection.execute(_IS_SILENT, columns).fetchone() is None:
@@ -208,8 +208,8 @@ class Reaper:
         if once:
             message = "the executor was lost while it ran this; it may have had its effect"
             return failed._replace(reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
-        if row.lost + 1 >= self._max_lost:
-            message = f"the executor was lost {row.lost + 1} times while it ran this"
+        if row.lost_attempts + 1 >= self._max_lost:
+            message = f"the executor was lost {row.lost_attempts + 1} times while it ran this"
             return failed._replace(reason="max_lost", error_type="Lost", error_message=message)
         return None
 

@@ -152,7 +152,11 @@ def next_delay(attempt: Attempted, outcome: Outcome) -> timedelta | None:
     failure = Failure(outcome.error_type or "", outcome.permanent, outcome.retry_after, outcome.not_begun)
     started = attempt.started
     return next_attempt(
-        attempt.definition, failure, run_id=started.run_id, attempt=started.attempt, charged=started.charged
+        attempt.definition,
+        failure,
+        run_id=started.run_id,
+        attempt=started.attempt,
+        failed_attempts=started.failed_attempts,
     )
 
 

@@ -43,7 +43,7 @@ _SQL = Statements("tidewheel.executor")
 _LOCK = _SQL["lock_remote"]
 _COUNT_CLAIM = _SQL["count_claim"]
 _FIND_DUE = _SQL["find_due_handled"]
-_FIND_SWEPT = _SQL["find_swept"]
+_FIND_SWEEP_CLAIM = _SQL["find_sweep_claim"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
 def _told_again(connection: Conn, claim: RemoteClaim) -> RemotelyClaimed:
     swept: list[DueRun] = []
     if claim.sweep:
-        columns = {"executor_id": claim.executor_id, "claimed_from": _came_by(claim), "states": OWNED}
-        swept = _due_runs(connection, _FIND_SWEPT, columns)
+        columns = {"executor_id": claim.executor_id, "claimed_from": _claimed_from(claim), "states": OWNED}
+        swept = _due_runs(connection, _FIND_SWEEP_CLAIM, columns)
     wishes = [*claim.wishes, *_wishes(swept, claim)]
     started = read_claims(connection, wishes, executor_id=claim.executor_id) if wishes else []
     return RemotelyClaimed(started, build_requests(connection, swept))
@@ -137,10 +137,10 @@ def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, 
 
 
 def _wishes(swept: Sequence[DueRun], claim: RemoteClaim) -> list[Claim]:
-    return [Claim(run.run_id, run.attempt + 1, run.job_version, _came_by(claim)) for run in swept]
+    return [Claim(run.run_id, run.attempt + 1, run.job_version, _claimed_from(claim)) for run in swept]
 
 
-def _came_by(claim: RemoteClaim) -> str:
+def _claimed_from(claim: RemoteClaim) -> str:
     return f"sweep/{claim.number}"
 
 
@@ -148,7 +148,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _ENTER = _SQL["enter_remote"]
 _BEAT = _SQL["beat_remote"]
-_READ_IN_HAND = _SQL["read_in_hand"]
+_READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
 _READ_SIGNALS = _SQL["read_signals"]
 _DROP_ANSWERED = _SQL["drop_answered"]
 _LEAVE = _SQL["leave_executor"]
@@ -194,8 +194,8 @@ class _InHand:
     job_version: int
     run_id: UUID
     attempt: int
-    charged: int
-    lost: int
+    failed_attempts: int
+    lost_attempts: int
     publish_at: datetime
     started_at: datetime
     schedule_to_close_at: datetime | None
@@ -309,7 +309,7 @@ class RemoteExecutors:
 
     def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
         fences = [report.fence for report in reports]
-        in_hand = _read_in_hand(connection, executor_id, fences)
+        in_hand = _read_owned_attempts(connection, executor_id, fences)
         stored = read_definitions(connection, [(row.job_id, row.job_version) for row in in_hand.values()])
         items: list[tuple[_Attempted, Outcome]] = []
         for report in reports:
@@ -326,15 +326,21 @@ class RemoteExecutors:
         return answers
 
 
-def _read_in_hand(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> dict[Fence, _InHand]:
+def _read_owned_attempts(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> dict[Fence, _InHand]:
     columns = {**_columns(fences), "executor_id": executor_id, "states": OWNED}
     with connection.cursor(row_factory=class_row(_InHand), binary=True) as cursor:
-        return {(row.run_id, row.attempt): row for row in cursor.execute(_READ_IN_HAND, columns)}
+        return {(row.run_id, row.attempt): row for row in cursor.execute(_READ_OWNED_ATTEMPTS, columns)}
 
 
 def _started(row: _InHand) -> Started:
     return Started(
-        row.run_id, row.attempt, row.charged, row.lost, row.publish_at, row.started_at, row.schedule_to_close_at
+        row.run_id,
+        row.attempt,
+        row.failed_attempts,
+        row.lost_attempts,
+        row.publish_at,
+        row.started_at,
+        row.schedule_to_close_at,
     )
 
 

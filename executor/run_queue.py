@@ -138,7 +138,7 @@ class Line:
             while now - began < _TURN_SECONDS and not _is_cancelled(task) and (queue := self._first()) is not None:
                 attempt, _ = queue.attempts.popleft()
                 self._begun += 1
-                if attempt.definition.target.handler not in self._brief or attempt.started.lost >= LOSSES:
+                if attempt.definition.target.handler not in self._brief or attempt.started.lost_attempts >= LOSSES:
                     self._note_begun(attempt)
                     self._spawn(self._run_apart(attempt))
                     continue

@@ -62,8 +62,8 @@ from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
-_KNOWN_TENANTS = _SQL["known_tenants"]
-_FIND_ANSWERS = _SQL["find_answers"]
+_FIND_TENANTS = _SQL["find_tenants"]
+_FIND_REPLIES = _SQL["find_replies"]
 
 _COPY_REPLIES = "COPY requests (tenant, request_id, body_hash, reply, created_at) FROM STDIN (FORMAT BINARY)"
 _REPLY = columns(5)
@@ -152,7 +152,7 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
 def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[str]:
     """Return the tenants in this batch that do not exist."""
     tenants = {received.tenant for received in batch}
-    known = {str(tenant) for (tenant,) in connection.execute(_KNOWN_TENANTS, {"tenants": list(tenants)})}
+    known = {str(tenant) for (tenant,) in connection.execute(_FIND_TENANTS, {"tenants": list(tenants)})}
     return tenants - known
 
 
@@ -191,7 +191,7 @@ def _find_replies(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[tu
         "tenants": texts([tenant for tenant, _ in names]),
         "request_ids": texts([request_id for _, request_id in names]),
     }
-    found = connection.execute(_FIND_ANSWERS, params, binary=True).fetchall()
+    found = connection.execute(_FIND_REPLIES, params, binary=True).fetchall()
     rows = cast("list[tuple[str, str, bytes, bytes]]", found)
     return {(tenant, name): (body_hash, decode(reply, Reply)) for tenant, name, body_hash, reply in rows}
 

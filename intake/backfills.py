@@ -82,7 +82,7 @@ def _answer(connection: Conn, installation: Installation, received: ReceivedRequ
         return rejected(received, refused)
     if request.dry_run:
         return _accepted(received, job, occurrences=found.wanted)
-    backfill = _backfill(backfill_id, request, job, found, _made_at(job, now))
+    backfill = _backfill(backfill_id, request, job, found, _created_at(job, now))
     connection.execute(_ADD_BACKFILL, asdict(backfill))
     append_backfill_event(
         connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
@@ -105,7 +105,7 @@ def _ensure_few(job: _Job, request: JobBackfill) -> None:
         raise InvalidInput([FieldError("key", problem, "wait for them, or cancel some")])
 
 
-def _made_at(job: _Job, now: datetime) -> datetime:
+def _created_at(job: _Job, now: datetime) -> datetime:
     """A millisecond that no other backfill of the job has: it tells their runs apart."""
     created_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
     return created_at if job.last_made_at is None else max(created_at, job.last_made_at + _MILLISECOND)

@@ -38,7 +38,7 @@ _ENTER_CALENDAR = _SQL["enter_calendar"]
 _LOCK_CALENDAR = _SQL["lock_calendar"]
 _UPDATE_CALENDAR = _SQL["update_calendar"]
 _DELETE_CALENDAR = _SQL["delete_calendar"]
-_SHARE_CALENDARS = _SQL["share_calendars"]
+_LOCK_CALENDARS_FOR_SHARE = _SQL["lock_calendars_for_share"]
 _CALENDAR_NAMES = _SQL["calendar_names"]
 _FIND_CALENDAR_JOBS = _SQL["find_calendar_jobs"]
 _NAME_CALENDAR_JOBS = _SQL["name_calendar_jobs"]
@@ -84,7 +84,7 @@ def hold_calendars(connection: Conn, wanted: Collection[tuple[str, str]]) -> Map
         return {}
     pairs = sorted(set(wanted))
     columns = {"tenants": [tenant for tenant, _ in pairs], "names": [name for _, name in pairs]}
-    connection.execute(_SHARE_CALENDARS, columns)
+    connection.execute(_LOCK_CALENDARS_FOR_SHARE, columns)
     return read_day_sets(connection, pairs)
 
 
@@ -222,7 +222,7 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
     columns = {"job_ids": sorted(locked.jobs), "now": locked.now}
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         left = list(cursor.execute(_READ_LOCKED_TIMERS, columns))
-    timers = [timer for timer in left if timer.held != HoldReason.QUARANTINED]
+    timers = [timer for timer in left if timer.hold_reason != HoldReason.QUARANTINED]
     circumstances = read_decision_inputs(connection, timers)
     advance_timers(
         connection, installation, timers, lambda timer: _anew(timer, circumstances, locked.now), now=locked.now
@@ -246,9 +246,9 @@ def _anew(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> D
     try:
         where = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
     except ScheduleRefused:  # firing sets it aside
-        held = HoldReason(timer.held) if timer.held else None
-        return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, held=held, overridden=timer.overridden)
-    paused = timer.held == HoldReason.PAUSE
+        held = HoldReason(timer.hold_reason) if timer.hold_reason else None
+        return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, hold_reason=held, overridden=timer.overridden)
+    paused = timer.hold_reason == HoldReason.PAUSE
     # What a pause has left open, such as a `once` whose instant lies in it, is still to come.
     recorded = min(now, timer.scheduled_at - _TICK) if paused else now
     look = next_wakeup(where, recorded)
@@ -257,7 +257,7 @@ def _anew(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> D
     return Decision(
         next_at=next_cursor(where, recorded) or look,
         due_at=timer.due_at if paused else look,
-        held=HoldReason.PAUSE if paused else None,
+        hold_reason=HoldReason.PAUSE if paused else None,
         overridden=bool(where.moved) or (where.overridden_until is not None and where.overridden_until > recorded),
     )
 
@@ -271,6 +271,6 @@ def _timer(job: JobRow, decision: Decision) -> TimerToPut:
         job.version,
         decision.next_at,
         due_at=decision.due_at,
-        held=HoldReason.PAUSE if job.paused else None,
+        hold_reason=HoldReason.PAUSE if job.paused else None,
         until=job.paused_until,
     )

@@ -99,7 +99,7 @@ class _Cancels:
 
 
 _READ_JOB_KEY = _SQL["read_job_key"]
-_PLAN_FREELY = _SQL["plan_freely"]
+_RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
 _NUMBER_CANCELLATION = _SQL["number_cancellation"]
 _ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
@@ -126,7 +126,7 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     try:
         job = _job(connection, received, request)
         labelled = _labelled(connection, received.tenant, request)
-        created_before = _made_before(request, read_now(connection))
+        created_before = _created_before(request, read_now(connection))
     except Refused as refused:
         return rejected(received, refused)
     number = _number(connection)
@@ -145,7 +145,7 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
         "handler": request.handler,
         "cause": request.cause,
         "created_before": created_before or read_now(connection),
-        "begun": request.begun,
+        "include_started": request.include_started,
         "reason": request.reason,
     }
     connection.execute(_ADD_CANCELLATION, columns)
@@ -169,7 +169,7 @@ def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
     # No index leads to labels. By `BY_KEY`, with which intake plans, a tenant's jobs would be fetched one by one in the
     # order of their keys: with ten million of them that is no answer within the limit on a statement.
     with connection.transaction(force_rollback=True):  # a savepoint: what follows is planned as before
-        connection.execute(_PLAN_FREELY)
+        connection.execute(_RESET_PLAN_MODE)
         found = connection.execute(_FIND_LABELLED_JOBS, columns, binary=True).fetchall()
     if not found:
         refuse("labels", "no job has all of these labels", "correct them: `tidewheel job list --label …`")
@@ -179,7 +179,7 @@ def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
     return [cast("UUID", job) for (job,) in found]
 
 
-def _made_before(request: RunsCancel, now: datetime) -> datetime | None:
+def _created_before(request: RunsCancel, now: datetime) -> datetime | None:
     if request.created_before is not None and request.created_before > now:
         problem = f"{format_timestamp(request.created_before)} is still to come: it is {format_timestamp(now)}"
         refuse("created_before", problem, "leave it out: all that is made until the request is applied")

@@ -39,7 +39,7 @@ from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.intake")
 
-_FORGET_ANSWERS = Statements("tidewheel.intake")["forget_answers"]
+_PURGE_REPLIES = Statements("tidewheel.intake")["purge_replies"]
 
 _POLL_SECONDS = 0.2
 _KAFKA_SECONDS = 10.0
@@ -51,7 +51,7 @@ _NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plus the duration of one try
 # A request is rejected after so many timeouts alone: the first may be due to a slow database.
 _MAX_TIMEOUTS = 2
-_PURGE_LIMIT = 5000  # the LIMIT of forget_answers: more rows are due when it was reached
+_PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
 
 
 _Address: TypeAlias = tuple[Partition, int]  # of one message
@@ -372,7 +372,7 @@ class Member:
             self._next_housekeeping = monotonic_seconds() + _HOUSEKEEPING_SECONDS
             with self._session.transaction() as connection:
                 self._read_clock(connection)
-                deleted = connection.execute(_FORGET_ANSWERS, {"kept": self._settings.requests_kept}).rowcount
+                deleted = connection.execute(_PURGE_REPLIES, {"kept": self._settings.requests_kept}).rowcount
             if deleted == _PURGE_LIMIT:
                 self._next_housekeeping = 0.0
 

@@ -60,7 +60,7 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[R
                 job.shard,
                 job.version,
                 following[job.job_id],
-                held=HoldReason.PAUSE,
+                hold_reason=HoldReason.PAUSE,
                 until=asked[job.job_id].until,
             )
             for job in jobs
@@ -118,7 +118,7 @@ def _changes(job: JobRow, request: JobPause) -> bool:
     policy now in force, and it never touches a pause that somebody made.
     """
     if is_pause_on_failure(request.request_id):
-        return not job.paused and job.pause_on_failure is not None and job.failures >= job.pause_on_failure
+        return not job.paused and job.pause_on_failure is not None and job.consecutive_failures >= job.pause_on_failure
     return not job.paused or job.paused_until != request.until
 
 

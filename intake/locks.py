@@ -47,11 +47,11 @@ class JobRow:
     shard: int
     version: int
     spec_hash: bytes | None
-    anchor: datetime | None
+    interval_anchor: datetime | None
     interval_us: int | None
     paused: bool
     paused_until: datetime | None
-    failures: int
+    consecutive_failures: int
     pause_on_failure: int | None
     created_at: datetime
     finished_at: datetime | None
@@ -134,7 +134,9 @@ def _read_locked(connection: Conn, ids: Sequence[UUID]) -> Locked:
 
 def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Locked) -> bool:
     """End the pauses that firing has not come to end yet, as it would; returns whether there were any."""
-    ended = [t for t in locked.timers.values() if t.held == HoldReason.PAUSE and t.due_at and t.due_at <= locked.now]
+    ended = [
+        t for t in locked.timers.values() if t.hold_reason == HoldReason.PAUSE and t.due_at and t.due_at <= locked.now
+    ]
     if not ended:
         return False
     circumstances, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
@@ -188,9 +190,9 @@ def settle(
     timers = [_opened(locked.timers[job], opened.get(job)) for job in job_ids if job in locked.timers]
     following = opened | {timer.job_id: timer.scheduled_at for timer in timers}
     due = [timer for timer in timers if _is_due(timer, locked.now)]
-    paused = [timer for timer in due if timer.held == HoldReason.PAUSE and timer.job_id not in pauses_go_on]
+    paused = [timer for timer in due if timer.hold_reason == HoldReason.PAUSE and timer.job_id not in pauses_go_on]
     _pass_by(connection, installation, paused, now=locked.now, given_up=given_up)
-    overdue = [timer for timer in due if timer.held is None]
+    overdue = [timer for timer in due if timer.hold_reason is None]
     while overdue:
         circumstances = read_decision_inputs(connection, overdue)
         decide_by = _Settling(circumstances, locked.now, installation)
@@ -219,7 +221,7 @@ def _pass_by(
     def decide_by(timer: LockedTimer) -> Decision:
         gone = timer.job_id in given_up
         decision = _by(timer, circumstances, lambda where: skip_paused(where, now=now, once_too=gone))
-        return decision._replace(held=HoldReason.PAUSE, due_at=timer.due_at)
+        return decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
 
     advance_timers(connection, installation, paused, decide_by, now=now)
 
@@ -237,7 +239,7 @@ def _is_due(timer: LockedTimer, now: datetime) -> bool:
 
 def _further(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTimer | None:
     """The timer as a decision leaves it, where something is overdue still."""
-    if decision.next_at is None or decision.held is not None or not (decision.fires or decision.skips):
+    if decision.next_at is None or decision.hold_reason is not None or not (decision.fires or decision.skips):
         return None
     left = timer._replace(
         scheduled_at=decision.next_at,

@@ -22,7 +22,7 @@ from tidewheel.jobs.schedule import FixedDelaySpec, IntervalSpec, ManualSpec
 from tidewheel.jobs.spec import policy_document
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate
 from tidewheel.jobs.strict_json import canonical
-from tidewheel.outbox import OutboxClass, OutboxRow, append, pack
+from tidewheel.outbox import OutboxLane, OutboxRow, append, pack
 from tidewheel.postgres.pg_copy import NULL, bytea, columns, copy_rows, instant, int2, int4, int8, text, uuid
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.decision import HoldReason
@@ -129,7 +129,7 @@ class _Event:
         ids = (self._head, primitives.blob(event_id), self._middle, primitives.blob(subject))
         value = b"".join((*ids, primitives.text(job.key), self._tail))
         headers = b"".join((self._first_header, event_id, self._headers, subject, self._last_headers))
-        return OutboxRow(shard, OutboxClass.EVENTS, self._row.topic, subject, value, self._now, headers)
+        return OutboxRow(shard, OutboxLane.EVENTS, self._row.topic, subject, value, self._now, headers)
 
     def _whole(self, job_id: UUID, key: str, shard: int) -> OutboxRow:
         return lifecycle_row(
@@ -145,8 +145,8 @@ class _Event:
 
 
 _COPY_JOBS = (
-    "COPY jobs (job_id, spec_hash, key, bucket, shard, tenant, version, schedule_kind, anchor, interval_us, labels, "
-    "paused, paused_at, created_at, updated_at) FROM STDIN (FORMAT BINARY)"
+    "COPY jobs (job_id, spec_hash, key, bucket, shard, tenant, version, schedule_kind, interval_anchor, interval_us, "
+    "labels, paused, paused_at, created_at, updated_at) FROM STDIN (FORMAT BINARY)"
 )
 _JOB = columns(15)
 _COPY_VERSIONS = (
@@ -154,7 +154,9 @@ _COPY_VERSIONS = (
     "lane, overlap, has_deadlines) FROM STDIN (FORMAT BINARY)"
 )
 _VERSION = columns(13)
-_COPY_TIMERS = "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, held) FROM STDIN (FORMAT BINARY)"
+_COPY_TIMERS = (
+    "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, hold_reason) FROM STDIN (FORMAT BINARY)"
+)
 _TIMER = columns(7)
 
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz

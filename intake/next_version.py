@@ -66,7 +66,7 @@ class NextVersion:
         paused: Whether it is.
         next_at: The first instant that nothing is recorded of; None where it can never fire again.
         due_at: When firing must look; as `next_at` where no calendar is named.
-        held: Why it is not due then.
+        hold_reason: Why it is not due then.
         effective: Its schedule without the days that its calendars exclude.
     """
 
@@ -80,7 +80,7 @@ class NextVersion:
     paused: bool
     next_at: datetime | None
     due_at: datetime | None
-    held: HoldReason | None
+    hold_reason: HoldReason | None
     effective: Schedule
 
     @property
@@ -105,7 +105,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     Raises:
         ScheduleRefused: It cannot be read; paths are relative to `job`.
     """
-    interval_us, anchor = _every_us(spec), _anchor(spec, job, place.now, spread=place.spread)
+    interval_us, anchor = _interval_us(spec), _anchor(spec, job, place.now, spread=place.spread)
     text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
     policy = _policy_text(spec, job, text, place.now)
     paused = job.paused if job.exists else spec.paused
@@ -136,7 +136,7 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
         paused=paused,
         next_at=next_at,
         due_at=due_at,
-        held=held,
+        hold_reason=held,
         effective=where.effective,
     )
 
@@ -284,7 +284,7 @@ def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> st
     return canonical(document if since is None else document | {"since": since}).decode()
 
 
-def _every_us(spec: JobSpec) -> int | None:
+def _interval_us(spec: JobSpec) -> int | None:
     every = schedule_document(spec).get("interval_us")
     return every if isinstance(every, int) else None
 
@@ -294,7 +294,7 @@ def _anchor(spec: JobSpec, job: JobRow, now: datetime, *, spread: bool = False) 
     document = schedule_document(spec)
     first = first_anchor(document, job.job_id, now, spread=spread)
     kept = job.exists and job.interval_us == document.get("interval_us")
-    return job.anchor if first and kept and job.anchor else first
+    return job.interval_anchor if first and kept and job.interval_anchor else first
 
 
 def _once(schedule: Once, job: JobRow, text: str, place: Place) -> datetime | None:

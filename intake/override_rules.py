@@ -167,7 +167,7 @@ def _refused(problem: str, remedy: str, *, path: str = "at") -> InvalidInput:
 _SQL = Statements("tidewheel.intake")
 _READ_COMING_OVERRIDES = _SQL["read_coming_overrides"]
 _FORGET_OVERRIDES = _SQL["forget_overrides"]
-_GIVE_UP_MOVES = _SQL["give_up_moves"]
+_DROP_MOVES = _SQL["drop_moves"]
 
 
 def read_coming_overrides(
@@ -207,7 +207,7 @@ def fit_moves(
             elif isinstance(schedule, Once | FixedDelay | Manual):
                 given_up.append((job, at))
     forget_overrides(connection, gone)
-    give_up_moves(connection, installation, given_up, now)
+    drop_moves(connection, installation, given_up, now)
 
 
 def forget_all(connection: Conn, installation: Installation, jobs: Sequence[JobRow], now: datetime) -> None:
@@ -219,7 +219,7 @@ def forget_all(connection: Conn, installation: Installation, jobs: Sequence[JobR
     ahead = [(job, at) for job, said in found.items() for at, each in said.items() if at > now and not each.done]
     forget_overrides(connection, ahead)
     passed = [(job, at) for job in jobs for at in _waiting(found[job.job_id]) if at <= now]
-    give_up_moves(connection, installation, passed, now)
+    drop_moves(connection, installation, passed, now)
 
 
 def forget_overrides(connection: Conn, gone: Sequence[tuple[UUID, datetime]]) -> None:
@@ -229,7 +229,7 @@ def forget_overrides(connection: Conn, gone: Sequence[tuple[UUID, datetime]]) ->
         connection.execute(_FORGET_OVERRIDES, columns)
 
 
-def give_up_moves(
+def drop_moves(
     connection: Conn, installation: Installation, gone: Sequence[tuple[JobRow, datetime]], now: datetime
 ) -> None:
     """Record moved occurrences whose own instant has passed as left out by hand: they are not to fire any more."""
@@ -242,7 +242,7 @@ def give_up_moves(
         "reason": SkipReason.MANUAL,
         "now": now,
     }
-    connection.execute(_GIVE_UP_MOVES, columns)
+    connection.execute(_DROP_MOVES, columns)
     metrics.count("occurrences", len(gone), SkipReason.MANUAL)
     events = [
         lifecycle_row(

@@ -14,7 +14,7 @@ from uuid import UUID
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob
 from tidewheel.intake.lifecycle import existing
 from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
-from tidewheel.intake.override_rules import Coming, forget_overrides, give_up_moves, read_coming_overrides
+from tidewheel.intake.override_rules import Coming, drop_moves, forget_overrides, read_coming_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobMove, JobSkip, JobUnskip
@@ -203,7 +203,7 @@ def _has_a_run(at: datetime, state: RunState) -> InvalidInput:
 def _write(connection: Conn, installation: Installation, made: Sequence[_Change], now: datetime) -> None:
     """Write what is said from now on."""
     forget_overrides(connection, [(change.job.job_id, change.request.at) for change in made if change.says is None])
-    give_up_moves(connection, installation, [(each.job, each.request.at) for each in made if each.gives_up], now)
+    drop_moves(connection, installation, [(each.job, each.request.at) for each in made if each.gives_up], now)
     said = [(change.job, change.says) for change in made if change.says is not None and not change.gives_up]
     reasons = {change.job.job_id: change.request.reason for change in made}
     if said:
@@ -239,7 +239,7 @@ def _timer(coming: Coming, locked: Locked) -> TimerToPut:
         cursor,
         # Where nothing is left, firing finds that out, and the job is finished.
         due_at=next_wakeup(coming.where, cursor - _TICK) or cursor,
-        held=_held(job, locked),
+        hold_reason=_held(job, locked),
         until=job.paused_until,
     )
 
@@ -249,7 +249,7 @@ def _held(job: JobRow, locked: Locked) -> HoldReason | None:
     if job.paused:
         return HoldReason.PAUSE
     timer = locked.timers.get(job.job_id)
-    return HoldReason.QUARANTINED if timer is not None and timer.held == HoldReason.QUARANTINED else None
+    return HoldReason.QUARANTINED if timer is not None and timer.hold_reason == HoldReason.QUARANTINED else None
 
 
 def _event(change: _Change, installation: Installation, now: datetime) -> OutboxRow:

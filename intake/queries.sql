@@ -3,19 +3,19 @@
 -- No index, no lock.
 SELECT tidewheel_now()
 
--- name: known_tenants
+-- name: find_tenants
 -- Which of these tenants exist.
 -- Index: tenants_pkey. No lock.
 SELECT tenant FROM tenants WHERE tenant = ANY (%(tenants)s)
 
--- name: find_answers
+-- name: find_replies
 -- First answers of requests that were seen before.
 -- Index: requests_pkey. No lock.
 SELECT r.tenant, r.request_id, r.body_hash, r.reply
   FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]) AS asked (tenant, request_id)
   JOIN requests AS r USING (tenant, request_id)
 
--- name: forget_answers
+-- name: purge_replies
 -- Answers that are older than they are kept, some at a time.
 -- Index: requests_by_age. Lock: the rows.
 DELETE FROM requests
@@ -28,7 +28,7 @@ DELETE FROM requests
 -- Index: jobs_pkey. No lock: who makes one meanwhile is met on its key.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s)
 
--- name: enter_jobs
+-- name: insert_job_placeholders
 -- A place for jobs that may be new, so that two intakes meet on the row and not on nothing.
 -- Index: jobs_pkey. Lock: new rows, in job_id order; waits for an uncommitted twin.
 INSERT INTO jobs (job_id, tenant, key, bucket, shard, version, created_at, updated_at)
@@ -38,7 +38,7 @@ SELECT job_id, tenant, key, bucket, shard, 0, tidewheel_now(), tidewheel_now()
  ORDER BY job_id
     ON CONFLICT (job_id) DO NOTHING
 
--- name: forget_places
+-- name: delete_job_placeholders
 -- The places of jobs that were refused and never were.
 -- Index: jobs_pkey. Lock: rows made by this transaction.
 DELETE FROM jobs WHERE job_id = ANY (%(job_ids)s) AND version = 0
@@ -53,7 +53,7 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- The timers just locked, with what firing needs of their versions.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -72,10 +72,10 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- name: read_locked_jobs
 -- The jobs just locked, with the schedule in force.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.anchor, j.interval_us, j.paused, j.paused_until,
-       j.failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
+SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.interval_anchor, j.interval_us, j.paused, j.paused_until,
+       j.consecutive_failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
        j.deleted_at, v.schedule, v.policy,
-       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.held = 'quarantine') AS quarantined
+       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.hold_reason = 'quarantine') AS quarantined
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
@@ -92,7 +92,7 @@ VALUES (%(tenant)s, %(name)s, 0, '{}', '{}', tidewheel_now())
 -- Index: calendars_pkey. Lock: the row, waiting.
 SELECT version, days, weekdays, source FROM calendars WHERE tenant = %(tenant)s AND name = %(name)s FOR UPDATE
 
--- name: share_calendars
+-- name: lock_calendars_for_share
 -- Holds calendars against change until the versions that name them are written; before any timer. What they are joined with
 -- are the statement's own parameters, which no wait makes older.
 -- Index: calendars_pkey. Lock: the rows, shared, by tenant and name.
@@ -161,7 +161,7 @@ SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.vers
 -- Index: jobs_pkey. Lock: rows already locked.
 UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s)
 
--- name: share_jobs
+-- name: lock_jobs_for_share
 -- Holds jobs against deletion until their triggered runs are written; alone for the same reason as lock_timers.
 -- Index: jobs_pkey. Lock: each job's key, shared, so that triggers and firing do not wait for each other.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
@@ -181,7 +181,7 @@ UPDATE jobs AS j
    SET version = new.version,
        spec_hash = new.spec_hash,
        schedule_kind = new.schedule_kind,
-       anchor = new.anchor,
+       interval_anchor = new.interval_anchor,
        interval_us = new.interval_us,
        labels = new.labels,
        paused = new.paused,
@@ -193,25 +193,25 @@ UPDATE jobs AS j
        created_at = CASE WHEN j.version = 0 OR j.deleted_at IS NOT NULL THEN %(now)s ELSE j.created_at END,
        finished_at = CASE WHEN new.finished THEN %(now)s END,
        deleted_at = NULL,
-       failures = 0
+       consecutive_failures = 0
   FROM unnest(
         %(job_ids)s::uuid[], %(versions)s::integer[], %(spec_hashes)s::bytea[], %(schedule_kinds)s::text[],
         %(anchors)s::timestamptz[], %(interval_us)s::bigint[], %(labels)s::jsonb[], %(paused)s::boolean[],
         %(finished)s::boolean[]
-       ) AS new (job_id, version, spec_hash, schedule_kind, anchor, interval_us, labels, paused, finished)
+       ) AS new (job_id, version, spec_hash, schedule_kind, interval_anchor, interval_us, labels, paused, finished)
  WHERE j.job_id = new.job_id
 
 -- name: put_timers
 -- Timers of jobs that have something to fire. A moved occurrence that has not fired may be due before the next instant.
 -- Index: timers_pkey, overrides_pkey; timers_due changes. Lock: rows already locked, or new.
-INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, held, overridden)
+INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden)
 SELECT new.job_id, new.tenant, new.shard,
-       CASE WHEN new.held IS NULL THEN least(new.due_at, said.moved_to) ELSE new.due_at END,
-       new.scheduled_at, new.version, new.held, said.overrides > 0
+       CASE WHEN new.hold_reason IS NULL THEN least(new.due_at, said.moved_to) ELSE new.due_at END,
+       new.scheduled_at, new.version, new.hold_reason, said.overrides > 0
   FROM unnest(
         %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(due_at)s::timestamptz[],
         %(scheduled_at)s::timestamptz[], %(versions)s::integer[], %(held)s::text[]
-       ) AS new (job_id, tenant, shard, due_at, scheduled_at, version, held)
+       ) AS new (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason)
  CROSS JOIN LATERAL (
     SELECT count(*) AS overrides, min(v.moved_to) FILTER (WHERE v.done_at IS NULL) AS moved_to
       FROM overrides AS v
@@ -220,7 +220,7 @@ SELECT new.job_id, new.tenant, new.shard,
   ) AS said
     ON CONFLICT (job_id) DO UPDATE
    SET due_at = excluded.due_at, scheduled_at = excluded.scheduled_at, version = excluded.version,
-       held = excluded.held, overridden = excluded.overridden, catch_up_end = NULL
+       hold_reason = excluded.hold_reason, overridden = excluded.overridden, catch_up_end = NULL
 
 -- name: read_timers
 -- When these jobs fire next, for replies: what is written ahead, else their timers, but for those that are held.
@@ -230,7 +230,7 @@ SELECT t.job_id, t.due_at, t.overridden OR v.policy LIKE '%%calendars":["%%',
          WHERE o.job_id = t.job_id AND o.cause = 'timer' AND o.attempt = 0 AND o.scheduled_at > (SELECT tidewheel_now()))
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
- WHERE t.job_id = ANY (%(job_ids)s) AND t.held IS NULL
+ WHERE t.job_id = ANY (%(job_ids)s) AND t.hold_reason IS NULL
 
 -- name: read_timer_runs
 -- Where these runs stand, of those that there are.
@@ -256,7 +256,7 @@ UPDATE jobs AS j
 -- The jobs' rows after a resume.
 -- Index: jobs_pkey. Lock: rows already locked.
 UPDATE jobs
-   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, failures = 0,
+   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, consecutive_failures = 0,
        updated_at = %(now)s
  WHERE job_id = ANY (%(job_ids)s)
 
@@ -305,7 +305,7 @@ DELETE FROM overrides AS v
  USING unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS gone (job_id, scheduled_at)
  WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
 
--- name: give_up_moves
+-- name: drop_moves
 -- Moved occurrences whose own instant has passed and which are not to fire any more: they were left out by hand.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
 WITH given_up AS (
@@ -393,7 +393,7 @@ SELECT r.run_id, r.tenant, r.job_id, r.job_version, coalesce(o.state, r.state) A
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
  WHERE r.run_id = ANY (%(run_ids)s)
 
--- name: plan_freely
+-- name: reset_plan_mode
 -- Until the end of the savepoint, tables may be read whole or by bitmap.
 -- No index, no lock.
 SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true)
@@ -424,15 +424,15 @@ SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
 -- name: add_cancellation
 -- From its commit on no claim takes what it names; the scheduler ends it.
 -- Index: cancellations_pkey. Lock: the new row.
-INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, created_before, begun, reason, created_by)
+INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, created_before, include_started, reason, created_by)
 OVERRIDING SYSTEM VALUE
-VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(created_before)s, %(begun)s,
+VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(created_before)s, %(include_started)s,
         %(reason)s, 'asked')
 
 -- name: lock_attempts
 -- Open runs that somebody outside speaks for.
 -- Index: open_runs_pkey. Lock: each row in run_id order; rows that somebody has are passed over.
-SELECT run_id, job_id, job_version, state, attempt, charged, executor_id
+SELECT run_id, job_id, job_version, state, attempt, failed_attempts, executor_id
   FROM open_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[])
  ORDER BY run_id
@@ -443,7 +443,7 @@ SELECT run_id, job_id, job_version, state, attempt, charged, executor_id
 -- Index: the partition's primary key. No lock.
 SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
--- name: put_off_deadlines
+-- name: extend_deadlines
 -- Waiting runs that have given a sign of life: until when the next one has to come.
 -- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows already locked, and so where they were found.
 UPDATE open_runs AS o

@@ -19,7 +19,7 @@ from tidewheel.jobs.requests import JobSubmit, JobTrigger, Request, RunCancel, R
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.outbox import OutboxClass, OutboxRow, pack
+from tidewheel.outbox import OutboxLane, OutboxRow, pack
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated import records
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestOrigin, RequestType
@@ -194,7 +194,7 @@ def reply_row(
     shard = shard_of(bucket_of(about or job_id(reply.tenant, reply.key or "")), installation.shards)
     value = _json_reply(reply) if encoding == "json" else encode(reply)
     topic = installation.topics.replies
-    return OutboxRow(shard, OutboxClass.EVENTS, topic, key, value, now, _CONTENT_TYPES[encoding])
+    return OutboxRow(shard, OutboxLane.EVENTS, topic, key, value, now, _CONTENT_TYPES[encoding])
 
 
 def _reply(received: ReceivedRequest, status: records.ReplyStatus, **facts: object) -> records.Reply:

@@ -16,7 +16,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, Unkn
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.locks import read_now
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.intake.trigger import SharedJob, share_jobs
+from tidewheel.intake.trigger import SharedJob, lock_jobs_for_share
 from tidewheel.jobs.payload import Payload
 from tidewheel.jobs.requests import RunRetry
 from tidewheel.postgres.session import Conn
@@ -53,7 +53,7 @@ class _Old:
 def apply_retries(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Make new runs of old ones, in the caller's transaction; an answer for each request, in their order."""
     old = _read(connection, [_asked(received).run_id for received in batch])
-    jobs = share_jobs(connection, {run.job_id for run in old.values()})
+    jobs = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
     payloads = _Payloads(connection, old, jobs)
     now = read_now(connection)
     runs: list[NewRun] = []

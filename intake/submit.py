@@ -47,8 +47,8 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import drop_timers, find_open_fixed_delay_runs
 
 _SQL = Statements("tidewheel.intake")
-_ENTER_JOBS = _SQL["enter_jobs"]
-_FORGET_PLACES = _SQL["forget_places"]
+_INSERT_JOB_PLACEHOLDERS = _SQL["insert_job_placeholders"]
+_DELETE_JOB_PLACEHOLDERS = _SQL["delete_job_placeholders"]
 _UPDATE_JOBS = _SQL["update_jobs"]
 
 _COPY_VERSIONS = (
@@ -146,7 +146,7 @@ def _apply_each(
     }
     if refused:
         # The place that was made for a job that is not to be.
-        connection.execute(_FORGET_PLACES, {"job_ids": list(refused)})
+        connection.execute(_DELETE_JOB_PLACEHOLDERS, {"job_ids": list(refused)})
     taken = [s for s in chosen if s.job_id not in refused]
     changed = [s for s in taken if not _unchanged(s, locked.jobs[s.job_id])]
     versions = _versions(connection, installation, changed, locked, day_sets)
@@ -251,7 +251,7 @@ def _enter(connection: Conn, installation: Installation, submissions: Sequence[_
         "buckets": [bucket_of(s.job_id) for s in submissions],
         "shards": [shard_of(bucket_of(s.job_id), installation.shards) for s in submissions],
     }
-    connection.execute(_ENTER_JOBS, columns)
+    connection.execute(_INSERT_JOB_PLACEHOLDERS, columns)
 
 
 def _unchanged(submission: _Submission, job: JobRow) -> bool:
@@ -315,7 +315,7 @@ def _timer(version: NextVersion) -> TimerToPut:
         version=version.number,
         scheduled_at=version.next_at,
         due_at=version.due_at,
-        held=version.held,
+        hold_reason=version.hold_reason,
         until=version.job.paused_until if version.job.exists else None,
     )
 

@@ -59,7 +59,7 @@ class Held:
     job_version: int
     state: str
     attempt: int
-    charged: int
+    failed_attempts: int
     executor_id: UUID | None
 
 
@@ -212,7 +212,9 @@ def _delays(connection: Conn, attempts: Sequence[Shown]) -> dict[UUID, timedelta
         held = each.held
         failure = Failure(_error_type(each), permanent=_request(each).permanent)
         definition = definitions[held.run_id]
-        delay = next_attempt(definition, failure, run_id=held.run_id, attempt=held.attempt, charged=held.charged)
+        delay = next_attempt(
+            definition, failure, run_id=held.run_id, attempt=held.attempt, failed_attempts=held.failed_attempts
+        )
         if delay is not None:
             delays[held.run_id] = delay
     return delays
@@ -265,7 +267,7 @@ def _request(each: Shown) -> RunComplete:
     return request
 
 
-_PUT_OFF_DEADLINES = Statements("tidewheel.intake")["put_off_deadlines"]
+_EXTEND_DEADLINES = Statements("tidewheel.intake")["extend_deadlines"]
 
 
 def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -291,7 +293,7 @@ def _put_off(connection: Conn, waiting: Sequence[Shown]) -> None:
     }
     if spans:
         columns: dict[str, object] = {"run_ids": uuids(spans), "heartbeats": list(spans.values())}
-        connection.execute(_PUT_OFF_DEADLINES, columns)
+        connection.execute(_EXTEND_DEADLINES, columns)
 
 
 def _told(each: Shown) -> ProgressReport:

@@ -41,7 +41,7 @@ class TimerToPut:
         version: The version it fires.
         scheduled_at: The first instant that nothing is recorded of yet.
         due_at: When firing must look; None: at `scheduled_at`.
-        held: Why it is not due then.
+        hold_reason: Why it is not due then.
         until: When a pause ends by itself.
     """
 
@@ -51,7 +51,7 @@ class TimerToPut:
     version: int
     scheduled_at: datetime
     due_at: datetime | None = None
-    held: HoldReason | None = None
+    hold_reason: HoldReason | None = None
     until: datetime | None = None
 
 
@@ -66,7 +66,7 @@ def put_timers(connection: Conn, timers: Sequence[TimerToPut]) -> None:
         "due_at": [_due_at(timer) for timer in timers],
         "scheduled_at": [timer.scheduled_at for timer in timers],
         "versions": [timer.version for timer in timers],
-        "held": [timer.held for timer in timers],
+        "held": [timer.hold_reason for timer in timers],
     }
     connection.execute(_PUT_TIMERS, columns)
 
@@ -113,5 +113,5 @@ def read_timer_runs(
 
 
 def _due_at(timer: TimerToPut) -> str:
-    at = timer.due_at or timer.scheduled_at if timer.held is None else timer.until
+    at = timer.due_at or timer.scheduled_at if timer.hold_reason is None else timer.until
     return "infinity" if at is None else at.isoformat()

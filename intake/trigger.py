@@ -24,7 +24,7 @@ from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
-_SHARE_JOBS = _SQL["share_jobs"]
+_LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
 _READ_SHARED_JOBS = _SQL["read_shared_jobs"]
 
 
@@ -44,7 +44,7 @@ class SharedJob(NamedTuple):
 
 def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Trigger jobs, in the caller's transaction; an answer for each request, in their order."""
-    jobs = share_jobs(connection, {received.job_id for received in batch})
+    jobs = lock_jobs_for_share(connection, {received.job_id for received in batch})
     now = read_now(connection)
     runs: list[NewRun] = []
     replies: list[Reply] = []
@@ -72,10 +72,10 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
     return replies
 
 
-def share_jobs(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:
+def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:
     """Hold jobs against deletion until their runs are written; returns those that there are."""
     columns = {"job_ids": uuids(job_ids)}
-    connection.execute(_SHARE_JOBS, columns)
+    connection.execute(_LOCK_JOBS_FOR_SHARE, columns)
     with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
         found = cursor.execute(_READ_SHARED_JOBS, columns)
         return {job.job_id: job for job in found if job.deleted_at is None}

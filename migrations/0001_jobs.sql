@@ -31,7 +31,7 @@ CREATE TABLE jobs (
     version       integer NOT NULL,
     spec_hash     bytea,
     schedule_kind text,
-    anchor        timestamptz,
+    interval_anchor timestamptz,
     interval_us      bigint,
     labels        jsonb,
     paused        boolean NOT NULL DEFAULT false,
@@ -39,14 +39,14 @@ CREATE TABLE jobs (
     pause_reason  text,
     paused_at     timestamptz,
     paused_until  timestamptz,
-    failures      integer NOT NULL DEFAULT 0,
+    consecutive_failures integer NOT NULL DEFAULT 0,
     created_at    timestamptz NOT NULL,
     updated_at    timestamptz NOT NULL,
     finished_at   timestamptz,
     deleted_at    timestamptz
 ) WITH (fillfactor = 85);
 COMMENT ON COLUMN jobs.version IS '0 only inside the transaction that creates the job';
-COMMENT ON COLUMN jobs.anchor IS 'when an interval was first accepted; kept across edits that leave interval_us alone';
+COMMENT ON COLUMN jobs.interval_anchor IS 'when an interval was first accepted; kept across edits that leave interval_us alone';
 COMMENT ON COLUMN jobs.deleted_at IS 'a tombstone: re-creation continues the versions';
 CREATE INDEX jobs_by_key ON jobs (tenant, key);
 CREATE INDEX jobs_fixed_delay ON jobs (job_id) WHERE schedule_kind = 'fixed_delay' AND deleted_at IS NULL;
@@ -108,14 +108,14 @@ CREATE TABLE skips (
     job_id      uuid NOT NULL,
     tenant      text NOT NULL,
     job_version integer NOT NULL,
-    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'bound', 'manual', 'limit')),
+    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'bound', 'manual', 'catch_up_limit')),
     first_at    timestamptz NOT NULL,
     last_at     timestamptz NOT NULL,
     occurrences bigint NOT NULL,
-    exact       boolean NOT NULL DEFAULT true,
+    is_exact    boolean NOT NULL DEFAULT true,
     created_at     timestamptz NOT NULL
 );
-COMMENT ON COLUMN skips.exact IS 'false where the span holds more occurrences than were worth counting';
+COMMENT ON COLUMN skips.is_exact IS 'false where the span holds more occurrences than were worth counting';
 CREATE INDEX skips_by_job ON skips (job_id, first_at);
 
 -- What could not be worked with, kept for a person to look at.

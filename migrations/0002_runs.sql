@@ -57,8 +57,8 @@ CREATE TABLE open_runs (
         'queued', 'buffered', 'running', 'waiting', 'retrying', 'cancelling', 'blocked')),
     job_version  integer NOT NULL,
     attempt      integer NOT NULL DEFAULT 0,
-    charged      integer NOT NULL DEFAULT 0,
-    lost         integer NOT NULL DEFAULT 0,
+    failed_attempts      integer NOT NULL DEFAULT 0,
+    lost_attempts         integer NOT NULL DEFAULT 0,
     scheduled_at timestamptz NOT NULL,
     publish_at   timestamptz NOT NULL,
     deadline_at  timestamptz,
@@ -82,7 +82,7 @@ CREATE INDEX open_runs_by_job ON open_runs (job_id);
 CREATE INDEX open_runs_deadline ON open_runs (deadline_at) WHERE deadline_at IS NOT NULL;
 
 -- Who holds a job's turn. Claim and end both lock this row before they look.
-CREATE TABLE turns (
+CREATE TABLE active_runs (
     job_id uuid PRIMARY KEY,
     tenant text NOT NULL,
     run_id uuid NOT NULL
@@ -177,7 +177,7 @@ CREATE INDEX failed_runs_by_tenant ON failed_runs (tenant, finished_at);
 CREATE TABLE dead_letters (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant     text,
-    kind       text NOT NULL CHECK (kind IN ('run', 'request')),
+    kind       text NOT NULL CHECK (kind IN ('run', 'message')),
     run_id     uuid UNIQUE,
     job_id     uuid,
     topic      text,

@@ -4,7 +4,7 @@
 CREATE TABLE outbox (
     id         bigint GENERATED ALWAYS AS IDENTITY,
     slice      smallint NOT NULL,
-    class      text NOT NULL CHECK (class IN ('critical', 'standard', 'batch', 'events')),
+    lane       text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch', 'events')),
     publish_at timestamptz NOT NULL,
     topic      text NOT NULL,
     key        bytea,
@@ -18,4 +18,4 @@ CREATE TABLE outbox (
 );
 COMMENT ON COLUMN outbox.slice IS 'the range of shards whose relay carries it';
 COMMENT ON COLUMN outbox.headers IS 'name, value, name, value, …';
-CREATE INDEX outbox_due ON outbox (slice, class, publish_at, id);
+CREATE INDEX outbox_due ON outbox (slice, lane, publish_at, id);

@@ -4,7 +4,7 @@ CREATE TABLE members (
     member_id  uuid PRIMARY KEY,
     role       text NOT NULL CHECK (role IN ('scheduler', 'relay')),
     name       text NOT NULL,
-    counter    bigint NOT NULL DEFAULT 0,
+    heartbeat_count    bigint NOT NULL DEFAULT 0,
     last_heartbeat_at    timestamptz NOT NULL,
     started_at timestamptz NOT NULL
 );
@@ -15,12 +15,12 @@ CREATE TABLE executors (
     queues      text[] NOT NULL,
     handlers    text[] NOT NULL,
     slots       integer NOT NULL,
-    counter     bigint NOT NULL DEFAULT 0,
+    heartbeat_count     bigint NOT NULL DEFAULT 0,
     last_heartbeat_at     timestamptz NOT NULL,
     started_at  timestamptz NOT NULL,
     stopping    boolean NOT NULL DEFAULT false
 );
-COMMENT ON COLUMN executors.counter IS 'the lease: attempts end as lost after it was watched standing still';
+COMMENT ON COLUMN executors.heartbeat_count IS 'the lease: attempts end as lost_attempts after it was watched standing still';
 
 CREATE TABLE requests (
     tenant     text NOT NULL,

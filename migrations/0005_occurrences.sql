@@ -9,9 +9,9 @@ ALTER TABLE job_versions ADD COLUMN retired_at timestamptz;
 COMMENT ON COLUMN job_versions.retired_at IS 'when its job was deleted under it; a version in force at T has effective_at < T <= retired_at';
 
 -- Why due_at is not the next instant: nobody has to guess from an infinity.
-ALTER TABLE timers ADD COLUMN held text CHECK (held IN ('pause', 'quarantine', 'run'));
+ALTER TABLE timers ADD COLUMN hold_reason text CHECK (hold_reason IN ('pause', 'quarantine', 'run'));
 ALTER TABLE timers ADD COLUMN overridden boolean NOT NULL DEFAULT false;
-COMMENT ON COLUMN timers.held IS 'pause: due_at is paused_until or infinity; quarantine: it could not be fired; run: a fixed_delay job whose run is open';
+COMMENT ON COLUMN timers.hold_reason IS 'pause: due_at is paused_until or infinity; quarantine: it could not be fired; run: a fixed_delay job whose run is open';
 COMMENT ON COLUMN timers.overridden IS 'overrides has rows that firing must look at';
 COMMENT ON COLUMN timers.scheduled_at IS 'the first instant that nothing is recorded of yet; the cursor of a catch-up';
 COMMENT ON COLUMN timers.catch_up_end IS 'up to here a catch-up was decided: what is due fires, and is not decided again';
@@ -22,8 +22,8 @@ COMMENT ON COLUMN overrides.done_at IS 'when a moved occurrence became a run';
 COMMENT ON COLUMN overrides.reason IS 'what the request gave';
 
 -- Whether somebody waits for the turn, so that giving up one that nobody waits for stays one DELETE.
-ALTER TABLE turns ADD COLUMN waiting boolean NOT NULL DEFAULT false;
-CREATE INDEX turns_waiting ON turns (job_id) WHERE waiting;
+ALTER TABLE active_runs ADD COLUMN has_waiters boolean NOT NULL DEFAULT false;
+CREATE INDEX active_runs_waiting ON active_runs (job_id) WHERE has_waiters;
 
 -- The oldest buffered run of a job is found by walking its open runs from the front.
 DROP INDEX open_runs_by_job;

@@ -26,13 +26,13 @@ COMMENT ON COLUMN run_inputs.progress_attempt IS 'which attempt progress and pro
 ALTER TABLE attempt_outputs ADD COLUMN output_bytes bigint;
 
 ALTER TABLE cancellations ADD COLUMN labels jsonb;
-ALTER TABLE cancellations ADD COLUMN begun boolean NOT NULL DEFAULT false;
-ALTER TABLE cancellations ADD COLUMN cancelled bigint NOT NULL DEFAULT 0;
+ALTER TABLE cancellations ADD COLUMN include_started boolean NOT NULL DEFAULT false;
+ALTER TABLE cancellations ADD COLUMN cancelled_count bigint NOT NULL DEFAULT 0;
 ALTER TABLE cancellations ADD COLUMN reason text;
 ALTER TABLE cancellations ADD COLUMN created_at timestamptz NOT NULL DEFAULT tidewheel_now();
 COMMENT ON COLUMN cancellations.labels IS 'only runs of the jobs that had these then: cancelled_jobs';
-COMMENT ON COLUMN cancellations.begun IS 'whether runs that have begun are cancelled too';
-COMMENT ON COLUMN cancellations.cancelled IS 'runs ended or asked to stop so far';
+COMMENT ON COLUMN cancellations.include_started IS 'whether runs that have begun are cancelled too';
+COMMENT ON COLUMN cancellations.cancelled_count IS 'runs ended or asked to stop so far';
 CREATE INDEX cancellations_open ON cancellations (tenant) WHERE finished_at IS NULL;
 
 -- In a table of its own, for every claim looks jobs up here: an array of ten thousand would be unpacked for each run.
@@ -56,8 +56,8 @@ ALTER TABLE executors ADD COLUMN group_protocol text, ADD COLUMN lease interval;
 COMMENT ON COLUMN executors.lease IS 'how long its counter may stand still, as its own setting has it; null: as the reaper''s has it';
 COMMENT ON COLUMN executors.handlers IS 'what it has: handlers'' names, and tidewheel.shell or tidewheel.lambda where it runs such targets';
 
-ALTER TABLE executors ADD COLUMN claim_id bigint;
-COMMENT ON COLUMN executors.claim_id IS 'of an executor in another language: the newest of its claims; null for the others';
+ALTER TABLE executors ADD COLUMN last_claim_seq bigint;
+COMMENT ON COLUMN executors.last_claim_seq IS 'of an executor in another language: the newest of its claims; null for the others';
 
 -- What runs wait for that no executor has: told at most so often.
 CREATE TABLE unhandled_announcements (

@@ -8,12 +8,12 @@ CREATE TABLE deferred_effects (
     tenant     text NOT NULL,
     ended_at   timestamptz NOT NULL,
     chain_at timestamptz,
-    counted    boolean NOT NULL,
-    turn       boolean NOT NULL
+    reset_failures boolean NOT NULL,
+    release_job boolean NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON COLUMN deferred_effects.chain_at IS 'the run''s nominal instant, where the job''s next one is counted from its end';
-COMMENT ON COLUMN deferred_effects.counted IS 'whether the job''s failures in a row are to be forgotten';
-COMMENT ON COLUMN deferred_effects.turn IS 'whether the run may hold its job''s turn';
+COMMENT ON COLUMN deferred_effects.reset_failures IS 'whether the job''s failures in a row are to be forgotten';
+COMMENT ON COLUMN deferred_effects.release_job IS 'whether the run may hold its job''s turn';
 
 -- Fails: what a zombie's transaction holds must not be committed, whatever its code does with the error.
 CREATE FUNCTION tidewheel_attempt_over(run_id uuid, attempt integer) RETURNS void
@@ -129,7 +129,7 @@ BEGIN
         || CASE WHEN run_at IS NULL THEN '{}' ELSE jsonb_build_object('run_at', to_char(run_at AT TIME ZONE 'UTC',
                                                                       'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END;
     -- 8 slices of shards, as in tidewheel/outbox.py.
-    INSERT INTO outbox (slice, class, publish_at, topic, key, value)
+    INSERT INTO outbox (slice, lane, publish_at, topic, key, value)
     VALUES (v_shard * 8 / v_shards, v_lane, tidewheel_now(), v_prefix || '.requests', convert_to(key, 'UTF8'),
             convert_to(v_request::text, 'UTF8'));
     RETURN request_id;

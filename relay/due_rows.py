@@ -17,12 +17,12 @@ from psycopg import adapters, capabilities
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from tidewheel.outbox import OutboxClass
+from tidewheel.outbox import OutboxLane
 from tidewheel.postgres import pg_arrays as arrays
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
-Pair: TypeAlias = tuple[int, OutboxClass]  # a slice and a class
+Pair: TypeAlias = tuple[int, OutboxLane]  # a slice and a class
 Place: TypeAlias = tuple[datetime, int]  # in the order in which rows leave: publish_at and id
 
 # POSITION is that of its slice and class among those that were read, from 1.

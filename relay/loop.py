@@ -13,7 +13,7 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.membership import Membership
-from tidewheel.outbox import OutboxClass
+from tidewheel.outbox import OutboxLane
 from tidewheel.postgres.notify import Channel, Listener
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
@@ -172,7 +172,7 @@ class Relay:
 
     def _look(self, held: list[int], *, all_read: bool = False) -> float:
         now, earliest = self._reader.earliest(held, self._publisher.parked(), all_read=all_read)
-        for name in OutboxClass:
+        for name in OutboxLane:
             age = now - earliest.get(name, now)
             metrics.set("outbox_oldest_seconds", max(age.total_seconds(), 0.0), name)
         self._next_look = monotonic_seconds() + _LOOK_SECONDS

@@ -5,12 +5,12 @@
 SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[],
               %(ends)s::timestamptz[], %(end_ids)s::bigint[], %(limits)s::integer[])
-       WITH ORDINALITY AS s (slice, class, mark, mark_id, last, last_id, most, position)
+       WITH ORDINALITY AS s (slice, lane, mark, mark_id, last, last_id, most, position)
  CROSS JOIN LATERAL (
     SELECT r.ctid, r.id, r.publish_at, r.topic, r.key, r.value, r.headers
       FROM outbox AS r
      WHERE r.slice = s.slice
-       AND r.class = s.class
+       AND r.lane = s.lane
        AND (r.publish_at, r.id) > (s.mark, s.mark_id)
        AND (r.publish_at, r.id) <= (s.last, s.last_id)
        AND r.publish_at <= (SELECT tidewheel_now())
@@ -24,18 +24,18 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
 -- name: probe_outbox
 -- The database's clock, and the earliest row of each class in the held slices.
 -- Index: outbox_due, one descent for each of both, from the low-water mark. No lock.
-SELECT s.class, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
+SELECT s.lane, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
-       AS s (slice, class, mark, mark_id)
+       AS s (slice, lane, mark, mark_id)
   LEFT JOIN LATERAL (
     SELECT r.publish_at
       FROM outbox AS r
-     WHERE r.slice = s.slice AND r.class = s.class AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+     WHERE r.slice = s.slice AND r.lane = s.lane AND (r.publish_at, r.id) > (s.mark, s.mark_id)
        AND r.topic <> ALL (%(parked)s)
      ORDER BY r.publish_at, r.id
      LIMIT 1
   ) AS earliest ON true
- GROUP BY s.class
+ GROUP BY s.lane
 
 -- name: delete_outbox
 -- Rows whose delivery is proven. By physical address, and by id in case the table was rewritten meanwhile: such a row
@@ -54,7 +54,7 @@ WITH refused AS (
 INSERT INTO quarantine (kind, topic, key, value, headers, error, created_at)
 SELECT 'outbox', topic, key, value, headers, %(error)s, tidewheel_now() FROM refused
 
--- name: try_slice
+-- name: try_lock_slice
 -- Whether a slice could be made this relay's own.
 -- Lock: a session-wide advisory lock, one per slice, gone with the session.
 SELECT pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s)

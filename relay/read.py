@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.outbox import OutboxClass
+from tidewheel.outbox import OutboxLane
 from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -45,7 +45,7 @@ _PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]
 
 # Shares of a batch, in the order they are produced: a class that has less leaves nothing to the others, so the sum may
 # exceed 1; what matters is that a flood of one class cannot take another's share.
-_WEIGHTS = {OutboxClass.CRITICAL: 1.0, OutboxClass.STANDARD: 0.6, OutboxClass.EVENTS: 0.6, OutboxClass.BATCH: 0.2}
+_WEIGHTS = {OutboxLane.CRITICAL: 1.0, OutboxLane.STANDARD: 0.6, OutboxLane.EVENTS: 0.6, OutboxLane.BATCH: 0.2}
 
 _LONG_TRANSACTION = timedelta(seconds=15)  # as long as one of ours may be idle; those meet short pacer
 _RARE_SECONDS = 15.0  # between pacer; from then on late rows would wait too long, and there are short ones
@@ -154,7 +154,7 @@ class Reader:
         for (_, name), late in self._late.items():
             earliest[name] = min(late[0][PUBLISH_AT], earliest.get(name, now))
         if len(pairs) < len(_pairs(held)):
-            earliest[OutboxClass.STANDARD] = min(now, earliest.get(OutboxClass.STANDARD, now))  # nobody knows yet
+            earliest[OutboxLane.STANDARD] = min(now, earliest.get(OutboxLane.STANDARD, now))  # nobody knows yet
         return now, earliest
 
     def forget(self) -> None:

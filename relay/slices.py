@@ -21,7 +21,7 @@ from tidewheel.process.metrics import metrics
 _LOG = logging.getLogger("tidewheel.relay")
 
 _SQL = Statements("tidewheel.relay")
-_TRY_SLICE = _SQL["try_slice"]
+_TRY_LOCK_SLICE = _SQL["try_lock_slice"]
 _RELEASE_SLICE = _SQL["release_slice"]
 _PING = _SQL["ping"]
 
@@ -85,4 +85,4 @@ class Slices:
 
     @staticmethod
     def _try(connection: Conn, number: int) -> bool:
-        return connection.execute(_TRY_SLICE, {"slice": number}).fetchone() == (True,)
+        return connection.execute(_TRY_LOCK_SLICE, {"slice": number}).fetchone() == (True,)

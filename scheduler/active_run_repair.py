@@ -15,16 +15,16 @@ from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
-from tidewheel.transitions.active_runs import NO_RUN, release_stale_active_runs, wait_for_turns
+from tidewheel.transitions.active_runs import NO_RUN, mark_waiters, release_stale_active_runs
 from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_LOOK_AT_TURNS = _SQL["look_at_turns"]
-_LOCK_TURNS = _SQL["lock_turns"]
-_FIND_STRANDED = _SQL["find_stranded"]
+_SCAN_ACTIVE_RUNS = _SQL["scan_active_runs"]
+_LOCK_ACTIVE_RUNS = _SQL["lock_active_runs"]
+_FIND_UNMARKED_WAITERS = _SQL["find_unmarked_waiters"]
 _DROP_STALE_SIGNALS = _SQL["drop_stale_signals"]
 
 _MOST = 1000  # turns looked at in a round: about ten milliseconds
@@ -46,12 +46,12 @@ class TurnSweep:
         """
         with self._session.transaction() as connection:
             columns: dict[str, object] = {"after": self._after, "most": _MOST}
-            rows = connection.execute(_LOOK_AT_TURNS, columns, binary=True).fetchall()
+            rows = connection.execute(_SCAN_ACTIVE_RUNS, columns, binary=True).fetchall()
             self._after = cast("UUID", rows[-1][0]) if len(rows) == _MOST else NO_RUN
             gone = [cast("UUID", job) for job, held in rows if not held]
             if not gone:
                 return 0
-            locked = connection.execute(_LOCK_TURNS, {"job_ids": gone}, binary=True).fetchall()
+            locked = connection.execute(_LOCK_ACTIVE_RUNS, {"job_ids": gone}, binary=True).fetchall()
             freed = release_stale_active_runs(connection, self._installation, [cast("UUID", job) for (job,) in locked])
         metrics.count("active_runs_repaired", len(freed))
         return len(freed)
@@ -65,10 +65,10 @@ class TurnSweep:
         first, last = job_range(shard, self._installation.shards)
         columns: dict[str, object] = {"first": first, "last": last, "buffered": RunState.BUFFERED}
         with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_STRANDED, columns, binary=True).fetchall()
+            rows = connection.execute(_FIND_UNMARKED_WAITERS, columns, binary=True).fetchall()
             jobs = [(cast("UUID", job), str(tenant)) for job, tenant in rows]
             if jobs:
-                wait_for_turns(connection, jobs)
+                mark_waiters(connection, jobs)
                 release_stale_active_runs(connection, self._installation, [job for job, _ in jobs])
             stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
             connection.execute(_DROP_STALE_SIGNALS, stale)

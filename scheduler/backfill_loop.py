@@ -128,7 +128,7 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
     backfill = _lock(connection, backfill_id)
     if backfill is None:
         return 0, False
-    place = _read_place(connection, backfill)
+    place = _read_job_position(connection, backfill)
     if place.gone:
         _end(connection, installation, backfill, place, BackfillState.CANCELLED, reason="job_deleted")
     elif backfill.state == BackfillState.PAUSED:
@@ -160,7 +160,7 @@ def _make_batch(connection: Conn, installation: Installation, backfill: Backfill
     return len(written), batch.more
 
 
-def _read_place(connection: Conn, backfill: Backfill) -> _Place:
+def _read_job_position(connection: Conn, backfill: Backfill) -> _Place:
     first, last = run_range(backfill.job_id, backfill.created_at)
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "job_version": backfill.job_version, "first_run_id": first, "last_run_id": last
@@ -197,5 +197,5 @@ def _hold(session: Session, installation: Installation, backfill_id: UUID, error
     with session.transaction() as connection:
         backfill = _lock(connection, backfill_id)
         if backfill is not None and backfill.state == BackfillState.RUNNING:
-            place = _read_place(connection, backfill)
+            place = _read_job_position(connection, backfill)
             _end(connection, installation, backfill, place, BackfillState.PAUSED, reason=reason)

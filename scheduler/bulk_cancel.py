@@ -63,7 +63,7 @@ class Cancellation:
     handler: str | None
     cause: str | None
     created_before: datetime
-    begun: bool
+    include_started: bool
     reason: str
 
 
@@ -167,7 +167,7 @@ class Cancelling:
             connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor,
         ):
             found = cursor.execute(_FIND_CANCELLATIONS).fetchall()
-        self._places = {one.id: self._places.get(one.id) or _Place(asking=one.begun) for one in found}
+        self._places = {one.id: self._places.get(one.id) or _Place(asking=one.include_started) for one in found}
         return sorted(found, key=lambda one: (one.id <= self._last, one.id))
 
     def _go_on(self, cancellation: Cancellation) -> Cancelled:
@@ -205,7 +205,8 @@ class Cancelling:
         columns: dict[str, object] = {
             "id": cancellation.id, "tenant": cancellation.tenant, "job_id": cancellation.job_id,
             "queue": cancellation.queue, "lane": cancellation.lane, "handler": cancellation.handler,
-            "cause": cancellation.cause, "created_before": cancellation.created_before, "begun": cancellation.begun,
+            "cause": cancellation.cause, "created_before": cancellation.created_before,
+            "include_started": cancellation.include_started,
             "states": sorted(_TO_ASK) if place.asking else _STATES, "most": _MOST, "looked_at": _LOOKED_AT,
         }  # fmt: skip
         with self._session.transaction() as connection:

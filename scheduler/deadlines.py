@@ -63,7 +63,7 @@ class Passed:
     job_version: int
     state: str
     attempt: int
-    charged: int
+    failed_attempts: int
     executor_id: UUID | None
     deadline_at: datetime
     schedule_to_close_at: datetime | None
@@ -171,7 +171,9 @@ def judge(row: Passed, definition: JobDefinition) -> RunEnd | Requeue:
         which = Timeout.REPLY_TIMEOUT
     error_type, message = timeout_type(which), timeout_message(which, _milliseconds(which, definition) / 1000)
     failure = Failure(error_type, permanent=which in FINAL_TIMEOUTS)
-    delay = next_attempt(definition, failure, run_id=row.run_id, attempt=row.attempt, charged=row.charged)
+    delay = next_attempt(
+        definition, failure, run_id=row.run_id, attempt=row.attempt, failed_attempts=row.failed_attempts
+    )
     if delay is None:
         state = RunState.TIMED_OUT
         return RunEnd(row.run_id, row.attempt, state, row.executor_id, str(which), error_type, message)

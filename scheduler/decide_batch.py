@@ -51,7 +51,7 @@ class Decider:
             ComputingFailed: It cannot be computed.
         """
         try:
-            if timer.held is not None or timer.overridden:
+            if timer.hold_reason is not None or timer.overridden:
                 return self._alone(timer)
             question = (timer.schedule, timer.policy, timer.scheduled_at, timer.catch_up_end)
             where, decision = self._decided.get(question) or self._decide(timer, question)
@@ -74,7 +74,7 @@ class Decider:
     def _alone(self, timer: LockedTimer) -> Decision:
         """The decision about a timer that something is said about."""
         where = self._standing(timer)
-        if timer.held == HoldReason.PAUSE:
+        if timer.hold_reason == HoldReason.PAUSE:
             # The pause ended at its instant, not when it was noticed: what came after it is downtime.
             ended = on_resume(where, now=(timer.due_at or self._now) - _TICK)
             return hold_for_run(ended) if timer.job_id in self._waiting else ended

@@ -114,7 +114,7 @@ def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
 def _advance(
     connection: Conn, installation: Installation, locked: list[LockedTimer], look: Round, *, repeats: bool = False
 ) -> list[Decision]:
-    resuming = [timer for timer in locked if timer.held == HoldReason.PAUSE]
+    resuming = [timer for timer in locked if timer.hold_reason == HoldReason.PAUSE]
     decider = Decider(
         read_decision_inputs(connection, locked),
         find_open_fixed_delay_runs(connection, resuming),

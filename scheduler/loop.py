@@ -62,7 +62,7 @@ class Scheduler:
         self._next_overdue = self._next_mend = self._next_partitions = self._sleeps_until = 0.0
         self._mending = 0
         self._cancelling = Cancelling(self._session, installation)
-        self._wanted_cancels = WantedCancels(self._session, installation)
+        self._pending_cancels = WantedCancels(self._session, installation)
         self._turns = TurnSweep(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._backfilling = Backfilling(self._session, installation)
@@ -99,7 +99,7 @@ class Scheduler:
             if self._unhandled.step() or handed_on:
                 self._notifier.notify(Channel.OUTBOX)
             more = more or handed_on > 0
-            if self._told(self._wanted_cancels.step()):
+            if self._told(self._pending_cancels.step()):
                 self.look_everywhere()
         more = bool(self._told(self._cancelling.step())) or more
         timed_out, until_deadline = self._deadlines.step()

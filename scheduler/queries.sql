@@ -15,13 +15,13 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- The timers that are due, with what firing needs of their versions. A pause ends at its instant, never ahead of it.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows locked by others (an edit, another scheduler) are passed over.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
-    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.held, d.overridden
+    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden
       FROM timers AS d
      WHERE d.shard = s.shard AND d.due_at > s.since AND d.due_at <= %(until)s
-       AND (d.held IS NULL OR d.due_at <= %(now)s)
+       AND (d.hold_reason IS NULL OR d.due_at <= %(now)s)
      ORDER BY d.due_at
      LIMIT %(per_shard)s
        FOR UPDATE SKIP LOCKED
@@ -32,17 +32,17 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
 -- One timer, for firing job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, passed over when somebody has it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
- WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.held IS NULL OR t.due_at <= %(now)s)
+ WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.hold_reason IS NULL OR t.due_at <= %(now)s)
    FOR UPDATE OF t SKIP LOCKED
 
 -- name: park_timer
 -- Takes the timer of a job that was set aside out of the way, unless an edit came first; an edit brings it back.
 -- Index: timers_pkey. Lock: the row.
 UPDATE timers
-   SET due_at = 'infinity', held = 'quarantine'
+   SET due_at = 'infinity', hold_reason = 'quarantine'
  WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < 'infinity'
 RETURNING tenant, shard, version
 
@@ -56,7 +56,7 @@ VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
 -- Jobs whose pause has come to its end by itself.
 -- Index: jobs_pkey. Lock: the jobs' rows, in job_id order, after their timers'.
 UPDATE jobs AS j
-   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, failures = 0,
+   SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, consecutive_failures = 0,
        updated_at = %(now)s
  WHERE j.job_id = ANY (%(job_ids)s) AND j.paused
 RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
@@ -76,7 +76,7 @@ SELECT value, tidewheel_now() FROM settings WHERE name = 'tzdata' FOR UPDATE SKI
 -- Index: settings_pkey. Lock: the row, locked already.
 UPDATE settings SET value = %(value)s WHERE name = 'tzdata'
 
--- name: walk_timers
+-- name: scan_timers
 -- Some timers in the order of their jobs.
 -- Index: timers_pkey. No lock.
 SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)s
@@ -85,12 +85,12 @@ SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)
 -- Those of these timers that stand at an instant of some zone's clock that is still ahead.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.held, t.overridden
+       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
    AND t.scheduled_at > %(now)s
-   AND t.held IS DISTINCT FROM 'quarantine'
+   AND t.hold_reason IS DISTINCT FROM 'quarantine'
    AND v.schedule LIKE '%%"kind":"cron"%%'
 
 -- name: read_written_ahead
@@ -149,14 +149,14 @@ WITH stuck AS (
     SELECT t.job_id
       FROM jobs AS j
       JOIN timers AS t USING (job_id)
-     WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL AND t.held = 'run'
+     WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL AND t.hold_reason = 'run'
        AND NOT EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id)
        AND NOT EXISTS (SELECT FROM open_runs AS o
                         WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
        FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE timers AS t
-   SET held = NULL, scheduled_at = tidewheel_now(), due_at = tidewheel_now()
+   SET hold_reason = NULL, scheduled_at = tidewheel_now(), due_at = tidewheel_now()
   FROM stuck
  WHERE t.job_id = stuck.job_id
    AND NOT EXISTS (SELECT FROM open_runs AS o
@@ -192,7 +192,7 @@ ON CONFLICT (job_id) DO NOTHING
 -- name: find_cancellations
 -- The cancellations by filter that are not finished.
 -- Index: cancellations_open, which holds no others. No lock.
-SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler, cause, created_before, begun,
+SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler, cause, created_before, include_started,
        coalesce(reason, created_by) AS reason
   FROM cancellations
  WHERE finished_at IS NULL
@@ -224,7 +224,7 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
   ) AS s
  CROSS JOIN LATERAL (
     SELECT s.tenant = %(tenant)s AND s.created_at <= %(created_before)s AND s.state = ANY (%(states)s)
-           AND (%(begun)s OR s.attempt = 0)
+           AND (%(include_started)s OR s.attempt = 0)
            AND (%(queue)s::text IS NULL OR s.queue = %(queue)s)
            AND (%(lane)s::text IS NULL OR s.lane = %(lane)s)
            AND (%(handler)s::text IS NULL OR s.handler = %(handler)s)
@@ -248,7 +248,7 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
   ) AS s
  CROSS JOIN LATERAL (
     SELECT s.tenant = %(tenant)s AND s.created_at <= %(created_before)s AND s.state = ANY (%(states)s)
-           AND (%(begun)s OR s.attempt = 0)
+           AND (%(include_started)s OR s.attempt = 0)
            AND (%(queue)s::text IS NULL OR s.queue = %(queue)s)
            AND (%(lane)s::text IS NULL OR s.lane = %(lane)s)
            AND (%(handler)s::text IS NULL OR s.handler = %(handler)s)
@@ -284,7 +284,7 @@ SELECT run_id FROM open_runs
 -- name: count_cancelled
 -- How many it has ended, or asked to stop.
 -- Index: cancellations_pkey. Lock: the row, locked already.
-UPDATE cancellations SET cancelled = cancelled + %(more)s WHERE id = %(id)s
+UPDATE cancellations SET cancelled_count = cancelled_count + %(more)s WHERE id = %(id)s
 
 -- name: finish_cancellation
 -- None is left: claims need not consult it any more.
@@ -311,28 +311,28 @@ SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.execut
 -- Index: pending_cancels_pkey. Lock: the rows; a twin that another scheduler deletes is waited for.
 DELETE FROM pending_cancels WHERE id = ANY (%(ids)s)
 
--- name: look_at_turns
+-- name: scan_active_runs
 -- Some of the turns that are waited for, and whether their holder is still open.
--- Index: turns_waiting, open_runs_pkey. No lock: what is found is asked again under it.
+-- Index: active_runs_waiting, open_runs_pkey. No lock: what is found is asked again under it.
 SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
   FROM (
-    SELECT t.job_id, t.run_id FROM turns AS t WHERE t.waiting AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(most)s
+    SELECT t.job_id, t.run_id FROM active_runs AS t WHERE t.has_waiters AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(most)s
   ) AS w
  ORDER BY w.job_id
 
--- name: lock_turns
+-- name: lock_active_runs
 -- Turns whose holder may be gone.
--- Index: turns_pkey. Lock: each turn, in job_id order; those that somebody has are handed on by whoever that is.
-SELECT job_id FROM turns WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE SKIP LOCKED
+-- Index: active_runs_pkey. Lock: each turn, in job_id order; those that somebody has are handed on by whoever that is.
+SELECT job_id FROM active_runs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE SKIP LOCKED
 
--- name: find_stranded
+-- name: find_unmarked_waiters
 -- Jobs of a shard with runs that wait for a turn which is not marked as waited for: somebody has removed it.
--- Index: open_runs_by_job (a shard is a range of job_id), turns_waiting; once a minute, one shard. No lock.
+-- Index: open_runs_by_job (a shard is a range of job_id), active_runs_waiting; once a minute, one shard. No lock.
 SELECT DISTINCT o.job_id, o.tenant
   FROM open_runs AS o
  WHERE o.job_id BETWEEN %(first)s AND %(last)s
    AND o.state = %(buffered)s
-   AND NOT EXISTS (SELECT FROM turns AS t WHERE t.job_id = o.job_id AND t.waiting)
+   AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.has_waiters)
  LIMIT 1000
 
 -- name: drop_stale_signals
@@ -439,7 +439,7 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id
 -- Those that are still nobody's and past their deadline.
 -- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others (a heartbeat, an answer, a cancel, another
 -- scheduler) are passed over.
-SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.charged, o.executor_id, o.deadline_at, o.schedule_to_close_at,
+SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts, o.executor_id, o.deadline_at, o.schedule_to_close_at,
        o.external_deadline_at, (SELECT tidewheel_now()) AS now
   FROM open_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
@@ -493,7 +493,7 @@ SELECT w.tenant, w.queue, w.handler, w.runs, w.run_id, w.since
 
 -- name: note_unhandled
 -- Takes note of what is to be announced; returns what was not announced lately.
--- Index: unhandled_pkey. Lock: the rows, in the order of their keys.
+-- Index: unhandled_announcements_pkey. Lock: the rows, in the order of their keys.
 INSERT INTO unhandled_announcements AS u (tenant, queue, handler, announced_at)
 SELECT w.tenant, w.queue, w.handler, tidewheel_now()
   FROM unnest(%(tenants)s::text[], %(queues)s::text[], %(handlers)s::text[]) AS w (tenant, queue, handler)

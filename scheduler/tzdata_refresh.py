@@ -41,7 +41,7 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_TZDATA = _SQL["lock_tzdata"]
 _STORE_TZDATA = _SQL["store_tzdata"]
-_WALK_TIMERS = _SQL["walk_timers"]
+_SCAN_TIMERS = _SQL["scan_timers"]
 _READ_CRON_TIMERS = _SQL["read_cron_timers"]
 _READ_WRITTEN_AHEAD = _SQL["read_written_ahead"]
 _LOCK_RETIMED_TIMERS = _SQL["lock_retimed_timers"]
@@ -98,7 +98,7 @@ class ZonesChanged:
                 self._done = True
                 return False
             after = _reached(stored, version)
-            rows = connection.execute(_WALK_TIMERS, {"after": after, "most": _BATCH}, binary=True).fetchall()
+            rows = connection.execute(_SCAN_TIMERS, {"after": after, "most": _BATCH}, binary=True).fetchall()
             walked = [cast("UUID", job) for (job,) in rows]
             retimed = _retime(connection, self._installation, walked, now) if walked else 0
             more = len(walked) == _BATCH
@@ -135,13 +135,13 @@ def stands_right(timer: LockedTimer, where: TimerState, ahead: frozenset[datetim
 
 def set_anew(timer: LockedTimer, where: TimerState, now: datetime) -> Decision:
     """Where a timer must stand that has nothing recorded ahead of now; a pause stays."""
-    look, paused, until = next_wakeup(where, now), timer.held == HoldReason.PAUSE, where.overridden_until
+    look, paused, until = next_wakeup(where, now), timer.hold_reason == HoldReason.PAUSE, where.overridden_until
     if look is None:
         return Decision()
     return Decision(
         next_at=_following(where, now),
         due_at=timer.due_at if paused else look,
-        held=HoldReason.PAUSE if paused else None,
+        hold_reason=HoldReason.PAUSE if paused else None,
         overridden=bool(where.moved) or (until is not None and until > now),
     )
 

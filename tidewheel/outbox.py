@@ -14,13 +14,13 @@ from tidewheel.postgres.session import Conn
 
 SLICES = 8  # ranges of shards, each carried by one relay at a time: as many relays as can usefully share the work
 
-_COPY = "COPY outbox (slice, class, topic, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
+_COPY = "COPY outbox (slice, lane, topic, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
 _COLUMNS = columns(7)
 
 Headers = Sequence[tuple[str, bytes]]
 
 
-class OutboxClass(StrEnum):
+class OutboxLane(StrEnum):
     """What is not to wait behind what."""
 
     CRITICAL = "critical"
@@ -34,7 +34,7 @@ class OutboxRow(NamedTuple):
 
     Args:
         shard: The shard of the job it is about; decides which relay carries it.
-        outbox_class: Its class of service; lanes' names are classes too.
+        lane: Its class of service; lanes' names are classes too.
         topic: Full topic name.
         key: Kafka key.
         value: The encoded message.
@@ -43,7 +43,7 @@ class OutboxRow(NamedTuple):
     """
 
     shard: int
-    outbox_class: str
+    lane: str
     topic: str
     key: bytes | None
     value: bytes | None
@@ -64,11 +64,11 @@ def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
 def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
     heads: dict[tuple[object, ...], bytes] = {}  # the columns that rows of one batch have in common
     last, leaves = None, b""  # not among them: where jobs have anchors of their own, each row leaves at its own instant
-    for shard, outbox_class, topic, key, value, publish_at, headers in rows:
-        common = shard, outbox_class, topic
+    for shard, lane, topic, key, value, publish_at, headers in rows:
+        common = shard, lane, topic
         head = heads.get(common)
         if head is None:
-            fields = (_COLUMNS, int2(slice_of(shard, shards)), text(outbox_class), text(topic))
+            fields = (_COLUMNS, int2(slice_of(shard, shards)), text(lane), text(topic))
             head = heads[common] = b"".join(fields)
         if publish_at != last:
             last, leaves = publish_at, instant(publish_at)

@@ -1,9 +1,9 @@
 -- name: beat_member
 -- A member says that it lives; the first beat enters it. Brings the database's clock along.
 -- Index: members_pkey. Lock: its own row.
-INSERT INTO members (member_id, role, name, counter, last_heartbeat_at, started_at)
+INSERT INTO members (member_id, role, name, heartbeat_count, last_heartbeat_at, started_at)
 VALUES (%(member_id)s, %(role)s, %(name)s, 0, tidewheel_now(), tidewheel_now())
-ON CONFLICT (member_id) DO UPDATE SET counter = members.counter + 1, last_heartbeat_at = tidewheel_now()
+ON CONFLICT (member_id) DO UPDATE SET heartbeat_count = members.heartbeat_count + 1, last_heartbeat_at = tidewheel_now()
 RETURNING last_heartbeat_at
 
 -- name: live_members

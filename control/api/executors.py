@@ -105,8 +105,8 @@ class ExecutorsDoor:
         return {
             "run_id": str(started.run_id),
             "attempt": started.attempt,
-            "charged": started.charged,
-            "lost": started.lost,
+            "failed_attempts": started.failed_attempts,
+            "lost_attempts": started.lost_attempts,
             "started_at": started.started_at.isoformat().replace("+00:00", "Z"),
             "closes_in_seconds": None if closes is None else max(closes, timedelta(0)).total_seconds(),
             "task_token": task_token(self.installation.task_token_key, started.run_id, started.attempt),

@@ -97,7 +97,7 @@ def _facts(job: read.JobDetail, zone: str | None) -> Iterator[tuple[str, str | N
     yield "paused", _pause_text(job)
     yield "next", utc_and_local(summary.next_at, zone) if summary.next_at else None
     yield "last run", _last_run_text(summary.last_run)
-    yield "failures in a row", str(job.failures) if job.failures else None
+    yield "failures in a row", str(job.consecutive_failures) if job.consecutive_failures else None
     yield "labels", ", ".join(f"{name}={value}" for name, value in summary.labels.items())
     yield "job", json.dumps(dict(job.job), ensure_ascii=False, indent=2)
 
@@ -128,9 +128,9 @@ def _schedule_text(schedule: Mapping[str, object]) -> str:
 def _state_text(job: read.JobSummary) -> str:
     if job.paused:
         return f"paused until {rfc3339(job.paused_until)}" if job.paused_until else "paused"
-    if job.held == HoldReason.QUARANTINED:
+    if job.hold_reason == HoldReason.QUARANTINED:
         return "quarantined"
-    if job.held == HoldReason.RUN:
+    if job.hold_reason == HoldReason.RUN:
         return "waits for its run"
     return "finished" if job.finished_at else "active"
 

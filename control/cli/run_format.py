@@ -150,8 +150,8 @@ def _kin(run: Kin) -> str:
 
 def _attempt_words(run: RunDetail) -> str:
     counted = [
-        f"{run.charged} charged" if run.charged else "",
-        f"{run.lost} lost" if run.lost else "",
+        f"{run.failed_attempts} charged" if run.failed_attempts else "",
+        f"{run.lost_attempts} lost" if run.lost_attempts else "",
     ]
     return ", ".join(part for part in (str(run.summary.attempt), *counted) if part)
 

@@ -240,9 +240,9 @@ def cancel(
     which: RunFilter = {
         "key": job, "labels": read_labels(label) if label else None, "queue": queue, "lane": lane, "handler": handler,
         "cause": cause, "created_before": read_instant(before, "--before", timezone) if before else None,
-        "begun": not not_begun,
+        "include_started": not not_begun,
     }  # fmt: skip
-    filtered = not_begun or any(value is not None for name, value in which.items() if name != "begun")
+    filtered = not_begun or any(value is not None for name, value in which.items() if name != "include_started")
     if bool(runs) == filtered:
         refuse("RUN", "name runs, or filters, and not both", "write ids, or --job, --label, --queue, --lane, …")
     with requesting(tenant) as client:

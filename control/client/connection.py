@@ -24,7 +24,7 @@ from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings import Connections
 from tidewheel.transitions.installation import read_installation
 
-_READ_ALIKE = Statements("tidewheel.control")["read_alike"]
+_SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Door:
     @contextmanager
     def _reading(self) -> Generator[Conn]:
         with self._session.transaction() as connection:
-            connection.execute(_READ_ALIKE)
+            connection.execute(_SET_REPEATABLE_READ)
             yield connection
 
     def _ask(self, document: Mapping[str, object], request_id: str | None = None) -> Reply:

@@ -215,7 +215,7 @@ class LetterDoor(Door):
         runs = [letter.id for letter in letters if letter.kind == LetterKind.RUN]
         if runs:
             self._retry(runs, done)
-        messages = [letter.id for letter in letters if letter.kind == LetterKind.REQUEST]
+        messages = [letter.id for letter in letters if letter.kind == LetterKind.MESSAGE]
         if messages:
             done.redriven += len(self._send_again(messages))
 

@@ -63,7 +63,7 @@ async def charge_card(context: Context, errand: Errand) -> dict[str, object]:
         await _post(context, "charge-card?outcome=failed")
         raise DeclinedError(_declined(context, errand))
     await _post(context, "charge-card")
-    return {"charged": errand.subject}
+    return {"failed_attempts": errand.subject}
 
 
 @handler("demo.sync-ledger")

@@ -187,7 +187,7 @@ def _neighbours(asked: Asked, saying: Saying | None) -> tuple[datetime | None, d
     before, after = asked.near.before(asked.at), asked.near.after(asked.at)
     if saying is not None and isinstance(saying.schedule, FixedDelay):
         before, after = asked.chain()
-        coming = asked.job.cursor_at if asked.job.held != HoldReason.RUN else None
+        coming = asked.job.cursor_at if asked.job.hold_reason != HoldReason.RUN else None
         after = after or (coming if coming is not None and coming > asked.at else None)
     return before, after
 

@@ -19,14 +19,14 @@ from tidewheel.schedules.decision import Override
 from tidewheel.schedules.simple import Once
 
 _SQL = Statements("tidewheel.control")
-_READ_PLACE = _SQL["read_place"]
+_READ_JOB_POSITION = _SQL["read_job_position"]
 _READ_RUNS_AT = _SQL["read_runs_at"]
 _READ_ATTEMPTS_OF = _SQL["read_attempts_of"]
 _READ_SKIPS_AT = _SQL["read_skips_at"]
-_READ_SAID = _SQL["read_said"]
+_READ_OVERRIDES_AROUND = _SQL["read_overrides_around"]
 _READ_JOB_ERROR = _SQL["read_job_error"]
 _FIND_HOLDER_AT = _SQL["find_holder_at"]
-_FIND_TURN = _SQL["find_turn"]
+_FIND_ACTIVE_RUN = _SQL["find_active_run"]
 _FIND_CHAIN = _SQL["find_chain"]
 _OLDEST_DAY_OF_RUNS = _SQL["oldest_day_of_runs"]
 
@@ -50,7 +50,7 @@ class JobPlace:
     deleted_at: datetime | None
     cursor_at: datetime | None
     due_at: datetime | None
-    held: str | None
+    hold_reason: str | None
     catch_up_end: datetime | None
     now: datetime
 
@@ -137,7 +137,7 @@ class Asked:
 
     def turn(self) -> UUID | None:
         """Which run has the job's turn now."""
-        found = self.connection.execute(_FIND_TURN, {"job_id": self.job.job_id}, binary=True).fetchone()
+        found = self.connection.execute(_FIND_ACTIVE_RUN, {"job_id": self.job.job_id}, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
     def chain(self) -> tuple[datetime | None, datetime | None]:
@@ -160,8 +160,8 @@ def read_asked(connection: Conn, tenant: str, key: str, at: datetime, misfire_af
         UnknownJob: There is no such job and never was one.
         ScheduleRefused: A stored schedule cannot be read.
     """
-    job = read_place(connection, tenant, key)
-    said = read_said(connection, job.job_id, job.cursor_at or _FOREVER, at)
+    job = read_job_position(connection, tenant, key)
+    said = read_overrides_around(connection, job.job_id, job.cursor_at or _FOREVER, at)
     with connection.cursor(row_factory=class_row(SkipSpan), binary=True) as cursor:
         spans = tuple(cursor.execute(_READ_SKIPS_AT, {"job_id": job.job_id, "at": at}))
     about_it = next((each for each in said if each.scheduled_at == at), None)
@@ -180,23 +180,23 @@ def read_asked(connection: Conn, tenant: str, key: str, at: datetime, misfire_af
     )
 
 
-def read_place(connection: Conn, tenant: str, key: str) -> JobPlace:
+def read_job_position(connection: Conn, tenant: str, key: str) -> JobPlace:
     """Where a job stands, deleted or not.
 
     Raises:
         UnknownJob: There is none and never was one.
     """
     with connection.cursor(row_factory=class_row(JobPlace), binary=True) as cursor:
-        found = cursor.execute(_READ_PLACE, {"job_id": job_id(tenant, key)}).fetchone()
+        found = cursor.execute(_READ_JOB_POSITION, {"job_id": job_id(tenant, key)}).fetchone()
     if found is None:
         raise UnknownJob(tenant, key)
     return found
 
 
-def read_said(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[Said, ...]:
+def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[Said, ...]:
     """What was said about occurrences from `cursor_at` on, about moved ones that have not fired, and about `at`."""
     with connection.cursor(row_factory=class_row(Said), binary=True) as cursor:
-        return tuple(cursor.execute(_READ_SAID, {"job_id": job, "at": at, "cursor_at": cursor_at}))
+        return tuple(cursor.execute(_READ_OVERRIDES_AROUND, {"job_id": job, "at": at, "cursor_at": cursor_at}))
 
 
 def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:

@@ -51,10 +51,10 @@ def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
 def chained(asked: Asked, schedule: FixedDelay) -> Answer:
     """An instant of a fixed_delay for which there is no run."""
     job, every = asked.job, length(timedelta(microseconds=schedule.interval_us))
-    if asked.at == job.cursor_at and job.held != HoldReason.RUN and asked.near.sayings[-1] is asked.saying:
+    if asked.at == job.cursor_at and job.hold_reason != HoldReason.RUN and asked.near.sayings[-1] is asked.saying:
         return _held(asked, asked.at) or _ahead_or_late(asked, f"It comes {every} after the end of the last run.")
     following = ""
-    if job.held == HoldReason.RUN:
+    if job.hold_reason == HoldReason.RUN:
         following = f" The next comes {every} after the end of the run that is open now."
     elif job.cursor_at is not None:
         following = f" The next is {instant(job.cursor_at)}."
@@ -65,12 +65,12 @@ def chained(asked: Asked, schedule: FixedDelay) -> Answer:
 def _held(asked: Asked, due: datetime) -> Answer | None:
     """Of a timer that does not go on by itself; `due` is when it would fire, which is where it was moved to."""
     job = asked.job
-    if job.held == HoldReason.QUARANTINED:
+    if job.hold_reason == HoldReason.QUARANTINED:
         error = asked.error()
         why = f": {error[0]} (at {instant(error[1])})" if error else ""
         words = f"The job could not be fired and is set aside{why}. Mend it and submit it again."
         return Answer(Outcome.WAITING, words)
-    if job.held == HoldReason.PAUSE and (job.paused_until is None or due <= job.paused_until):
+    if job.hold_reason == HoldReason.PAUSE and (job.paused_until is None or due <= job.paused_until):
         return Answer(Outcome.PAUSED, _paused(asked, due), SkipReason.PAUSED)
     return None
 

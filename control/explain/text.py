@@ -105,7 +105,7 @@ def passed_over(asked: Asked, span: SkipSpan, saying: Saying | None) -> str:
                 f"It was missed{among}: nothing had fired it {length(asked.misfire_after)} after its time, and at "
                 f"{instant(span.created_at)} {_caught_up(span, saying)} A backfill runs what was missed."
             )
-        case SkipReason.LIMIT:
+        case SkipReason.CATCH_UP_LIMIT:
             words = (
                 f"It was missed{among}. catch_up fire_all makes up for the newest {MAX_CAUGHT_UP:,}, and it was older. "
                 "A backfill runs the others."

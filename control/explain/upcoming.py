@@ -12,7 +12,7 @@ from uuid import UUID
 
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, Outcome
-from tidewheel.control.explain.facts import JobPlace, Said, read_job_error, read_place, read_said
+from tidewheel.control.explain.facts import JobPlace, Said, read_job_error, read_job_position, read_overrides_around
 from tidewheel.control.explain.text import instant, length, said_by
 from tidewheel.control.explain.version_timeline import Saying, read_versions_near
 from tidewheel.errors import UnknownJob
@@ -188,14 +188,14 @@ def upcoming(
         UnknownJob: There is no such job.
         ScheduleRefused: The stored schedule cannot be read.
     """
-    job = read_place(connection, tenant, key)
+    job = read_job_position(connection, tenant, key)
     if job.deleted_at is not None:
         raise UnknownJob(tenant, key)
     near = read_versions_near(
         connection, job.job_id, tenant, job.now, cursor=job.cursor_at, catch_up_end=job.catch_up_end
     )
     saying, n = near.sayings[-1], min(max(n, 0), MOST_SHOWN)
-    said = read_said(connection, job.job_id, job.cursor_at or job.now, job.now)
+    said = read_overrides_around(connection, job.job_id, job.cursor_at or job.now, job.now)
     ahead = _runs_ahead(connection, job, n)
     lines = [*_queued(ahead, said, saying), *_from_timer(job, saying, said, n - len(ahead), misfire_after)]
     return Upcoming(key, saying.zone, job.now, tuple(lines), _words(connection, job, saying, len(lines)))
@@ -220,12 +220,12 @@ def _from_timer(
 ) -> Iterator[Coming]:
     """What is not written yet."""
     cursor = job.cursor_at
-    if cursor is None or job.held == HoldReason.QUARANTINED:
+    if cursor is None or job.hold_reason == HoldReason.QUARANTINED:
         return
     overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in said]
     where = saying.timer_state(overrides)
     if isinstance(where.schedule, FixedDelay | Once):
-        if job.held != HoldReason.RUN:
+        if job.hold_reason != HoldReason.RUN:
             yield Coming(cursor, to_zone(cursor, saying.zone), _alone(job, cursor), cursor)
         return
     walk = Walk(
@@ -237,7 +237,7 @@ def _from_timer(
         job.paused_until,
         {each.scheduled_at: each for each in said},
     )
-    if cursor <= job.now and job.held is None:
+    if cursor <= job.now and job.hold_reason is None:
         decision = decide(where, now=job.now, horizon=job.now, misfire_after=misfire_after)
         for fire in decision.fires[:n]:
             yield Coming(fire.at, to_zone(fire.at, saying.zone), Outcome.WAITING, fire.publish_at)
@@ -254,13 +254,13 @@ def _told(said: Said | None) -> tuple[str, ...]:
 
 
 def _alone(job: JobPlace, at: datetime) -> Outcome:
-    if job.held == HoldReason.PAUSE:
+    if job.hold_reason == HoldReason.PAUSE:
         return Outcome.PAUSED
     return Outcome.COMING if at > job.now else Outcome.WAITING
 
 
 def _words(connection: Conn, job: JobPlace, saying: Saying, shown: int) -> str:
-    if job.held == HoldReason.QUARANTINED:
+    if job.hold_reason == HoldReason.QUARANTINED:
         error = read_job_error(connection, job.job_id)
         why = f": {error[0]}" if error else ""
         return f"The job could not be fired and is set aside{why}. Mend it and submit it again."

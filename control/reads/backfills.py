@@ -12,7 +12,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.explain.facts import read_place
+from tidewheel.control.explain.facts import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownBackfill
 from tidewheel.ids import job_id, run_range
@@ -130,7 +130,7 @@ def backfills(connection: Conn, tenant: str, key: str | None = None, *, most: in
     """
     require_tenant(connection, tenant)
     if key is not None:
-        read_place(connection, tenant, key)
+        read_job_position(connection, tenant, key)
     columns = {"tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "most": most}
     with connection.cursor(row_factory=class_row(BackfillSummary), binary=True) as cursor:
         return cursor.execute(_LIST_BACKFILLS, columns).fetchall()

@@ -8,7 +8,7 @@ from typing import TypedDict, cast
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from tidewheel.control.explain.facts import read_place
+from tidewheel.control.explain.facts import read_job_position
 from tidewheel.errors import UnknownCancellation
 from tidewheel.ids import job_id
 from tidewheel.jobs.requests import RunsCancel
@@ -34,7 +34,7 @@ class RunFilter(TypedDict, total=False):
         handler: Of this handler.
         cause: Of this cause.
         created_before: Made before this instant; now where it is not given.
-        begun: Whether those that have begun are cancelled too, as they are where it is not given.
+        include_started: Whether those that have begun are cancelled too, as they are where it is not given.
     """
 
     key: str | None
@@ -44,7 +44,7 @@ class RunFilter(TypedDict, total=False):
     handler: str | None
     cause: str | None
     created_before: datetime | None
-    begun: bool
+    include_started: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Cancellation:
         handler: Of this handler.
         cause: Of this cause.
         created_before: Runs that were made later are not concerned.
-        begun: Whether runs that have begun are.
+        include_started: Whether runs that have begun are.
         reason: Why, as it was asked.
         created_at: When it was accepted: from then on no claim takes a run that it names.
         cancelled: How many runs were ended so far, or asked to stop.
@@ -75,7 +75,7 @@ class Cancellation:
     handler: str | None
     cause: str | None
     created_before: datetime
-    begun: bool
+    include_started: bool
     reason: str | None
     created_at: datetime
     cancelled: int
@@ -89,7 +89,7 @@ def count_named(connection: Conn, request: RunsCancel) -> int:
         UnknownJob: There is no such job and never was one.
     """
     if request.key is not None:
-        read_place(connection, request.tenant, request.key)
+        read_job_position(connection, request.tenant, request.key)
     columns: dict[str, object] = {
         "tenant": request.tenant,
         "job_id": None if request.key is None else job_id(request.tenant, request.key),
@@ -99,7 +99,7 @@ def count_named(connection: Conn, request: RunsCancel) -> int:
         "handler": request.handler,
         "cause": request.cause,
         "created_before": request.created_before,
-        "begun": request.begun,
+        "include_started": request.include_started,
         "states": _STATES,
     }
     row = connection.execute(_COUNT_NAMED_RUNS, columns, binary=True).fetchone()

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.explain.facts import read_place
+from tidewheel.control.explain.facts import read_job_position
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownDeadLetter, UnknownRun, refuse
@@ -23,7 +23,7 @@ from tidewheel.runs import DEAD_LETTERED, Lane
 
 _SQL = Statements("tidewheel.control")
 _LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
-_WALK_DEAD_LETTERS = _SQL["walk_dead_letters"]
+_SCAN_DEAD_LETTERS = _SQL["scan_dead_letters"]
 _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 
 COUNTED = 10_000  # what there is beyond so many is not counted: nobody pages through more
@@ -38,7 +38,7 @@ class LetterKind(StrEnum):
 
     RUN = "run"
     """A run that was given up."""
-    REQUEST = "request"
+    MESSAGE = "message"
     """A message that was no request."""
 
 
@@ -179,7 +179,7 @@ def list_dead_letters(
     """
     columns = _columns(connection, tenant, which)
     counted = count_letters(connection, tenant, which)
-    before = _LATEST if after is None else _made_at(connection, tenant, after)
+    before = _LATEST if after is None else _created_at(connection, tenant, after)
     columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "most": most + 1}
     found = _list(connection, columns)
     return DeadLetterPage(
@@ -239,7 +239,7 @@ def walk_letters(
         "most": most,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(Letter), binary=True) as cursor:
-        return cursor.execute(_WALK_DEAD_LETTERS, columns).fetchall()
+        return cursor.execute(_SCAN_DEAD_LETTERS, columns).fetchall()
 
 
 def _columns(connection: Conn, tenant: str, which: LetterFilter) -> dict[str, object]:
@@ -250,7 +250,7 @@ def _columns(connection: Conn, tenant: str, which: LetterFilter) -> dict[str, ob
             refuse(path, f"{said!r} was read", f"write one of {', '.join(allowed)}")
     key = which.get("key")
     if key is not None:
-        read_place(connection, tenant, key)
+        read_job_position(connection, tenant, key)
     return {
         "tenant": tenant,
         "ids": None if (ids := which.get("ids")) is None else list(ids),
@@ -278,7 +278,7 @@ def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummar
         return cursor.execute(_LIST_DEAD_LETTERS, columns).fetchall()
 
 
-def _made_at(connection: Conn, tenant: str, number: int) -> datetime:
+def _created_at(connection: Conn, tenant: str, number: int) -> datetime:
     row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
     if row is None or not isinstance(row[0], datetime):
         raise UnknownDeadLetter(number)

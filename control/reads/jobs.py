@@ -67,7 +67,7 @@ class JobSummary:
         paused: Whether it is paused.
         paused_until: When the pause ends by itself.
         finished_at: When it was found to have nothing left to fire.
-        held: Why its timer stands still: `pause`, `quarantine` or `run`.
+        hold_reason: Why its timer stands still: `pause`, `quarantine` or `run`.
         next_at: The next occurrence; None where there is none, or the timer stands still.
         last_run: The latest run whose instant has come.
     """
@@ -82,7 +82,7 @@ class JobSummary:
     paused: bool
     paused_until: datetime | None
     finished_at: datetime | None
-    held: str | None
+    hold_reason: str | None
     next_at: datetime | None
     last_run: LastRun | None
 
@@ -112,7 +112,7 @@ class JobDetail:
         paused_by: Who paused it.
         pause_reason: Why.
         paused_at: When.
-        failures: How many runs in a row have failed.
+        consecutive_failures: How many runs in a row have failed.
     """
 
     summary: JobSummary
@@ -122,7 +122,7 @@ class JobDetail:
     paused_by: str | None
     pause_reason: str | None
     paused_at: datetime | None
-    failures: int
+    consecutive_failures: int
 
 
 def list_jobs(
@@ -185,7 +185,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
         paused_by=row.paused_by,
         pause_reason=row.pause_reason,
         paused_at=row.paused_at,
-        failures=row.failures,
+        consecutive_failures=row.consecutive_failures,
     )
 
 
@@ -201,7 +201,7 @@ class _Row:
     finished_at: datetime | None
     next_at: datetime | None
     ahead_at: datetime | None
-    held: str | None
+    hold_reason: str | None
     leaves_out: bool | None
     run_id: UUID | None
     state: str | None
@@ -220,14 +220,14 @@ class _DetailRow(_Row):
     paused_by: str | None
     pause_reason: str | None
     paused_at: datetime | None
-    failures: int
+    consecutive_failures: int
     created_at: datetime
 
 
 def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
     """When the next occurrence fires that does."""
-    if row.held is not None or not row.leaves_out:
-        known = (row.ahead_at, row.next_at if row.held is None else None)
+    if row.hold_reason is not None or not row.leaves_out:
+        known = (row.ahead_at, row.next_at if row.hold_reason is None else None)
         return min((at for at in known if at is not None), default=None)
     from tidewheel.control.explain.upcoming import upcoming  # here: only jobs with calendars or overrides need it
 
@@ -249,7 +249,7 @@ def _summary(row: _Row, next_at: datetime | None) -> JobSummary:
         paused=row.paused,
         paused_until=row.paused_until,
         finished_at=row.finished_at,
-        held=row.held,
+        hold_reason=row.hold_reason,
         next_at=next_at,
         last_run=_last_run(row),
     )

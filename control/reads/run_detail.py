@@ -17,7 +17,7 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.control")
 _SHOW_RUN = _SQL["show_run"]
 _READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
-_READ_KIN = _SQL["read_kin"]
+_READ_RETRY_CHAIN = _SQL["read_retry_chain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class RunDetail:
         summary: What lists show.
         handler: What an executor must have to run it.
         labels: Its job's, with its own laid on top.
-        charged: How many attempts count against its budget; None once it is over.
-        lost: How many were lost with their executors; None once it is over.
+        failed_attempts: How many attempts count against its budget; None once it is over.
+        lost_attempts: How many were lost with their executors; None once it is over.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps.
         schedule_to_close_at: When schedule_to_close strikes.
         external_deadline_at: While it waits for an answer from outside: how long.
@@ -86,8 +86,8 @@ class RunDetail:
     summary: RunSummary
     handler: str | None
     labels: Mapping[str, str]
-    charged: int | None
-    lost: int | None
+    failed_attempts: int | None
+    lost_attempts: int | None
     deadline_at: datetime | None
     schedule_to_close_at: datetime | None
     external_deadline_at: datetime | None
@@ -122,8 +122,8 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         summary=summary_of(row),
         handler=row.handler,
         labels=row.labels,
-        charged=row.charged,
-        lost=row.lost,
+        failed_attempts=row.failed_attempts,
+        lost_attempts=row.lost_attempts,
         deadline_at=row.deadline_at,
         schedule_to_close_at=row.schedule_to_close_at,
         external_deadline_at=row.external_deadline_at,
@@ -140,7 +140,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         request_id=row.request_id,
         traceparent=row.traceparent,
         dead_letter=row.dead_letter,
-        lineage=lineage_of(run_id, row.parent_run_id, row.root_run_id, _read_kin(connection, row)),
+        lineage=lineage_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=tuple(past_attempts(connection, run_id)),
     )
 
@@ -154,8 +154,8 @@ def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
 @dataclass(frozen=True, slots=True)
 class _DetailRow(RunRow):
     handler: str | None
-    charged: int | None
-    lost: int | None
+    failed_attempts: int | None
+    lost_attempts: int | None
     deadline_at: datetime | None
     schedule_to_close_at: datetime | None
     external_deadline_at: datetime | None
@@ -179,9 +179,9 @@ class _DetailRow(RunRow):
     redriven_run_id: UUID | None
 
 
-def _read_kin(connection: Conn, row: RunRow) -> list[Kin]:
+def _read_retry_chain(connection: Conn, row: RunRow) -> list[Kin]:
     columns = {
         "job_id": row.job_id, "scheduled_at": row.scheduled_at, "first_id": first_run_id(row.scheduled_at)
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(Kin), binary=True) as cursor:
-        return cursor.execute(_READ_KIN, columns).fetchall()
+        return cursor.execute(_READ_RETRY_CHAIN, columns).fetchall()

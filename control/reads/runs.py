@@ -13,7 +13,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from tidewheel.control.explain.facts import read_place
+from tidewheel.control.explain.facts import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import first_run_id, job_id
@@ -155,7 +155,7 @@ def list_runs(connection: Conn, tenant: str, which: WhichRuns, *, after: UUID | 
     require_tenant(connection, tenant)
     _require_narrow(which)
     if which.key is not None:
-        read_place(connection, tenant, which.key)
+        read_job_position(connection, tenant, which.key)
     counted = _find(connection, tenant, which, None, COUNTED + 1)
     found = counted[: most + 1] if after is None else _find(connection, tenant, which, after, most + 1)
     page = _read(connection, found[:most])

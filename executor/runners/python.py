@@ -51,7 +51,7 @@ class PythonRunner:
     async def run(self, attempt: Attempt) -> Outcome:
         """Call the handler and record what it returned or raised."""
         handler = self._handlers[attempt.definition.target.handler or ""]
-        if handler.own_process or attempt.started.lost >= LOSSES:
+        if handler.own_process or attempt.started.lost_attempts >= LOSSES:
             return await self._isolated.run(attempt)
         try:
             payload = read_payload(attempt.payload, attempt.payload_content_type, handler)

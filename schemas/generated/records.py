@@ -745,7 +745,7 @@ class Request:
         handler: With runs_cancel: runs of this handler.
         cause: With runs_cancel: runs of this cause.
         created_before: With runs_cancel: runs made before this instant; when the request is applied when null.
-        begun: With runs_cancel: whether runs that have begun are cancelled too; true when null.
+        include_started: With runs_cancel: whether runs that have begun are cancelled too; true when null.
         reason: Why it is asked, in words; kept and shown.
         traceparent: W3C trace context, carried to the run and its completion.
     """
@@ -791,7 +791,7 @@ class Request:
     handler: str | None = None
     cause: str | None = None
     created_before: datetime | None = None
-    begun: bool | None = None
+    include_started: bool | None = None
     reason: str | None = None
     traceparent: str | None = None
 

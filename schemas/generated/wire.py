@@ -1242,7 +1242,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c30145b36a065e82c1ac")
+REQUEST_HEADER = bytes.fromhex("c301652287290bfcbfab")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1291,7 +1291,7 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.handler is None else b"\2" + text(record.handler),
             b"\0" if record.cause is None else b"\2" + text(record.cause),
             b"\0" if record.created_before is None else b"\2" + instant(record.created_before),
-            b"\0" if record.begun is None else b"\2" + boolean(record.begun),
+            b"\0" if record.include_started is None else b"\2" + boolean(record.include_started),
             b"\0" if record.reason is None else b"\2" + text(record.reason),
             b"\0" if record.traceparent is None else b"\2" + text(record.traceparent),
         )
@@ -1349,7 +1349,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     handler, at = optional_at(data, at, text_at)
     cause, at = optional_at(data, at, text_at)
     created_before, at = optional_at(data, at, instant_at)
-    begun, at = optional_at(data, at, boolean_at)
+    include_started, at = optional_at(data, at, boolean_at)
     reason, at = optional_at(data, at, text_at)
     traceparent, at = optional_at(data, at, text_at)
     record = Request(
@@ -1394,7 +1394,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         handler=handler,
         cause=cause,
         created_before=created_before,
-        begun=begun,
+        include_started=include_started,
         reason=reason,
         traceparent=traceparent,
     )

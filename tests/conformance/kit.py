@@ -186,7 +186,8 @@ class Kit:
     def facts(self, run_id: UUID) -> "Facts":
         """What the open run's row says."""
         [row] = self.fleet.database.rows(
-            "SELECT state, attempt, charged, lost, executor_id FROM open_runs WHERE run_id = %s", [run_id]
+            "SELECT state, attempt, failed_attempts, lost_attempts, executor_id FROM open_runs WHERE run_id = %s",
+            [run_id],
         )
         return Facts(*row)
 
@@ -236,6 +237,6 @@ class Facts:
 
     state: str
     attempt: int
-    charged: int
-    lost: int
+    failed_attempts: int
+    lost_attempts: int
     executor_id: UUID | None

@@ -96,7 +96,7 @@ def test_a_retry_comes_no_sooner_than_was_asked(kit: Kit) -> None:
         "conformance.end", {"how": "retry_after", "seconds": 3600}, retry={"max_attempts": 3, "initial": "1ms"}
     )
     kit.until(lambda: kit.facts(run_id).state == "retrying", "it is to be tried again")
-    assert kit.facts(run_id).charged == 1
+    assert kit.facts(run_id).failed_attempts == 1
     ahead = kit.fleet.database.value("SELECT publish_at - tidewheel_now() FROM open_runs WHERE run_id = %s", [run_id])
     assert ahead > timedelta(minutes=50)
     kit.client.cancel(run_id)
@@ -141,7 +141,7 @@ def test_an_attempt_may_wait_for_its_end_from_outside(kit: Kit) -> None:
     kit.until(lambda: kit.facts(run_id).state == "waiting", "it waits")
     [token] = [each["token"] for each in kit.effects(run_id) if each["what"] == "token"]
     assert read_task_token(kit.fleet.database.installation.task_token_key, token) == (run_id, 1)
-    assert kit.facts(run_id).charged == 0
+    assert kit.facts(run_id).failed_attempts == 0
     kit.client.cancel(run_id)
 
 

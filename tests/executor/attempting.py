@@ -28,7 +28,7 @@ def attempt_of(
     *,
     reports: Reports | None = None,
     number: int = 1,
-    charged: int = 0,
+    failed_attempts: int = 0,
     **run: object,
 ) -> Attempt:
     """An attempt at a job; `run` is what the run carries itself, such as payload and labels."""
@@ -51,7 +51,7 @@ def attempt_of(
         kept.released += 1
 
     return Attempt(
-        Started(RUN, number, charged, 0, NOON, NOON),
+        Started(RUN, number, failed_attempts, 0, NOON, NOON),
         replace(request, **run),
         definition,
         on_report=lambda _, outcome: kept.append(outcome),

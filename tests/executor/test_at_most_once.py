@@ -86,7 +86,7 @@ def test_one_that_waits_for_a_thread_when_its_executor_stops_is_handed_back_and_
         run_id = executing.trigger("acts.echo-on-thread", 1, **ONCE)
         until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
     run = open_run(executing.database, run_id)
-    assert (run.state, run.attempt, run.charged) == ("queued", 1, 0)
+    assert (run.state, run.attempt, run.failed_attempts) == ("queued", 1, 0)
     with executing.running():
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)

@@ -104,7 +104,7 @@ def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait
     database.execute(ENTER, [EXECUTOR])
     claiming = database.connection()
     claiming.execute(SQL["hold_lease"], {"executor_id": EXECUTOR})
-    lease = {"executor_id": EXECUTOR, "counter": 0}
+    lease = {"executor_id": EXECUTOR, "heartbeat_count": 0}
     assert database.rows(SQL["lock_lease"], lease) == []
     beat: dict[str, object] = {
         "name": "mine",
@@ -117,7 +117,7 @@ def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait
     }
     assert database.execute(SQL["beat_executor"], {**beat, "executor_id": EXECUTOR}) == 1
     claiming.rollback()
-    assert database.rows(SQL["lock_lease"], {**lease, "counter": 1}) == [(1,)]
+    assert database.rows(SQL["lock_lease"], {**lease, "heartbeat_count": 1}) == [(1,)]
 
 
 def test_a_commit_whose_answer_is_lost_is_read_back_and_what_does_not_stand_is_not_run(

@@ -80,8 +80,8 @@ def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
     yield made
     made.close()
     made.execute(
-        "TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, turns, deferred_effects,"
-        " signals, timers, jobs, job_versions, skips CASCADE"
+        "TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, active_runs,"
+        " deferred_effects, signals, timers, jobs, job_versions, skips CASCADE"
     )
     made.execute("UPDATE test_clock SET stands_at = NULL, ahead = '0'")
 
@@ -241,7 +241,7 @@ def test_while_the_transaction_lasts_nobody_waits_for_its_job(shop: Database, ow
     submit(shop, "chained", schedule={"fixed_delay": "60s"}, pause_on_failure=3)
     fire_due(shop)
     [run] = open_runs(shop)
-    shop.execute("UPDATE jobs SET failures = 2 WHERE key = 'chained'")
+    shop.execute("UPDATE jobs SET consecutive_failures = 2 WHERE key = 'chained'")
     started = begin(shop, run.run_id)
     work(own, completion(shop, started))
     ask(shop, about("job.pause", "chained"))
@@ -291,7 +291,7 @@ def test_the_next_instant_of_a_fixed_delay_is_counted_from_the_end(shop: Clocked
     with_session = shop.session()
     assert release_chains(with_session) == 0
     assert settle(shop) == 1
-    [(due_at, held)] = shop.rows("SELECT due_at, held FROM timers")
+    [(due_at, held)] = shop.rows("SELECT due_at, hold_reason FROM timers")
     assert (due_at, held) == (ended + MINUTE, None)
 
 
@@ -319,7 +319,7 @@ def test_a_change_before_it_is_settled_fires_nothing_sooner(
     fire_due(shop)
     assert open_runs(shop) == []
     settle(shop)
-    assert shop.rows("SELECT due_at, held FROM timers") == [(ended + MINUTE, None)]
+    assert shop.rows("SELECT due_at, hold_reason FROM timers") == [(ended + MINUTE, None)]
 
 
 def test_an_edit_before_it_is_settled_stands(shop: ClockedDatabase, own: Own) -> None:
@@ -330,9 +330,9 @@ def test_an_edit_before_it_is_settled_stands(shop: ClockedDatabase, own: Own) ->
     work(own, completion(shop, begin(shop, run.run_id)))
     own.commit()
     submit(shop, "chained", schedule={"cron": "0 0 1 1 *"})
-    before = shop.rows("SELECT due_at, held FROM timers")
+    before = shop.rows("SELECT due_at, hold_reason FROM timers")
     settle(shop)
-    assert shop.rows("SELECT due_at, held FROM timers") == before
+    assert shop.rows("SELECT due_at, hold_reason FROM timers") == before
 
 
 def test_a_success_forgets_the_failures_before_it(shop: Database, own: Own) -> None:
@@ -341,7 +341,7 @@ def test_a_success_forgets_the_failures_before_it(shop: Database, own: Own) -> N
     work(own, completion(shop, begun(shop, "fragile")))
     own.commit()
     assert settle(shop) == 1
-    assert shop.value("SELECT failures FROM jobs WHERE key = 'fragile'") == 0
+    assert shop.value("SELECT consecutive_failures FROM jobs WHERE key = 'fragile'") == 0
 
 
 def test_a_job_that_sets_nothing_off_leaves_nothing_to_settle(shop: Database, own: Own) -> None:

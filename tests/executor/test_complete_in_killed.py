@@ -39,7 +39,7 @@ def test_killed_between_any_two_statements_the_effect_comes_exactly_once(fresh_d
         assert effects(shop, started.run_id) == 1
         with shop.transaction() as connection:
             assert apply_deferred_effects(connection, shop.installation) == 1
-        assert shop.count("turns") == shop.count("open_runs") == 0
+        assert shop.count("active_runs") == shop.count("open_runs") == 0
         if doomed.exitcode == 0:
             break
     # Everything up to COMMIT leaves nothing, everything after it all.

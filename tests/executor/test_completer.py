@@ -130,7 +130,7 @@ def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> Non
         finisher.add(attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
         assert finisher.drain(30)
     run = open_run(with_job, run_id)
-    assert (run.state, run.attempt, run.charged, run.lost) == ("retrying", 4, 1, 2)
+    assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == ("retrying", 4, 1, 2)
 
 
 def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_job: Database) -> None:

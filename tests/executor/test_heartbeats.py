@@ -115,7 +115,7 @@ def test_a_run_that_is_handed_back_takes_its_checkpoint_along(executing: Executi
     with executing.running(drain_timeout=timedelta(0), **KNOWN):
         run_id = executing.trigger("long.fall-silent", gate)
         until(lambda: GATES[gate].entered, "it has saved its checkpoint")
-    assert open_run(executing.database, run_id).charged == 0
+    assert open_run(executing.database, run_id).failed_attempts == 0
     with executing.running(**KNOWN):
         assert executing.ended(run_id).result == b'{"done":3}'
 

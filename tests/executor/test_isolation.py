@@ -343,7 +343,7 @@ def test_a_run_whose_executor_was_lost_twice_gets_a_process_of_its_own(losses: i
     async def work() -> bool:
         async with runner() as made:
             again = attempt("lost")
-            again.started = again.started._replace(lost=losses)
+            again.started = again.started._replace(lost_attempts=losses)
             return (await made.run(again)).result == str(os.getpid()).encode()
 
     assert asyncio.run(work()) is here
@@ -435,7 +435,7 @@ def test_an_executor_ends_what_is_out_of_time_cancelled_or_left_when_it_stops(
         assert executing.run("alone.echo", 1).result == b"1"
         left, left_pids = held("left")
     run = open_run(executing.database, left)
-    assert (run.state, run.charged, run.lost) == ("queued", 0, 0)
+    assert (run.state, run.failed_attempts, run.lost_attempts) == ("queued", 0, 0)
     for pid in late_pids + cancelled_pids + left_pids:
         until(lambda pid=pid: gone(pid), f"{pid} has ended")
 

@@ -116,7 +116,7 @@ def test_a_run_waits_uncharged_for_an_executor_that_has_its_handler(executing: E
         executing.publish(waiting)
         assert executing.run("acts.echo", 1).state == "succeeded"
         run = open_run(executing.database, waiting)
-        assert (run.state, run.attempt, run.charged) == ("queued", 0, 0)
+        assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
         with executing.running():
             ended = executing.ended(waiting)
     assert (ended.state, ended.attempt) == ("succeeded", 1)
@@ -147,7 +147,13 @@ def test_stopping_hands_back_what_does_not_end_in_time_and_charges_nothing(execu
         run_id = executing.trigger("acts.wait", gate)
         until(lambda: GATES[gate].entered, "it runs")
     run = open_run(executing.database, run_id)
-    assert (run.state, run.attempt, run.charged, run.lost, run.executor_id) == ("queued", 1, 0, 0, None)
+    assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts, run.executor_id) == (
+        "queued",
+        1,
+        0,
+        0,
+        None,
+    )
     assert executors(executing.database) == 0
     GATES[gate].opened.set()
     with executing.running():

@@ -67,7 +67,7 @@ def test_cancel_other_reaches_the_running_one_within_a_second_and_the_next_start
     assert ended.state == "cancelled"
     assert ended.finished_at is not None
     assert ended.finished_at - created_at(executing, second) < A_SECOND
-    assert executing.database.count("signals") == executing.database.count("turns") == 0
+    assert executing.database.count("signals") == executing.database.count("active_runs") == 0
 
 
 @pytest.mark.kafka

@@ -130,7 +130,13 @@ def test_lost_attempts_go_back_uncharged_with_their_own_payload(database: Databa
     begin(database, run_id, ghost)
     reap(database)
     run = open_run(database, run_id)
-    assert (run.state, run.attempt, run.charged, run.lost, run.executor_id) == ("retrying", 1, 0, 1, None)
+    assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts, run.executor_id) == (
+        "retrying",
+        1,
+        0,
+        1,
+        None,
+    )
     assert attempts(database, run_id) == [(1, "lost")]
     assert [(request.attempt, request.payload) for request in requests(database)] == [(1, b'"own"'), (2, b'"own"')]
     assert database.count("executors") == 0
@@ -147,7 +153,7 @@ def test_a_lost_run_that_was_being_cancelled_ends_cancelled(database: Database, 
 
 def test_a_run_that_loses_every_executor_is_given_up(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
-    database.execute("UPDATE open_runs SET lost = 2")
+    database.execute("UPDATE open_runs SET lost_attempts = 2")
     begin(database, run_id, ghost)
     reap(database, max_lost=3)
     assert final_state(database, run_id) == ("failed", "max_lost")
@@ -189,7 +195,7 @@ def test_an_executor_that_beat_again_since_is_left_alone(database: Database, gho
         database.session(), database.installation, lease=timedelta(seconds=15), max_lost=10, stop=Shutdown()
     )
     reaper.step()
-    database.execute("UPDATE executors SET counter = counter + 1")
+    database.execute("UPDATE executors SET heartbeat_count = heartbeat_count + 1")
     reaper.step()
     assert open_run(database, run_id).state == "running"
     assert database.count("executors") == 1
@@ -225,4 +231,4 @@ def test_two_reapers_end_one_lease_once(database: Database, ghost: UUID) -> None
     reap(database, looks=2)
     reap(database)
     assert attempts(database, run_id) == [(1, "lost")]
-    assert open_run(database, run_id).lost == 1
+    assert open_run(database, run_id).lost_attempts == 1

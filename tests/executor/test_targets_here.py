@@ -31,7 +31,7 @@ def test_a_program_waits_for_an_executor_that_allows_programs(executing: Executi
         executing.publish(waiting)
         assert executing.run("acts.echo", 1).state == "succeeded"
         run = open_run(executing.database, waiting)
-        assert (run.state, run.attempt, run.charged) == ("queued", 0, 0)
+        assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
         assert names(executing) == [False]
         with executing.running(**PROGRAMS):
             ended = executing.ended(waiting)

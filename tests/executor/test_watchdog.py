@@ -46,7 +46,8 @@ def beats(executing: Executing, run_id: UUID) -> int:
     """The counter of the executor that has a run."""
     return int(
         executing.database.value(
-            "SELECT e.counter FROM executors AS e JOIN open_runs AS o USING (executor_id) WHERE o.run_id = %s", [run_id]
+            "SELECT e.heartbeat_count FROM executors AS e JOIN open_runs AS o USING (executor_id) WHERE o.run_id = %s",
+            [run_id],
         )
     )
 
@@ -69,7 +70,7 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
             more = [executing.trigger("noisy.silent", number) for number in range(5)]
             assert {executing.ended(run_id).state for run_id in more} == {"succeeded"}
             run = open_run(executing.database, blocking)
-            assert (run.state, run.attempt, run.lost) == ("running", 1, 0)
+            assert (run.state, run.attempt, run.lost_attempts) == ("running", 1, 0)
             GATES[gate].opened.set()
             assert executing.ended(blocking).state == "succeeded"
         until(lambda: sample("event_loop_blocked_seconds") == 0, "the loop goes on")

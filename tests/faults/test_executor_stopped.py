@@ -160,7 +160,9 @@ def test_one_that_is_asked_to_stop_hands_back_at_once_and_uncharged(fleet: Fleet
         assert pid_of(oracle, held, 2) != pid_of(oracle, held, 1)
         begun = [e.at for e in oracle.effects() if e.run_id == held.run_id and e.attempt == 2]
         assert begun[0] - asked_at < AT_ONCE
-    counted = fleet.database.rows("SELECT run_id, charged, lost FROM open_runs WHERE handler LIKE 'gated%'")
+    counted = fleet.database.rows(
+        "SELECT run_id, failed_attempts, lost_attempts FROM open_runs WHERE handler LIKE 'gated%'"
+    )
     assert sorted(counted) == sorted((row[0], 0, 0) for row in counted)
     assert len(counted) == len(turned)
     # The turn went along: another run of the job is skipped, as it would have been before.

@@ -50,7 +50,7 @@ def test_its_neighbours_run_again_uncharged_and_after_two_losses_it_dies_alone(f
     [(output,)] = database.rows("SELECT output FROM attempt_outputs WHERE run_id = %s AND attempt = 4", [killer])
     assert output == b"attempt 4 ends the process\n"
     fleet.until(lambda: open_run(database, neighbour).state == RunState.RUNNING, "the neighbour runs again")
-    assert open_run(database, neighbour).charged == 0
+    assert open_run(database, neighbour).failed_attempts == 0
     gate.touch()
     fleet.until(lambda: final_state(database, neighbour)[0] == RunState.SUCCEEDED, "the neighbour succeeds")
     *before, (_, end) = attempts(database, neighbour)

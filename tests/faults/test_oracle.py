@@ -145,7 +145,7 @@ def a_dead_letter_is_missing(history: History) -> None:
 
 
 def a_turn_was_left(history: History) -> None:
-    history.fleet.database.execute("INSERT INTO turns VALUES (gen_random_uuid(), 'default', gen_random_uuid())")
+    history.fleet.database.execute("INSERT INTO active_runs VALUES (gen_random_uuid(), 'default', gen_random_uuid())")
 
 
 DOCTORED: dict[Callable[[History], None], str] = {

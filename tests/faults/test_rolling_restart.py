@@ -64,7 +64,10 @@ def test_replacing_every_executor_loses_charges_and_stops_nothing(fleet: Fleet, 
         replaced_at = now()
         fleet.until(lambda: load.goes_on() and last_end(fleet) > replaced_at, "work goes on")  # noqa: B023
         rolls.append((asked_at, now()))
-    assert fleet.database.rows("SELECT charged, lost FROM open_runs WHERE handler LIKE 'gated%'") == [(0, 0)] * 3
+    assert (
+        fleet.database.rows("SELECT failed_attempts, lost_attempts FROM open_runs WHERE handler LIKE 'gated%'")
+        == [(0, 0)] * 3
+    )
     for each in held:
         each.let_go()
     work.finish()

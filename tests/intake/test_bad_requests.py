@@ -109,14 +109,14 @@ def test_what_cannot_be_read_is_kept_byte_for_byte_with_where_it_lay(
     [kept] = requests.database.rows(
         'SELECT kind, topic, partition, key, value, reason FROM dead_letters WHERE "offset" = %s', [offset]
     )
-    assert kept[:5] == ("request", requests.topics.requests, 0, name.encode(), bad)
+    assert kept[:5] == ("message", requests.topics.requests, 0, name.encode(), bad)
     assert reason in kept[5]
     [(value, headers)] = requests.database.rows(
         "SELECT value, headers FROM outbox WHERE topic = %s AND key = %s", [requests.topics.dead_letters, name.encode()]
     )
     assert value == bad
     told = dict(zip(headers[::2], headers[1::2], strict=True))
-    assert told[b"tidewheel-dlq-kind"] == b"request"
+    assert told[b"tidewheel-dlq-kind"] == b"message"
     assert told[b"tidewheel-dlq-topic"] == requests.topics.requests.encode()
     assert (told[b"tidewheel-dlq-partition"], told[b"tidewheel-dlq-offset"]) == (b"0", str(offset).encode())
     assert reason.encode() in told[b"tidewheel-dlq-error"]

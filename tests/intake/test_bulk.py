@@ -79,7 +79,7 @@ def test_intervals_without_an_anchor_are_spread_and_go_on_from_where_they_were_p
     assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
     [edited] = ask(clocked, submission("job-0", schedule="@every 1h", payload="edited"))
     [(anchor, at)] = clocked.rows(
-        "SELECT j.anchor, t.due_at FROM jobs AS j JOIN timers AS t USING (job_id) WHERE j.key = 'job-0'"
+        "SELECT j.interval_anchor, t.due_at FROM jobs AS j JOIN timers AS t USING (job_id) WHERE j.key = 'job-0'"
     )
     assert (edited.job_version, edited.next_run_at) == (2, at)
     assert (at - anchor) % hour == timedelta(0)
@@ -120,7 +120,7 @@ def test_an_anchor_of_its_own_is_kept(clocked: ClockedDatabase) -> None:
     schedule = {"interval": "1h", "anchor": "2026-01-01T00:00:07Z"}
     load(clocked, *(submission(f"job-{n}", schedule=schedule) for n in range(20)))
     [(due_at, anchor)] = clocked.rows(
-        "SELECT DISTINCT t.due_at, j.anchor FROM timers AS t JOIN jobs AS j USING (job_id)"
+        "SELECT DISTINCT t.due_at, j.interval_anchor FROM timers AS t JOIN jobs AS j USING (job_id)"
     )
     assert (due_at.minute, due_at.second, anchor) == (0, 7, now)
 

@@ -193,7 +193,7 @@ def test_a_pause_stays_and_ends_under_the_days_that_are(friday: ClockedDatabase)
     ask(friday, about("job.pause"))
     friday.stop_clock(november(23, 10))
     put(friday)
-    assert friday.rows("SELECT held, due_at = 'infinity' FROM timers") == [("pause", True)]
+    assert friday.rows("SELECT hold_reason, due_at = 'infinity' FROM timers") == [("pause", True)]
     friday.stop_clock(november(28, 10))
     [reply] = ask(friday, about("job.resume"))
     fire_due(friday)

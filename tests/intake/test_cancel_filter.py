@@ -124,7 +124,7 @@ def test_an_instant_in_the_past_leaves_out_what_was_made_since(with_jobs: Databa
 def test_what_has_begun_is_left_alone_where_that_is_asked_for(with_jobs: Database) -> None:
     retried, fresh = begun(with_jobs), trigger(with_jobs)
     requeue(with_jobs, retried, AttemptOutcome.FAILED)
-    cancel(with_jobs, key="job", begun=False)
+    cancel(with_jobs, key="job", include_started=False)
     assert claimable(with_jobs, retried.run_id, fresh) == [True, False]
 
 

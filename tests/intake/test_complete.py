@@ -59,7 +59,7 @@ def test_a_failure_goes_back_for_another_attempt_as_the_job_says(with_job: Datab
     reply = complete(with_job, started, status="failed", error_type="NoPaper", error_message="the tray is empty")
     assert (reply.status, reply.run_status) == ("accepted", "retrying")
     row = open_run(with_job, started.run_id)
-    assert (row.state, row.attempt, row.charged, row.executor_id) == ("retrying", 1, 1, None)
+    assert (row.state, row.attempt, row.failed_attempts, row.executor_id) == ("retrying", 1, 1, None)
     assert [request.attempt for request in requests(with_job)] == [1, 2]
     stored = with_job.rows("SELECT outcome, error_type, error_message FROM attempts")
     assert stored == [("failed", "NoPaper", "the tray is empty")]

@@ -76,7 +76,7 @@ def test_an_answer_is_forgotten_after_its_time(with_job: Database) -> None:
     ask(with_job, TRIGGER)
     with_job.execute("UPDATE requests SET created_at = created_at - interval '8 days 1 s'")
     ask(with_job, TRIGGER | {"request_id": "r-2"})
-    with_job.execute(Statements("tidewheel.intake")["forget_answers"], {"kept": timedelta(days=8)})
+    with_job.execute(Statements("tidewheel.intake")["purge_replies"], {"kept": timedelta(days=8)})
     assert with_job.rows("SELECT request_id FROM requests") == [("r-2",)]
 
 

@@ -77,7 +77,7 @@ def test_an_edit_after_a_long_outage_catches_up_once_and_says_what_it_passed_ove
     ticking.advance(600 * SECOND)
     submit(ticking, schedule="@every 1h", overlap="allow_all")
     assert [version for _, version in made(ticking)] == [1] * 61
-    assert ticking.rows("SELECT reason, occurrences, exact, job_version FROM skips") == [("misfire", 539, True, 1)]
+    assert ticking.rows("SELECT reason, occurrences, is_exact, job_version FROM skips") == [("misfire", 539, True, 1)]
     [event] = [event for event in lifecycle(ticking) if event.type.startswith("io.tidewheel.occurrence")]
     assert event.job_version == 1
 

@@ -52,7 +52,7 @@ def instants(database: ClockedDatabase) -> list[float]:
 
 def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]]:
     [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT reason, first_at, last_at, occurrences, exact FROM skips ORDER BY skip_id")
+    found = database.rows("SELECT reason, first_at, last_at, occurrences, is_exact FROM skips ORDER BY skip_id")
     return [
         (reason, (first - accepted_at).total_seconds(), (last - accepted_at).total_seconds(), count, exact)
         for reason, first, last, count, exact in found

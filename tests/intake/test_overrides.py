@@ -233,9 +233,9 @@ def test_a_pause_that_ends_by_itself_goes_on_ending_by_itself(minutely: ClockedD
 
 
 def test_a_job_that_was_set_aside_stays_so(minutely: ClockedDatabase) -> None:
-    minutely.execute("UPDATE timers SET due_at = 'infinity', held = 'quarantine'")
+    minutely.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
     assert said(minutely, "skip", 2).next_run_at is None
-    assert minutely.rows("SELECT held, due_at = 'infinity' FROM timers") == [("quarantine", True)]
+    assert minutely.rows("SELECT hold_reason, due_at = 'infinity' FROM timers") == [("quarantine", True)]
 
 
 def test_what_is_overdue_is_settled_first(minutely: ClockedDatabase) -> None:

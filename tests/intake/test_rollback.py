@@ -76,7 +76,7 @@ def test_a_paused_job_stays_paused(database: Database) -> None:
     reply = rollback(database, 1)
     assert (reply.job_version, reply.next_run_at) == (3, None)
     assert database.value("SELECT paused FROM jobs") is True
-    assert database.value("SELECT held FROM timers") == "pause"
+    assert database.value("SELECT hold_reason FROM timers") == "pause"
 
 
 def test_a_version_that_can_never_fire_any_more_is_refused_as_its_submit_would_be(clocked: ClockedDatabase) -> None:

@@ -39,7 +39,7 @@ def test_a_new_job_is_version_1_and_says_when_it_runs_next(clocked: ClockedDatab
         errors=(),
     )
     bucket = bucket_of(job_id("default", "job"))
-    [row] = clocked.rows("SELECT bucket, shard, version, anchor, created_at, finished_at FROM jobs")
+    [row] = clocked.rows("SELECT bucket, shard, version, interval_anchor, created_at, finished_at FROM jobs")
     assert row == (bucket, shard_of(bucket, 64), 1, now, now, None)
     assert kinds(clocked) == ["job.created"]
 

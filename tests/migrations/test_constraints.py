@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tidewheel.ids import BUCKETS
-from tidewheel.outbox import SLICES, OutboxClass
+from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
 from tidewheel.schedules.decision import HoldReason, SkipReason
@@ -31,16 +31,16 @@ OF_ENUMS = {
     ("open_runs", "lane"): set(Lane),
     ("open_runs", "overlap"): set(Overlap),
     ("attempts", "outcome"): set(AttemptOutcome),
-    ("outbox", "class"): set(OutboxClass),
+    ("outbox", "lane"): set(OutboxLane),
     ("skips", "reason"): set(SkipReason),
-    ("timers", "held"): set(HoldReason),
+    ("timers", "hold_reason"): set(HoldReason),
 }
 # Of words that the code has no enum for.
 OF_WORDS = {
     ("overrides", "kind"): {"skip", "move"},
     ("quarantine", "kind"): {"job", "outbox"},
     ("signals", "kind"): {"cancel", "terminate"},
-    ("dead_letters", "kind"): {"run", "request"},
+    ("dead_letters", "kind"): {"run", "message"},
     ("members", "role"): {"scheduler", "relay"},
     ("backfills", "state"): {"running", "paused", "finished", "cancelled"},
     ("backfills", "what"): {"missing_only", "all"},

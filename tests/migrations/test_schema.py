@@ -21,8 +21,9 @@ def test_every_table_belongs_to_a_tenant_but_for_those_that_are_nobodys(shared_d
 def test_columns_of_later_work_are_there_from_the_start(shared_database: Database) -> None:
     wanted = {
         ("jobs", "bucket"), ("jobs", "shard"), ("job_runs", "cause"), ("job_runs", "queue"), ("job_runs", "lane"),
-        ("open_runs", "overlap"), ("open_runs", "charged"), ("open_runs", "lost"), ("open_runs", "deadline_at"),
-        ("open_runs", "external_deadline_at"), ("run_inputs", "checkpoint"), ("timers", "catch_up_end"),
+        ("open_runs", "overlap"), ("open_runs", "failed_attempts"), ("open_runs", "lost_attempts"),
+        ("open_runs", "deadline_at"), ("open_runs", "external_deadline_at"), ("run_inputs", "checkpoint"),
+        ("timers", "catch_up_end"),
     }  # fmt: skip
     found = shared_database.rows(
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"

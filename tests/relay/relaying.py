@@ -18,7 +18,7 @@ from tests.fixtures.services import until
 from tests.relay.topics import delete_topic, make_topics
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
-from tidewheel.outbox import OutboxClass, OutboxRow, append
+from tidewheel.outbox import OutboxLane, OutboxRow, append
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
 from tidewheel.settings import RelaySettings
@@ -70,7 +70,7 @@ class Relaying:
     def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
         """A row that is due, unless told otherwise."""
         known: dict[str, Any] = {
-            "shard": 0, "outbox_class": OutboxClass.STANDARD, "publish_at": self.began_at, "headers": (),
+            "shard": 0, "lane": OutboxLane.STANDARD, "publish_at": self.began_at, "headers": (),
         }  # fmt: skip
         return OutboxRow(topic=topic, key=key, value=value, **{**known, **fields})
 

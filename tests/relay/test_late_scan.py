@@ -13,7 +13,7 @@ from tests.relay.relaying import Relaying
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.local.stack import StackInfo
-from tidewheel.outbox import SLICES, OutboxClass
+from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.session import Session
 from tidewheel.relay import late_scan as walk
 from tidewheel.relay.due_rows import ID, VALUE, Batch, DueRow
@@ -118,7 +118,7 @@ def test_a_flood_that_comes_late_is_not_in_front_of_what_is_critical(relaying: R
     batches: list[Batch] = []
 
     def late_rows_come() -> bool:
-        relaying.write(relaying.row("a", b"now", publish_at=relaying.database.now(), outbox_class=OutboxClass.CRITICAL))
+        relaying.write(relaying.row("a", b"now", publish_at=relaying.database.now(), lane=OutboxLane.CRITICAL))
         batches.append(reader.read(HELD, [], passed(batches)))
         return b"late" in values(batches[-1])
 

@@ -13,7 +13,7 @@ from tests.relay.relaying import Relaying
 from tests.transitions.stepping import in_background
 from tidewheel.local.stack import StackInfo
 from tidewheel.membership import rendezvous
-from tidewheel.outbox import SLICES, OutboxClass, append
+from tidewheel.outbox import SLICES, OutboxLane, append
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.process.service import Shutdown
 
@@ -48,9 +48,9 @@ def test_a_row_arrives_with_key_value_and_headers_and_then_goes(relaying: Relayi
 def test_rows_of_every_slice_and_class_leave(relaying: Relaying) -> None:
     topic = relaying.topic("a", partitions=3)
     rows = [
-        relaying.row(topic, f"{shard}-{name}".encode(), shard=shard, outbox_class=name)
+        relaying.row(topic, f"{shard}-{name}".encode(), shard=shard, lane=name)
         for shard in range(64)
-        for name in OutboxClass
+        for name in OutboxLane
     ]
     relaying.write(*rows)
     with relaying.running():
@@ -228,8 +228,8 @@ def test_a_flood_of_one_class_does_not_hold_up_another(relaying: Relaying) -> No
     """With a batch of 200, two of a thousand batch rows are not in front of what is critical."""
     flood, urgent = relaying.topic("flood"), relaying.topic("urgent")
     early = relaying.due_at(timedelta(hours=-1))
-    rows = [relaying.row(flood, b"f", outbox_class=OutboxClass.BATCH, publish_at=early) for _ in range(1000)]
-    relaying.write(*rows, relaying.row(urgent, b"u", outbox_class=OutboxClass.CRITICAL))
+    rows = [relaying.row(flood, b"f", lane=OutboxLane.BATCH, publish_at=early) for _ in range(1000)]
+    relaying.write(*rows, relaying.row(urgent, b"u", lane=OutboxLane.CRITICAL))
     stop = Shutdown()
     relay = relaying.make(stop, relay_batch=200)
     relay.enter()

@@ -48,7 +48,7 @@ def test_a_turn_that_nobody_waits_for_any_more_is_freed(job: Database) -> None:
     lose_holder(job, first.run_id)
     lose_holder(job, second)
     assert sweep(job).step() == 1
-    assert job.count("turns") == 0
+    assert job.count("active_runs") == 0
 
 
 def test_a_turn_whose_holder_is_open_is_left_alone(job: Database) -> None:
@@ -92,7 +92,7 @@ def test_a_turn_that_is_being_handed_on_is_left_to_whoever_does(job: Database) -
     claim(job, second)
     lose_holder(job, first.run_id)
     somebody = job.connection()
-    somebody.execute("SELECT FROM turns FOR UPDATE")
+    somebody.execute("SELECT FROM active_runs FOR UPDATE")
     assert sweep(job).step() == 0
     somebody.rollback()
     assert sweep(job).step() == 1
@@ -109,16 +109,16 @@ def test_it_walks_on_where_it_has_left_off_and_begins_anew(job: Database, monkey
     sweeping = sweep(job)
     # What is handed on and waited for no more leaves the walk, so that its end comes sooner.
     assert [sweeping.step() for _ in range(4)] == [2, 2, 1, 0]
-    assert {turn for (turn,) in job.rows("SELECT waiting FROM turns")} == {False}
+    assert {turn for (turn,) in job.rows("SELECT has_waiters FROM active_runs")} == {False}
 
 
-@pytest.mark.parametrize("lost", ["DELETE FROM turns", "UPDATE turns SET waiting = false"])
+@pytest.mark.parametrize("lost", ["DELETE FROM active_runs", "UPDATE active_runs SET has_waiters = false"])
 def test_runs_whose_turn_was_removed_are_found_within_a_round_of_the_shards(job: Database, lost: str) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     job.execute(lost.encode())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - one of two texts
     succeed(job, first)
-    assert (job.count("turns"), open_run(job, second).state) == (0, "buffered")
+    assert (job.count("active_runs"), open_run(job, second).state) == (0, "buffered")
     sweeping = sweep(job)
     assert [sweeping.mend_shard(shard) for shard in range(64)] == [int(shard == SHARD) for shard in range(64)]
     assert turn_of(job, JOB) == second
@@ -129,7 +129,7 @@ def test_runs_whose_turn_was_removed_are_found_within_a_round_of_the_shards(job:
 def test_mending_a_turn_that_somebody_has_lets_them_wait_for_it(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
-    job.execute("UPDATE turns SET waiting = false")
+    job.execute("UPDATE active_runs SET has_waiters = false")
     sweep(job).mend_shard(SHARD)
     assert (turn_of(job, JOB), waiting(job)) == (first.run_id, True)
     succeed(job, first)
@@ -150,5 +150,5 @@ def test_signals_that_no_executor_has_taken_away_are_removed_after_a_while(clock
 def test_other_shards_are_left_alone(job: Database) -> None:
     holding(job)
     claim(job, make(job, "buffer_all"))
-    job.execute("DELETE FROM turns")
+    job.execute("DELETE FROM active_runs")
     assert sweep(job).mend_shard((SHARD + 1) % 64) == 0

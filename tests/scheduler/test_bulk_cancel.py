@@ -68,7 +68,7 @@ def states(database: Database, runs: Iterable[UUID]) -> list[str]:
 
 def progress(database: Database, number: int) -> tuple[int, bool]:
     [(cancelled, finished)] = database.rows(
-        "SELECT cancelled, finished_at IS NOT NULL FROM cancellations WHERE id = %s", [number]
+        "SELECT cancelled_count, finished_at IS NOT NULL FROM cancellations WHERE id = %s", [number]
     )
     return cancelled, finished
 
@@ -109,7 +109,7 @@ def test_every_state_is_brought_to_its_end(with_job: Database) -> None:
 def test_what_has_begun_goes_on_where_that_is_asked_for(with_job: Database) -> None:
     running, retrying, fresh = begun(with_job), begun(with_job), trigger(with_job)
     requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
-    number = cancel(with_job, key="job", begun=False)
+    number = cancel(with_job, key="job", include_started=False)
     carry_out(with_job)
     assert {run.state for run in open_runs(with_job)} == {"running", "retrying"}
     assert (states(with_job, [fresh]), progress(with_job, number)) == (["cancelled"], (1, True))
@@ -203,7 +203,7 @@ def test_a_released_run_of_a_cancelled_holder_does_not_start(database: Database)
     [released] = [run.run_id for run in open_runs(database) if run.state == "queued"]
     assert claim(database, released).started == []
     carry_out(database)
-    assert (states(database, waiters), database.count("turns")) == (["cancelled"] * 3, 0)
+    assert (states(database, waiters), database.count("active_runs")) == (["cancelled"] * 3, 0)
 
 
 def test_a_fixed_delay_job_goes_on_after_its_run_was_cancelled(database: Database) -> None:
@@ -213,7 +213,7 @@ def test_a_fixed_delay_job_goes_on_after_its_run_was_cancelled(database: Databas
     cancel(database, key="job")
     carry_out(database)
     assert states(database, [run.run_id]) == ["cancelled"]
-    [(held, ahead)] = database.rows("SELECT held, due_at - tidewheel_now() FROM timers")
+    [(held, ahead)] = database.rows("SELECT hold_reason, due_at - tidewheel_now() FROM timers")
     assert held is None
     assert timedelta(minutes=59) < ahead <= timedelta(hours=1)
 

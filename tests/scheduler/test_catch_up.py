@@ -111,7 +111,7 @@ def test_a_thousand_are_made_up_for_a_hundred_at_a_time_and_a_crash_in_between_c
     [(runs, first, last)] = still.rows("SELECT count(*), min(scheduled_at), max(scheduled_at) FROM job_runs")
     assert runs == (last - first) // SECOND + 1
     assert len(decided_end - {None}) == 1
-    assert [reason for reason, _ in skips(still)] == ["limit"]
+    assert [reason for reason, _ in skips(still)] == ["catch_up_limit"]
     [(covered,)] = still.rows("SELECT sum(occurrences) + (SELECT count(*) FROM job_runs) FROM skips")
     [(elapsed,)] = still.rows("SELECT scheduled_at - (SELECT created_at FROM jobs) FROM timers")
     assert covered == elapsed // SECOND - 1
@@ -126,7 +126,7 @@ def test_what_is_on_time_goes_before_what_was_missed(still: ClockedDatabase) -> 
     with scheduler_of(still, fire_batch=8, lookahead=0) as scheduler:
         scheduler.step()
     on_time = still.value("SELECT run_id FROM job_runs JOIN jobs USING (job_id) WHERE key = 'on-time'")
-    sent = [key for (key,) in still.rows("SELECT key FROM outbox WHERE class = 'standard' ORDER BY id")]
+    sent = [key for (key,) in still.rows("SELECT key FROM outbox WHERE lane = 'standard' ORDER BY id")]
     assert len(sent) > 1
     assert sent[0] == str(on_time).encode()
 

@@ -153,7 +153,7 @@ def test_an_answer_that_does_not_come_is_a_failed_attempt_and_at_last_the_end(
     still.advance(SECOND)
     assert look(still) == 1
     run = open_run(still, first.run_id)
-    assert (run.state, run.charged, run.executor_id) == ("retrying", 1, None)
+    assert (run.state, run.failed_attempts, run.executor_id) == ("retrying", 1, None)
     assert run.publish_at == still.now() + timedelta(minutes=30)
     error = still.rows("SELECT outcome, executor_id, error_type FROM attempts")
     assert error == [("timed_out", EXECUTOR, f"timeout_{which}")]
@@ -227,8 +227,8 @@ def test_the_end_of_a_fixed_delays_run_waits_for_an_edit_without_holding_the_run
     editing.rollback()
     assert looking.result(30)[0] == 1
     told(still, "schedule_to_start")
-    assert still.rows("SELECT held, scheduled_at FROM timers") == [(None, still.now() + HOUR)]
-    assert still.value("SELECT failures FROM jobs") == 1
+    assert still.rows("SELECT hold_reason, scheduled_at FROM timers") == [(None, still.now() + HOUR)]
+    assert still.value("SELECT consecutive_failures FROM jobs") == 1
 
 
 def test_nothing_is_looked_for_before_the_next_deadline_or_a_second(still: ClockedDatabase) -> None:

@@ -37,7 +37,8 @@ def chain(clocked: ClockedDatabase) -> ClockedDatabase:
 def timer(database: ClockedDatabase) -> tuple[str | None, float | None]:
     """Why the timer is held, and in how many seconds it is due; None for never."""
     [(held, seconds)] = database.rows(
-        "SELECT held, CASE WHEN due_at < 'infinity' THEN extract(epoch FROM due_at - tidewheel_now()) END FROM timers"
+        "SELECT hold_reason, CASE WHEN due_at < 'infinity' THEN extract(epoch FROM due_at - tidewheel_now()) END"
+        " FROM timers"
     )
     return held, None if seconds is None else float(seconds)
 
@@ -193,5 +194,5 @@ def test_a_chain_that_waits_for_nothing_is_mended_beside_a_run_from_before_a_del
     ask(chain, about("job.delete"))
     chain.advance(SECOND)
     submit(chain, schedule={"fixed_delay": "60s"})
-    chain.execute("UPDATE timers SET held = 'run', due_at = 'infinity'")
+    chain.execute("UPDATE timers SET hold_reason = 'run', due_at = 'infinity'")
     assert release_chains(chain.session()) == 1

@@ -138,7 +138,7 @@ def test_it_survives_the_loss_of_its_connections(database: Database, settings: d
 
 def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: Database) -> None:
     database.execute(
-        "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, counted, turn)"
+        "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, release_job)"
         " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true FROM generate_series(1, 2500)"
     )
     stop = Shutdown()
@@ -165,7 +165,7 @@ def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(dat
     try:
         until(lambda: len(open_runs(database)) >= 200, "batch after batch is fired")
         database.execute(
-            "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, counted, turn)"
+            "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, release_job)"
             " VALUES (gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true)"
         )
         until(lambda: database.count("deferred_effects") == 0, "the other duties are done")

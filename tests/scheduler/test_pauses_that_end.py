@@ -127,7 +127,7 @@ def test_a_fixed_delay_whose_run_is_open_when_its_pause_ends_goes_on_waiting_for
     pause(ticking, 3)
     ticking.advance(3 * MINUTE)
     fire_due(ticking)
-    assert ticking.rows("SELECT held FROM timers") == [("run",)]
+    assert ticking.rows("SELECT hold_reason FROM timers") == [("run",)]
     end(ticking, ending(started, RunState.SUCCEEDED))
     assert ticking.value("SELECT due_at - tidewheel_now() FROM timers") == MINUTE
 

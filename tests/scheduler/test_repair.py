@@ -42,7 +42,7 @@ def test_a_lost_timer_is_given_back_and_its_downtime_decided_as_any_other(still:
     assert mend_shard(still.session(), SHARD, 64) == 0
     fire_due(still)
     assert still.count("job_runs") == 3 + 61
-    assert still.rows("SELECT reason, occurrences, exact FROM skips") == [("misfire", 539, True)]
+    assert still.rows("SELECT reason, occurrences, is_exact FROM skips") == [("misfire", 539, True)]
 
 
 def test_a_job_that_never_fired_goes_on_from_its_submission(still: ClockedDatabase) -> None:

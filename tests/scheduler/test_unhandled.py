@@ -63,7 +63,7 @@ def test_a_run_whose_handler_no_executor_of_its_queue_has_is_announced(still: Cl
     assert event.detail["runs"] == "3"
     assert event.detail["run_id"] == str(run_id)
     run = open_run(still, run_id)
-    assert (run.state, run.attempt, run.charged) == ("queued", 0, 0)
+    assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
 
 
 def test_a_queue_without_any_executor_is_announced_also_for_targets_that_need_no_handler(

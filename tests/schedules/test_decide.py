@@ -118,7 +118,7 @@ def test_fire_all_keeps_the_newest_thousand_and_records_the_others_as_beyond_the
     assert missed[-1] == START + late - MISFIRE_AFTER
     assert fires == sorted(set(fires))
     [limit] = [skip for decision in decisions for skip in decision.skips]
-    assert (limit.reason, limit.first_at, limit.last_at) == (SkipReason.LIMIT, START, missed[0] - SECOND)
+    assert (limit.reason, limit.first_at, limit.last_at) == (SkipReason.CATCH_UP_LIMIT, START, missed[0] - SECOND)
     assert all(len(decision.fires) <= MAX_FIRES for decision in decisions)
 
 
@@ -198,7 +198,7 @@ def test_an_edit_of_a_paused_job_records_what_the_pause_has_passed_over_so_far()
 def test_a_fixed_delay_fires_and_waits_for_its_run() -> None:
     decision = decided(at_start(FixedDelay(60_000_000)), 10 * HOUR)
     assert [fire.at for fire in decision.fires] == [START]
-    assert (decision.held, decision.next_at) == (HoldReason.RUN, START)
+    assert (decision.hold_reason, decision.next_at) == (HoldReason.RUN, START)
 
 
 def test_years_of_a_one_second_job_are_decided_in_bounded_steps() -> None:

@@ -18,7 +18,7 @@ from tidewheel.runs import RunState
 from tidewheel.schedules.decision import SkipReason
 
 JOBS = 10
-OF_THE_TIMER = frozenset({SkipReason.MISFIRE, SkipReason.PAUSED, SkipReason.LIMIT})
+OF_THE_TIMER = frozenset({SkipReason.MISFIRE, SkipReason.PAUSED, SkipReason.CATCH_UP_LIMIT})
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ def recorded(
     place: Sequence[UUID] = [job_id("default", job.key)]
     runs = database.rows("SELECT scheduled_at, state FROM job_runs WHERE job_id = %s AND cause = 'timer'", place)
     skips = database.rows(
-        "SELECT reason, first_at, last_at, occurrences, exact FROM skips WHERE job_id = %s ORDER BY first_at", place
+        "SELECT reason, first_at, last_at, occurrences, is_exact FROM skips WHERE job_id = %s ORDER BY first_at", place
     )
-    timers = database.rows("SELECT scheduled_at, held FROM timers WHERE job_id = %s", place)
+    timers = database.rows("SELECT scheduled_at, hold_reason FROM timers WHERE job_id = %s", place)
     cursor, held = timers[0] if timers else (None, None)
     by_instant: defaultdict[datetime, list[str]] = defaultdict(list)
     for at, state in runs:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
 from tidewheel.ids import BUCKETS
-from tidewheel.outbox import SLICES, OutboxClass, OutboxRow, append, pack, slice_of
+from tidewheel.outbox import SLICES, OutboxLane, OutboxRow, append, pack, slice_of
 from tidewheel.runs import Lane
 
 AT = datetime(2027, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -16,7 +16,7 @@ HEADERS = [("ce_id", b"1"), ("ü", b"")]
 
 
 def row(shard: int = 0, **fields: object) -> OutboxRow:
-    known: dict[str, object] = {"outbox_class": "standard", "topic": "t", "key": b"k", "value": b"v", "publish_at": AT}
+    known: dict[str, object] = {"lane": "standard", "topic": "t", "key": b"k", "value": b"v", "publish_at": AT}
     return OutboxRow(shard, **(known | fields))  # type: ignore[arg-type]  # names and types are this file's literals
 
 
@@ -30,19 +30,19 @@ def test_slices_are_ranges_of_shards_even_to_within_one_shard(shards: int) -> No
 
 
 def test_every_lane_is_a_class_of_its_own() -> None:
-    assert {OutboxClass(lane.value) for lane in Lane} == set(OutboxClass) - {OutboxClass.EVENTS}
+    assert {OutboxLane(lane.value) for lane in Lane} == set(OutboxLane) - {OutboxLane.EVENTS}
 
 
 def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
     all_bytes = bytes(range(256))
     rows = [
-        row(63, outbox_class="critical", topic="t.ä", key=all_bytes, value=all_bytes, headers=HEADERS),
-        row(0, outbox_class="events", key=None, value=None),
-        row(7, outbox_class="batch", key=b"", value=b""),
+        row(63, lane="critical", topic="t.ä", key=all_bytes, value=all_bytes, headers=HEADERS),
+        row(0, lane="events", key=None, value=None),
+        row(7, lane="batch", key=b"", value=b""),
     ]
     with database.transaction() as connection:
         append(connection, rows, shards=64)
-    found = database.rows("SELECT slice, class, publish_at, topic, key, value, headers FROM outbox ORDER BY id")
+    found = database.rows("SELECT slice, lane, publish_at, topic, key, value, headers FROM outbox ORDER BY id")
     assert found == [
         (7, "critical", AT, "t.ä", all_bytes, all_bytes, [b"ce_id", b"1", "ü".encode(), b""]),
         (0, "events", AT, "t", None, None, None),
@@ -59,7 +59,7 @@ def test_headers_may_be_given_as_their_column_has_them(database: Database) -> No
 def test_rows_keep_the_order_in_which_they_were_appended(database: Database) -> None:
     with database.transaction() as connection:
         append(connection, (row(key=b"%d" % number) for number in range(1000)), shards=64)
-    found = database.rows("SELECT key FROM outbox ORDER BY slice, class, publish_at, id")
+    found = database.rows("SELECT key FROM outbox ORDER BY slice, lane, publish_at, id")
     assert [int(key) for (key,) in found] == list(range(1000))
 
 

@@ -39,8 +39,8 @@ class OpenRun:
     cause: str
     job_version: int
     attempt: int
-    charged: int
-    lost: int
+    failed_attempts: int
+    lost_attempts: int
     scheduled_at: datetime
     publish_at: datetime
     started_at: datetime | None
@@ -186,7 +186,7 @@ def attempts(database: Database, run_id: UUID) -> list[tuple[int, str]]:
 
 def turn_of(database: Database, job_id: UUID) -> UUID | None:
     """Which run holds a job's turn."""
-    found: Sequence[tuple[UUID]] = database.rows("SELECT run_id FROM turns WHERE job_id = %s", [job_id])
+    found: Sequence[tuple[UUID]] = database.rows("SELECT run_id FROM active_runs WHERE job_id = %s", [job_id])
     return found[0][0] if found else None
 
 

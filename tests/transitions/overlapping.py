@@ -42,7 +42,7 @@ def holding(database: Database, *, key: str = "job") -> Started:
 
 def waiting(database: Database, job: UUID = JOB) -> bool | None:
     """Whether a job's turn is marked as waited for; None where there is none."""
-    found = database.rows("SELECT waiting FROM turns WHERE job_id = %s", [job])
+    found = database.rows("SELECT has_waiters FROM active_runs WHERE job_id = %s", [job])
     return found[0][0] if found else None
 
 

@@ -108,14 +108,14 @@ def test_a_cancelled_run_that_never_began_does_not_free_another_ones_turn(skippi
 
 def test_a_stale_turn_is_taken_over(skipping: Database) -> None:
     """`complete_in` and people with psql leave turns behind whose run is gone: they must not stop the job for ever."""
-    skipping.execute("INSERT INTO turns (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
+    skipping.execute("INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
     run_id = trigger(skipping)
     assert len(claim(skipping, run_id).started) == 1
     assert turn_of(skipping, JOB) == run_id
 
 
 def test_of_two_runs_that_find_a_stale_turn_one_takes_it(skipping: Database) -> None:
-    skipping.execute("INSERT INTO turns (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
+    skipping.execute("INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [JOB, uuid4()])
     done = claim(skipping, trigger(skipping), trigger(skipping))
     assert len(done.started) == len(done.overlaps.skipped) == 1
     assert turn_of(skipping, JOB) == done.started[0].run_id

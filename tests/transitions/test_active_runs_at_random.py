@@ -158,7 +158,7 @@ def test_never_two_under_way_and_nobody_left_behind(
     final = dict(database.rows("SELECT run_id, state FROM job_runs"))
     assert set(final) == set(runs)
     assert {RunState(state) for state in final.values()} <= FINAL
-    assert (database.count("open_runs"), database.count("turns")) == (0, 0)
+    assert (database.count("open_runs"), database.count("active_runs")) == (0, 0)
     assert [actor.turned_away for actor in actors] == [[]] * THREADS
     assert database.value(DEADLOCKS) == 0
     completed = database.value("SELECT count(DISTINCT key) FROM outbox WHERE topic LIKE '%%.completions'")

@@ -73,7 +73,7 @@ def test_a_batch_of_ends_counts_in_its_order(fragile: ClockedDatabase) -> None:
     attempts = [begun(fragile) for _ in range(4)]
     states = [RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED]
     end(fragile, *(ending(one, state, error_type="E") for one, state in zip(attempts, states, strict=True)))
-    assert fragile.value("SELECT failures FROM jobs") == 2
+    assert fragile.value("SELECT consecutive_failures FROM jobs") == 2
 
 
 def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_none(fragile: ClockedDatabase) -> None:
@@ -87,7 +87,7 @@ def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_non
     assert fragile.rows("SELECT paused, pause_reason FROM jobs") == [(True, request.reason)]
     assert [event.reason for event in lifecycle(fragile) if event.type.endswith("job.paused.v1")] == [request.reason]
     ask(fragile, {"type": "job.resume", "key": "job"})
-    assert fragile.value("SELECT failures FROM jobs") == 0
+    assert fragile.value("SELECT consecutive_failures FROM jobs") == 0
     fragile.advance(timedelta(seconds=1))
     finish(fragile, RunState.FAILED, RunState.FAILED)
     assert len(asked(fragile)) == 1
@@ -96,7 +96,7 @@ def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_non
 def test_a_job_without_the_policy_counts_nothing(clocked: ClockedDatabase) -> None:
     submit(clocked, overlap="allow_all")
     finish(clocked, RunState.FAILED)
-    assert clocked.value("SELECT failures FROM jobs") == 0
+    assert clocked.value("SELECT consecutive_failures FROM jobs") == 0
 
 
 def apply(database: ClockedDatabase, request: Request) -> Reply:
@@ -116,7 +116,7 @@ def test_a_request_that_comes_late_does_not_pause_a_job_that_was_mended(fragile:
         submit(fragile, schedule="@every 2h", overlap="allow_all", pause_on_failure=3)
     else:
         submit(fragile, schedule="@every 1h", overlap="allow_all")
-        fragile.execute("UPDATE jobs SET failures = 3")
+        fragile.execute("UPDATE jobs SET consecutive_failures = 3")
     assert apply(fragile, request).unchanged
     assert not fragile.value("SELECT paused FROM jobs")
 
@@ -137,7 +137,7 @@ def test_a_pause_that_ends_by_itself_counts_from_none(fragile: ClockedDatabase) 
     ask(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
     fragile.advance(timedelta(minutes=1))
     fire_due(fragile)
-    assert fragile.rows("SELECT paused, failures FROM jobs") == [(False, 0)]
+    assert fragile.rows("SELECT paused, consecutive_failures FROM jobs") == [(False, 0)]
 
 
 def test_it_is_asked_for_in_json_where_events_are_json(fragile: ClockedDatabase) -> None:

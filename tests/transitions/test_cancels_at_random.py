@@ -200,7 +200,7 @@ def test_every_answer_is_what_came_of_it_and_nothing_begins_after_a_filter(fresh
     assert set(final) == set(runs)
     assert set(final.values()) <= FINAL
     assert complaints(final, [actor.seen for actor in actors]) == []
-    assert (database.count("open_runs"), database.count("turns"), database.count("signals")) == (0, 0, 0)
+    assert (database.count("open_runs"), database.count("active_runs"), database.count("signals")) == (0, 0, 0)
     completions = "SELECT count(*) FROM outbox WHERE topic LIKE '%%.completions'"
     assert database.value(completions) == len(runs)
 

@@ -49,7 +49,7 @@ def test_a_claim_writes_down_who_came_by_what(database: Database) -> None:
     before = open_run(database, run_id)
     [started] = claimed(database, Claim(run_id, 1, 1, "t.runs.standard/3/17@1700000000000")).started
     run = open_run(database, run_id)
-    assert (run.state, run.attempt, run.charged, run.lost) == ("running", 1, 0, 0)
+    assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == ("running", 1, 0, 0)
     assert (run.executor_id, run.claimed_from) == (EXECUTOR, "t.runs.standard/3/17@1700000000000")
     assert started.started_at == run.started_at
     assert started.publish_at == before.publish_at

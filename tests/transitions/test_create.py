@@ -60,7 +60,7 @@ def test_row_open_row_and_message_say_the_same(database: Database, now: datetime
     [message] = requests(database)
     assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
     assert (message.scheduled_at, message.publish_at, message.definition) == (at, at, run.definition)
-    assert database.rows("SELECT key, publish_at, class FROM outbox WHERE topic LIKE '%.runs.%'") == [
+    assert database.rows("SELECT key, publish_at, lane FROM outbox WHERE topic LIKE '%.runs.%'") == [
         (str(run.run_id).encode(), at, "standard")
     ]
     assert database.count("run_inputs") == 0

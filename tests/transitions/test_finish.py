@@ -234,7 +234,7 @@ def test_a_cancelling_run_can_only_become_cancelled(database: Database, wanted: 
     assert attempts(database, started.run_id) == [(1, "cancelled")]
     [event] = completions(database)
     assert (event.status, event.result, event.error) == ("cancelled", None, None)
-    assert (database.count("signals"), database.count("turns"), dead_letters(database)) == (0, 0, [])
+    assert (database.count("signals"), database.count("active_runs"), dead_letters(database)) == (0, 0, [])
 
 
 def test_an_end_between_attempts_writes_no_attempt(database: Database) -> None:

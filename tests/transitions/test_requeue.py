@@ -31,20 +31,20 @@ COUNTED = [
 ]
 
 
-@pytest.mark.parametrize(("outcome", "state", "charged", "lost"), COUNTED)
+@pytest.mark.parametrize(("outcome", "state", "failed_attempts", "lost"), COUNTED)
 def test_what_went_wrong_is_charged_and_nothing_else_is(
-    database: Database, outcome: AttemptOutcome, state: str, charged: int, lost: int
+    database: Database, outcome: AttemptOutcome, state: str, failed_attempts: int, lost: int
 ) -> None:
     submit(database)
     started = begun(database)
     requeue(database, started, outcome)
     run = open_run(database, started.run_id)
-    assert (run.state, run.attempt, run.charged, run.lost) == (state, 1, charged, lost)
+    assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == (state, 1, failed_attempts, lost)
     assert (run.executor_id, run.started_at) == (None, None)
     assert attempts(database, started.run_id) == [(1, outcome)]
     assert completions(database) == []
     again = begin(database, started.run_id)
-    assert (again.attempt, again.charged, again.lost) == (2, charged, lost)
+    assert (again.attempt, again.failed_attempts, again.lost_attempts) == (2, failed_attempts, lost)
 
 
 def test_charges_and_losses_add_up_over_a_runs_life(database: Database) -> None:
@@ -53,7 +53,7 @@ def test_charges_and_losses_add_up_over_a_runs_life(database: Database) -> None:
     for outcome in (AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.SNOOZED, AttemptOutcome.FAILED):
         requeue(database, begin(database, run_id), outcome)
     run = open_run(database, run_id)
-    assert (run.attempt, run.charged, run.lost) == (4, 2, 1)
+    assert (run.attempt, run.failed_attempts, run.lost_attempts) == (4, 2, 1)
 
 
 def test_the_next_attempt_waits_in_row_and_outbox_for_its_time(database: Database) -> None:
@@ -110,7 +110,7 @@ def test_a_message_goes_to_its_own_lane_and_queue_again(database: Database) -> N
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED)
     assert [request.attempt for request in requests(database, "critical", "reports")] == [1, 2]
-    assert {name for (name,) in database.rows("SELECT class FROM outbox WHERE topic LIKE '%.runs.%'")} == {"critical"}
+    assert {name for (name,) in database.rows("SELECT lane FROM outbox WHERE topic LIKE '%.runs.%'")} == {"critical"}
 
 
 def test_a_zombies_failure_moves_nothing(database: Database) -> None:
@@ -121,7 +121,7 @@ def test_a_zombies_failure_moves_nothing(database: Database) -> None:
     refused = requeue(database, zombie, AttemptOutcome.FAILED)
     assert (refused.runs, refused.busy) == ({}, set())
     run = open_run(database, zombie.run_id)
-    assert (run.state, run.attempt, run.charged, run.executor_id) == ("running", current.attempt, 0, EXECUTOR)
+    assert (run.state, run.attempt, run.failed_attempts, run.executor_id) == ("running", current.attempt, 0, EXECUTOR)
 
 
 def test_an_attempt_in_other_hands_does_not_go_back(database: Database) -> None:

@@ -44,13 +44,13 @@ SPREADS = st.floats(-1, 1)
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS + 5))
-def test_the_budget_is_kept_to_the_attempt(retry: Retry, charged: int) -> None:
-    assert (delay_before_next(retry, ERROR, charged) is None) == (charged >= retry.max_attempts)
+def test_the_budget_is_kept_to_the_attempt(retry: Retry, failed_attempts: int) -> None:
+    assert (delay_before_next(retry, ERROR, failed_attempts) is None) == (failed_attempts >= retry.max_attempts)
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS), SPREADS)
-def test_a_delay_lies_within_its_bounds_and_the_jitter(retry: Retry, charged: int, spread: float) -> None:
-    delay = delay_before_next(retry, ERROR, charged, spread=spread)
+def test_a_delay_lies_within_its_bounds_and_the_jitter(retry: Retry, failed_attempts: int, spread: float) -> None:
+    delay = delay_before_next(retry, ERROR, failed_attempts, spread=spread)
     if delay is None:
         return
     longest = {
@@ -59,33 +59,35 @@ def test_a_delay_lies_within_its_bounds_and_the_jitter(retry: Retry, charged: in
         Backoff.EXPONENTIAL: retry.max_ms,
     }[retry.backoff]
     assert timedelta(0) <= delay <= timedelta(milliseconds=longest * (1 + retry.jitter) + 1)
-    middle = delay_before_next(retry, ERROR, charged, spread=0.0)
+    middle = delay_before_next(retry, ERROR, failed_attempts, spread=0.0)
     assert middle is not None
     assert abs(delay - middle) <= middle * retry.jitter + timedelta(microseconds=2)
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS - 1))
-def test_delays_never_shrink_from_one_attempt_to_the_next(retry: Retry, charged: int) -> None:
+def test_delays_never_shrink_from_one_attempt_to_the_next(retry: Retry, failed_attempts: int) -> None:
     if retry.backoff is Backoff.INTERVALS:
         retry = policy(backoff=Backoff.INTERVALS, intervals_ms=tuple(sorted(retry.intervals_ms)), max_attempts=1000)
-    first, second = (delay_before_next(retry, ERROR, number, spread=0.0) for number in (charged, charged + 1))
+    first, second = (
+        delay_before_next(retry, ERROR, number, spread=0.0) for number in (failed_attempts, failed_attempts + 1)
+    )
     if first is not None and second is not None:
         assert first <= second
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS), st.timedeltas(timedelta(0), timedelta(days=1)), SPREADS)
-def test_what_was_asked_for_is_waited_for(retry: Retry, charged: int, after: timedelta, spread: float) -> None:
-    plain = delay_before_next(retry, ERROR, charged, spread=spread)
-    asked = delay_before_next(retry, Failure("http_503", retry_after=after), charged, spread=spread)
+def test_what_was_asked_for_is_waited_for(retry: Retry, failed_attempts: int, after: timedelta, spread: float) -> None:
+    plain = delay_before_next(retry, ERROR, failed_attempts, spread=spread)
+    asked = delay_before_next(retry, Failure("http_503", retry_after=after), failed_attempts, spread=spread)
     assert asked == (None if plain is None else max(plain, after))
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS))
-def test_what_is_permanent_or_named_is_not_tried_again(retry: Retry, charged: int) -> None:
-    assert delay_before_next(retry, Failure("ValueError", permanent=True), charged) is None
+def test_what_is_permanent_or_named_is_not_tried_again(retry: Retry, failed_attempts: int) -> None:
+    assert delay_before_next(retry, Failure("ValueError", permanent=True), failed_attempts) is None
     named = policy(non_retryable=("ValueError",), max_attempts=1000)
-    assert delay_before_next(named, ERROR, charged) is None
-    assert (delay_before_next(named, Failure("KeyError"), charged) is None) == (charged >= 1000)
+    assert delay_before_next(named, ERROR, failed_attempts) is None
+    assert (delay_before_next(named, Failure("KeyError"), failed_attempts) is None) == (failed_attempts >= 1000)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,9 @@ def test_what_is_permanent_or_named_is_not_tried_again(retry: Retry, charged: in
     ],
 )
 def test_the_delays_of_each_kind(retry: Retry, delays: list[int | None]) -> None:
-    found = [delay_before_next(retry, ERROR, charged, spread=0.0) for charged in range(1, len(delays) + 1)]
+    found = [
+        delay_before_next(retry, ERROR, failed_attempts, spread=0.0) for failed_attempts in range(1, len(delays) + 1)
+    ]
     assert found == [None if seconds is None else timedelta(seconds=seconds) for seconds in delays]
 
 

@@ -16,7 +16,7 @@ from tests.transitions.acts import EXECUTOR, attempts, completions, submit, trig
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import FINAL, MOVES, OPEN, AttemptOutcome, Move, RunState, end_of, target
-from tidewheel.transitions.active_runs import NO_RUN, AcquireRequest, buffer_runs, give_up_turns, wait_for_turns
+from tidewheel.transitions.active_runs import NO_RUN, AcquireRequest, buffer_runs, mark_waiters, release_active_runs
 from tidewheel.transitions.cancel_signals import request_cancel
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.finish import finish_runs
@@ -116,10 +116,10 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
 def release(connection: Conn, database: Database, run_id: UUID) -> bool:
     """Give a turn up that nobody but this run can be waiting for."""
     connection.execute("DELETE FROM open_runs WHERE run_id <> %s", [run_id])
-    wait_for_turns(connection, [(JOB, "default")])
-    connection.execute("UPDATE turns SET run_id = %s", [NO_RUN])
-    give_up_turns(connection, database.installation, [(JOB, NO_RUN)])
-    return connection.execute("SELECT FROM turns WHERE run_id = %s", [run_id]).fetchone() is not None
+    mark_waiters(connection, [(JOB, "default")])
+    connection.execute("UPDATE active_runs SET run_id = %s", [NO_RUN])
+    release_active_runs(connection, database.installation, [(JOB, NO_RUN)])
+    return connection.execute("SELECT FROM active_runs WHERE run_id = %s", [run_id]).fetchone() is not None
 
 
 @pytest.fixture(scope="module")

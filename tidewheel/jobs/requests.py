@@ -341,7 +341,7 @@ class RunsCancel(_Asked):
         handler: Of this handler.
         cause: Of this cause.
         created_before: Made before this instant; when the request is applied where it is not given.
-        begun: Whether those that have begun are cancelled too.
+        include_started: Whether those that have begun are cancelled too.
     """
 
     type: Literal["runs.cancel"]
@@ -352,7 +352,7 @@ class RunsCancel(_Asked):
     handler: Key | None = None
     cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
     created_before: Instant | None = None
-    begun: bool = True
+    include_started: bool = True
     reason: Reason | None = None
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 # A statement planned against an empty table is kept as a generic plan, and the next burst takes 80 times as long
 # (392 ms against 4.9 ms for one claim: docs/adr/0009); so every statement is planned for what it meets.
-_PLAN_EACH_TIME = "-c plan_cache_mode=force_custom_plan"
+_FORCE_CUSTOM_PLAN = "-c plan_cache_mode=force_custom_plan"
 # A process that is stopped (SIGSTOP, a frozen machine) inside a transaction must not hold its row locks for ever.
 _LET_GO = "-c idle_in_transaction_session_timeout=15s"
 _UTC = "-c timezone=UTC"
@@ -80,7 +80,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "")
             keepalives_interval=5,
             keepalives_count=3,
             tcp_user_timeout=20000,
-            options=f"{_PLAN_EACH_TIME} {_LET_GO} {_UTC} {_DURABLE} {_PATIENCE} {options}",
+            options=f"{_FORCE_CUSTOM_PLAN} {_LET_GO} {_UTC} {_DURABLE} {_PATIENCE} {options}",
         )
     except psycopg.Error as error:
         raise Unavailable(_first_line(error)) from error

@@ -160,7 +160,7 @@ def with_jitter(decision: Decision, state: TimerState, job_id: UUID) -> Decision
 
 def hold_for_run(decision: Decision) -> Decision:
     """Make the timer of a fixed_delay job wait for the end of its open run."""
-    return decision._replace(held=HoldReason.RUN, due_at=None)
+    return decision._replace(hold_reason=HoldReason.RUN, due_at=None)
 
 
 def next_wakeup(state: TimerState, after: datetime) -> datetime | None:
@@ -209,7 +209,7 @@ def _fixed_delay(state: TimerState, schedule: FixedDelay, horizon: datetime) -> 
     if at > horizon:
         return Decision(next_at=at)
     # Only fired instants are occurrences of a fixed_delay, so a late one is never missed.
-    return Decision((Fire(at, at),), next_at=at, held=HoldReason.RUN)
+    return Decision((Fire(at, at),), next_at=at, hold_reason=HoldReason.RUN)
 
 
 def _keep_position(state: TimerState, at: datetime) -> Decision:
@@ -240,7 +240,7 @@ def _catch_up(
         newest = latest
         for _ in range(MAX_CAUGHT_UP - 1):
             newest = live.before(newest) or newest
-        skips += skip_span(live, start, newest - _TICK, reason=SkipReason.LIMIT)
+        skips += skip_span(live, start, newest - _TICK, reason=SkipReason.CATCH_UP_LIMIT)
         start = newest
     return skips, start
 

@@ -266,7 +266,7 @@ def _definition(name: str, job: Mapping[str, object]) -> records.JobDefinition:
 def _started(definition: records.JobDefinition, attempt: int, at: datetime) -> Started:
     run = derived_run_id(job_id(definition.tenant, definition.job_key), at, Cause.TRIGGER, b"test")
     now = SystemClock().now()
-    return Started(run, attempt, charged=attempt - 1, lost=0, publish_at=at, started_at=now)
+    return Started(run, attempt, failed_attempts=attempt - 1, lost_attempts=0, publish_at=at, started_at=now)
 
 
 def _request(

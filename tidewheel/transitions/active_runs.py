@@ -27,14 +27,14 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
-_TAKE_TURNS = _SQL["take_turns"]
-_FIND_GONE_TURNS = _SQL["find_gone_turns"]
-_GIVE_UP_TURNS = _SQL["give_up_turns"]
+_ACQUIRE_ACTIVE_RUNS = _SQL["acquire_active_runs"]
+_FIND_STALE_ACTIVE_RUNS = _SQL["find_stale_active_runs"]
+_RELEASE_ACTIVE_RUNS = _SQL["release_active_runs"]
 _PROMOTE_NEXT_RUNS = _SQL["promote_next_runs"]
-_HAND_ON_TURNS = _SQL["hand_on_turns"]
-_PASS_TURNS = _SQL["pass_turns"]
+_PROMOTE_WAITING_RUNS = _SQL["promote_waiting_runs"]
+_TRANSFER_ACTIVE_RUNS = _SQL["transfer_active_runs"]
 _BUFFER_RUNS = _SQL["buffer_runs"]
-_WAIT_FOR_TURNS = _SQL["wait_for_turns"]
+_MARK_WAITERS = _SQL["mark_waiters"]
 
 NO_RUN = UUID(int=0)  # the active run of a job without one, until a waiting run is promoted
 
@@ -83,7 +83,7 @@ class _Promoted:
     publish_at: datetime
 
 
-def take_turns(
+def acquire_active_runs(
     connection: Conn, installation: Installation, requests: Sequence[AcquireRequest]
 ) -> dict[UUID, ActiveRun]:
     """Make runs active where their job has no active run, in the caller's transaction; one request per job.
@@ -101,7 +101,7 @@ def take_turns(
     return active
 
 
-def give_up_turns(connection: Conn, installation: Installation, held: Sequence[tuple[UUID, UUID]]) -> None:
+def release_active_runs(connection: Conn, installation: Installation, held: Sequence[tuple[UUID, UUID]]) -> None:
     """Release active runs in the caller's transaction, and promote the oldest run that waits behind each.
 
     Args:
@@ -113,7 +113,7 @@ def give_up_turns(connection: Conn, installation: Installation, held: Sequence[t
         return
     columns: dict[str, object] = {"job_ids": uuids(job for job, _ in held), "run_ids": uuids(run for _, run in held)}
     with connection.cursor(row_factory=class_row(_Released), binary=True) as cursor:
-        released = cursor.execute(_GIVE_UP_TURNS, columns).fetchall()
+        released = cursor.execute(_RELEASE_ACTIVE_RUNS, columns).fetchall()
     if released:
         _promote(connection, installation, released)
 
@@ -127,17 +127,17 @@ def release_stale_active_runs(connection: Conn, installation: Installation, job_
     if not job_ids:
         return set()
     # A later statement than the lock, so that it sees what committed while the lock waited.
-    rows = connection.execute(_FIND_GONE_TURNS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
+    rows = connection.execute(_FIND_STALE_ACTIVE_RUNS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
     stale = [(job, run) for job, run in rows if isinstance(job, UUID) and isinstance(run, UUID)]
-    give_up_turns(connection, installation, stale)
+    release_active_runs(connection, installation, stale)
     return {job for job, _ in stale}
 
 
-def pass_turns(connection: Conn, transfers: Sequence[tuple[UUID, UUID]]) -> None:
+def transfer_active_runs(connection: Conn, transfers: Sequence[tuple[UUID, UUID]]) -> None:
     """Make runs active in place of those that they replace, as (job_id, run_id); the caller has locked both."""
     if transfers:
         columns = {"job_ids": uuids(job for job, _ in transfers), "run_ids": uuids(run for _, run in transfers)}
-        connection.execute(_PASS_TURNS, columns)
+        connection.execute(_TRANSFER_ACTIVE_RUNS, columns)
 
 
 def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUID]:
@@ -154,12 +154,12 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
         "target": target(Move.BUFFER),
     }
     buffered = {row[0] for row in connection.execute(_BUFFER_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
-    wait_for_turns(connection, {(request.job_id, request.tenant) for request in requests})
+    mark_waiters(connection, {(request.job_id, request.tenant) for request in requests})
     metrics.count("runs_buffered", len(buffered))
     return buffered
 
 
-def wait_for_turns(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
+def mark_waiters(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
     """Set `has_waiters` for these (job_id, tenant) and lock the rows; a missing row is inserted without a run."""
     listed = sorted(jobs)
     columns = {
@@ -167,7 +167,7 @@ def wait_for_turns(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
         "tenants": [tenant for _, tenant in listed],
         "no_run": NO_RUN,
     }
-    connection.execute(_WAIT_FOR_TURNS, columns)
+    connection.execute(_MARK_WAITERS, columns)
 
 
 def _acquire(connection: Conn, requests: Sequence[AcquireRequest]) -> dict[UUID, ActiveRun]:
@@ -177,7 +177,7 @@ def _acquire(connection: Conn, requests: Sequence[AcquireRequest]) -> dict[UUID,
         "run_ids": uuids(request.run_id for request in requests),
     }
     with connection.cursor(row_factory=rows_of(ActiveRun._make), binary=True) as cursor:
-        return {active.job_id: active for active in cursor.execute(_TAKE_TURNS, columns)}
+        return {active.job_id: active for active in cursor.execute(_ACQUIRE_ACTIVE_RUNS, columns)}
 
 
 def _promote(connection: Conn, installation: Installation, released: Sequence[_Released]) -> None:
@@ -191,7 +191,7 @@ def _promote(connection: Conn, installation: Installation, released: Sequence[_R
         "promoted": [each.job_id in promoted for each in released],
         "buffered": RunState.BUFFERED,
     }
-    connection.execute(_HAND_ON_TURNS, columns)
+    connection.execute(_PROMOTE_WAITING_RUNS, columns)
     rows = list(promoted.values())
     append(connection, request_rows(rows, build_requests(connection, rows), installation), shards=installation.shards)
 

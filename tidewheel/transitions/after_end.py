@@ -22,7 +22,7 @@ from uuid import UUID
 
 from tidewheel.jobs.strict_json import compact
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.outbox import OutboxClass, OutboxRow
+from tidewheel.outbox import OutboxLane, OutboxRow
 from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -152,7 +152,7 @@ def _trigger(installation: Installation, run: FinishedRun, on_failure: str) -> O
 def _request(installation: Installation, shard: int, key: str, value: bytes, at: datetime) -> OutboxRow:
     return OutboxRow(
         shard=shard,
-        outbox_class=OutboxClass.EVENTS,
+        lane=OutboxLane.EVENTS,
         topic=installation.topics.requests,
         key=key.encode(),
         value=value,

@@ -54,8 +54,8 @@ class Started(NamedTuple):
     Args:
         run_id: The run.
         attempt: The fence of everything this attempt writes.
-        charged: Earlier attempts that count against `max_attempts`.
-        lost: Earlier attempts that were lost.
+        failed_attempts: Earlier attempts that count against `max_attempts`.
+        lost_attempts: Earlier attempts that were lost.
         publish_at: Its due time.
         started_at: The time of the claim, by the database's clock.
         schedule_to_close_at: When `schedule_to_close` expires, by the same clock.
@@ -63,8 +63,8 @@ class Started(NamedTuple):
 
     run_id: UUID
     attempt: int
-    charged: int
-    lost: int
+    failed_attempts: int
+    lost_attempts: int
     publish_at: datetime
     started_at: datetime
     schedule_to_close_at: datetime | None = None

@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from tidewheel.ids import event_text
-from tidewheel.outbox import OutboxClass, OutboxRow, pack
+from tidewheel.outbox import OutboxLane, OutboxRow, pack
 from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
 from tidewheel.schemas.cloudevents import completion_headers
 from tidewheel.schemas.generated.records import RunError
@@ -69,7 +69,7 @@ def completions(finished: Iterable[FinishedRun], installation: Installation, end
             value = installation.encode_event(read_run_completed(value)[0])
         yield OutboxRow(
             row.shard,
-            OutboxClass.EVENTS,
+            OutboxLane.EVENTS,
             topic,
             row.job.encode(),
             value,

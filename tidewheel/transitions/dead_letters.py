@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 
 from tidewheel.ids import event_id
 from tidewheel.jobs.payload import Payload
-from tidewheel.outbox import Headers, OutboxClass, OutboxRow, append, headers_of, parts_of
+from tidewheel.outbox import Headers, OutboxLane, OutboxRow, append, headers_of, parts_of
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -139,7 +139,7 @@ def dead_letter_run(connection: Conn, installation: Installation, run: FinishedR
     )
     return OutboxRow(
         shard=row.shard,
-        outbox_class=OutboxClass.EVENTS,
+        lane=OutboxLane.EVENTS,
         topic=installation.topics.dead_letters,
         key=letter.job_id.encode(),
         value=installation.encode_event(letter),
@@ -168,13 +168,13 @@ def dead_letter_message(connection: Conn, installation: Installation, dead: Dead
     )
     return OutboxRow(
         shard=dead.partition % installation.shards,
-        outbox_class=OutboxClass.EVENTS,
+        lane=OutboxLane.EVENTS,
         topic=installation.topics.dead_letters,
         key=dead.key,
         value=dead.value,
         publish_at=now,
         headers=(
-            (_KIND, b"request"),
+            (_KIND, b"message"),
             ("tidewheel-dlq-topic", dead.topic.encode()),
             ("tidewheel-dlq-partition", str(dead.partition).encode()),
             ("tidewheel-dlq-offset", str(dead.offset).encode()),
@@ -210,7 +210,7 @@ def republish(connection: Conn, installation: Installation, ids: Sequence[int], 
     again = [
         OutboxRow(
             shard=partition % installation.shards,
-            outbox_class=OutboxClass.EVENTS,
+            lane=OutboxLane.EVENTS,
             topic=topic,
             key=key,
             value=value,

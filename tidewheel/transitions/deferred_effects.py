@@ -16,14 +16,14 @@ from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.transitions.active_runs import give_up_turns
+from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import reset_failures, schedule_after_end
 from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
-_NOTE_LOOSE_ENDS = _SQL["note_loose_ends"]
-_TAKE_LOOSE_ENDS = _SQL["take_loose_ends"]
+_ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
+_TAKE_DEFERRED_EFFECTS = _SQL["take_deferred_effects"]
 
 MOST_APPLIED = 1000
 """Ends in one transaction: about ten milliseconds."""
@@ -39,8 +39,8 @@ class DeferredEffect:
         tenant: The job's tenant.
         ended_at: When it ended.
         chain_at: Its nominal instant, where the job's next one is counted from its end.
-        counted: Whether the job's failures in a row are to be forgotten.
-        turn: Whether it may hold its job's turn.
+        reset_failures: Whether the job's failures in a row are to be forgotten.
+        release_job: Whether it may hold its job's turn.
     """
 
     run_id: UUID
@@ -48,11 +48,11 @@ class DeferredEffect:
     tenant: str
     ended_at: datetime
     chain_at: datetime | None
-    counted: bool
-    turn: bool
+    reset_failures: bool
+    release_job: bool
 
 
-def note_loose_ends(connection: Conn, finished: Sequence[FinishedRun]) -> None:
+def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> None:
     """Store the effects of runs' ends that the scheduler has to apply, in the transaction that ends the runs."""
     deferred = [run for run in finished if run.sets_next_time or _succeeds(run) or run.may_be_active]
     if not deferred:
@@ -63,10 +63,10 @@ def note_loose_ends(connection: Conn, finished: Sequence[FinishedRun]) -> None:
         "tenants": [run.row.tenant for run in deferred],
         "ended_at": instants(run.row.ended_at for run in deferred),
         "chain_at": instants(run.row.scheduled_at if run.sets_next_time else None for run in deferred),
-        "counted": [_succeeds(run) for run in deferred],
-        "turns": [run.may_be_active for run in deferred],
+        "reset_failures": [_succeeds(run) for run in deferred],
+        "release_job": [run.may_be_active for run in deferred],
     }
-    connection.execute(_NOTE_LOOSE_ENDS, columns)
+    connection.execute(_ADD_DEFERRED_EFFECTS, columns)
 
 
 def _succeeds(run: FinishedRun) -> bool:
@@ -77,9 +77,9 @@ def _succeeds(run: FinishedRun) -> bool:
 def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     """Do some of what is left to do, in the caller's transaction; returns how many runs' ends it was of."""
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
-        loose = cursor.execute(_TAKE_LOOSE_ENDS, {"most": MOST_APPLIED}).fetchall()
+        loose = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"most": MOST_APPLIED}).fetchall()
     # Timers, then jobs, then turns: with a turn in hand nobody waits for the others (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in loose if end.chain_at])
-    reset_failures(connection, (end.job_id for end in loose if end.counted))
-    give_up_turns(connection, installation, [(end.job_id, end.run_id) for end in loose if end.turn])
+    reset_failures(connection, (end.job_id for end in loose if end.reset_failures))
+    release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in loose if end.release_job])
     return len(loose)

@@ -9,7 +9,7 @@ from typing import Protocol
 from uuid import UUID
 
 from tidewheel.ids import hashed_id, micros
-from tidewheel.outbox import OutboxClass, OutboxRow, append
+from tidewheel.outbox import OutboxLane, OutboxRow, append
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.cloudevents import lifecycle_headers
 from tidewheel.schemas.generated import records
@@ -64,7 +64,7 @@ def lifecycle_row(
     )
     return OutboxRow(
         shard=shard,
-        outbox_class=OutboxClass.EVENTS,
+        lane=OutboxLane.EVENTS,
         topic=installation.topics.events,
         key=event.job_id.encode(),
         value=installation.encode_event(event),

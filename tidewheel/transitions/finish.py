@@ -18,19 +18,19 @@ from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, RunState, end_of
-from tidewheel.transitions.active_runs import give_up_turns
+from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import count_failures, failure_triggers, schedule_after_end
 from tidewheel.transitions.attempts import write_outputs
 from tidewheel.transitions.completions import completions
 from tidewheel.transitions.dead_letters import dead_letter_run
-from tidewheel.transitions.deferred_effects import note_loose_ends
+from tidewheel.transitions.deferred_effects import add_deferred_effects
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions, build_requests
 
 _SQL = Statements("tidewheel.transitions")
 _CLOSE_RUNS = _SQL["close_runs"]
-_FIND_UNCLOSED = _SQL["find_unclosed"]
+_FIND_STILL_OPEN = _SQL["find_still_open"]
 _DROP_SIGNALS = _SQL["drop_signals"]
 
 # The state machine as SQL wants it: which end is allowed from which state.
@@ -70,10 +70,10 @@ def finish_runs(
     events = completions(finished, installation, rows[0].ended_at)
     append(connection, chain(events, letters, pauses, triggers), shards=installation.shards)
     if lasting:
-        note_loose_ends(connection, finished)
+        add_deferred_effects(connection, finished)
     else:
         held = [(run.row.job_id, run.end.run_id) for run in finished if run.may_be_active]
-        give_up_turns(connection, installation, held)
+        release_active_runs(connection, installation, held)
     cancelled = [run.end.run_id for run in finished if run.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
@@ -86,7 +86,7 @@ def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
     ids = [end.run_id for end in ends]
     if strange := set(of_unknown_days(connection, ids)):
         # Made with the run already, unless somebody dropped it while the run was open for weeks.
-        found = _find_unclosed(connection, [end for end in ends if end.run_id in strange])
+        found = _find_still_open(connection, [end for end in ends if end.run_id in strange])
         ensure_days(connection, {day_of(at) for at in run_instants(found)})
     first, last = days_between(ids)
     columns = {
@@ -107,12 +107,12 @@ def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
 def _sort_the_rest(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun], result: Ended) -> None:
     closed = {row.place for row in rows}
     rest = [end for place, end in enumerate(ends, 1) if place not in closed]
-    result.busy = _find_unclosed(connection, rest)
+    result.busy = _find_still_open(connection, rest)
     result.superseded = {end.run_id for end in rest} - result.busy
 
 
-def _find_unclosed(connection: Conn, ends: Sequence[RunEnd]) -> set[UUID]:
-    found = connection.execute(_FIND_UNCLOSED, _fences(ends), binary=True).fetchall()
+def _find_still_open(connection: Conn, ends: Sequence[RunEnd]) -> set[UUID]:
+    found = connection.execute(_FIND_STILL_OPEN, _fences(ends), binary=True).fetchall()
     return {run_id for (run_id,) in found if isinstance(run_id, UUID)}
 
 

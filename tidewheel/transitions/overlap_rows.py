@@ -17,7 +17,13 @@ from tidewheel.postgres.pg_arrays import uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap, RunState
-from tidewheel.transitions.active_runs import AcquireRequest, ActiveRun, buffer_runs, pass_turns, take_turns
+from tidewheel.transitions.active_runs import (
+    AcquireRequest,
+    ActiveRun,
+    acquire_active_runs,
+    buffer_runs,
+    transfer_active_runs,
+)
 from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals, request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -27,7 +33,7 @@ from tidewheel.transitions.overlap import REPLACING, Contender, HolderAction, Ov
 _SQL = Statements("tidewheel.transitions")
 _FIND_WAITING = _SQL["find_waiting"]
 _LOCK_HOLDERS = _SQL["lock_holders"]
-_PLAN_EACH_TIME = _SQL["plan_each_time"]
+_FORCE_CUSTOM_PLAN = _SQL["force_custom_plan"]
 
 _REASON = "overlap"
 _DEPENDS_ON_WAITING = REPLACING | {Overlap.BUFFER_ONE}
@@ -123,14 +129,14 @@ def resolve_overlaps(connection: Conn, installation: Installation, candidates: S
         installation: For events and messages.
         candidates: Runs whose policy is not `allow_all`.
     """
-    connection.execute(_PLAN_EACH_TIME)  # ends of runs and rebuilt messages read partitioned tables
+    connection.execute(_FORCE_CUSTOM_PLAN)  # ends of runs and rebuilt messages read partitioned tables
     by_job: defaultdict[UUID, list[LockedRun]] = defaultdict(list)
     for candidate in candidates:
         by_job[candidate.job_id].append(candidate)
     for runs in by_job.values():
         if len(runs) > 1:
             runs.sort(key=lambda each: each.contender.age)
-    active = take_turns(connection, installation, [runs[0].acquire_request for runs in by_job.values()])
+    active = acquire_active_runs(connection, installation, [runs[0].acquire_request for runs in by_job.values()])
     overlapping = [
         (active[job], runs) for job, runs in by_job.items() if len(runs) > 1 or runs[0].run_id != active[job].run_id
     ]
@@ -183,7 +189,7 @@ def _any(active: ActiveRun, runs: Sequence[LockedRun], policies: frozenset[Overl
 
 def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case]) -> OverlapResult:
     # First, so that the ends of replaced runs find no active run to release.
-    pass_turns(
+    transfer_active_runs(
         connection, [(c.active.job_id, c.decision.active) for c in cases if c.decision.active != c.active.run_id]
     )
     affected = [c.holder for c in cases if c.holder and c.decision.holder_action is not HolderAction.KEEP]

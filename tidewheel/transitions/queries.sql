@@ -9,12 +9,12 @@ c.finished_at IS NULL
   AND (c.handler IS NULL OR c.handler = run.handler)
   AND (c.cause IS NULL OR c.cause = run.cause)
   AND run.created_at <= c.created_before
-  AND (c.begun OR run.attempt = 0)
+  AND (c.include_started OR run.attempt = 0)
   AND (c.labels IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
 -- name: claim_runs
--- The usual claim in one statement: locks what may be claimed as lock_claims does, takes the turns as take_turns does (one
+-- The usual claim in one statement: locks what may be claimed as lock_claims does, takes the turns as acquire_active_runs does (one
 -- run of a job, its oldest), and starts what needs no turn or has it, as start_attempts does. What it has locked and not
 -- started comes with nulls, its job's turn locked: a later statement looks again, which sees what was waited for here. So
 -- comes a row that was changed while this began: at its new place this statement does not see it. So do all runs of a job
@@ -23,7 +23,7 @@ c.finished_at IS NULL
 -- by its key alone, one after the other, and a CASE keeps publish_at from being a way to it: where the table was as good as
 -- empty at its last ANALYZE, the planner would walk all that is due, and go through the batch for each. That nothing is
 -- being cancelled is asked once.
--- Index: open_runs_pkey, turns_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
+-- Index: open_runs_pkey, active_runs_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
 -- waiting for whoever is about to give it up.
 WITH locked AS MATERIALIZED (
     SELECT o.*, wanted.claimed_from
@@ -46,13 +46,13 @@ WITH locked AS MATERIALIZED (
            FOR UPDATE OF o SKIP LOCKED
      ) AS o
 ), taken AS (
-    INSERT INTO turns (job_id, tenant, run_id)
+    INSERT INTO active_runs (job_id, tenant, run_id)
     SELECT DISTINCT ON (l.job_id) l.job_id, l.tenant, l.run_id
       FROM locked AS l
      WHERE l.overlap <> %(free)s
      ORDER BY l.job_id, l.scheduled_at, l.run_id
-        ON CONFLICT (job_id) DO UPDATE SET run_id = turns.run_id
-    RETURNING turns.run_id
+        ON CONFLICT (job_id) DO UPDATE SET run_id = active_runs.run_id
+    RETURNING active_runs.run_id
 ), crowded AS (
     SELECT l.job_id
       FROM locked AS l
@@ -71,15 +71,15 @@ WITH locked AS MATERIALIZED (
      WHERE o.ctid = l.at
        AND (l.overlap = %(free)s
             OR (l.run_id IN (SELECT t.run_id FROM taken AS t) AND l.job_id NOT IN (SELECT c.job_id FROM crowded AS c)))
-    RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
+    RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 )
-SELECT run_id, attempt, charged, lost, publish_at, started_at, schedule_to_close_at FROM started
+SELECT run_id, attempt, failed_attempts, lost_attempts, publish_at, started_at, schedule_to_close_at FROM started
  UNION ALL
 SELECT l.run_id, NULL, NULL, NULL, NULL, NULL, NULL
   FROM locked AS l
  WHERE l.run_id NOT IN (SELECT s.run_id FROM started AS s)
 
--- name: plan_each_time
+-- name: force_custom_plan
 -- What follows in this transaction is planned for what it meets, on a session that keeps its plans too: a plan that is kept
 -- is of all partitions. No index, no lock.
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
@@ -108,21 +108,21 @@ SELECT o.*
        FOR UPDATE OF o SKIP LOCKED
  ) AS o
 
--- name: take_turns
+-- name: acquire_active_runs
 -- Takes each job's turn where it is free, and tells who has it. One run of a job per statement.
--- Index: turns_pkey. Lock: each turn, in job_id order, waiting for whoever is about to give it up.
-INSERT INTO turns (job_id, tenant, run_id)
+-- Index: active_runs_pkey. Lock: each turn, in job_id order, waiting for whoever is about to give it up.
+INSERT INTO active_runs (job_id, tenant, run_id)
 SELECT wanted.job_id, wanted.tenant, wanted.run_id
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[]) AS wanted (job_id, tenant, run_id)
  ORDER BY wanted.job_id
-    ON CONFLICT (job_id) DO UPDATE SET run_id = turns.run_id
-RETURNING job_id, run_id, waiting
+    ON CONFLICT (job_id) DO UPDATE SET run_id = active_runs.run_id
+RETURNING job_id, run_id, has_waiters
 
--- name: find_gone_turns
+-- name: find_stale_active_runs
 -- Turns whose holder is no longer open. A later statement than the one that locked them, to see what the lock waited for.
--- Index: turns_pkey, open_runs_pkey. Lock: none but what who calls has.
+-- Index: active_runs_pkey, open_runs_pkey. Lock: none but what who calls has.
 SELECT t.job_id, t.run_id
-  FROM turns AS t
+  FROM active_runs AS t
  WHERE t.job_id = ANY (%(job_ids)s::uuid[])
    AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = t.run_id OFFSET 0)
 
@@ -153,10 +153,10 @@ SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
  ORDER BY o.run_id
    FOR UPDATE SKIP LOCKED
 
--- name: pass_turns
+-- name: transfer_active_runs
 -- Turns that change hands while their holders are still open.
--- Index: turns_pkey. Lock: the turns, which take_turns has locked already.
-UPDATE turns AS t
+-- Index: active_runs_pkey. Lock: the turns, which acquire_active_runs has locked already.
+UPDATE active_runs AS t
    SET run_id = passed.run_id
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS passed (job_id, run_id)
  WHERE t.job_id = passed.job_id
@@ -169,14 +169,14 @@ UPDATE open_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id
 
--- name: wait_for_turns
+-- name: mark_waiters
 -- Marks turns as waited for. Where a job has none, somebody has removed it: then it is nobody's, to be handed on.
--- Index: turns_pkey; turns_waiting changes. Lock: each turn, in job_id order.
-INSERT INTO turns (job_id, tenant, run_id, waiting)
+-- Index: active_runs_pkey; active_runs_waiting changes. Lock: each turn, in job_id order.
+INSERT INTO active_runs (job_id, tenant, run_id, has_waiters)
 SELECT wanted.job_id, wanted.tenant, %(no_run)s, true
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[]) AS wanted (job_id, tenant)
  ORDER BY wanted.job_id
-    ON CONFLICT (job_id) DO UPDATE SET waiting = true WHERE NOT turns.waiting
+    ON CONFLICT (job_id) DO UPDATE SET has_waiters = true WHERE NOT active_runs.has_waiters
 
 -- name: start_attempts
 -- The claim itself: raises attempt, which is the fence of everything that follows.
@@ -192,7 +192,7 @@ UPDATE open_runs AS o
   FROM unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS wanted (run_id, claimed_from)
  CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
-RETURNING o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
+RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 
 -- name: wait_for_claims
 -- After a lost COMMIT of a claim: waits until the server is done with it, one way or the other.
@@ -202,7 +202,7 @@ SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FO
 -- name: read_claims
 -- After that: which of these attempts stand under this executor. A later statement, to see what was waited for.
 -- Index: open_runs_pkey. No lock.
-SELECT o.run_id, o.attempt, o.charged, o.lost, o.publish_at, o.started_at, o.schedule_to_close_at
+SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
  WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
@@ -272,7 +272,7 @@ SELECT place, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, 
        scheduled_at, publish_at, started_at, ended_at
   FROM gone
 
--- name: find_unclosed
+-- name: find_still_open
 -- Of the ends that close_runs did not take: those that were only locked by somebody and must be tried again.
 -- Index: open_runs_pkey. No lock.
 SELECT o.run_id
@@ -283,28 +283,28 @@ SELECT o.run_id
    AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
    AND wanted.state || ':' || o.state = ANY (%(allowed)s::text[])
 
--- name: give_up_turns
+-- name: release_active_runs
 -- Frees the turns that ended runs held, and tells which of them are waited for. Until commit nobody else can have them. A
 -- run is of one job: that it is among those that ended says all. That they are counted has them locked first, in order.
--- Index: turns_pkey. Lock: each turn, in job_id order.
+-- Index: active_runs_pkey. Lock: each turn, in job_id order.
 WITH held AS MATERIALIZED (
     SELECT t.job_id
-      FROM turns AS t
+      FROM active_runs AS t
      WHERE t.job_id = ANY (%(job_ids)s::uuid[])
        AND t.run_id = ANY (%(run_ids)s::uuid[])
      ORDER BY t.job_id
        FOR UPDATE OF t
 ), given AS (
-    DELETE FROM turns AS t
+    DELETE FROM active_runs AS t
      WHERE (SELECT count(*) FROM held) > 0
        AND t.job_id = ANY (%(job_ids)s::uuid[])
        AND t.run_id = ANY (%(run_ids)s::uuid[])
-    RETURNING t.job_id, t.tenant, t.run_id, t.waiting
+    RETURNING t.job_id, t.tenant, t.run_id, t.has_waiters
 )
-SELECT job_id, tenant, run_id FROM given WHERE waiting
+SELECT job_id, tenant, run_id FROM given WHERE has_waiters
 
 -- name: promote_next_runs
--- The oldest run that waits for each of these turns goes back to the queue. A later statement than give_up_turns, to see
+-- The oldest run that waits for each of these turns goes back to the queue. A later statement than release_active_runs, to see
 -- who came to wait while it waited.
 -- Index: open_runs_by_job, open_runs_pkey; open_runs_due changes. Lock: one row a job; rows locked by others are passed
 -- over, for who has a turn in hand waits for no open run.
@@ -326,11 +326,11 @@ UPDATE open_runs AS o
  WHERE o.run_id = next.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
 
--- name: hand_on_turns
+-- name: promote_waiting_runs
 -- Turns that were given up just now, for those who were released. One whose waiting runs are all in somebody's hands stays
 -- with the run that is over, to be handed on at the next look; one that nobody waits for is gone.
--- Index: open_runs_by_job; turns_pkey grows. Lock: the new rows; nobody else can have made one meanwhile.
-INSERT INTO turns (job_id, tenant, run_id, waiting)
+-- Index: open_runs_by_job; active_runs_pkey grows. Lock: the new rows; nobody else can have made one meanwhile.
+INSERT INTO active_runs (job_id, tenant, run_id, has_waiters)
 SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[], %(promoted)s::boolean[])
        AS given (job_id, tenant, run_id, promoted)
@@ -370,7 +370,7 @@ ON CONFLICT (run_id) DO NOTHING
 -- after a crash changes nothing.
 -- Index: dead_letters_topic_partition_offset_key. No lock.
 INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, reason, created_at)
-VALUES ('default', 'request', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(reason)s, %(created_at)s)
+VALUES ('default', 'message', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(reason)s, %(created_at)s)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts
@@ -388,8 +388,8 @@ SELECT a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error
 UPDATE open_runs AS o
    SET state = %(target)s,
        publish_at = (SELECT tidewheel_now()) + chosen.delay,
-       charged = o.charged + chosen.charge,
-       lost = o.lost + chosen.loss,
+       failed_attempts = o.failed_attempts + chosen.charge,
+       lost_attempts = o.lost_attempts + chosen.loss,
        executor_id = NULL,
        started_at = NULL,
        deadline_at = o.schedule_to_close_at,
@@ -461,7 +461,7 @@ SELECT i.run_id, i.payload, i.payload_content_type, i.labels, i.traceparent, i.c
   FROM run_inputs AS i
  WHERE i.run_id = ANY (%(run_ids)s)
 
--- name: read_lineage
+-- name: read_ancestors
 -- Which runs these came from.
 -- Index: the partition's primary key. No lock.
 SELECT r.run_id, r.parent_run_id, r.root_run_id FROM job_runs AS r WHERE r.run_id = ANY (%(run_ids)s)
@@ -494,7 +494,7 @@ SELECT d.id, d.run_id, d.redriven_run_id
 -- Index: dead_letters_pkey. Lock: each row, in id order.
 SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers
   FROM dead_letters AS d
- WHERE d.id = ANY (%(ids)s) AND d.kind = 'request' AND d.redriven_at IS NULL
+ WHERE d.id = ANY (%(ids)s) AND d.kind = 'message' AND d.redriven_at IS NULL
  ORDER BY d.id
    FOR UPDATE
 
@@ -615,12 +615,12 @@ UPDATE timers AS t
    SET scheduled_at = moved.scheduled_at,
        due_at = moved.due_at,
        catch_up_end = moved.catch_up_end,
-       held = moved.held,
+       hold_reason = moved.hold_reason,
        overridden = moved.overridden
   FROM unnest(
         %(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(due_at)s::timestamptz[], %(catch_up_ends)s::timestamptz[],
         %(held)s::text[], %(overridden)s::boolean[]
-       ) AS moved (job_id, scheduled_at, due_at, catch_up_end, held, overridden)
+       ) AS moved (job_id, scheduled_at, due_at, catch_up_end, hold_reason, overridden)
  WHERE t.job_id = moved.job_id
 
 -- name: find_open_fixed_delay_runs
@@ -634,7 +634,7 @@ SELECT t.job_id
                 WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
     OR EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id AND l.chain_at = t.scheduled_at)
 
--- name: take_pace
+-- name: reserve_catch_up_slots
 -- When runs that make up for something may leave: moved on by those of this transaction, for good, whatever becomes of it.
 -- Two at the same moment may get the same place: the pace is kept on the whole, not to the microsecond.
 -- No index, no lock that lasts.
@@ -659,7 +659,7 @@ SELECT c.tenant, c.name, c.days, c.weekdays, c.since
   FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
   JOIN calendars AS c USING (tenant, name)
 
--- name: mark_moved
+-- name: mark_moves_done
 -- Moved occurrences that are done with.
 -- Index: overrides_pkey. Lock: the rows, under their timers' locks.
 UPDATE overrides AS v
@@ -667,7 +667,7 @@ UPDATE overrides AS v
   FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS done (job_id, scheduled_at)
  WHERE v.job_id = done.job_id AND v.scheduled_at = done.scheduled_at
 
--- name: undo_moves
+-- name: restore_moves
 -- Moved occurrences whose run, or skip, was taken back: they are to fire again.
 -- Index: overrides_pkey. Lock: the rows, under their timers' locks.
 UPDATE overrides AS v
@@ -764,8 +764,8 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_
 -- Index: timers_pkey, jobs_pkey; timers_due changes. Lock: rows already locked.
 UPDATE timers AS t
    SET scheduled_at = ended.ended_at + j.interval_us * interval '1 microsecond',
-       due_at = CASE WHEN t.held = 'run' THEN ended.ended_at + j.interval_us * interval '1 microsecond' ELSE t.due_at END,
-       held = nullif(t.held, 'run')
+       due_at = CASE WHEN t.hold_reason = 'run' THEN ended.ended_at + j.interval_us * interval '1 microsecond' ELSE t.due_at END,
+       hold_reason = nullif(t.hold_reason, 'run')
   FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(ended_at)s::timestamptz[])
        AS ended (job_id, scheduled_at, ended_at)
   JOIN jobs AS j USING (job_id)
@@ -782,11 +782,11 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO 
 -- Failures in a row of jobs that are to be paused after some: a success begins anew. Tells how many there were before.
 -- Index: jobs_pkey. Lock: rows already locked.
 UPDATE jobs AS j
-   SET failures = ended.failures + CASE WHEN ended.broken THEN 0 ELSE j.failures END
+   SET consecutive_failures = ended.failures + CASE WHEN ended.broken THEN 0 ELSE j.consecutive_failures END
   FROM unnest(%(job_ids)s::uuid[], %(failures)s::integer[], %(broken)s::boolean[]) AS ended (job_id, failures, broken)
  WHERE j.job_id = ended.job_id
-   AND (ended.failures > 0 OR j.failures > 0)
-RETURNING j.job_id, j.failures - ended.failures, j.failures
+   AND (ended.failures > 0 OR j.consecutive_failures > 0)
+RETURNING j.job_id, j.consecutive_failures - ended.failures, j.consecutive_failures
 
 -- name: read_versions_in_force
 -- The versions of a job that were in force in a range, with when: later than `after`, not later than `until`.
@@ -818,8 +818,8 @@ SELECT t.scheduled_at
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s
-   AND t.held IS DISTINCT FROM 'quarantine'
-   AND NOT (t.held IS NOT DISTINCT FROM 'pause'
+   AND t.hold_reason IS DISTINCT FROM 'quarantine'
+   AND NOT (t.hold_reason IS NOT DISTINCT FROM 'pause'
             AND coalesce(v.policy::jsonb ->> 'on_resume', 'skip') = 'skip' AND v.schedule::jsonb ->> 'kind' <> 'once')
 
 -- name: read_recorded
@@ -835,20 +835,20 @@ SELECT v.scheduled_at
   FROM overrides AS v
  WHERE v.job_id = %(job_id)s AND v.scheduled_at BETWEEN %(first)s AND %(last)s AND v.kind = 'move' AND v.done_at IS NULL
 
--- name: note_loose_ends
+-- name: add_deferred_effects
 -- What ends made in users' own transactions set off elsewhere, to be done by the scheduler.
--- Index: loose_ends_pkey. No lock but its own new rows.
-INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, counted, turn)
+-- Index: deferred_effects_pkey. No lock but its own new rows.
+INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, release_job)
 SELECT *
   FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
-              %(chain_at)s::timestamptz[], %(counted)s::boolean[], %(turns)s::boolean[])
+              %(chain_at)s::timestamptz[], %(reset_failures)s::boolean[], %(release_job)s::boolean[])
 
--- name: take_loose_ends
+-- name: take_deferred_effects
 -- Some of what is to be done after such ends; gone when it is done.
--- Index: loose_ends_pkey. Lock: the rows, passed over when taken.
+-- Index: deferred_effects_pkey. Lock: the rows, passed over when taken.
 DELETE FROM deferred_effects
  WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
-RETURNING run_id, job_id, tenant, ended_at, chain_at, counted, turn
+RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, release_job
 
 -- name: record_topic_prefix
 -- What the topics of this installation begin with: said once, by whoever comes first.

@@ -36,7 +36,7 @@ class Failure:
 
 
 def next_attempt(
-    definition: JobDefinition, failure: Failure, *, run_id: UUID, attempt: int, charged: int
+    definition: JobDefinition, failure: Failure, *, run_id: UUID, attempt: int, failed_attempts: int
 ) -> timedelta | None:
     """How long a failed attempt's run waits for the next; None where there is no next.
 
@@ -47,21 +47,23 @@ def next_attempt(
         failure: What happened.
         run_id: The run.
         attempt: The attempt that failed.
-        charged: Attempts charged before it.
+        failed_attempts: Attempts charged before it.
     """
     if definition.at_most_once and not failure.not_begun:
         return None
     spread = (run_id.int + attempt * 7919) % 2001 / 1000 - 1
-    return delay_before_next(definition.retry, failure, charged + 1, spread=spread)
+    return delay_before_next(definition.retry, failure, failed_attempts + 1, spread=spread)
 
 
-def delay_before_next(retry: Retry, failure: Failure, charged: int, *, spread: float | None = None) -> timedelta | None:
+def delay_before_next(
+    retry: Retry, failure: Failure, failed_attempts: int, *, spread: float | None = None
+) -> timedelta | None:
     """How long to wait before the next attempt.
 
     Args:
         retry: The job's policy.
         failure: What happened.
-        charged: Attempts charged, this one included.
+        failed_attempts: Attempts charged, this one included.
         spread: -1 to 1, where in the jitter the delay falls, earlier or later; drawn when absent.
 
     Returns:
@@ -73,21 +75,21 @@ def delay_before_next(retry: Retry, failure: Failure, charged: int, *, spread: f
     >>> [delay_before_next(policy, Failure("ValueError"), n, spread=0.0) for n in (1, 2, 3, 4)]
     [datetime.timedelta(seconds=2), datetime.timedelta(seconds=4), datetime.timedelta(seconds=8), None]
     """
-    if failure.permanent or failure.error_type in retry.non_retryable or charged >= retry.max_attempts:
+    if failure.permanent or failure.error_type in retry.non_retryable or failed_attempts >= retry.max_attempts:
         return None
-    backoff = _backoff_ms(retry, charged)
+    backoff = _backoff_ms(retry, failed_attempts)
     drawn = random.uniform(-1.0, 1.0) if spread is None else spread  # noqa: S311 - spreads load, guards nothing
     delay = timedelta(milliseconds=backoff * (1.0 + retry.jitter * drawn))
     return max(delay, failure.retry_after or timedelta(0))
 
 
-def _backoff_ms(retry: Retry, charged: int) -> float:
+def _backoff_ms(retry: Retry, failed_attempts: int) -> float:
     if retry.backoff is Backoff.INTERVALS and retry.intervals_ms:
-        return float(retry.intervals_ms[min(charged, len(retry.intervals_ms)) - 1])
+        return float(retry.intervals_ms[min(failed_attempts, len(retry.intervals_ms)) - 1])
     if retry.backoff is Backoff.FIXED:
         return float(retry.initial_ms)  # `max` bounds what grows
     # The exponent is bounded, so that a policy of a thousand attempts does not overflow a float.
-    return min(retry.initial_ms * retry.factor ** min(charged - 1, 64), float(retry.max_ms))
+    return min(retry.initial_ms * retry.factor ** min(failed_attempts - 1, 64), float(retry.max_ms))
 
 
 class Timeout(StrEnum):

@@ -25,7 +25,7 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.transitions")
 _READ_DEFINITIONS = _SQL["read_definitions"]
 _READ_INPUTS = _SQL["read_inputs"]
-_READ_LINEAGE = _SQL["read_lineage"]
+_READ_ANCESTORS = _SQL["read_ancestors"]
 
 _DESCENDED = frozenset({Cause.RETRY, Cause.WORKFLOW})  # runs that name the one they came from
 _NO_LINEAGE = (None, None)
@@ -121,7 +121,7 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
     definitions = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
     with connection.cursor(row_factory=class_row(_Inputs), binary=True) as cursor:
         inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, {"run_ids": [run.run_id for run in runs]})}
-    lineage = _read_lineage(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
+    lineage = _read_ancestors(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
     return {
         run.run_id: _request(
             run, definitions[run.job_id, run.job_version], inputs.get(run.run_id), lineage.get(run.run_id, _NO_LINEAGE)
@@ -137,7 +137,7 @@ def request_rows(
     return [
         OutboxRow(
             shard=run.shard,
-            outbox_class=run.lane,
+            lane=run.lane,
             topic=installation.topics.runs(run.queue, run.lane),
             key=str(run.run_id).encode(),
             value=encode(requests[run.run_id]),
@@ -147,10 +147,10 @@ def request_rows(
     ]
 
 
-def _read_lineage(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tuple[UUID | None, UUID | None]]:
+def _read_ancestors(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tuple[UUID | None, UUID | None]]:
     if not run_ids:
         return {}
-    rows = connection.execute(_READ_LINEAGE, {"run_ids": list(run_ids)}, binary=True).fetchall()
+    rows = connection.execute(_READ_ANCESTORS, {"run_ids": list(run_ids)}, binary=True).fetchall()
     return {run: (parent, root) for run, parent, root in cast("list[tuple[UUID, UUID | None, UUID | None]]", rows)}
 
 

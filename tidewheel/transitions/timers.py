@@ -27,10 +27,10 @@ from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
 _MOVE_TIMERS = _SQL["move_timers"]
-_TAKE_PACE = _SQL["take_pace"]
+_RESERVE_CATCH_UP_SLOTS = _SQL["reserve_catch_up_slots"]
 _FIND_OPEN_FIXED_DELAY_RUNS = _SQL["find_open_fixed_delay_runs"]
-_MARK_MOVED = _SQL["mark_moved"]
-_UNDO_MOVES = _SQL["undo_moves"]
+_MARK_MOVES_DONE = _SQL["mark_moves_done"]
+_RESTORE_MOVES = _SQL["restore_moves"]
 _RETRACT_SKIPS = _SQL["retract_skips"]
 _DROP_TIMERS = _SQL["drop_timers"]
 _FINISH_JOBS = _SQL["finish_jobs"]
@@ -38,7 +38,7 @@ _RETRACT_RUNS = _SQL["retract_runs"]
 _DELETE_JOB_RUNS = _SQL["delete_job_runs"]
 
 _COPY_SKIPS = (
-    "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, exact, created_at) "
+    "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, is_exact, created_at) "
     "FROM STDIN (FORMAT BINARY)"
 )
 _SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "int8", "bool", "timestamptz")
@@ -68,7 +68,7 @@ class LockedTimer(NamedTuple):
     policy: str
     due_at: datetime | None
     catch_up_end: datetime | None = None
-    held: str | None = None
+    hold_reason: str | None = None
     overridden: bool = False
 
     @property
@@ -109,7 +109,7 @@ def advance_timers(
     runs = [_new_run(timer, fire, at) for (timer, fire), at in zip(firing, leaving, strict=True)]
     create_runs(connection, installation, runs, now=now, repeats=repeats)
     _write_skips(connection, installation, pairs, now)
-    _mark_moved(connection, pairs, now)
+    _mark_moves_done(connection, pairs, now)
     move_timers(connection, [(timer.job_id, decision) for timer, decision in pairs if decision.next_at is not None])
     over = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
     if over:
@@ -175,7 +175,7 @@ def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) ->
     # What was passed over ahead of time is open again too.
     skipped = connection.execute(_RETRACT_SKIPS, columns, binary=True).fetchall()
     back = cast("list[tuple[UUID, datetime]]", [*(row[1:] for row in rows), *skipped])
-    moved = _undo_moves(connection, back)
+    moved = _restore_moves(connection, back)
     earliest: dict[UUID, datetime] = {}
     for job, at in back:
         opens = at if at > now else moved.get((job, at), at)
@@ -183,12 +183,12 @@ def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) ->
     return earliest
 
 
-def _undo_moves(connection: Conn, back: Sequence[tuple[UUID, datetime]]) -> dict[tuple[UUID, datetime], datetime]:
+def _restore_moves(connection: Conn, back: Sequence[tuple[UUID, datetime]]) -> dict[tuple[UUID, datetime], datetime]:
     """Let moved occurrences among these fire again; returns where each was moved to."""
     if not back:
         return {}
     columns = {"job_ids": uuids(job for job, _ in back), "instants": instants(at for _, at in back)}
-    rows = connection.execute(_UNDO_MOVES, columns, binary=True).fetchall()
+    rows = connection.execute(_RESTORE_MOVES, columns, binary=True).fetchall()
     return {(job, at): to for job, at, to in cast("list[tuple[UUID, datetime, datetime]]", rows)}
 
 
@@ -225,7 +225,7 @@ def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], 
         return [max(fire.publish_at, now) for fire in fires]
     every = timedelta(seconds=1) / installation.catch_up_rate
     columns = {"now": now, "needed_us": every * late // timedelta(microseconds=1)}
-    row = connection.execute(_TAKE_PACE, columns, binary=True).fetchone()
+    row = connection.execute(_RESERVE_CATCH_UP_SLOTS, columns, binary=True).fetchone()
     assert row is not None  # noqa: S101 - it returns what it wrote
     free_at = row[0]
     assert isinstance(free_at, datetime)  # noqa: S101 - the column's type
@@ -240,21 +240,21 @@ def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], 
 
 def _told(decision: Decision) -> tuple[bytes, bytes, bytes, str, str]:
     """What a timer's row says after a decision, as elements of arrays."""
-    due_at = decision.due_at or (decision.next_at if decision.held is None else None)
+    due_at = decision.due_at or (decision.next_at if decision.hold_reason is None else None)
     return (
         instant(decision.next_at),
         NEVER if due_at is None else instant(due_at),
         instant(decision.catch_up_end),
-        decision.held or "NULL",
+        decision.hold_reason or "NULL",
         "true" if decision.overridden else "false",
     )
 
 
-def _mark_moved(connection: Conn, pairs: Sequence[tuple[LockedTimer, Decision]], now: datetime) -> None:
+def _mark_moves_done(connection: Conn, pairs: Sequence[tuple[LockedTimer, Decision]], now: datetime) -> None:
     done = [(timer.job_id, at) for timer, decision in pairs for at in decision.moved]
     if done:
         columns = {"job_ids": uuids(job for job, _ in done), "instants": instants(at for _, at in done), "now": now}
-        connection.execute(_MARK_MOVED, columns)
+        connection.execute(_MARK_MOVES_DONE, columns)
 
 
 def _write_skips(

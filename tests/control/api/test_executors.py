@@ -160,7 +160,7 @@ def test_a_failure_goes_back_until_the_budget_is_used_up(executor: Executor, dat
     assert (
         executor.finish(run_id, "failed", error_type="Broken", error_message="no luck", trace="at home") == "recorded"
     )
-    assert open_run(database, run_id).charged == 1
+    assert open_run(database, run_id).failed_attempts == 1
     assert requests(database)[-1].attempt == 2
     until(lambda: executor.wish(run_id, attempt=2), "the next attempt is due")
     assert executor.finish(run_id, "failed", attempt=2, error_type="Broken") == "recorded"
@@ -195,7 +195,7 @@ def test_what_is_handed_back_or_snoozes_is_not_charged(executor: Executor, datab
     executor.wish(run_id, attempt=2)
     assert executor.finish(run_id, "snoozed", attempt=2, delay="1h") == "recorded"
     row = open_run(database, run_id)
-    assert (row.state, row.attempt, row.charged) == ("queued", 2, 0)
+    assert (row.state, row.attempt, row.failed_attempts) == ("queued", 2, 0)
     assert row.publish_at > database.now() + timedelta(minutes=59)
 
 
@@ -268,7 +268,7 @@ def test_an_executor_that_falls_silent_loses_its_attempts_and_learns_of_it(datab
         until(lambda: silent.ask("beat").status_code == HTTPStatus.NOT_FOUND, "its lease is ended")
         assert refusal(silent.ask("beat"), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
         assert refusal(silent.ask("claim", claim_id=9, sweep=1), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
-    assert open_run(database, run_id).lost == 1
+    assert open_run(database, run_id).lost_attempts == 1
 
 
 def test_who_leaves_is_gone_and_who_has_work_in_hand_is_found_later(executor: Executor, database: Database) -> None:

@@ -26,7 +26,7 @@ def numbers(database: Database, *flags: object) -> list[int]:
 def test_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     newest, late, plain = numbers(letters)
     assert numbers(letters, "--job", "other", "--error", "Late", "--status", "failed", "--lane", "standard") == [late]
-    assert numbers(letters, "--kind", "request", "--not-redriven", "--since", "2020-01-01T00:00:00Z") == [newest]
+    assert numbers(letters, "--kind", "message", "--not-redriven", "--since", "2020-01-01T00:00:00Z") == [newest]
     page = asked(letters, "dlq", "list", "-n", 1)
     assert (page["total"], page["following"]) == (3, newest)
     assert numbers(letters, "--after", newest) == [late, plain]

@@ -71,7 +71,7 @@ def test_every_filter_finds_what_it_names(client: Client, database: Database) ->
         ({"key": "other"}, [other]),
         ({"error_type": "Late"}, [late]),
         ({"status": "timed_out"}, [late]),
-        ({"kind": "request"}, [None]),
+        ({"kind": "message"}, [None]),
         ({"kind": "run"}, [other, late, plain]),
         ({"queue": "reports"}, [other]),
         ({"lane": "batch"}, [other]),
@@ -247,10 +247,10 @@ def test_one_that_is_refused_does_not_keep_the_others(client: Client, database: 
 
 def test_a_message_is_sent_again_as_it_was(client: Client, database: Database) -> None:
     garble(database)
-    assert client.redrive(kind="request").redriven == 1
+    assert client.redrive(kind="message").redriven == 1
     requests = database.installation.topics.requests
     assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
-    assert client.redrive(kind="request").redriven == 0
+    assert client.redrive(kind="message").redriven == 0
     [letter] = client.dead_letters(redriven=True).letters
     assert (letter.redriven_run_id, letter.redriven_at is not None) == (None, True)
 

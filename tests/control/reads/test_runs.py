@@ -136,13 +136,13 @@ def test_one_run_is_shown_with_its_attempts_and_what_is_under_way(client: Client
     requeue(database, started, AttemptOutcome.FAILED)
     again = begin(database, started.run_id)
     shown = client.run_detail(started.run_id)
-    assert (shown.summary.status, shown.summary.attempt, shown.charged) == ("running", 2, 1)
+    assert (shown.summary.status, shown.summary.attempt, shown.failed_attempts) == ("running", 2, 1)
     assert shown.labels == {"team": "billing", "urgent": "yes"}
     assert (shown.request_id, shown.handler, shown.claimed_from) == ("r-1", "send-email", "test/0/0@0")
     assert [(one.attempt, one.outcome, one.error_type) for one in shown.attempts] == [(1, "failed", "ValueError")]
     end(database, ending(again, RunState.SUCCEEDED, result=b"[1]", output=b"done"))
     shown = client.run_detail(started.run_id)
-    assert (shown.summary.status, shown.result, shown.charged) == ("succeeded", b"[1]", None)
+    assert (shown.summary.status, shown.result, shown.failed_attempts) == ("succeeded", b"[1]", None)
     assert [(one.result, one.output, one.claimed_from) for one in shown.attempts] == [
         (None, None, "test/0/0@0"),
         (b"[1]", b"done", "test/0/0@0"),
@@ -172,7 +172,7 @@ def test_a_count_names_what_a_cancellation_would(client: Client, database: Datab
     running, _ = begun(database), trigger(database)
     trigger(database, "other")
     assert client.count_runs(key="job") == 2
-    assert client.count_runs(key="job", begun=False) == 1
+    assert client.count_runs(key="job", include_started=False) == 1
     assert client.count_runs(labels={"team": "billing"}) == 2
     assert client.count_runs(handler="send-email") == 3
     assert client.count_runs(handler="send-email", created_before=database.now() - timedelta(hours=1)) == 0
@@ -181,7 +181,7 @@ def test_a_count_names_what_a_cancellation_would(client: Client, database: Datab
     with pytest.raises(UnknownJob):
         client.count_runs(key="nope")
     with pytest.raises(InvalidInput, match="names every run"):
-        client.count_runs(begun=False)
+        client.count_runs(include_started=False)
 
 
 def test_a_cancellation_tells_how_it_stands(client: Client, database: Database) -> None:

@@ -59,7 +59,7 @@ _LOAD: tuple[LiteralString, ...] = (
            now() + shard * interval '10 s' - interval '1 min', created_at
       FROM job_runs
     """,
-    "INSERT INTO turns (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM open_runs",
+    "INSERT INTO active_runs (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM open_runs",
     """
     INSERT INTO run_inputs (run_id, tenant, payload)
     SELECT run_id, tenant, decode(repeat('cd', 100), 'hex') FROM job_runs LIMIT %(fewer)s
@@ -213,7 +213,8 @@ _LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, t
 _NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)
 _RANGE: Mapping[str, object] = {"since": _LONG_AGO, "until": _FAR_AHEAD, "first_id": _NOWHERE, "most": 51}
 _WALK: Mapping[str, object] = {
-    **_UNFILTERED, "created_before": _FAR_AHEAD, "begun": True, "states": [RunState.QUEUED], "after_id": _NOWHERE,
+    **_UNFILTERED, "created_before": _FAR_AHEAD, "include_started": True, "states": [RunState.QUEUED],
+    "after_id": _NOWHERE,
     "after_at": _LONG_AGO, "most": 1000, "looked_at": 20_000,
 }  # fmt: skip
 _LETTERS: Mapping[str, object] = {
@@ -236,7 +237,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "cancelling": RunState.CANCELLING,
         "cancelled": RunState.CANCELLED,
     },
-    "find_unclosed": {"allowed": ["succeeded:running"]},
+    "find_still_open": {"allowed": ["succeeded:running"]},
     "claim_runs": {"free": "allow_all", "replacing": ["cancel_other", "terminate_other"]},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_runs": {
@@ -257,8 +258,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_unhandled": {"due_for": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "most": 10_000},
     "find_waiting": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
     "promote_next_runs": {"buffered": RunState.BUFFERED},
-    "hand_on_turns": {"buffered": RunState.BUFFERED, "promoted": [False] * BATCH},
-    "wait_for_turns": {"no_run": UUID(int=0)},
+    "promote_waiting_runs": {"buffered": RunState.BUFFERED, "promoted": [False] * BATCH},
+    "mark_waiters": {"no_run": UUID(int=0)},
     "probe_deadlines": {"states": [RunState.QUEUED], "left": [], "ahead": timedelta(seconds=1)},
     "find_passed": {"states": [RunState.QUEUED], "left": [], "most": 500},
     "lock_passed": {"states": [RunState.QUEUED]},
@@ -269,19 +270,19 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "succeeded": RunState.SUCCEEDED,
         "most": 1000,
     },
-    "look_at_turns": {"after": UUID(int=0), "most": 1000},
-    "find_stranded": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
+    "scan_active_runs": {"after": UUID(int=0), "most": 1000},
+    "find_unmarked_waiters": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
     "read_signals": {"stray_after": timedelta(seconds=10)},
     "find_cancelled_of_job": _WALK,
     "find_cancelled": _WALK,
     "lock_cancelled": {"states": [RunState.QUEUED]},
     "list_dead_letters": _LETTERS | {"job_id": None},
-    "walk_dead_letters": _LETTERS | {"job_id": None},
+    "scan_dead_letters": _LETTERS | {"job_id": None},
     "find_runs": _RUNS,
     "find_runs_of_job": _RUNS,
     "find_failed_runs": _RUNS | {"state": RunState.FAILED},
     "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
-    "give_up_moves": {"reason": "manual"},
+    "drop_moves": {"reason": "manual"},
     "flush_outputs": {"outputs": [b"x"] * BATCH, "output_bytes": [1] * BATCH, "states": [RunState.RUNNING]},
     "add_outputs": {
         "results": [None] * BATCH,
@@ -291,19 +292,19 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     },
     "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "most": 20},
     "hold_attempt": {"attempt": 1, "running": RunState.RUNNING},
-    "put_off_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
+    "extend_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
     "save_progress": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
     "read_versions_in_force": {"most": 1001},
     "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
     "read_backfill_place": {"job_version": 1},
     "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
     "read_day_sets": {"names": CALENDARS},
-    "share_calendars": {"names": CALENDARS},
+    "lock_calendars_for_share": {"names": CALENDARS},
     "find_calendar_jobs": {"name": CALENDARS[0]},
     "read_versions_near": {"at": _NOON, "most": 5},
     "read_runs_at": {"at": _NOON},
     "read_skips_at": {"at": _NOON},
-    "read_said": {"at": _NOON, "cursor_at": _NOON},
+    "read_overrides_around": {"at": _NOON, "cursor_at": _NOON},
     "find_chain": {"at": _NOON},
     "find_runs_ahead": {"states": [RunState.QUEUED], "most": 10},
     "read_versions": {"before": 9, "most": 21},
@@ -311,35 +312,39 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
 }
 _HOT = {
     "tidewheel.transitions": """
-        lock_claims take_turns find_gone_turns start_attempts read_claims close_runs find_unclosed
-        give_up_turns drop_signals requeue_runs find_busy_attempts read_attempts read_definitions read_inputs
-        retract_runs delete_job_runs retract_skips undo_moves read_overrides read_day_sets move_timers
+        lock_claims acquire_active_runs find_stale_active_runs start_attempts read_claims close_runs find_still_open
+        release_active_runs drop_signals requeue_runs find_busy_attempts read_attempts read_definitions read_inputs
+        retract_runs delete_job_runs retract_skips restore_moves read_overrides read_day_sets move_timers
         lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting
-        lock_holders pass_turns buffer_runs
-        wait_for_turns promote_next_runs hand_on_turns read_versions_in_force read_undecided read_recorded save_progress
-        flush_outputs add_outputs read_lineage mark_redriven
+        lock_holders transfer_active_runs buffer_runs
+        mark_waiters promote_next_runs promote_waiting_runs
+        read_versions_in_force read_undecided read_recorded save_progress
+        flush_outputs add_outputs read_ancestors mark_redriven
     """,
     "tidewheel.intake": """
-        find_answers find_jobs lock_timers read_locked_timers lock_jobs read_locked_jobs share_jobs read_shared_jobs
-        lock_unbegun lock_run read_run read_open wait_for_runs lock_attempts read_ended put_off_deadlines read_timers
+        find_replies find_jobs lock_timers read_locked_timers
+        lock_jobs read_locked_jobs lock_jobs_for_share read_shared_jobs
+        lock_unbegun lock_run read_run read_open wait_for_runs lock_attempts read_ended extend_deadlines read_timers
         read_timer_runs resume_jobs
-        share_calendars find_calendar_jobs drop_job_calendars
-        lock_unbegun_of_backfill read_coming_overrides forget_overrides give_up_moves read_wanted_versions
+        lock_calendars_for_share find_calendar_jobs drop_job_calendars
+        lock_unbegun_of_backfill read_coming_overrides forget_overrides drop_moves read_wanted_versions
         read_retried
     """,
     "tidewheel.scheduler": """
-        probe_timers lock_due_timers lock_timer lock_job_without_timer look_at_turns lock_turns find_stranded
+        probe_timers lock_due_timers lock_timer
+        lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
         lock_backfilled_job read_backfill_place read_version_facts find_unhandled
         probe_deadlines find_passed lock_passed lock_timed_timers lock_timed_jobs
         find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
-    "tidewheel.executor": "find_due_runs find_due_handled read_in_hand read_previous read_signals hold_attempt",
+    "tidewheel.executor": "find_due_runs find_due_handled read_owned_attempts read_previous read_signals hold_attempt",
     "tidewheel.control": """
-        read_logs read_run list_jobs show_job count_backfilled read_place read_versions_near read_runs_at
-        read_attempts_of read_skips_at read_said find_turn find_chain find_runs_ahead read_versions read_two_versions
+        read_logs read_run list_jobs show_job count_backfilled read_job_position read_versions_near read_runs_at
+        read_attempts_of read_skips_at read_overrides_around find_active_run
+        find_chain find_runs_ahead read_versions read_two_versions
         find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters
-        walk_dead_letters
+        scan_dead_letters
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
@@ -418,7 +423,7 @@ def test_who_is_looked_for_by_labels_among_many_is_not_fetched_one_by_one(
     planning: Conn, facts: Mapping[str, object]
 ) -> None:
     known = Statements("tidewheel.intake")
-    planning.execute(known["plan_freely"])
+    planning.execute(known["reset_plan_mode"])
     plan = plan_of(planning, known["find_labelled_jobs"], {**facts, "labels": Jsonb({"team": "billing"}), "most": 10})
     assert [node["Node Type"] for node in plan if node.get("Relation Name") == "jobs"] == ["Seq Scan"]
 
@@ -444,12 +449,12 @@ def test_what_concerns_some_runs_plans_their_partitions_alone(
 # What looks a batch of runs up among those that are open.
 LOOKING_UP = {
     "tidewheel.transitions": """
-        claim_runs lock_claims find_gone_turns start_attempts read_claims close_runs find_unclosed requeue_runs
+        claim_runs lock_claims find_stale_active_runs start_attempts read_claims close_runs find_still_open requeue_runs
         wait_runs find_busy_attempts save_progress flush_outputs start_cancelling
     """,
-    "tidewheel.scheduler": "look_at_turns",
-    "tidewheel.executor": "read_in_hand",
-    "tidewheel.intake": "put_off_deadlines",
+    "tidewheel.scheduler": "scan_active_runs",
+    "tidewheel.executor": "read_owned_attempts",
+    "tidewheel.intake": "extend_deadlines",
 }
 BY_ID = re.compile(r"open_runs_pkey \(run_id = \w+\.\w+\)$")  # of one run at a time, which another row names
 BOTH_WAYS = re.compile(r"run_id = ANY .*run_id = \w+\.|run_id = \w+\..*run_id = ANY ")
@@ -478,7 +483,9 @@ def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
         connection.close()
 
 
-@pytest.mark.parametrize("name", ["claim_runs", "lock_claims", "find_gone_turns", "start_attempts", "read_claims"])
+@pytest.mark.parametrize(
+    "name", ["claim_runs", "lock_claims", "find_stale_active_runs", "start_attempts", "read_claims"]
+)
 def test_a_plan_that_a_claiming_session_keeps_is_by_keys_too(loaded: Database, name: str) -> None:
     """It was made for some other batch, at some other time."""
     connection = connect(loaded.url, "test", options=KEPT_PLANS)
