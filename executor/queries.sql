@@ -3,12 +3,12 @@
 -- database's clock along.
 -- Index: executors_pkey. Lock: its own row (not its key, so that claims go on).
 INSERT INTO executors (
-    executor_id, name, queues, handlers, slots, group_protocol, lease, counter, last_heartbeat_at, started_at, stopping)
+    executor_id, name, queues, handlers, slots, group_protocol, lease, heartbeat_count, last_heartbeat_at, started_at, stopping)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, %(lease)s, 0, tidewheel_now(),
         tidewheel_now(), %(stopping)s)
 ON CONFLICT (executor_id) DO UPDATE
-   SET counter = executors.heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
-RETURNING last_heartbeat_at, counter
+   SET heartbeat_count = executors.heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
+RETURNING last_heartbeat_at, heartbeat_count
 
 -- name: hold_lease
 -- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims; and that what the claims
@@ -108,31 +108,31 @@ DELETE FROM signals AS s
 -- name: enter_remote
 -- An executor in another language enters; its claims are counted, so that one that is sent twice starts nothing twice.
 -- Index: executors_pkey. Lock: the new row.
-INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, counter, last_heartbeat_at, started_at, claim_id)
+INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, heartbeat_count, last_heartbeat_at, started_at, last_claim_seq)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0)
 
 -- name: beat_remote
 -- An executor in another language says that it lives; nobody enters by it, for whoever lost the lease lost its attempts.
 -- Index: executors_pkey. Lock: its own row, waiting for a claim of its own.
 UPDATE executors
-   SET counter = counter + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
- WHERE executor_id = %(executor_id)s AND claim_id IS NOT NULL
+   SET heartbeat_count = heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
+ WHERE executor_id = %(executor_id)s AND last_claim_seq IS NOT NULL
 RETURNING last_heartbeat_at
 
 -- name: lock_remote
 -- Makes sure that nobody ends this lease while it claims, and that its claims come one after another; and that what the
 -- claims consult was written either before them or after, as hold_lease does.
 -- Index: executors_pkey. Lock: its own row until commit; the advisory one `claims`, shared.
-SELECT e.queues, e.handlers, e.claim_id
+SELECT e.queues, e.handlers, e.last_claim_seq
   FROM executors AS e
  CROSS JOIN pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
- WHERE e.executor_id = %(executor_id)s AND e.claim_id IS NOT NULL
+ WHERE e.executor_id = %(executor_id)s AND e.last_claim_seq IS NOT NULL
    FOR NO KEY UPDATE OF e
 
 -- name: count_claim
 -- Takes note of the newest claim.
 -- Index: executors_pkey. Lock: its own row, which lock_remote has locked already.
-UPDATE executors SET claim_id = %(claim_id)s WHERE executor_id = %(executor_id)s
+UPDATE executors SET last_claim_seq = %(claim_id)s WHERE executor_id = %(executor_id)s
 
 -- name: find_due_handled
 -- Open runs of these queues that have been due for a while, whose handlers such an executor has; the critical lane first.
