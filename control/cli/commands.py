@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from tidewheel.errors import Refused, TidewheelError
+from tidewheel.local import require_installed
 
 COLUMNS = 100  # widest help and text output where no terminal says otherwise
 _PACKAGE = "tidewheel.control.cli"
@@ -27,11 +28,13 @@ class Command(NamedTuple):
         module: Its module in this package.
         function: Its function there.
         help: The first line of the function's docstring.
+        is_local: True if it needs the packages of `tidewheel[local]`.
     """
 
     module: str
     function: str
     help: str
+    is_local: bool = False
 
 
 class Group(NamedTuple):
@@ -47,11 +50,17 @@ class Group(NamedTuple):
 
 
 COMMANDS: Mapping[str, Command | Group] = {
-    "up": Command("local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics."),
-    "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given."),
-    "status": Command("local", "status", "Show the parts of the local stack. Exit code 3 unless all of them run."),
-    "demo": Command("local", "demo", "Run hundreds of jobs end to end, kill an executor and verify the result."),
-    "bench": Command("bench", "bench", "Measure this machine; show each figure with its baseline."),
+    "up": Command(
+        "local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics.", is_local=True
+    ),
+    "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given.", is_local=True),
+    "status": Command(
+        "local", "status", "Show the parts of the local stack. Exit code 3 unless all of them run.", is_local=True
+    ),
+    "demo": Command(
+        "local", "demo", "Run hundreds of jobs end to end, kill an executor and verify the result.", is_local=True
+    ),
+    "bench": Command("bench", "bench", "Measure this machine; show each figure with its baseline.", is_local=True),
     "intake": Command("services", "intake", "Apply the requests of the requests topic."),
     "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
     "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
@@ -179,6 +188,8 @@ class _LazyCommand(TyperCommand):
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - click's own types are private
         """Parse the arguments by the real command, which the context then names."""
+        if self._command.is_local:
+            require_installed(f"`tidewheel {self.name}`")
         module = import_module(f"{_PACKAGE}.{self._command.module}")
         app = _app()
         app.command(self.name)(getattr(module, self._command.function))

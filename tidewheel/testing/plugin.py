@@ -29,8 +29,7 @@ _SHARED_HOME = "tidewheel_home"  # in what the controller passes to each worker 
 @pytest.fixture(scope="session")
 def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
     """A PostgreSQL and a Kafka for all tests, started once; gone at the end, also after Ctrl-C or SIGTERM."""
-    from tidewheel.local.stack import LocalStack
-    from tidewheel.local.state import HOME_VARIABLE
+    from tidewheel.local import require_installed
     from tidewheel.testing.stack import Stack
 
     database_url, bootstrap = os.environ.get(DATABASE_VARIABLE), os.environ.get(KAFKA_VARIABLE)
@@ -44,6 +43,10 @@ def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
             yield given
             given.close()
             return
+        require_installed(f"the fixture `tidewheel` without {DATABASE_VARIABLE} and {KAFKA_VARIABLE}")
+        from tidewheel.local.stack import LocalStack
+        from tidewheel.local.state import HOME_VARIABLE
+
         shared = getattr(pytestconfig, "workerinput", {}).get(_SHARED_HOME)
         home = Path(shared) if shared else tmp_path_factory.mktemp("tidewheel")
         local = LocalStack(home, brokers=1, database_url=database_url, bootstrap=bootstrap)

@@ -7,7 +7,7 @@ is moved. Nothing is imitated: PostgreSQL and Kafka are real, and so is every se
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import LiteralString, cast
+from typing import TYPE_CHECKING, LiteralString, cast
 from uuid import UUID, uuid4
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -21,7 +21,6 @@ from tidewheel.executor.handlers import registered
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
-from tidewheel.local.stack import LocalStack
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OWNED, Move, RunState, sources
@@ -29,6 +28,9 @@ from tidewheel.settings import Connections
 from tidewheel.testing.databases import CLOCK, Template, stop_clock
 from tidewheel.testing.services import Inbox, Services
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
+
+if TYPE_CHECKING:
+    from tidewheel.local.stack import LocalStack  # of the extra `local`, which servers of your own do not need
 
 _SQL = Statements("tidewheel.testing")
 _READ_PENDING = _SQL["read_pending"]
@@ -53,7 +55,7 @@ class Stack:
         bootstrap: The brokers.
     """
 
-    def __init__(self, database_url: str, bootstrap: str, *, stack: LocalStack | None = None) -> None:
+    def __init__(self, database_url: str, bootstrap: str, *, stack: "LocalStack | None" = None) -> None:
         self.database_url, self.bootstrap, self.embedded = database_url, bootstrap, stack
         self.topics = Topics(f"test-{uuid4().hex[:10]}")
         self.kafka = Connections.load(kafka_bootstrap=bootstrap).kafka_config()
