@@ -77,7 +77,7 @@ Edit the table.
 A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or
 `TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. Every service registers every metric; one that is not its
 business stays at 0 or has no sample. A histogram has `_bucket`, `_sum` and `_count`. What to alert on:
-[operations](operations.md#what-to-alert-on).
+[operations](operations.md#alerts).
 
 `requests`, `occurrences`, `attempts` and `runs_ended` are counted before their transaction's COMMIT: one that is rolled
 back and repeated counts twice. They show rates; what is exact lies in the tables and on the topics.
