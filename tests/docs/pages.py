@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(
-    r"^<!-- (?P<what>run|output|file: (?P<name>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^<!-- (?P<what>run|output|sql|(?:file|record): (?P<name>[^\n]+?)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _VARYING = (

@@ -1,0 +1,143 @@
+"""Records on pages equal those of a run: a field that changes makes its page fail.
+
+`docs/topics.md` marks each record with `<!-- record: NAME -->`. The records of `docs/requests.md` and
+`docs/wire-contract.md` have the fields, in their order, of a real reply and a real run's message.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.docs import record_handlers
+from tests.docs.pages import blocks, fits
+from tests.fixtures.reader import Seen, TopicReader
+from tests.strict_types import ROOT
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
+from tidewheel.schemas.json_form import to_json
+from tidewheel.testing.stack import Tidewheel
+
+assert record_handlers
+TOPICS = ROOT / "docs" / "topics.md"
+REQUESTS = ROOT / "docs" / "requests.md"
+WIRE_CONTRACT = ROOT / "docs" / "wire-contract.md"
+NAMES = ("reply", "run request", "completion", "event", "dead run", "dead message")
+SEND_EMAIL = {"key": "send-email", "schedule": "manual", "target": "send-email"}
+TRIGGER = {"type": "job.trigger", "request_id": "r-2", "key": "send-email", "payload": {"to": "a@example.org"}}
+_JSON = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The messages of one history, by topic and in their order."""
+
+    messages: list[Seen]
+    prefix: str
+
+    def of(self, topic: str) -> list[Seen]:
+        """Return the messages of a topic, named without its prefix."""
+        return [seen for seen in self.messages if seen.topic == f"{self.prefix}.{topic}"]
+
+    def shown(self) -> dict[str, str]:
+        """Return each record as the page shows it."""
+        [reply] = self.of("replies")
+        [run, *_] = self.of("runs.standard")
+        [done, *_] = [seen for seen in self.of("completions") if b"a@example.org" in (seen.value or b"")]
+        [skipped] = [seen for seen in self.of("events") if b"occurrence.skipped" in (seen.value or b"")]
+        dead = {dict(seen.headers)["tidewheel-dlq-kind"].decode(): seen for seen in self.of("dead-letters")}
+        texts = {
+            "reply": self._text(reply),
+            "run request": self._text(run, _avro(run.value or b"")),
+            "completion": self._text(done),
+            "event": self._text(skipped),
+            "dead run": self._text(dead["run"]),
+            "dead message": self._text(next(seen for kind, seen in dead.items() if kind != "run")),
+        }
+        return {name: text.replace(self.prefix, "tidewheel") for name, text in texts.items()}
+
+    @staticmethod
+    def _text(seen: Seen, value: str | None = None) -> str:
+        headers = [f"header   {name}: {content.decode()}" for name, content in seen.headers] or ["header   none"]
+        text = (seen.value or b"").decode().rstrip("\n").replace("\n", "\n         ") if value is None else value
+        return "\n".join([f"key      {(seen.key or b'').decode()}", *headers, f"value    {text}"])
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Records:
+    """Run jobs that succeed, fail and are missed, and a request that is none."""
+    monkeypatch.setenv("TIDEWHEEL_EVENTS_ENCODING", "json")
+    tidewheel = cast("Tidewheel", request.getfixturevalue("tidewheel"))
+    reader = TopicReader(tidewheel.bootstrap, [topic.name for topic in tidewheel.topics.plan(["default"])])
+    reader.read_to_end()
+    before = len(reader.seen)
+
+    tidewheel.submit(SEND_EMAIL)
+    tidewheel.submit({"key": "fails", "schedule": "manual", "target": "fails", "retry": {"max_attempts": 2}})
+    tidewheel.submit(SEND_EMAIL | {"key": "tick", "schedule": "@every 5s"})
+    producer = Producer({"bootstrap.servers": tidewheel.bootstrap})
+    producer.produce(tidewheel.topics.requests, key="send-email", value=json.dumps(TRIGGER))
+    producer.produce(tidewheel.topics.requests, key="x", value='{"type": "job.submit", ')
+    producer.flush()
+    tidewheel.drain()
+    tidewheel.trigger("fails")
+    tidewheel.drain()
+    tidewheel.client.pause("tick")
+    tidewheel.advance(timedelta(minutes=1))
+    tidewheel.client.resume("tick")
+    tidewheel.drain()
+
+    reader.read_to_end()
+    seen = reader.seen[before:]
+    reader.close()
+    return Records(seen, tidewheel.topics.prefix)
+
+
+@pytest.mark.kafka
+def test_records_of_the_topics_page_are_real(records: Records) -> None:
+    real = records.shown()
+    shown = {block.name: block for block in blocks(TOPICS) if block.what == "record"}
+    assert tuple(shown) == NAMES
+    stale = [name for name, block in shown.items() if not fits(block.text, real[name])]
+    assert not stale, "\n\n".join(f"{name}: the real record is\n{real[name]}" for name in stale)
+
+
+@pytest.mark.kafka
+def test_replies_and_run_messages_of_pages_have_the_real_fields(records: Records) -> None:
+    [reply] = records.of("replies")
+    fields = list(json.loads(reply.value or b""))
+    replies = [document for document in _documents(REQUESTS) if "status" in document and "origin" in document]
+    assert len(replies) > 10
+    assert [document["request_id"] for document in replies if list(document) != fields] == [], fields
+
+    [run, *_] = records.of("runs.standard")
+    message = decode(run.value or b"", RunRequest)
+    real = [_fields(to_json(message)), _fields(to_json(decode(message.definition, JobDefinition)))]
+    shown = [list(document) for document in _documents(WIRE_CONTRACT) if "job_version" in document]
+    assert shown == real
+
+
+def _documents(page: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a path
+    """Return the JSON objects of a page."""
+    found: list[dict[str, Any]] = []
+    for block in _JSON.finditer(page.read_text(encoding="utf-8")):
+        text, at = block[1].strip(), 0
+        while at < len(text):
+            document, at = json.JSONDecoder().raw_decode(text, at)
+            found.append(document)
+            while at < len(text) and text[at].isspace():
+                at += 1
+    return found
+
+
+def _fields(document: bytes) -> list[str]:
+    return list(json.loads(document))
+
+
+def _avro(value: bytes) -> str:
+    """Show the marker, the schema's fingerprint, and the first field: a length and the run's id."""
+    return f'{value[:2].hex(" ")} {value[2:10].hex(" ")}  {value[10:11].hex()} "{value[11:47].decode()}" …'
