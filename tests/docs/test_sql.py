@@ -1,0 +1,29 @@
+"""The queries that pages show to operators are planned on the migrated schema."""
+
+import re
+from typing import LiteralString, cast
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.strict_types import ROOT
+
+PAGE = ROOT / "docs" / "operations.md"
+_BLOCK = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _queries() -> list[str]:
+    """Return the SELECT statements of the page, those of one day's partition left out."""
+    blocks = _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    without_comments = (re.sub(r"--.*", "", block) for block in blocks)
+    statements = (statement.strip() for block in without_comments for statement in block.split(";"))
+    return [statement for statement in statements if statement.startswith("SELECT") and "job_runs_2" not in statement]
+
+
+def test_queries_are_found() -> None:
+    assert len(_queries()) > 10
+
+
+@pytest.mark.parametrize("query", _queries(), ids=lambda query: re.sub(r"\W+", "-", query)[7:60])
+def test_query_fits_the_schema(query: str, database: Database) -> None:
+    assert database.rows(cast("LiteralString", f"EXPLAIN {query}"))
