@@ -17,7 +17,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
-from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id, read_now, settle
+from tidewheel.intake.locks import JobRow, Locked, apply_overdue, lock_jobs_by_id, read_now
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut
@@ -74,7 +74,7 @@ def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[Re
     return [_delete(connection, received) for received in batch]
 
 
-def hold_calendars(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
+def lock_calendars(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
     """Hold calendars, by tenant and name, against change until the transaction ends, before any timer is locked.
 
     Returns:
@@ -147,8 +147,8 @@ def _put(connection: Conn, installation: Installation, received: ReceivedRequest
     if len(jobs) > MOST_JOBS:
         return rejected(received, _too_many(len(jobs)))
     locked = lock_jobs_by_id(connection, installation, jobs)
-    standing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
-    settle(connection, installation, locked, standing_jobs, pauses_go_on=standing_jobs)
+    existing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
+    apply_overdue(connection, installation, locked, existing_jobs, keep_pauses=existing_jobs)
     columns["since"] = _since(row, wanted, locked.now)
     connection.execute(_UPDATE_CALENDAR, columns)
     _set_anew(connection, installation, locked)

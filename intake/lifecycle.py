@@ -15,7 +15,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import write_job_calendars
-from tidewheel.intake.locks import JobRow, Locked, after_pause, job_id_of, lock_jobs, settle
+from tidewheel.intake.locks import JobRow, Locked, after_pause, apply_overdue, job_id_of, lock_jobs
 from tidewheel.intake.override_rules import forget_all
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
@@ -47,7 +47,7 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[R
     there = existing(locked, batch)
     refused = {job.job_id: error for job in there if (error := _until_refused(job, asked[job.job_id], locked))}
     jobs = [job for job in there if job.job_id not in refused and _changes(job, asked[job.job_id])]
-    following = settle(connection, installation, locked, [job.job_id for job in jobs if not job.paused])
+    following = apply_overdue(connection, installation, locked, [job.job_id for job in jobs if not job.paused])
     following |= {
         job.job_id: locked.timers[job.job_id].scheduled_at for job in jobs if job.paused and job.job_id in locked.timers
     }
@@ -170,7 +170,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     refused = {job_id_of(received): error for received in batch if (error := _refusal(received, locked)) is not None}
     jobs = [job for job in existing(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]
-    settle(connection, installation, locked, ids, given_up=ids)
+    apply_overdue(connection, installation, locked, ids, drop_once=ids)
     forget_all(connection, installation, jobs, locked.now)
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})

@@ -1,7 +1,7 @@
-"""Locking jobs for a change: their timers first, then their rows, each in job_id order, as firing does.
+"""Lock jobs for a change: timers first, then job rows, each in job_id order, as firing does.
 
-Whoever holds a timer's lock sees every firing of the job before or after its change, never half of one. What is overdue
-is settled by the version in force, and the runs whose instant is still ahead are taken back, before anything changes.
+The holder of a timer's lock sees each firing of the job before or after its change, never half of one. Before a change,
+the version in force fires the overdue occurrences, and the runs whose instant is ahead are retracted.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import ScheduleRefused
+from tidewheel.ids import JobId
 from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.postgres.session import Conn
@@ -39,7 +40,7 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job's row, locked, with the schedule and policy in force; `quarantine` when its version could not be fired."""
+    """A job's locked row with its schedule and policy in force; `quarantined` if its version could not be fired."""
 
     job_id: UUID
     tenant: str
@@ -62,18 +63,42 @@ class JobRow:
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a job: not a mere place for a new one, nor a tombstone."""
+        """True if the job exists: it has a version and is not deleted."""
         return self.version > 0 and self.deleted_at is None
+
+
+def absent_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
+    """Return the row of a job that does not exist yet."""
+    return JobRow(
+        job_id=job,
+        tenant=tenant,
+        key=key,
+        shard=0,
+        version=0,
+        spec_hash=None,
+        interval_anchor=None,
+        interval_us=None,
+        paused=False,
+        paused_until=None,
+        consecutive_failures=0,
+        pause_on_failure=None,
+        created_at=now,
+        finished_at=None,
+        deleted_at=None,
+        schedule=None,
+        policy=None,
+        quarantined=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Jobs locked for a change.
+    """Jobs that are locked for a change.
 
     Args:
-        now: The database's clock, read after the locks were taken.
-        jobs: Their rows, by id.
-        timers: The timers of those that have one, by id.
+        now: The time by the database's clock, read after the locks were acquired.
+        jobs: The jobs' rows, by id.
+        timers: The timers of the jobs that have one, by id.
     """
 
     now: datetime
@@ -84,13 +109,13 @@ class Locked:
 def lock_jobs(
     connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, to_delete: bool = False
 ) -> Locked:
-    """Lock the jobs that these requests concern, in the caller's transaction; pauses that have ended are lifted.
+    """Lock the jobs of these requests in the caller's transaction, and end the pauses whose time has passed.
 
     Args:
         connection: Inside a transaction.
         installation: Shards and topics.
         batch: The requests.
-        to_delete: Also against triggers, which go on beside every other change.
+        to_delete: Lock the keys too, which excludes triggers; every other change lets triggers go on.
 
     Raises:
         RowLocked: A user's own transaction has triggered a job that is to be deleted: roll back and try again.
@@ -107,18 +132,18 @@ def _lock_keys(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
     if try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
         return
     for received in batch:
-        # Which one it is: those that are free are locked now, in the order of the batch, each waiting a moment at most.
+        # Find the first locked job: lock one at a time in the order of the batch, and wait for 200 ms at most for each.
         if not try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": [job_id_of(received)]}):
             what = f"job {received.key!r}"
             raise RowLocked(what, [received])
 
 
 def lock_jobs_by_id(connection: Conn, installation: Installation, job_ids: Iterable[UUID]) -> Locked:
-    """Lock these jobs, as `lock_jobs` does."""
+    """Lock these jobs as `lock_jobs` does."""
     ids = sorted(job_ids)
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     connection.execute(_LOCK_JOBS, {"job_ids": ids})
-    # Once more: what the jobs' locks waited for may have given a job its first timer.
+    # Again: the transaction that the jobs' locks waited for may have written a job's first timer.
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     locked = _read_locked(connection, ids)
     return _read_locked(connection, ids) if _lift_ended_pauses(connection, installation, locked) else locked
@@ -133,7 +158,7 @@ def _read_locked(connection: Conn, ids: Sequence[UUID]) -> Locked:
 
 
 def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Locked) -> bool:
-    """End the pauses that firing has not come to end yet, as it would; returns whether there were any."""
+    """End the overdue pauses as firing would; return True if there were any."""
     ended = [
         t for t in locked.timers.values() if t.hold_reason == HoldReason.PAUSE and t.due_at and t.due_at <= locked.now
     ]
@@ -160,74 +185,73 @@ def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Loc
     return True
 
 
-def settle(
+def apply_overdue(
     connection: Conn,
     installation: Installation,
     locked: Locked,
     job_ids: Sequence[UUID],
     *,
-    pauses_go_on: Collection[UUID] = (),
-    given_up: Collection[UUID] = (),
+    keep_pauses: Collection[UUID] = (),
+    drop_once: Collection[UUID] = (),
 ) -> dict[UUID, datetime]:
-    """Take back what is still ahead of these jobs, and fire what is overdue by the version in force.
+    """Retract the runs whose instant is ahead, and fire the overdue occurrences by the version in force.
 
-    What was set aside could not be fired by that version and is not tried again: a new version goes on from now.
+    A quarantined job could not be fired by that version and is not tried again: its new version starts from now.
 
     Args:
         connection: Inside the transaction that has locked the jobs.
         installation: Shards and topics.
-        locked: The jobs.
-        job_ids: Which of them.
-        pauses_go_on: Paused jobs of which what the pause has passed over so far is left to its end; of others it is
-            recorded now, before the version that says what it was is replaced.
-        given_up: Paused jobs whose `once` will not fire any more, if its instant has come.
+        locked: The locked jobs.
+        job_ids: The jobs to change.
+        keep_pauses: Paused jobs whose skipped occurrences are decided when the pause ends. For other paused jobs they
+            are recorded now, before their version is replaced.
+        drop_once: Paused jobs whose `once` will not fire any more if its instant has come.
 
     Returns:
-        The next instant of each job whose timer is left, or whose run was taken back: what the version in force would
-        fire next.
+        The instant that the version in force would fire next, of each job that keeps its timer or had a run retracted.
     """
-    opened = retract_runs(connection, job_ids, now=locked.now)
-    timers = [_opened(locked.timers[job], opened.get(job)) for job in job_ids if job in locked.timers]
-    following = opened | {timer.job_id: timer.scheduled_at for timer in timers}
+    retracted = retract_runs(connection, job_ids, now=locked.now)
+    timers = [_with_retracted(locked.timers[job], retracted.get(job)) for job in job_ids if job in locked.timers]
+    next_at = retracted | {timer.job_id: timer.scheduled_at for timer in timers}
     due = [timer for timer in timers if _is_due(timer, locked.now)]
-    paused = [timer for timer in due if timer.hold_reason == HoldReason.PAUSE and timer.job_id not in pauses_go_on]
-    _pass_by(connection, installation, paused, now=locked.now, given_up=given_up)
+    paused = [timer for timer in due if timer.hold_reason == HoldReason.PAUSE and timer.job_id not in keep_pauses]
+    _skip_paused(connection, installation, paused, now=locked.now, drop_once=drop_once)
     overdue = [timer for timer in due if timer.hold_reason is None]
     while overdue:
         circumstances = read_decision_inputs(connection, overdue)
-        decide_by = _Settling(circumstances, locked.now, installation)
+        decide_by = _OverdueDecider(circumstances, locked.now, installation)
         decisions = advance_timers(connection, installation, overdue, decide_by, now=locked.now, repeats=True)
         moved = [(timer, decision) for timer, decision in zip(overdue, decisions, strict=True)]
         for timer, decision in moved:
             if decision.next_at is None:
-                del following[timer.job_id]
+                del next_at[timer.job_id]
             else:
-                following[timer.job_id] = decision.next_at
-        # More than one decision makes, or missed while a catch-up went on: a change leaves nothing overdue behind it.
-        overdue = [further for timer, decision in moved if (further := _further(timer, decision, locked.now))]
-    return following
+                next_at[timer.job_id] = decision.next_at
+        # A decision has a limit, and a catch-up may have ended meanwhile: repeat until nothing is overdue.
+        overdue = [left for timer, decision in moved if (left := _still_overdue(timer, decision, locked.now))]
+    return next_at
 
 
-def _pass_by(
+def _skip_paused(
     connection: Conn,
     installation: Installation,
     paused: Sequence[LockedTimer],
     *,
     now: datetime,
-    given_up: Collection[UUID],
+    drop_once: Collection[UUID],
 ) -> None:
     circumstances = read_decision_inputs(connection, paused)
 
     def decide_by(timer: LockedTimer) -> Decision:
-        gone = timer.job_id in given_up
-        decision = _by(timer, circumstances, lambda where: skip_paused(where, now=now, once_too=gone))
+        once_too = timer.job_id in drop_once
+        decision = _by(timer, circumstances, lambda where: skip_paused(where, now=now, once_too=once_too))
         return decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
 
     advance_timers(connection, installation, paused, decide_by, now=now)
 
 
-def _opened(timer: LockedTimer, earliest: datetime | None) -> LockedTimer:
-    """A timer as it stands once what is ahead was taken back."""
+def _with_retracted(timer: LockedTimer, earliest: datetime | None) -> LockedTimer:
+    """Return the timer after the runs ahead were retracted."""
     if earliest is None:
         return timer
     return timer._replace(scheduled_at=min(timer.scheduled_at, earliest), overridden=True)
@@ -237,8 +261,8 @@ def _is_due(timer: LockedTimer, now: datetime) -> bool:
     return min(timer.scheduled_at, timer.due_at or timer.scheduled_at) <= now
 
 
-def _further(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTimer | None:
-    """The timer as a decision leaves it, where something is overdue still."""
+def _still_overdue(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTimer | None:
+    """Return the timer after a decision, if an occurrence is still overdue."""
     if decision.next_at is None or decision.hold_reason is not None or not (decision.fires or decision.skips):
         return None
     left = timer._replace(
@@ -251,19 +275,19 @@ def _further(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTim
 
 
 def after_pause(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> Decision:
-    """What becomes of a timer when its job's pause ends: `on_resume` decides."""
+    """Return the decision for a timer whose pause ends, as `on_resume` says."""
     return _by(timer, circumstances, lambda where: on_resume(where, now=now))
 
 
 def read_now(connection: Conn) -> datetime:
-    """The database's clock."""
+    """Return the time by the database's clock."""
     row = connection.execute(_READ_NOW, binary=True).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM
     return cast("datetime", row[0])
 
 
 def job_id_of(received: ReceivedRequest) -> UUID:
-    """The id of the job that a request concerns."""
+    """Return the id of the job that a request names."""
     return received.job_id
 
 
@@ -271,12 +295,12 @@ def _by(timer: LockedTimer, circumstances: DecisionInputs, decide_by: Callable[[
     try:
         return decide_by(timer_state(timer, circumstances.day_sets, circumstances.of(timer)))
     except ScheduleRefused:
-        # Nothing can be said about it: firing will set it aside, or the change makes an end of it.
+        # The schedule cannot be read: firing quarantines the job, or the change replaces the version.
         return Decision(next_at=timer.scheduled_at)
 
 
-class _Settling:
-    """Decides what is overdue of jobs that are about to change, as firing would."""
+class _OverdueDecider:
+    """Decides the overdue occurrences of jobs that are about to change, as firing would."""
 
     def __init__(self, circumstances: DecisionInputs, now: datetime, installation: Installation) -> None:
         self._circumstances, self._now, self._misfire_after = circumstances, now, installation.misfire_after
@@ -285,7 +309,7 @@ class _Settling:
         return _by(timer, self._circumstances, lambda where: self._decide(where, timer.job_id))
 
     def _decide(self, where: TimerState, job: UUID) -> Decision:
-        # A whole catch-up, and what is younger than misfire_after at one a second: mostly one decision is all.
+        # A whole catch-up, plus one occurrence a second for misfire_after: one decision is usually enough.
         most = int(self._misfire_after.total_seconds()) + 2 + MAX_CAUGHT_UP
         decision = decide(where, now=self._now, horizon=self._now, misfire_after=self._misfire_after, limit=most)
         return with_jitter(decision, where, job)

@@ -1,16 +1,30 @@
-"""Jobs that there are not yet, and that nothing is to be looked up for: what a submit makes of each.
+"""Create jobs that do not exist.
 
-A new job has no timer, run, override or tombstone to settle. Only jobs of a known pattern come by here, and only where
-nothing is refused; all others, and those that exist, are for `submit`.
+A new job has no timer, run or override to consider. Most specs have a cached pattern and schedule
+(`tidewheel.jobs.spec_cache`): their start is computed once per batch. Other specs take the path of `next_version`, with
+the same refusals. Both have their rows written by `job_rows`. Jobs that exist, deleted ones among them, are edited by
+`submit`.
 """
 
-from collections.abc import Collection
-from datetime import datetime
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.errors import Refused
-from tidewheel.intake.next_version import OLDEST_ONCE, anchored, first_anchor
+from tidewheel.errors import Refused, Unavailable, VersionConflict
+from tidewheel.intake.calendars import unknown_calendars
+from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
+from tidewheel.intake.locks import absent_job, read_now
+from tidewheel.intake.next_version import (
+    OLDEST_ONCE,
+    NextVersion,
+    VersionInputs,
+    anchored,
+    at_root,
+    ensure_can_run,
+    first_anchor,
+    next_version,
+)
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
@@ -18,130 +32,181 @@ from tidewheel.jobs.strict_json import canonical
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules import simple as fixed_delay
-from tidewheel.schedules import simple as once
+from tidewheel.schedules import simple
 from tidewheel.schedules.cron_parser import uses_hash
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule, schedule_from_text
 from tidewheel.schedules.policies import CatchUp
+from tidewheel.schedules.timer_state import DaySets
+from tidewheel.transitions.installation import Installation
 
 _FIND_JOBS = Statements("tidewheel.intake")["find_jobs"]
 
-FIRST = 1  # the version of a job that is new
-_NO_JOB = UUID(int=0)  # whose schedule names no job
+_NO_JOB = UUID(int=0)  # for a schedule that does not depend on the job's id
+_TICK = timedelta(microseconds=1)
+_TRIES = 5  # each failed try means that another transaction has created one of the jobs
 
 
-class ScheduleStart(NamedTuple):
-    """How a schedule begins.
-
-    Args:
-        text: The schedule in full, the memo key of recurrence.
-        anchor: When its interval or fixed delay was first accepted.
-        next_at: The first instant; None where there are triggers alone.
-    """
-
-    text: str
-    anchor: datetime | None
-    next_at: datetime | None
-
-
-class NewJob(NamedTuple):
-    """A job to be made.
+class Created(NamedTuple):
+    """The new jobs of a batch.
 
     Args:
-        job_id: Derived from tenant and key.
-        job_text: The same as text.
-        tenant: Whose.
-        key: Its key.
-        known: Its pattern and schedule.
-        named: Whether the spec names its key itself.
-        payload: What its runs are handed.
-        spec_hash: Of the spec as submitted.
-        start: How its schedule begins.
+        jobs: The jobs that were created, by id.
+        refused: The refusals of the others, by id.
     """
 
-    job_id: UUID
-    job_text: str
-    tenant: str
-    key: str
-    known: CachedSpec
-    named: bool
-    payload: bytes | None
-    spec_hash: bytes
-    start: ScheduleStart
-
-    @property
-    def next_run_at(self) -> datetime | None:
-        """What replies say of it."""
-        return None if self.known.pattern.spec.paused else self.start.next_at
+    jobs: dict[UUID, NewJob]
+    refused: dict[UUID, Refused]
 
 
-class ScheduleStarts:
-    """How schedules begin at one instant, each found out once.
+def create_jobs(
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    day_sets: DaySets,
+    *,
+    spread: bool = False,
+    emit_events: bool = True,
+) -> Created:
+    """Create the jobs of a batch that do not exist, in the caller's transaction.
 
     Args:
-        now: The database's clock.
-        spread: As of `first_anchor`.
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        batch: Submits of different jobs.
+        day_sets: The calendars that the specs name, locked.
+        spread: Spread the anchors of intervals, as `first_anchor` does.
+        emit_events: Append the event `job.created` of each.
+
+    Raises:
+        Unavailable: Other transactions have created some of the jobs again and again: roll back and try again.
     """
-
-    def __init__(self, now: datetime, *, spread: bool = False) -> None:
-        self.now, self._spread = now, spread
-        self._found: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
-
-    def of(self, known: CachedSpec, job_id: UUID) -> ScheduleStart | None:
-        """How a new job begins; None where it is out of the ordinary, or to be refused."""
-        pattern, timing = known
-        anchor = first_anchor(timing.document, job_id, self.now, spread=self._spread)
-        try:
-            found = self._found[timing, anchor]
-        except KeyError:
-            found = self._found[timing, anchor] = _begin(timing, anchor, self.now)
-        skips = pattern.spec.catch_up == CatchUp.SKIP.value
-        late = skips and found and timing.kind == "once" and found.next_at and found.next_at <= self.now
-        return None if late else found
-
-
-def new_job(received: ReceivedRequest, starts: ScheduleStarts) -> NewJob | None:
-    """The job that a submit makes where there is none; None where it is out of the ordinary, or to be refused."""
-    request = received.request
-    assert isinstance(request, JobSubmit)  # noqa: S101 - by accept's table
-    spec, known, key = request.job, request.known, received.key
-    start = starts.of(known, received.job_id) if known and key else None
-    if start is None or known is None or key is None:
-        return None
-    return NewJob(
-        job_id=received.job_id,
-        job_text=str(received.job_id),
-        tenant=received.tenant,
-        key=key,
-        known=known,
-        named=spec.key is not None,
-        payload=spec.payload,
-        spec_hash=received.spec_hash,
-        start=start,
-    )
+    for _ in range(_TRIES):
+        existing = find_jobs(connection, [received.job_id for received in batch])
+        new = [received for received in batch if received.job_id not in existing]
+        if not new:
+            return Created({}, {})
+        creation = _Creation(connection, read_now(connection), day_sets, spread=spread)
+        created = creation.prepare(new)
+        jobs = list(created.jobs.values())
+        if write_new_jobs(connection, installation, jobs, creation.now, emit_events=emit_events):
+            return created
+    message = "other transactions have created some of these jobs at the same time"
+    raise Unavailable(message)
 
 
 def find_jobs(connection: Conn, job_ids: Collection[UUID]) -> set[UUID]:
-    """Which of these jobs there are, deleted ones among them."""
+    """Return the ids of those jobs that exist, deleted ones among them."""
     found = connection.execute(_FIND_JOBS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
     return {job for (job,) in cast("list[tuple[UUID]]", found)}
 
 
-def _begin(timing: ScheduleTemplate, anchor: datetime | None, now: datetime) -> ScheduleStart | None:
+class _Creation:
+    """One try to create jobs, at one time."""
+
+    def __init__(self, connection: Conn, now: datetime, day_sets: DaySets, *, spread: bool) -> None:
+        self.now = now
+        self._connection, self._day_sets, self._spread = connection, day_sets, spread
+        self._starts = _ScheduleStarts(now, spread=spread)
+
+    def prepare(self, new: Iterable[ReceivedRequest]) -> Created:
+        """Compute the jobs of these submits, or refuse them."""
+        created = Created({}, {})
+        for received in new:
+            try:
+                created.jobs[received.job_id] = self._job(received)
+            except Refused as refused:
+                created.refused[received.job_id] = refused
+        return created
+
+    def _job(self, received: ReceivedRequest) -> NewJob:
+        request = received.request
+        assert isinstance(request, JobSubmit)  # noqa: S101 - by the table of `apply`
+        known, job_id = request.known, received.job_id
+        start = self._starts.of(known, job_id) if known and received.key else None
+        if start is None:
+            known, start = None, self._computed_start(received, request)
+        return NewJob(
+            job_id, str(job_id), received.tenant, received.key or "", request.job, received.spec_hash, known, start
+        )
+
+    def _computed_start(self, received: ReceivedRequest, request: JobSubmit) -> ScheduleStart:
+        """Compute the start of a spec that has no cached start.
+
+        Raises:
+            Refused: The spec cannot run.
+        """
+        if request.if_version:
+            raise VersionConflict(request.if_version, None)
+        unknown = unknown_calendars(self._connection, received.tenant, request.job, self._day_sets)
+        if unknown is not None:
+            raise unknown
+        job = absent_job(received.job_id, received.tenant, received.key or "", self.now)
+        try:
+            ensure_can_run(request.job, job, self.now, self._day_sets, spread=self._spread)
+            inputs = VersionInputs(self.now, spread_anchor=self._spread)
+            return _start_of(next_version(request.job, job, inputs, self._day_sets))
+        except Refused as refused:
+            raise at_root(refused) from refused
+
+
+class _ScheduleStarts:
+    """The starts of cached schedules at one time, each computed once.
+
+    Args:
+        now: The time by the database's clock.
+        spread: Spread the anchors of intervals, as `first_anchor` does.
+    """
+
+    def __init__(self, now: datetime, *, spread: bool = False) -> None:
+        self._now, self._spread = now, spread
+        self._starts: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
+
+    def of(self, known: CachedSpec, job_id: UUID) -> ScheduleStart | None:
+        """Return the start of a new job; None if it has to be computed for the job, or refused."""
+        pattern, timing = known
+        anchor = first_anchor(timing.document, job_id, self._now, spread=self._spread)
+        try:
+            start = self._starts[timing, anchor]
+        except KeyError:
+            start = self._starts[timing, anchor] = _cached_start(timing, anchor, self._now)
+        skips = pattern.spec.catch_up == CatchUp.SKIP.value
+        late = skips and start and timing.kind == "once" and start.next_at and start.next_at <= self._now
+        return None if late else start
+
+
+def _cached_start(timing: ScheduleTemplate, anchor: datetime | None, now: datetime) -> ScheduleStart | None:
     if any(uses_hash(str(each)) for each in cast("list[object]", timing.document.get("expressions", ()))):
-        return None  # each job has times of its own
+        return None  # `H` depends on the job's id
     document = anchored(timing.document, anchor)
     text = canonical(document).decode()
     try:
-        # A cron is shared with every batch; what names an instant of its own is not worth remembering.
+        # The parsed form of a cron is cached; a schedule that has its own instant is not worth a cache entry.
         schedule = schedule_from_text(text, _NO_JOB) if timing.kind == "cron" else parse_schedule(document)
         ensure_can_fire(schedule, now)
     except Refused:
         return None
     match schedule:
-        case once.Once():
-            return ScheduleStart(text, None, schedule.at) if schedule.at >= now - OLDEST_ONCE else None
-        case fixed_delay.FixedDelay():
-            return ScheduleStart(text, anchor, schedule.due(now, None))
+        case simple.Once():
+            if schedule.at < now - OLDEST_ONCE:
+                return None
+            anchor, next_at = None, cast("datetime | None", schedule.at)
+        case simple.FixedDelay():
+            next_at = schedule.due(now, None)
         case _:
-            return ScheduleStart(text, anchor, schedule.after(now))
+            next_at = schedule.after(now)
+    return ScheduleStart(text, timing.kind, timing.interval_us, anchor, next_at, next_at, next_at)
+
+
+def _start_of(version: NextVersion) -> ScheduleStart:
+    next_at = version.next_at
+    # A timer with calendars is also due to record excluded days, which have no run.
+    fires_at = version.effective.after(next_at - _TICK) if version.calendars and next_at else version.due_at
+    return ScheduleStart(
+        version.schedule_text,
+        version.kind,
+        version.interval_us,
+        version.anchor,
+        next_at,
+        version.due_at,
+        fires_at,
+    )

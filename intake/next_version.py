@@ -1,6 +1,6 @@
-"""What a submitted spec becomes under its job's lock: the next version, its schedule in full, its first instant.
+"""Compute the next version of a job: its schedule in full, its policy, and its next fire time.
 
-Pure but for the locks that its facts were read under.
+Pure functions of the spec and of facts read under the job's lock. A job that does not exist yet has the version 0.
 """
 
 import json
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from tidewheel.errors import ScheduleRefused
+from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused
 from tidewheel.intake.locks import JobRow
 from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
 from tidewheel.jobs.strict_json import canonical
@@ -27,46 +27,46 @@ from tidewheel.schedules.timer_state import DaySets, timer_state
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 
-OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older one would lie in a partition that is gone
+OLDEST_ONCE = timedelta(days=90)  # the retention of runs: the partition of an older run is dropped
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the settled job stands as its next version is made.
+class VersionInputs:
+    """The facts about a job, after its overdue occurrences were applied, that its next version depends on.
 
     Args:
-        now: The database's clock.
-        left: The first instant that the version in force had still to fire; None where it has none.
-        settled: Whether what was overdue has just used its timer up.
-        chained: Whether the run that its timer stands at is open.
-        goes_on: Whether it is paused, and its pause goes on as it was: `left` stays its cursor.
-        spread: Whether an interval that is new counts from an instant that its job's id says, as of a bulk load.
+        now: The time by the database's clock.
+        remaining_from: The first instant that the version in force has still to fire; None if it has none.
+        timer_used_up: True if applying the overdue occurrences has used up the timer.
+        run_open: True if the run of the timer's instant is open.
+        keep_pause: True if the job is paused and its pause is kept: `remaining_from` stays its cursor.
+        spread_anchor: True if a new interval starts at an instant derived from the job's id, as in a bulk load.
     """
 
     now: datetime
-    left: datetime | None
-    settled: bool
-    chained: bool
-    goes_on: bool = False
-    spread: bool = False
+    remaining_from: datetime | None = None
+    timer_used_up: bool = False
+    run_open: bool = False
+    keep_pause: bool = False
+    spread_anchor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NextVersion:
-    """A version to be written.
+    """A version to write.
 
     Args:
-        job: The job, locked.
+        job: The job's row, locked.
         number: The version's number.
-        spec: As submitted.
-        schedule_text: The schedule in full: the memo key of recurrence, with the policy.
-        policy_text: How it is fired.
-        anchor: When its interval was first accepted.
+        spec: The spec as submitted.
+        schedule_text: The schedule in full, as `job_versions.schedule` has it.
+        policy_text: The policy, as `job_versions.policy` has it.
+        anchor: The time when its interval was first accepted.
         interval_us: Its interval or fixed delay.
-        paused: Whether it is.
-        next_at: The first instant that nothing is recorded of; None where it can never fire again.
-        due_at: When firing must look; as `next_at` where no calendar is named.
-        hold_reason: Why it is not due then.
+        paused: True if the job is paused.
+        next_at: The first instant without a record; None if the job can never fire again.
+        due_at: The time of the timer's next poll; equal to `next_at` without calendars.
+        hold_reason: The reason why the timer is not due then.
         effective: Its schedule without the days that its calendars exclude.
     """
 
@@ -85,12 +85,12 @@ class NextVersion:
 
     @property
     def created(self) -> bool:
-        """Whether it is the first one since there is such a job."""
+        """True if the job did not exist before it, or was deleted."""
         return not self.job.exists
 
     @property
     def calendars(self) -> tuple[str, ...]:
-        """The calendars it names."""
+        """The calendars that the spec names."""
         return (*self.spec.exclude_calendars, *self.spec.include_calendars)
 
     @property
@@ -98,32 +98,37 @@ class NextVersion:
         """The schedule's kind."""
         return str(json.loads(self.schedule_text)["kind"])
 
+    @property
+    def finished(self) -> bool:
+        """True if the job has nothing to fire any more."""
+        return self.next_at is None and self.kind != "manual"
 
-def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) -> NextVersion:
-    """The version that a spec becomes.
+
+def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: DaySets) -> NextVersion:
+    """Return the version that a spec becomes.
 
     Raises:
-        ScheduleRefused: It cannot be read; paths are relative to `job`.
+        ScheduleRefused: The schedule cannot be read; paths are relative to `job`.
     """
-    interval_us, anchor = _interval_us(spec), _anchor(spec, job, place.now, spread=place.spread)
-    text = schedule_text(spec, job, anchor or place.now, first=job.created_at if job.exists else place.now)
-    policy = _policy_text(spec, job, text, place.now)
+    interval_us, anchor = _interval_us(spec), _anchor(spec, job, inputs.now, spread=inputs.spread_anchor)
+    text = schedule_text(spec, job, anchor or inputs.now, first=job.created_at if job.exists else inputs.now)
+    policy = _policy_text(spec, job, text, inputs.now)
     paused = job.paused if job.exists else spec.paused
     held = HoldReason.PAUSE if paused else None
     schedule = schedule_from_text(text, job.job_id)
-    where = timer_state(_Row(job, text, policy, place.now), day_sets)
+    where = timer_state(_NextTimer(job, text, policy, inputs.now), day_sets)
     next_at: datetime | None
     due_at: datetime | None
-    if place.goes_on and place.left is not None:
-        next_at = due_at = place.left
+    if inputs.keep_pause and inputs.remaining_from is not None:
+        next_at = due_at = inputs.remaining_from
     elif isinstance(schedule, Once):
-        next_at = due_at = _once(schedule, job, text, place)
+        next_at = due_at = _once(schedule, job, text, inputs)
     elif isinstance(schedule, FixedDelay):
-        next_at = due_at = _chain(schedule, job, interval_us or 0, place)
-        held = held or (HoldReason.RUN if place.chained else None)
+        next_at = due_at = _chain(schedule, job, interval_us or 0, inputs)
+        held = held or (HoldReason.RUN if inputs.run_open else None)
     else:
-        nominal, due_at = schedule.after(place.now), next_wakeup(where, place.now)
-        # What is shifted to another day may come before the next nominal instant.
+        nominal, due_at = schedule.after(inputs.now), next_wakeup(where, inputs.now)
+        # An occurrence shifted to another day may come before the next nominal instant.
         next_at = due_at if due_at is None or nominal is None else min(nominal, due_at)
     return NextVersion(
         job=job,
@@ -141,8 +146,8 @@ def next_version(spec: JobSpec, job: JobRow, place: Place, day_sets: DaySets) ->
     )
 
 
-def fires_alike(spec: JobSpec, job: JobRow, now: datetime) -> bool:
-    """Whether a new version of a job fires as the one in force does: only other fields are edited.
+def same_schedule(spec: JobSpec, job: JobRow, now: datetime) -> bool:
+    """Return True if a spec has the schedule and the policy of the version in force: only other fields are edited.
 
     Raises:
         ScheduleRefused: The spec's schedule cannot be read.
@@ -153,11 +158,11 @@ def fires_alike(spec: JobSpec, job: JobRow, now: datetime) -> bool:
     return text == job.schedule and _policy_text(spec, job, text, now) == job.policy
 
 
-def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets, *, spread: bool = False) -> None:
-    """Refuse what can never fire; as for an edit, the first acceptance of a job that exists counts its `max_runs`.
+def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets, *, spread: bool = False) -> None:
+    """Refuse a spec that can never fire; an edit counts `max_runs` from the first acceptance of the job.
 
     Raises:
-        Refused: It can never fire, or not be read; paths are relative to `job` or its schedule.
+        Refused: It can never fire, or cannot be read; paths are relative to `job` or its schedule.
     """
     anchor = _anchor(spec, job, now, spread=spread)
     text = schedule_text(spec, job, anchor or now, first=job.created_at if job.exists else now)
@@ -170,14 +175,14 @@ def ensure_worth_it(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets
         problem = f"{format_timestamp(schedule.at)} has passed, and catch_up is skip: it would never fire"
         raise ScheduleRefused(problem, "write a later time, or leave catch_up out to fire it late", "once")
     policy = canonical(policy_document(spec)).decode()
-    ensure_open_days(timer_state(_Row(job, text, policy, now), day_sets).effective, now)
+    ensure_open_days(timer_state(_NextTimer(job, text, policy, now), day_sets).effective, now)
 
 
 def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None:
-    """Refuse a `once` whose very instant has a run already, as of a job that was deleted and comes again.
+    """Refuse a `once` whose instant has a run already: its job was deleted and is submitted again.
 
     Raises:
-        ScheduleRefused: It has; the path is relative to the job's schedule.
+        ScheduleRefused: The instant has a run; the path is relative to the job's schedule.
     """
     at = once_at(spec, job.job_id)
     if at is not None and fired is not None:
@@ -186,16 +191,16 @@ def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None
 
 
 def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: datetime) -> str:
-    """The canonical schedule: what recurrence reads and remembers answers by.
+    """Return the canonical schedule; `schedules` caches parsed schedules by this text.
 
     Args:
-        spec: As submitted.
-        job: Its job.
-        anchor: When an interval without an anchor of its own was first accepted.
-        first: When the job was; the n-th occurrence from then is the last one of `max_runs: n`.
+        spec: The spec as submitted.
+        job: The job's row.
+        anchor: The time when an interval without an anchor of its own was first accepted.
+        first: The time when the job was first accepted; `max_runs: n` ends with the n-th occurrence from then.
 
     Raises:
-        ScheduleRefused: It cannot be read, or its occurrences not be counted.
+        ScheduleRefused: It cannot be read, or its occurrences cannot be counted.
     """
     document = anchored(schedule_document(spec), anchor)
     text = canonical(document).decode()
@@ -206,7 +211,7 @@ def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: dateti
 
 
 def anchored(document: Mapping[str, object], anchor: datetime | None) -> Mapping[str, object]:
-    """The document of a schedule, with an anchor for an interval that has none of its own."""
+    """Return the document of a schedule, with an anchor for an interval that has none of its own."""
     if document["kind"] != "interval" or anchor is None:
         return document
     own = document["anchor"]
@@ -214,14 +219,14 @@ def anchored(document: Mapping[str, object], anchor: datetime | None) -> Mapping
 
 
 def first_anchor(document: Mapping[str, object], job_id: UUID, now: datetime, *, spread: bool) -> datetime | None:
-    """What the interval or the delay of a new job counts from where it says nothing of it; None of other schedules.
+    """Return the anchor of a new job's interval or fixed delay; None for other schedules.
 
     Args:
-        document: The schedule's.
-        job_id: The job's.
-        now: The database's clock.
-        spread: Whether intervals without an anchor are spread by the jobs' ids, so that of thousands that are loaded at
-            once not all are due at once. To whole seconds, so that those of one second share their answers.
+        document: The schedule's document.
+        job_id: The job's id.
+        now: The time by the database's clock.
+        spread: Spread intervals without an anchor by the jobs' ids, so that thousands of loaded jobs are not due at one
+            time. Anchors are whole seconds, so that the jobs of one second share a cached start.
     """
     interval_us = document.get("interval_us")
     if not isinstance(interval_us, int):
@@ -232,7 +237,7 @@ def first_anchor(document: Mapping[str, object], job_id: UUID, now: datetime, *,
 
 
 def once_at(spec: JobSpec, job_id: UUID) -> datetime | None:
-    """The instant of a `once`; None of any other schedule, or of one that cannot be read."""
+    """Return the instant of a `once`; None for another schedule, or for one that cannot be read."""
     text = once_text(spec)
     if text is None:
         return None
@@ -244,14 +249,14 @@ def once_at(spec: JobSpec, job_id: UUID) -> datetime | None:
 
 
 def once_text(spec: JobSpec) -> str | None:
-    """The canonical schedule of a `once`; None for any other."""
+    """Return the canonical schedule of a `once`; None for any other."""
     document = schedule_document(spec)
     return canonical(document).decode() if document["kind"] == "once" else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A timer that is not yet, as far as deciding needs one."""
+class _NextTimer:
+    """The timer of a version that is not written yet: the columns that a decision needs."""
 
     job: JobRow
     schedule: str
@@ -261,26 +266,38 @@ class _Row:
 
     @property
     def job_id(self) -> UUID:
-        """The job's."""
+        """The job's id."""
         return self.job.job_id
 
     @property
     def tenant(self) -> str:
-        """The job's."""
+        """The job's tenant."""
         return self.job.tenant
 
 
-def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> str:
-    """The canonical policy; where it shifts, with when the job began to: what lies before an edit stays as it was.
+def at_root(refused: Refused) -> InvalidInput:
+    """Return the refusal of a spec, with its path from the request's root."""
+    error = refused.errors[0]
+    base = "job" if error.path in _BESIDE_SCHEDULE else "job.schedule"
+    path = f"{base}.{error.path}" if error.path else base
+    return InvalidInput([FieldError(path, error.problem, error.remedy)])
 
-    An edit that leaves schedule, calendars and `on_excluded` alone changes nothing of it.
+
+_BESIDE_SCHEDULE = {"start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars"}
+
+
+def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> str:
+    """Return the canonical policy.
+
+    A policy that shifts excluded days has the time since when: occurrences before an edit keep their days. An edit that
+    leaves schedule, calendars and `on_excluded` as they are keeps that time.
     """
     document: dict[str, object] = dict(policy_document(spec))
     if not job.version or document["on_excluded"] == "skip":
         return canonical(document).decode()
-    was: dict[str, object] = json.loads(job.policy) if job.exists and job.policy else {}
-    same = job.schedule == schedule and all(was.get(name) == document[name] for name in _SHIFTS_BY)
-    since = was.get("since") if same else now.isoformat()
+    previous: dict[str, object] = json.loads(job.policy) if job.exists and job.policy else {}
+    same = job.schedule == schedule and all(previous.get(name) == document[name] for name in _SHIFTS_BY)
+    since = previous.get("since") if same else now.isoformat()
     return canonical(document if since is None else document | {"since": since}).decode()
 
 
@@ -290,25 +307,25 @@ def _interval_us(spec: JobSpec) -> int | None:
 
 
 def _anchor(spec: JobSpec, job: JobRow, now: datetime, *, spread: bool = False) -> datetime | None:
-    """When its interval was first accepted: kept across edits that leave the interval alone."""
+    """Return the time when the interval was first accepted; an edit that keeps the interval keeps the anchor."""
     document = schedule_document(spec)
     first = first_anchor(document, job.job_id, now, spread=spread)
     kept = job.exists and job.interval_us == document.get("interval_us")
     return job.interval_anchor if first and kept and job.interval_anchor else first
 
 
-def _once(schedule: Once, job: JobRow, text: str, place: Place) -> datetime | None:
-    # One whose time has passed fires at once, unless this very instant has fired already and was not taken back.
-    over = place.settled or (job.finished_at is not None and place.left is None)
+def _once(schedule: Once, job: JobRow, text: str, inputs: VersionInputs) -> datetime | None:
+    # A `once` whose time has passed fires at once, unless this instant has fired already and was not retracted.
+    over = inputs.timer_used_up or (job.finished_at is not None and inputs.remaining_from is None)
     return None if job.exists and job.schedule == text and over else schedule.at
 
 
-def _chain(schedule: FixedDelay, job: JobRow, interval_us: int, place: Place) -> datetime | None:
-    """The next instant of a fixed_delay: an edit keeps the end of the last run that it counts from."""
-    was: dict[str, object] = json.loads(job.schedule) if job.exists and job.schedule else {}
-    if was.get("kind") != "fixed_delay" or place.left is None:
-        return schedule.due(place.now, None)
-    if place.chained:
-        return place.left  # the instant whose run is open: its end, and start_at, say when the next one comes
-    longer = timedelta(microseconds=interval_us - int(str(was["interval_us"])))
-    return schedule.due(max(place.left + longer, place.now), None)
+def _chain(schedule: FixedDelay, job: JobRow, interval_us: int, inputs: VersionInputs) -> datetime | None:
+    """Return the next instant of a fixed_delay; an edit still counts from the end of the last run."""
+    previous: dict[str, object] = json.loads(job.schedule) if job.exists and job.schedule else {}
+    if previous.get("kind") != "fixed_delay" or inputs.remaining_from is None:
+        return schedule.due(inputs.now, None)
+    if inputs.run_open:
+        return inputs.remaining_from  # the instant of the open run: the run's end and start_at decide the next one
+    longer = timedelta(microseconds=interval_us - int(str(previous["interval_us"])))
+    return schedule.due(max(inputs.remaining_from + longer, inputs.now), None)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob
 from tidewheel.intake.lifecycle import existing
-from tidewheel.intake.locks import JobRow, Locked, job_id_of, lock_jobs, settle
+from tidewheel.intake.locks import JobRow, Locked, apply_overdue, job_id_of, lock_jobs
 from tidewheel.intake.override_rules import Coming, drop_moves, forget_overrides, read_coming_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
@@ -166,7 +166,7 @@ def _make(
         return {}, {}
     shifting = [change for change in wanted if change.shifts_timer]
     # What a pause has passed over is for its end to decide, and nothing is written ahead in it.
-    left = settle(connection, installation, locked, [c.job.job_id for c in shifting if not c.job.paused])
+    left = apply_overdue(connection, installation, locked, [c.job.job_id for c in shifting if not c.job.paused])
     begun = _begun(connection, shifting)
     made = [change for change in wanted if change.job.job_id not in begun]
     _write(connection, installation, made, locked.now)

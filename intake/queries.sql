@@ -28,21 +28,6 @@ DELETE FROM requests
 -- Index: jobs_pkey. No lock: who makes one meanwhile is met on its key.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s)
 
--- name: insert_job_placeholders
--- A place for jobs that may be new, so that two intakes meet on the row and not on nothing.
--- Index: jobs_pkey. Lock: new rows, in job_id order; waits for an uncommitted twin.
-INSERT INTO jobs (job_id, tenant, key, bucket, shard, version, created_at, updated_at)
-SELECT job_id, tenant, key, bucket, shard, 0, tidewheel_now(), tidewheel_now()
-  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(keys)s::text[], %(buckets)s::smallint[], %(shards)s::smallint[])
-       AS new (job_id, tenant, key, bucket, shard)
- ORDER BY job_id
-    ON CONFLICT (job_id) DO NOTHING
-
--- name: delete_job_placeholders
--- The places of jobs that were refused and never were.
--- Index: jobs_pkey. Lock: rows made by this transaction.
-DELETE FROM jobs WHERE job_id = ANY (%(job_ids)s) AND version = 0
-
 -- name: lock_timers
 -- The timers of these jobs: the locks on which edits and firing meet. Before the jobs' own rows, as firing does. Alone,
 -- without their versions: what the lock waited for may have brought a version that this statement cannot see.

@@ -9,7 +9,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
-from tidewheel.intake.calendars import hold_calendars
+from tidewheel.intake.calendars import lock_calendars
 from tidewheel.intake.locks import JobRow, job_id_of, lock_jobs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.submit import apply_submits
@@ -48,7 +48,7 @@ def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequenc
     """Go back to earlier versions, in the caller's transaction; an answer for each request, in their order."""
     stored = _read(connection, batch)
     # As a submit does, before any timer.
-    hold_calendars(connection, {(one.definition.tenant, name) for one in stored.values() for name in one.calendars})
+    lock_calendars(connection, {(one.definition.tenant, name) for one in stored.values() for name in one.calendars})
     locked = lock_jobs(connection, installation, batch)
     current = {job_id: job for job_id, job in locked.jobs.items() if job.exists}
     earliest = _earliest(connection, list(current))

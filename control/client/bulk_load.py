@@ -118,7 +118,7 @@ class Loading(Door):
         """Load jobs; those that the database refuses are found by halves, and the others loaded."""
         batch = [received for _, received in placed]
         try:
-            loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, told=told))
+            loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, emit_events=told))
         except psycopg.Error as error:
             if not is_data_fault(error):
                 raise
@@ -153,8 +153,8 @@ class Loading(Door):
 
     @staticmethod
     def _count(done: Done, placed: Sequence[tuple[str, ReceivedRequest]], loaded: Loaded) -> None:
-        done.created += loaded.made
-        done.unchanged += loaded.there
+        done.created += loaded.created
+        done.unchanged += loaded.existing
         for position, reply in loaded.refused.items():
             done.refuse(placed[position][0], _errors(reply))
 

@@ -11,11 +11,10 @@ from tidewheel.control.explain.text import instant, length, waiting_for
 from tidewheel.control.explain.upcoming import MOST_SHOWN, Coming, Walk
 from tidewheel.control.explain.version_timeline import Place as TimerPlace
 from tidewheel.errors import Refused
-from tidewheel.ids import JobId, job_id
+from tidewheel.ids import job_id
 from tidewheel.intake.calendars import unknown_calendars
-from tidewheel.intake.locks import JobRow, read_now
-from tidewheel.intake.next_version import NextVersion, Place, ensure_worth_it, next_version
-from tidewheel.intake.submit import at_root
+from tidewheel.intake.locks import JobRow, absent_job, read_now
+from tidewheel.intake.next_version import NextVersion, VersionInputs, at_root, ensure_can_run, next_version
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec
@@ -113,10 +112,10 @@ def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> Next
         Refused: As a submit would be.
     """
     try:
-        ensure_worth_it(spec, row, now, days)
+        ensure_can_run(spec, row, now, days)
     except Refused as refused:
         raise at_root(refused) from refused
-    return next_version(spec, row, Place(now=now, left=None, settled=False, chained=False), days)
+    return next_version(spec, row, VersionInputs(now), days)
 
 
 def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
@@ -124,31 +123,7 @@ def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
     job = job_id(tenant, key)
     with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
         found = cursor.execute(_READ_JOBS, {"job_ids": [job]}).fetchone()
-    return found or no_job(job, tenant, key, now)
-
-
-def no_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
-    """The row of a job that is still to be."""
-    return JobRow(
-        job_id=job,
-        tenant=tenant,
-        key=key,
-        shard=0,
-        version=0,
-        spec_hash=None,
-        interval_anchor=None,
-        interval_us=None,
-        paused=False,
-        paused_until=None,
-        consecutive_failures=0,
-        pause_on_failure=None,
-        created_at=now,
-        finished_at=None,
-        deleted_at=None,
-        schedule=None,
-        policy=None,
-        quarantined=False,
-    )
+    return found or absent_job(job, tenant, key, now)
 
 
 def _standing(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> TimerState:

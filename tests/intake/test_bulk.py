@@ -14,10 +14,10 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 
 
-def load(database: Database, *documents: dict[str, Any], told: bool = False) -> Loaded:
+def load(database: Database, *documents: dict[str, Any], emit_events: bool = False) -> Loaded:
     batch = [ReceivedRequest(parse_request(document)) for document in documents]
     with database.transaction() as connection:
-        return load_jobs(connection, database.installation, batch, told=told)
+        return load_jobs(connection, database.installation, batch, emit_events=emit_events)
 
 
 def test_what_there_is_stays_as_it_is_and_what_is_missing_is_made(database: Database) -> None:
@@ -26,7 +26,7 @@ def test_what_there_is_stays_as_it_is_and_what_is_missing_is_made(database: Data
     ask(database, about("job.delete", "gone"))
     before = database.rows("SELECT to_jsonb(j) FROM jobs AS j ORDER BY key")
     loaded = load(database, submission("there"), submission("new"), submission("gone"), submission("new", payload=2))
-    assert (loaded.made, loaded.there, loaded.refused) == (1, 3, {})
+    assert (loaded.created, loaded.existing, loaded.refused) == (1, 3, {})
     rows = database.rows("SELECT to_jsonb(j) FROM jobs AS j WHERE key <> 'new' ORDER BY key")
     assert rows == before
     [(version, payload)] = database.rows(
@@ -40,7 +40,7 @@ def test_loading_again_after_an_end_half_way_makes_the_rest_and_changes_nothing(
     load(database, *jobs[:7])
     before = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
     loaded = load(database, *jobs)
-    assert (loaded.made, loaded.there) == (13, 7)
+    assert (loaded.created, loaded.existing) == (13, 7)
     after = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
     assert len(after) == 20
     assert {key: after[key] for key in before} == before
@@ -55,7 +55,7 @@ def test_what_is_refused_is_refused_as_a_submit_is_and_stops_nothing(database: D
         submission("tenant") | {"tenant": "nobody"},
     ]
     loaded = load(database, submission("good"), *bad, submission("better", schedule="H H * * *"))
-    assert (loaded.made, loaded.there, sorted(loaded.refused)) == (2, 0, [1, 2, 3, 4])
+    assert (loaded.created, loaded.existing, sorted(loaded.refused)) == (2, 0, [1, 2, 3, 4])
     for position, document in enumerate(bad, start=1):
         [asked] = ask(database, document)
         assert loaded.refused[position].errors == asked.errors
@@ -65,7 +65,7 @@ def test_what_is_refused_is_refused_as_a_submit_is_and_stops_nothing(database: D
 def test_there_are_events_only_where_they_are_wanted(database: Database) -> None:
     load(database, submission("a"), submission("b", schedule="@every 5m", max_runs=3))
     assert database.count("outbox") == 0
-    load(database, submission("c"), submission("d", schedule="@every 5m", max_runs=3), told=True)
+    load(database, submission("c"), submission("d", schedule="@every 5m", max_runs=3), emit_events=True)
     assert sorted(event.job_key for event in lifecycle(database)) == ["c", "d"]
 
 
@@ -101,7 +101,7 @@ def test_intervals_are_spread_whatever_else_the_job_says(clocked: ClockedDatabas
     ask(clocked, {"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
     mark = "" if job else "\u200b"  # in a key, which is then none of a pattern
     jobs = [submission(f"job-{n}{mark}", schedule="@every 1h", **job) for n in range(100)]
-    assert load(clocked, *jobs).made == 100
+    assert load(clocked, *jobs).created == 100
     due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
     assert all(now < at <= now + timedelta(hours=1) for at in due)
     assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
@@ -111,7 +111,7 @@ def test_an_interval_is_judged_by_where_it_was_put(clocked: ClockedDatabase) -> 
     end = clocked.stop_clock() + timedelta(minutes=30)
     jobs = [submission(f"job-{n}", schedule="@every 1h", end_at=end.isoformat()) for n in range(50)]
     loaded = load(clocked, *jobs)
-    assert 0 < loaded.made == clocked.count("timers") == 50 - len(loaded.refused) < 50
+    assert 0 < loaded.created == clocked.count("timers") == 50 - len(loaded.refused) < 50
     assert clocked.value("SELECT max(due_at) FROM timers") <= end
 
 
@@ -141,7 +141,7 @@ def test_a_job_that_somebody_else_makes_meanwhile_is_there_already(
     other.commit()
     loaded = loading.result(timeout=30)
     own.commit()
-    assert (loaded.made, loaded.there, loaded.refused) == (1, 1, {})
+    assert (loaded.created, loaded.existing, loaded.refused) == (1, 1, {})
     assert database.rows("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'") == before
     assert database.rows("SELECT j.key, v.version FROM job_versions AS v JOIN jobs AS j USING (job_id) ORDER BY 1") == [
         ("a", 1), ("twin", 1),

@@ -15,7 +15,8 @@ from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import Conn
-from tidewheel.schemas.codec import encode_json
+from tidewheel.schemas.codec import decode, encode_json
+from tidewheel.schemas.generated.records import JobDefinition, Reply
 from tidewheel.transitions.installation import Installation
 
 T = TypeVar("T")
@@ -108,13 +109,45 @@ def test_jobs_that_are_loaded_are_the_same_rows_whichever_way_they_take(clocked:
     asked = [document for document in documents() if "key" in document["job"]]
 
     def load(connection: Conn, installation: Installation, batch: list[ReceivedRequest]) -> Loaded:
-        return load_jobs(connection, installation, batch, told=True)
+        return load_jobs(connection, installation, batch, emit_events=True)
 
     loaded, rows = outcome(clocked, clocked.installation, asked, load)
     other, other_rows = outcome(clocked, clocked.installation, [whole(document) for document in asked], load)
-    assert (loaded.made, loaded.refused.keys()) == (other.made, other.refused.keys())
+    assert (loaded.created, loaded.refused.keys()) == (other.created, other.refused.keys())
     for table in TABLES:
         assert rows[table] == other_rows[table], table
+
+
+def test_a_created_version_equals_an_edited_version(clocked: ClockedDatabase) -> None:
+    """The columns that create and edit share have one value, whichever way a spec came into force."""
+    clocked.stop_clock()
+    specs = [job for job in JOBS if submit_reply(clocked, "probe", job).status == "accepted"]
+    for number, job in enumerate(specs):
+        assert submit_reply(clocked, f"created-{number}", job).job_version == 1
+        assert submit_reply(clocked, f"edited-{number}", {"schedule": "@every 7d", "payload": "other"}).job_version == 1
+        assert submit_reply(clocked, f"edited-{number}", job).job_version == 2
+        created, edited = version_in_force(clocked, f"created-{number}"), version_in_force(clocked, f"edited-{number}")
+        assert created == edited, job
+
+
+def submit_reply(database: Database, key: str, job: dict[str, Any]) -> Reply:
+    [reply] = ask(database, submission(key, **job))
+    return reply
+
+
+def version_in_force(database: Database, key: str) -> tuple[dict[str, Any], JobDefinition]:
+    """A job's version and timer without what names the job and counts its versions."""
+    [(row, definition)] = database.rows(
+        """
+        SELECT to_jsonb(v) - '{job_id,version,definition}'::text[]
+               || jsonb_build_object('kind', j.schedule_kind, 'labels', j.labels, 'us', j.interval_us),
+               v.definition
+          FROM jobs AS j JOIN job_versions AS v USING (job_id, version) WHERE j.key = %s
+        """,
+        [key],
+    )
+    row["spec"].pop("key")
+    return row, replace(decode(definition, JobDefinition), job_id="", job_key="", job_version=0)
 
 
 def test_new_jobs_among_others_are_answered_in_the_order_of_their_requests(database: Database) -> None:

@@ -10,10 +10,11 @@ from datetime import date, datetime, timedelta
 
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
-from tidewheel.control.explain.preview import no_job, version_of
+from tidewheel.control.explain.preview import version_of
 from tidewheel.control.explain.version_timeline import Place
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import job_id
+from tidewheel.intake.locks import absent_job
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
@@ -111,7 +112,7 @@ class _Walk:
     def lines(self) -> Iterator[Simulated]:
         key = self.spec.key or "simulated"
         job = job_id(_TENANT, key)
-        version = version_of(self.spec, no_job(job, _TENANT, key, self.start), self.start, self.days)
+        version = version_of(self.spec, absent_job(job, _TENANT, key, self.start), self.start, self.days)
         place = Place(job, _TENANT, version.schedule_text, version.policy_text, version.next_at or self.end)
         where, look = timer_state(place, self.days), None if version.paused else version.due_at
         now = self.start
