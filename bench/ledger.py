@@ -9,7 +9,7 @@ from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.bench.stage import Stage
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn, Session
-from tidewheel.scheduler.firing import Round, fire
+from tidewheel.scheduler.firing import FireBatch, fire
 from tidewheel.transitions.claim import Claim, claim_runs
 
 JOBS = 50_000
@@ -24,12 +24,12 @@ def measure(stage: Stage) -> dict[str, float]:
     with stage.connect() as connection:
         now = database_now(connection)
         load_jobs(connection, stage.installation, JOBS, due_at=now, prefix="time")
-    look = Round(
+    look = FireBatch(
         shards=range(stage.installation.shards),
         now=now + _EVERY,
         horizon=now + _EVERY,
         misfire_after=timedelta(seconds=60),
-        batch=BATCH,
+        limit=BATCH,
     )
     figures = {"fired_us": _fire_all(session, stage, look) / JOBS * 1e6}
     with stage.connect() as connection:
@@ -50,7 +50,7 @@ def measure(stage: Stage) -> dict[str, float]:
     return figures
 
 
-def _fire_all(session: Session, stage: Stage, look: Round) -> float:
+def _fire_all(session: Session, stage: Stage, look: FireBatch) -> float:
     started = monotonic_seconds()
     while fire(session, stage.installation, look):
         pass

@@ -1,7 +1,8 @@
-"""Deleting what is proven, on a thread and a connection of its own, while the next batch is read and produced.
+"""Delete acknowledged rows in the background, on their own thread and connection.
 
-One batch at a time. One whose deletion failed is kept and tried again before another is taken: forgetting it would
-publish it once more. A crash meanwhile does just that, and loses nothing.
+Meanwhile the relay reads and produces the next batch. One batch is deleted at a time. A batch whose deletion failed is
+kept and deleted again before the next one: dropping it would publish it once more. A crash does exactly that, and loses
+nothing.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,57 +22,57 @@ _SET_ROW_ASIDE = _SQL["set_row_aside"]
 
 
 class Deleter:
-    """Takes rows out of the outbox in the background."""
+    """Delete rows of the outbox in the background."""
 
     def __init__(self, url: str) -> None:
-        # By address is cheap, but the planner takes a small table as a reason to read all of it.
+        # A delete by address is cheap, but for a small table the planner prefers a sequential scan.
         self._session = Session(url, "tidewheel-relay-delete", options="-c enable_seqscan=off")
         self._thread = ThreadPoolExecutor(1, "relay-delete")
-        self._taken: tuple[Batch, Published] | None = None
+        self._current: tuple[Batch, Published] | None = None
         self._deletion: Future[None] | None = None
 
-    def under_way(self) -> list[DueRow]:
-        """Rows that may not be deleted yet."""
-        if self._taken is None:
+    def in_flight(self) -> list[DueRow]:
+        """Return the rows that may not be deleted yet."""
+        if self._current is None:
             return []
-        _, published = self._taken
-        return [*published.proven, *(row for row, _ in published.refused)]
+        _, published = self._current
+        return [*published.acknowledged, *(row for row, _ in published.refused)]
 
-    def take(self, batch: Batch, published: Published) -> None:
-        """Delete a batch; the one before must be settled."""
-        assert self._taken is None  # noqa: S101 - two at once would be one that nobody waits for
-        self._taken = batch, published
+    def start(self, batch: Batch, published: Published) -> None:
+        """Start to delete a batch; `wait` for the one before first."""
+        assert self._current is None  # noqa: S101 - `wait` returns one batch: a second one would be lost
+        self._current = batch, published
         self._deletion = self._thread.submit(self._delete, published)
 
-    def settle(self) -> tuple[Batch, Published] | None:
-        """Wait until the batch that was taken is deleted; returns it once.
+    def wait(self) -> tuple[Batch, Published] | None:
+        """Wait until the current batch is deleted, and return it once.
 
         Raises:
-            Unavailable: It could not be deleted; it is tried again at the next call.
+            Unavailable: It could not be deleted. The next call tries again.
         """
-        if self._taken is None:
+        if self._current is None:
             return None
-        deletion = self._deletion or self._thread.submit(self._delete, self._taken[1])
+        deletion = self._deletion or self._thread.submit(self._delete, self._current[1])
         self._deletion = None
         deletion.result()
-        settled, self._taken = self._taken, None
-        return settled
+        deleted, self._current = self._current, None
+        return deleted
 
     def close(self) -> None:
-        """Wait for what is under way; never raises for it: what is not deleted is published once more."""
+        """Wait for the current batch and close the connection. A failure is ignored: its rows are published again."""
         with suppress(Unavailable, psycopg.Error):
-            self.settle()
+            self.wait()
         self._thread.shutdown()
         self._session.close()
 
     def _delete(self, published: Published) -> None:
         failpoint("relay.acknowledged")
-        if published.proven or published.refused:
+        if published.acknowledged or published.refused:
             with self._session.transaction() as connection:
                 for row, error in published.refused:
                     aside = {"places": addresses([row]), "ids": ids([row]), "error": error}
                     connection.execute(_SET_ROW_ASIDE, aside)
-                if published.proven:
-                    gone = {"places": addresses(published.proven), "ids": ids(published.proven)}
+                if published.acknowledged:
+                    gone = {"places": addresses(published.acknowledged), "ids": ids(published.acknowledged)}
                     connection.execute(_DELETE_OUTBOX, gone)
         failpoint("relay.deleted")

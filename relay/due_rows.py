@@ -1,8 +1,7 @@
-"""Due rows between two places of the outbox: what the reader and the walker both look for.
+"""Read due rows between two positions of the outbox, for the reader and the scan for late rows.
 
-Outbox rows on their way, as plain tuples: a named tuple would cost as much as handing the row to the producer.
-
-Their addresses and ids stay PostgreSQL's own bytes, which go back in arrays that are joined and not converted.
+Rows are plain tuples: a named tuple costs as much as a call of the producer. Their addresses and ids stay in
+PostgreSQL's own binary form. They go back in arrays that are joined from these bytes, without a conversion.
 """
 
 from collections import Counter
@@ -22,12 +21,12 @@ from tidewheel.postgres import pg_arrays as arrays
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
-Pair: TypeAlias = tuple[int, OutboxLane]  # a slice and a class
-Place: TypeAlias = tuple[datetime, int]  # in the order in which rows leave: publish_at and id
+Pair: TypeAlias = tuple[int, OutboxLane]  # a slice and a lane
+OutboxPosition: TypeAlias = tuple[datetime, int]  # publish_at and id: the order in which rows are published
 
-# POSITION is that of its slice and class among those that were read, from 1.
+# PAIR_INDEX is the number of the slice and lane of a row among those that were read, from 1.
 DueRow: TypeAlias = tuple[int, datetime, str, bytes | None, bytes | None, list[bytes] | None, bytes, bytes]
-POSITION: Final = 0
+PAIR_INDEX: Final = 0
 PUBLISH_AT: Final = 1
 TOPIC: Final = 2
 KEY: Final = 3
@@ -53,10 +52,10 @@ class Batch:
     """Rows read together.
 
     Args:
-        rows: In the order in which they are produced: one slice and class after another.
-        pairs: The slices and classes that were read.
-        counts: How many rows there are of those that have any.
-        full: Whether more may be due than was taken.
+        rows: In the order in which they are produced: one slice and lane after another.
+        pairs: The slices and lanes that were read.
+        counts: The number of rows of each pair that has any.
+        full: True if more rows may be due than were read.
     """
 
     rows: Sequence[DueRow]
@@ -65,42 +64,42 @@ class Batch:
     full: bool
 
     def __bool__(self) -> bool:
-        """Whether there are any rows."""
+        """Return True if there are rows."""
         return bool(self.rows)
 
-    def last(self) -> Iterator[tuple[Pair, Place]]:
-        """Where the last row of each slice and class stands."""
+    def last(self) -> Iterator[tuple[Pair, OutboxPosition]]:
+        """Yield the position of the last row of each slice and lane."""
         end = 0
         for pair, count in self.counts.items():
             end += count
-            yield pair, place_of(self.rows[end - 1])
+            yield pair, position_of(self.rows[end - 1])
 
 
 @dataclass(slots=True)
 class Published:
-    """What became of a batch; a row in neither list stays and is tried again."""
+    """The result of a batch. A row in neither list stays in the outbox and is published again."""
 
-    proven: list[DueRow] = field(default_factory=list[DueRow])
+    acknowledged: list[DueRow] = field(default_factory=list[DueRow])
     refused: list[tuple[DueRow, str]] = field(default_factory=list[tuple[DueRow, str]])
 
 
-def place_of(row: DueRow) -> Place:
-    """Where a row stands in its slice and class."""
+def position_of(row: DueRow) -> OutboxPosition:
+    """Return the position of a row in its slice and lane."""
     return row[PUBLISH_AT], int.from_bytes(row[ID])
 
 
 def counts_of(rows: Iterable[DueRow], pairs: Sequence[Pair]) -> dict[Pair, int]:
-    """How many rows there are of each slice and class that has any, in the rows' order."""
-    return {pairs[position - 1]: count for position, count in Counter([row[POSITION] for row in rows]).items()}
+    """Count the rows of each slice and lane that has any, in the rows' order."""
+    return {pairs[position - 1]: count for position, count in Counter([row[PAIR_INDEX] for row in rows]).items()}
 
 
 def addresses(rows: Sequence[DueRow]) -> Addresses:
-    """Where the rows lie."""
+    """Return the physical addresses of the rows."""
     return Addresses(_array(_TID.oid, 6, [row[ADDRESS] for row in rows]))
 
 
 def ids(rows: Sequence[DueRow]) -> Ids:
-    """Their ids."""
+    """Return the ids of the rows."""
     return Ids(_array(_INT8.oid, 8, [row[ID] for row in rows]))
 
 
@@ -133,75 +132,80 @@ adapters.register_dumper(Ids, _IdsDumper)
 
 _READ_OUTBOX = Statements("tidewheel.relay")["read_outbox"]
 
-BEGINNING: Final[Place] = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-_END: Final[Place] = (datetime(9999, 12, 31, tzinfo=UTC), 0)
+BEGINNING: Final[OutboxPosition] = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+_END: Final[OutboxPosition] = (datetime(9999, 12, 31, tzinfo=UTC), 0)
 
-# The planner takes a small table as a reason to read all of it, and it is often small. With one plan left, that of a
-# look need not be made each time: half of what it costs.
-ONE_PLAN = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c plan_cache_mode=auto"
+# For a small table the planner prefers a sequential scan, and the outbox is often small. With one possible plan left,
+# PostgreSQL keeps the plan of a poll: planning is half of its cost.
+SESSION_OPTIONS = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c plan_cache_mode=auto"
 
-MOST_BYTES = 32 * 1024 * 1024  # of messages that are read together; three such batches are in memory at a time
-# Rows that are received together, so that their bytes are counted as they come: a sum in the statement would cost half
-# as much again as reading. Older client libraries give single rows only.
+MAX_BYTES = 32 * 1024 * 1024  # of messages in one batch; three batches are in memory at a time
+# Rows per chunk of the stream. Their bytes are counted here, because a sum in the statement costs half as much again as
+# the read. Older versions of libpq stream single rows only.
 _CHUNK_ROWS = 100 if capabilities.has_stream_chunked() else 1
-FEW_ROWS = 64  # so many, twice as many at most, are received at once, however large
+QUICK_ROWS = 64  # about so many rows, at most twice as many, are fetched at once by a quick poll, however large
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Where to look, and for what.
+class RowRange:
+    """A range of outbox rows.
 
     Args:
-        limits: The most rows of each slice and class.
-        after: The place after which to look, of each slice and class; of those that are missing, from the very start.
-        upto: The last place to look at, of each; of those that are missing, all that is due.
-        parked: Topics that are left alone.
-        under_way: What was read before, and may still be there.
+        limits: The most rows of each slice and lane.
+        after: The position after which each slice and lane is read. A missing one is read from the very start.
+        upto: The last position of each. A missing one is read as far as rows are due.
+        paused: Topics whose rows are not read.
+        in_flight: Rows that were read before and may still be there. They are not read.
     """
 
     limits: Mapping[Pair, int]
-    after: Mapping[Pair, Place] = field(default_factory=dict[Pair, Place])
-    upto: Mapping[Pair, Place] = field(default_factory=dict[Pair, Place])
-    parked: Sequence[str] = ()
-    under_way: Ids = field(default_factory=lambda: ids(()))
+    after: Mapping[Pair, OutboxPosition] = field(default_factory=dict[Pair, OutboxPosition])
+    upto: Mapping[Pair, OutboxPosition] = field(default_factory=dict[Pair, OutboxPosition])
+    paused: Sequence[str] = ()
+    in_flight: Ids = field(default_factory=lambda: ids(()))
 
 
 def due_rows(
-    connection: Conn, pairs: Sequence[Pair], stretch: Stretch, most_bytes: int = MOST_BYTES, *, few: bool = False
+    connection: Conn, pairs: Sequence[Pair], row_range: RowRange, room: int = MAX_BYTES, *, quick: bool = False
 ) -> tuple[list[DueRow], int]:
-    """Due rows of these slices and classes, and how many bytes of messages there is room left for.
+    """Read due rows of these slices and lanes.
 
-    Where no room is left there may be more. Streamed, and so never prepared: the plan hashes the ids that are passed
-    over, which needs to know them; a generic one compares them one by one, 16 us a row instead of 2. But of a
-    few, with limits of about FEW_ROWS together: there the plan takes twice as long as the rest, and is kept.
+    The statement is streamed, and so never prepared. Its plan hashes the ids in flight, which needs their values. A
+    generic plan compares them one by one: 16 us a row instead of 2. A quick poll, with limits of about QUICK_ROWS
+    together, is prepared: its planning takes twice as long as the rest.
+
+    Returns:
+        The rows, and the number of bytes that are left of `room`. Where none are left, more rows may be due.
     """
-    upto = [stretch.upto.get(pair, _END) for pair in pairs]
+    upto = [row_range.upto.get(pair, _END) for pair in pairs]
     columns = {
-        **places(pairs, stretch.after),
+        **position_columns(pairs, row_range.after),
         "ends": arrays.instants(publish_at for publish_at, _ in upto),
         "end_ids": arrays.integers(row_id for _, row_id in upto),
-        "limits": arrays.integers(stretch.limits[pair] for pair in pairs),
-        "parked": list(stretch.parked),
-        "under_way": stretch.under_way,
+        "limits": arrays.integers(row_range.limits[pair] for pair in pairs),
+        "parked": list(row_range.paused),
+        "under_way": row_range.in_flight,
     }
     rows: list[DueRow] = []
     with connection.cursor() as cursor:
-        if few:
+        if quick:
             rows = cast("list[DueRow]", cursor.execute(_READ_OUTBOX, columns, binary=True).fetchall())
-            return rows, most_bytes - sum(len(row[VALUE] or b"") for row in rows)
+            return rows, room - sum(len(row[VALUE] or b"") for row in rows)
         found = cursor.stream(_READ_OUTBOX, columns, binary=True, size=_CHUNK_ROWS)
-        with closing(cast("Generator[DueRow]", found)) as found:  # what is not wanted is not sent
+        with closing(
+            cast("Generator[DueRow]", found)
+        ) as found:  # closing it ends the stream, so that the server sends no more rows
             for row in found:
                 rows.append(row)
                 if (value := row[VALUE]) is not None:
-                    most_bytes -= len(value)
-                    if most_bytes <= 0:
+                    room -= len(value)
+                    if room <= 0:
                         break
-    return rows, most_bytes
+    return rows, room
 
 
-def places(pairs: Sequence[Pair], after: Mapping[Pair, Place]) -> dict[str, object]:
-    """From where on to look, for the statements that look at the outbox."""
+def position_columns(pairs: Sequence[Pair], after: Mapping[Pair, OutboxPosition]) -> dict[str, object]:
+    """Return the parameters of the outbox statements that name slices, lanes and start positions."""
     behind = [after.get(pair, BEGINNING) for pair in pairs]
     return {
         "slices": arrays.integers(number for number, _ in pairs),

@@ -1,8 +1,8 @@
-"""Looking for late rows, those that lie behind the marks, beside reading.
+"""Scan for late rows in the background: due rows before the low-water marks.
 
-What has gone from the front of the index stays in it while a transaction is open anywhere in the database, and a walk
-from the very start meets all of it: 15 s for 4.5 million rows. While walks are quick the reader makes them itself; then
-they go on here, on a thread and a session of their own, one slice and class after another.
+Deleted rows stay in the index while any transaction in the database is open. A full scan meets all of them: 15 s for
+4.5 million rows. While full scans are quick the reader makes them itself. Slow ones run here, on their own thread and
+session, one slice and lane after another.
 """
 
 import logging
@@ -16,48 +16,48 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.session import Session, is_time_limit
-from tidewheel.relay.due_rows import MOST_BYTES, ONE_PLAN, DueRow, Pair, Stretch, due_rows, place_of
+from tidewheel.relay.due_rows import MAX_BYTES, SESSION_OPTIONS, DueRow, Pair, RowRange, due_rows, position_of
 
 _LOG = logging.getLogger("tidewheel.relay")
 
-_PART_SECONDS = 2.0  # what is found by then need not wait for the rest
+_PART_SECONDS = 2.0  # then the rows found so far are returned, and the scan goes on after it
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a walk has found since it was asked last.
+class ScanResult:
+    """The result of one part of a scan.
 
     Args:
-        rows: Late rows, of the slices and classes that have any.
-        seconds: What looking has taken, from the walk's beginning.
-        more: Whether it goes on.
-        whole: Whether nothing is missing, but for what goes on.
+        rows: Late rows, by slice and lane.
+        seconds: The time spent since the scan began.
+        more: True if the scan goes on.
+        complete: True if no part of it has failed.
     """
 
     rows: Mapping[Pair, Sequence[DueRow]]
     seconds: float
     more: bool
-    whole: bool
+    complete: bool
 
 
-class Walker:
-    """At most one walk at a time; the reader begins it, and takes what it finds."""
+class LateRowScan:
+    """At most one scan at a time. The reader starts it and takes its results."""
 
     def __init__(self, url: str) -> None:
-        self._session = Session(url, "tidewheel-relay-walk", options=ONE_PLAN, autocommit=True)
-        self._background = BackgroundQuery[tuple[Found, Stretch]](self._session, "relay-walk")
+        self._session = Session(url, "tidewheel-relay-scan", options=SESSION_OPTIONS, autocommit=True)
+        self._background = BackgroundQuery[tuple[ScanResult, RowRange]](self._session, "relay-scan")
 
     @property
-    def walking(self) -> bool:
-        """Whether a walk is under way, or something that it has found was not taken yet."""
+    def active(self) -> bool:
+        """True if a scan is under way, or has a result that was not taken yet."""
         return self._background.busy
 
-    def begin(self, stretch: Stretch) -> None:
-        """Look at everything up to the marks; the walk before must have been taken to its end."""
-        self._background.start(partial(self._find, stretch))
+    def start(self, row_range: RowRange) -> None:
+        """Start a scan up to the marks. All results of the scan before must have been taken."""
+        self._background.start(partial(self._find, row_range))
 
-    def take(self) -> Found | None:
-        """What was found, once, and nothing while it is looked for; begins to look for the rest, if there is any."""
+    def take(self) -> ScanResult | None:
+        """Return the result of a finished part once, else None; start the next part if there is one."""
         taken = self._background.take()
         if taken is None:
             return None
@@ -67,35 +67,39 @@ class Walker:
         return found
 
     def close(self) -> None:
-        """Give up the look that is under way."""
+        """Cancel the scan under way."""
         self._background.close()
 
-    def _find(self, stretch: Stretch, earlier: Found | None = None) -> tuple[Found, Stretch]:
-        """One share of each slice and class, up to so many bytes and seconds; and what is left to look at then."""
+    def _find(self, row_range: RowRange, earlier: ScanResult | None = None) -> tuple[ScanResult, RowRange]:
+        """Scan one limit of rows of each slice and lane, up to `MAX_BYTES` and `_PART_SECONDS`.
+
+        Returns:
+            The result, and the range that is left to scan.
+        """
         rows: dict[Pair, Sequence[DueRow]] = {}
-        whole = earlier is None or earlier.whole
-        rest = dict(stretch.upto)
-        after = dict(stretch.after)
-        room = MOST_BYTES
+        complete = earlier is None or earlier.complete
+        rest = dict(row_range.upto)
+        after = dict(row_range.after)
+        room = MAX_BYTES
         began = monotonic_seconds()
-        for pair in stretch.upto:
+        for pair in row_range.upto:
             if room <= 0 or self._background.closing or monotonic_seconds() - began > _PART_SECONDS:
                 break
             try:
                 with self._session.transaction() as connection:
-                    found, room = due_rows(connection, [pair], stretch, room)
+                    found, room = due_rows(connection, [pair], row_range, room)
             except (Unavailable, psycopg.Error) as error:
                 if not self._background.closing:
-                    _LOG.warning("slice %d, %s: late rows cannot be looked for now: %s", *pair, error)
-                whole = False
+                    _LOG.warning("slice %d, %s: the scan for late rows failed: %s", *pair, error)
+                complete = False
                 if not is_time_limit(error):
                     rest.clear()
                     break
                 del rest[pair]
                 continue
             if found:
-                rows[pair], after[pair] = found, place_of(found[-1])
-            if room > 0 and len(found) < stretch.limits[pair]:
+                rows[pair], after[pair] = found, position_of(found[-1])
+            if room > 0 and len(found) < row_range.limits[pair]:
                 del rest[pair]
         seconds = monotonic_seconds() - began + (earlier.seconds if earlier else 0.0)
-        return Found(rows, seconds, bool(rest), whole), replace(stretch, after=after, upto=rest)
+        return ScanResult(rows, seconds, bool(rest), complete), replace(row_range, after=after, upto=rest)

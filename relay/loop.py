@@ -1,7 +1,7 @@
-"""The relay: reads due rows, produces them, waits for proof, deletes them.
+"""The relay: read due rows, produce them, await their acknowledgement, delete them.
 
-No transaction is open while it waits for Kafka. A crash between proof and delete repeats messages, never loses them.
-While there is a backlog three batches are under way: one is read, one is with the broker, one is being deleted.
+No transaction is open while the relay waits for Kafka. A crash between acknowledgement and delete repeats messages and
+never loses one. During a backlog three batches are in flight: one is read, one is sent, one is deleted.
 """
 
 import socket
@@ -26,11 +26,11 @@ from tidewheel.relay.read import Reader
 from tidewheel.relay.slices import Slices
 from tidewheel.settings import RelaySettings
 
-# A batch costs as much as hundreds of its rows, above all the broker. So when nothing waits behind it, the next one is
-# left to gather: longer the more came, so that single rows leave at once, and thousands a second in tens of batches.
-_GATHER_SECONDS_A_ROW = 0.000_2
-_LONGEST_GATHER_SECONDS = 0.050  # reached from some thousand rows a second on. Source: docs/adr/0004
-_LOOK_SECONDS = 1.0  # how old the metrics may be while there is always something to do
+# A batch costs as much as hundreds of its rows, above all for the broker. So the relay lingers after a batch that is
+# not full, in proportion to its rows. Single rows leave at once, and thousands a second leave in tens of batches.
+_LINGER_SECONDS_PER_ROW = 0.000_2
+_MAX_LINGER_SECONDS = 0.050  # reached from some thousand rows a second on. Source: docs/adr/0004
+_AGES_SECONDS = 1.0  # the longest interval between two updates of the age metrics under load
 
 
 class Relay:
@@ -55,16 +55,16 @@ class Relay:
             batch=settings.producer_batch,
             runs_prefix=f"{settings.topic_prefix}.runs.",
             stop=stop,
-            meanwhile=self._slices.keep,
+            keep_alive=self._slices.keep,
         )
         self._reader = Reader(url, settings.relay_batch)
         self._deleter = Deleter(url)
         self._sent: Batch | None = None
         self._sleeps_until = 0.0
-        self._next_look = 0.0
+        self._next_ages = 0.0
 
     def run(self) -> None:
-        """Publish until asked to stop."""
+        """Publish until a shutdown is requested."""
         self.enter()
         try:
             run_loop(self._stop, "relay", self.step, wake=self._wake)
@@ -72,13 +72,13 @@ class Relay:
             self.leave()
 
     def enter(self) -> None:
-        """Become one of the relays."""
+        """Join the relays."""
         self._membership.start()
 
     def leave(self) -> None:
-        """Let the others have the slices."""
+        """Leave the relays, so that the others take the slices over."""
         with suppress(Unavailable, psycopg.Error):
-            self._prove()
+            self._await_acks()
         self._deleter.close()
         self._publisher.close()
         self._slices.release()
@@ -87,102 +87,106 @@ class Relay:
         self._reader.close()
 
     def step(self) -> float:
-        """One batch read, the one before it proven, and the one before that deleted.
+        """Read one batch, await the acknowledgement of the one before, and delete the one before that.
 
         Returns:
-            How long nothing is due, in seconds.
+            The seconds until a row is due.
 
         Raises:
-            Unavailable: PostgreSQL or Kafka does not answer; nothing was deleted that was not proven.
+            Unavailable: PostgreSQL or Kafka does not answer. No row was deleted without an acknowledgement.
         """
         try:
             return self._step()
         except BaseException:
-            self._reader.forget()
+            self._reader.reset()
             raise
 
     def _step(self) -> float:
         held = self._slices.held()
         slept, self._sleeps_until = self._slept_through(), 0.0
         if held and slept:
-            return self._pause(held)
+            return self._until_due(held)
         if not held:
-            self._reader.leave()
-        batch = self._reader.read(held, self._publisher.parked(), self._under_way()) if held else None
+            self._reader.drop_slices()
+        batch = self._reader.read(held, self._publisher.paused_topics(), self._in_flight()) if held else None
         if batch:
             failpoint("relay.read")
-        self._prove()
+        self._await_acks()
         if batch:
-            # It is on its way to the broker while the one before is deleted and the next one is read.
+            # The broker receives it while the one before is deleted and the next one is read.
             self._publisher.send(batch.rows)
             self._sent = batch
-            if batch.full or self._gather(batch):
-                self._tell_ages(held)
+            if batch.full or self._linger(batch):
+                self._report_ages(held)
                 return 0.0
-        return self._pause(held)
+        return self._until_due(held)
 
-    def _prove(self) -> None:
-        """Wait for the proof of what was sent, and let it be deleted."""
-        self._settle()
+    def _await_acks(self) -> None:
+        """Wait until the sent batch is acknowledged, and start to delete it."""
+        self._await_delete()
         batch, self._sent = self._sent, None
         if batch is None:
             return
         try:
-            published = self._publisher.prove()
+            published = self._publisher.await_acks()
         except BaseException:
-            self._reader.proven(batch, Published())
+            self._reader.acknowledged(batch, Published())
             raise
-        self._reader.proven(batch, published)
-        self._deleter.take(batch, published)
+        self._reader.acknowledged(batch, published)
+        self._deleter.start(batch, published)
 
-    def _settle(self) -> None:
-        """Wait for the deletion that is under way."""
-        settled = self._deleter.settle()
-        if settled is not None:
-            _count(*settled)
+    def _await_delete(self) -> None:
+        """Wait for the deletion in flight."""
+        deleted = self._deleter.wait()
+        if deleted is not None:
+            _count(*deleted)
 
-    def _gather(self, batch: Batch) -> bool:
-        """Prove at once what nothing waits behind; returns whether more is to be expected by now."""
-        self._prove()
-        seconds = len(batch.rows) * _GATHER_SECONDS_A_ROW
-        self._stop.wait(min(seconds, _LONGEST_GATHER_SECONDS))
-        return seconds >= _LONGEST_GATHER_SECONDS
+    def _linger(self, batch: Batch) -> bool:
+        """Await the acknowledgement of a batch that is not full, then let rows gather.
 
-    def _under_way(self) -> list[DueRow]:
-        return [*(self._sent.rows if self._sent else ()), *self._deleter.under_way()]
+        Returns:
+            True if the wait was the longest, so that more rows are likely due.
+        """
+        self._await_acks()
+        seconds = len(batch.rows) * _LINGER_SECONDS_PER_ROW
+        self._stop.wait(min(seconds, _MAX_LINGER_SECONDS))
+        return seconds >= _MAX_LINGER_SECONDS
+
+    def _in_flight(self) -> list[DueRow]:
+        return [*(self._sent.rows if self._sent else ()), *self._deleter.in_flight()]
 
     def _slept_through(self) -> bool:
-        """Whether the whole pause has passed since nothing was due: nobody woke us, so that a look is enough."""
+        """Return True if the whole sleep has passed without a notification, so that a quick poll is enough."""
         return 0.0 < self._sleeps_until <= monotonic_seconds()
 
-    def _pause(self, held: list[int]) -> float:
-        """How long nothing is due, by a look at the earliest rows."""
-        self._settle()
+    def _until_due(self, held: list[int]) -> float:
+        """Return the seconds until the earliest row is due."""
+        self._await_delete()
         if not held:
             return self._poll
-        left = self._look(held, all_read=True)
+        left = self._quick_poll(held, all_read=True)
         if left == self._poll:
             self._sleeps_until = monotonic_seconds() + self._poll
         return left
 
-    def _tell_ages(self, held: list[int]) -> None:
-        """For the metrics, while there is no pause."""
-        if monotonic_seconds() >= self._next_look:
-            self._look(held)
+    def _report_ages(self, held: list[int]) -> None:
+        """Update the age metrics while the relay does not sleep."""
+        if monotonic_seconds() >= self._next_ages:
+            self._quick_poll(held)
 
-    def _look(self, held: list[int], *, all_read: bool = False) -> float:
-        now, earliest = self._reader.earliest(held, self._publisher.parked(), all_read=all_read)
+    def _quick_poll(self, held: list[int], *, all_read: bool = False) -> float:
+        now, earliest = self._reader.earliest(held, self._publisher.paused_topics(), all_read=all_read)
         for name in OutboxLane:
             age = now - earliest.get(name, now)
             metrics.set("outbox_oldest_seconds", max(age.total_seconds(), 0.0), name)
-        self._next_look = monotonic_seconds() + _LOOK_SECONDS
+        self._next_ages = monotonic_seconds() + _AGES_SECONDS
         left = (min(earliest.values()) - now).total_seconds() if earliest else self._poll
         return min(max(left, 0.0), self._poll)
 
 
 def _count(batch: Batch, published: Published) -> None:
-    all_of_them = len(published.proven) == len(batch.rows)
-    for (_, name), count in (batch.counts if all_of_them else counts_of(published.proven, batch.pairs)).items():
+    all_of_them = len(published.acknowledged) == len(batch.rows)
+    for (_, name), count in (batch.counts if all_of_them else counts_of(published.acknowledged, batch.pairs)).items():
         metrics.count("outbox_published", count, name)
     if published.refused:
         metrics.count("outbox_quarantined", len(published.refused))

@@ -1,72 +1,79 @@
-"""The low-water marks of one relay: up to where all is read, of each slice and class, by reading and by walking."""
+"""Low-water marks of one relay: the position up to which each slice and lane is read. Kept in memory only."""
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
 from tidewheel.postgres.low_water import LATE_COMMIT
-from tidewheel.relay.due_rows import BEGINNING, POSITION, Batch, DueRow, Pair, Place, place_of
+from tidewheel.relay.due_rows import BEGINNING, PAIR_INDEX, Batch, DueRow, OutboxPosition, Pair, position_of
 
 
-class LowWater:
-    """Marks of reading, of walking, and of topics that are parked; only in memory."""
+class OutboxMarks:
+    """Marks of reads, of full scans, and of topics that are paused."""
 
     def __init__(self) -> None:
-        self.read: dict[Pair, Place] = {}  # behind it nothing is due, but for what is under way, late, or parked
-        self.walking: dict[Pair, Place] = {}  # up to where a walk looks; lower where that is read again since it began
-        self.walked: dict[Pair, Place] = {}  # up to where walks that are over have looked
-        self._parked: dict[str, dict[Pair, Place]] = {}  # of reading, as it was when each topic was parked
+        # No row is due before this mark, except those in flight, late ones, and those of paused topics.
+        self.read: dict[Pair, OutboxPosition] = {}
+        # End of the scan under way. Lower where rows behind it are read again since the scan began.
+        self.scanning: dict[Pair, OutboxPosition] = {}
+        # End of the scans that are complete.
+        self.scanned: dict[Pair, OutboxPosition] = {}
+        # The read marks at the instant at which each topic was paused.
+        self._paused: dict[str, dict[Pair, OutboxPosition]] = {}
 
-    def hold(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """These are ours, and no others; returns those that have no mark yet."""
-        for marks in (self.read, self.walking):
+    def set_pairs(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Set the slices and lanes of this relay; return those without a mark."""
+        for marks in (self.read, self.scanning):
             for pair in marks.keys() - pairs:
-                del marks[pair]  # somebody else's by now; should it come back, much may have gone from it
+                del marks[pair]  # another relay reads it: its front may be far ahead when this relay gets it back
         return [pair for pair in pairs if pair not in self.read]
 
-    def found(self, pair: Pair, mark: Place) -> None:
-        """Nothing at all is due behind this mark."""
-        for marks in (self.read, self.walked, *self._parked.values()):
+    def start_at(self, pair: Pair, mark: OutboxPosition) -> None:
+        """Set the first mark of a pair: no row at all is due before it."""
+        for marks in (self.read, self.scanned, *self._paused.values()):
             marks[pair] = mark
 
-    def lower(self, pair: Pair, place: Place) -> None:
-        """What lies behind this place is read again."""
-        for marks in (self.read, self.walking, self.walked, *self._parked.values()):
-            if place < marks.get(pair, BEGINNING):
-                marks[pair] = place
+    def lower(self, pair: Pair, position: OutboxPosition) -> None:
+        """Lower a pair's marks to this position, so that later rows are read again."""
+        for marks in (self.read, self.scanning, self.scanned, *self._paused.values()):
+            if position < marks.get(pair, BEGINNING):
+                marks[pair] = position
 
-    def lower_below(self, rows: Iterable[DueRow], pairs: Sequence[Pair]) -> None:
-        """These rows are read again."""
+    def reread(self, rows: Iterable[DueRow], pairs: Sequence[Pair]) -> None:
+        """Lower the marks so that these rows are read again."""
         first: dict[Pair, DueRow] = {}
         for row in rows:
-            first.setdefault(pairs[row[POSITION] - 1], row)
+            first.setdefault(pairs[row[PAIR_INDEX] - 1], row)
         for pair, row in first.items():
-            self.lower(pair, before(row))
+            self.lower(pair, just_before(row))
 
-    def park(self, topics: Collection[str]) -> None:
-        """These are left alone, and no others: the rows of one that is served again come before newer ones."""
-        for topic in self._parked.keys() - topics:
-            for pair, place in self._parked.pop(topic).items():
-                self.lower(pair, place)
+    def set_paused(self, topics: Collection[str]) -> None:
+        """Set the paused topics. Rows of a resumed topic are read again from where they were left."""
+        for topic in self._paused.keys() - topics:
+            for pair, position in self._paused.pop(topic).items():
+                self.lower(pair, position)
         for topic in topics:
-            if topic not in self._parked:
-                self._parked[topic] = dict(self.read)
+            if topic not in self._paused:
+                self._paused[topic] = dict(self.read)
 
-    def leave(self, topic: str, pair: Pair, row: DueRow) -> None:
-        """This row of a parked topic is read when that is served again."""
-        self._parked[topic][pair] = min(before(row), self._parked[topic][pair])
+    def reread_on_resume(self, topic: str, pair: Pair, row: DueRow) -> None:
+        """Read this row of a paused topic again when the topic is resumed."""
+        self._paused[topic][pair] = min(just_before(row), self._paused[topic][pair])
 
-    def move(self, batch: Batch, safe: datetime, *, back: Collection[Pair]) -> None:
-        """Behind what was read, as far as nothing sooner can still be committed; back only where that was cut short."""
+    def advance(self, batch: Batch, safe: datetime, *, back: Collection[Pair]) -> None:
+        """Move the read marks behind a batch, as far as no earlier row can still be committed.
+
+        A mark moves back only for the pairs in `back`: their scan was cut short.
+        """
         for pair, (publish_at, row_id) in batch.last():
             mark = (publish_at, row_id) if publish_at <= safe else (max(safe, publish_at - LATE_COMMIT), 0)
             self.read[pair] = mark if pair in back else max(mark, self.read[pair])
 
-    def nothing_due(self, pair: Pair, safe: Place) -> None:
-        """Nothing was found behind its mark up to now."""
+    def set_empty(self, pair: Pair, safe: OutboxPosition) -> None:
+        """Move the read mark of a pair up to `safe`: no row behind the mark is due."""
         self.read[pair] = safe
 
 
-def before(row: DueRow) -> Place:
-    """The place just before a row's."""
-    publish_at, row_id = place_of(row)
+def just_before(row: DueRow) -> OutboxPosition:
+    """Return the position just before a row's."""
+    publish_at, row_id = position_of(row)
     return publish_at, row_id - 1

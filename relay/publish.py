@@ -1,9 +1,13 @@
-"""Producing a batch and proving its delivery.
+"""Produce a batch of rows and wait for its acknowledgement.
 
-A batch is proven when the producer's queue is empty and no failure was reported. What failed is told apart: a row that
-Kafka refuses for good (found by bisection, since one such row fails the whole batch it travels in), a topic that is not
-there or not allowed (parked alone), and everything else, which is tried again. "Failed" does not mean "not written":
-a repeat is always possible and receivers drop it by id.
+A batch is acknowledged when the producer's queue is empty and no failure was reported. There are three kinds of
+failure:
+
+- Kafka refuses a row for good. Bisection finds it, since one such row fails the whole record batch that holds it.
+- A topic does not exist or is not authorized. The relay backs off from this topic only.
+- Everything else is produced again.
+
+"Failed" does not mean "not written": a repeat is always possible, and receivers drop it by id.
 """
 
 import logging
@@ -18,12 +22,12 @@ from tidewheel.kafka.clients import producer
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
-from tidewheel.relay.topic_backoff import Parking
+from tidewheel.relay.topic_backoff import TopicBackoff
 
 _LOG = logging.getLogger("tidewheel.relay")
 
 _METADATA_SECONDS = 10.0
-_FLUSH_SECONDS = 1.0  # between two looks at the wish to stop
+_FLUSH_SECONDS = 1.0  # between two checks for a shutdown
 
 _REFUSED_FOR_GOOD = frozenset(
     {
@@ -47,7 +51,7 @@ _TOPIC_TROUBLE = frozenset(
 
 
 class Publisher:
-    """One idempotent producer, created once and again only after a fatal error."""
+    """One idempotent producer. A new one is created after a fatal error only."""
 
     def __init__(
         self,
@@ -57,62 +61,62 @@ class Publisher:
         batch: int,
         runs_prefix: str,
         stop: Shutdown,
-        meanwhile: Callable[[], None],
+        keep_alive: Callable[[], None],
     ) -> None:
         self._config, self._timeout_ms, self._batch, self._stop = config, timeout_ms, batch, stop
-        self._runs_prefix, self._meanwhile = runs_prefix, meanwhile
+        self._runs_prefix, self._keep_alive = runs_prefix, keep_alive
         self._dropped: list[DueRow] = []
         self._failed: list[tuple[KafkaError, str, bytes | None]] = []
         self._sent: Sequence[DueRow] = ()
         self._refused: list[tuple[DueRow, str]] = []
-        self._gave_up = ""
+        self._fatal_error = ""
         self._producer = self._new_producer()
         self._topics: frozenset[str] = frozenset()
-        self._parking = Parking()
+        self._backoff = TopicBackoff()
 
-    def parked(self) -> list[str]:
-        """Topics that are left alone for now, because they are not there or not allowed; asked before each read."""
-        return self._parking.ask()
+    def paused_topics(self) -> list[str]:
+        """Return the topics whose rows must not be read now; call it before each read."""
+        return self._backoff.paused_topics()
 
     def send(self, rows: Sequence[DueRow]) -> None:
-        """Hand rows to the producer; `prove` tells what became of them.
+        """Give rows to the producer; `await_acks` returns the result.
 
         Raises:
-            Unavailable: The broker does not take them now.
+            Unavailable: The broker does not accept them now.
         """
-        self._sent, self._refused = self._produce(self._reachable(rows))
+        self._sent, self._refused = self._produce(self._sendable(rows))
         failpoint("relay.produced")
 
-    def prove(self) -> Published:
-        """Wait until each row sent last is proven or refused.
+    def await_acks(self) -> Published:
+        """Wait until each row sent last is acknowledged or refused.
 
         Raises:
-            Unavailable: The broker does not take them now; none is proven.
+            Unavailable: The broker does not accept them now. None is acknowledged.
         """
         rows, self._sent = self._sent, ()
         result = Published()
-        result.proven, self._dropped = self._dropped, []
-        self._prove(rows, result)
-        self._parking.served()
+        result.acknowledged, self._dropped = self._dropped, []
+        self._collect_acks(rows, result)
+        self._backoff.reset_retried()
         return result
 
     def close(self) -> None:
-        """Wait briefly for what is under way; rows without proof stay in the outbox."""
+        """Wait up to 5 s for rows in flight. Rows without an acknowledgement stay in the outbox."""
         self._producer.flush(5)
 
-    def _prove(self, rows: Sequence[DueRow], result: Published) -> None:
+    def _collect_acks(self, rows: Sequence[DueRow], result: Published) -> None:
         refused, self._refused = self._refused, []
         self._await_delivery()
         self._replace_if_fatal()
         failed, self._failed = self._failed, []
         result.refused.extend(refused)
         if not failed:
-            result.proven.extend(rows)
+            result.acknowledged.extend(rows)
             return
         self._sort_failures(failed)
         touched = {(topic, key) for _, topic, key in failed}
         doubtful = [row for row in rows if (row[TOPIC], row[KEY]) in touched]
-        result.proven.extend(row for row in rows if (row[TOPIC], row[KEY]) not in touched)
+        result.acknowledged.extend(row for row in rows if (row[TOPIC], row[KEY]) not in touched)
         bad = {topic for error, topic, _ in failed if error.code() in _REFUSED_FOR_GOOD}
         self._bisect([row for row in doubtful if row[TOPIC] in bad], failed, result)
 
@@ -124,20 +128,20 @@ class Publisher:
         elif rows:
             middle = len(rows) // 2
             for half in (rows[:middle], rows[middle:]):
-                # Where a topic was parked for the first half, the second would overtake what that left.
-                sent, self._refused = self._produce([row for row in half if self._parking.may_follow(row[TOPIC])])
-                self._prove(sent, result)
+                # If the first half made its topic pause, rows of the second half would overtake those it left behind.
+                sent, self._refused = self._produce([row for row in half if self._backoff.may_follow(row[TOPIC])])
+                self._collect_acks(sent, result)
 
     def _sort_failures(self, failed: Sequence[tuple[KafkaError, str, bytes | None]]) -> None:
         for error, topic, _ in failed:
             if error.code() in _TOPIC_TROUBLE:
-                self._parking.park(topic, error.str())
+                self._backoff.back_off(topic, error.str())
             elif error.code() not in _REFUSED_FOR_GOOD:
-                message = f"Kafka did not take a message for {topic}: {error.str()}"
+                message = f"Kafka did not accept a message for {topic}: {error.str()}"
                 raise Unavailable(message)
 
     def _produce(self, rows: Sequence[DueRow]) -> tuple[Sequence[DueRow], list[tuple[DueRow, str]]]:
-        """Hand rows to the producer; returns those it took, and those it refuses for good. The others stay."""
+        """Give rows to the producer. Return those it accepted and those it refuses for good; the rest stay."""
         not_taken: set[bytes] = set()
         troubled: set[str] = set()
         refused: list[tuple[DueRow, str]] = []
@@ -145,7 +149,7 @@ class Publisher:
         for row in rows:
             _, _, topic, key, value, headers, _, row_id = row
             if topic in troubled:
-                not_taken.add(row_id)  # even if it were there by now: it would overtake
+                not_taken.add(row_id)  # even if the topic exists by now: the row would overtake
                 continue
             try:
                 try:
@@ -165,46 +169,46 @@ class Publisher:
         return [row for row in rows if row[ID] not in not_taken] if not_taken else rows, refused
 
     def _produce_when_there_is_room(self, row: DueRow) -> None:
-        """For when the queue is full: the broker is slow or away."""
+        """Produce a row when the producer's queue is full: the broker is slow or unreachable."""
         while True:
-            self._meanwhile()
+            self._keep_alive()
             self._producer.poll(0.1)
             if self._stop.requested():
-                message = "stopped before the broker had answered"
+                message = "stopped before the broker answered"
                 raise Unavailable(message)
             with suppress(BufferError):
                 self._producer.produce(row[TOPIC], row[VALUE], row[KEY], headers=_headers(row[HEADERS] or []))
                 return
 
     def _why_not_taken(self, topic: str, failure: KafkaException) -> str | None:
-        """Why the producer refuses a message for good; nothing when its topic is parked for it.
+        """Return the error for which the producer refuses a message for good; None if its topic is paused for it.
 
         Raises:
-            Unavailable: It may take it later.
+            Unavailable: The producer may accept it later.
         """
         error = failure.args[0]
         if error.fatal():
-            self._gave_up = error.str()
+            self._fatal_error = error.str()
             self._replace_if_fatal()
         if error.code() in _TOPIC_TROUBLE:
             self._topics -= {topic}
-            self._parking.park(topic, error.str())
+            self._backoff.back_off(topic, error.str())
             return None
         if error.code() in _REFUSED_FOR_GOOD:
             return str(error.str())
-        message = f"the producer did not take a message for {topic}: {error.str()}"
+        message = f"the producer did not accept a message for {topic}: {error.str()}"
         raise Unavailable(message) from failure
 
     def _await_delivery(self) -> None:
-        # Never produced again while they are still in the producer's queue: an outage would multiply them.
+        # Rows in the producer's queue are never produced again: an outage would multiply them.
         while self._producer.flush(_FLUSH_SECONDS) > 0:
-            self._meanwhile()
+            self._keep_alive()
             if self._stop.requested():
-                message = "stopped before the broker had answered"
+                message = "stopped before the broker answered"
                 raise Unavailable(message)
 
-    def _reachable(self, rows: Sequence[DueRow]) -> Sequence[DueRow]:
-        """The rows whose topics exist; an unknown topic would make the producer wait for it, and all others with it."""
+    def _sendable(self, rows: Sequence[DueRow]) -> Sequence[DueRow]:
+        """Return the rows whose topics exist. The producer would wait for an unknown topic and delay all rows."""
         wanted = {row[TOPIC] for row in rows}
         self._dropped = []
         if wanted - self._topics:
@@ -214,22 +218,22 @@ class Publisher:
                 message = f"the broker does not answer: {error.args[0].str()}"
                 raise Unavailable(message) from error
             for topic in wanted - self._topics:
-                self._parking.park(topic, "there is no such topic")
-        served = self._parking.try_others(wanted & self._topics)
-        if served == wanted:
+                self._backoff.back_off(topic, "there is no such topic")
+        usable = self._backoff.usable(wanted & self._topics)
+        if usable == wanted:
             return rows
-        # A queue without topics is served by the sweep, which reads open_runs: its messages would lie here for ever.
+        # The sweep serves a queue without topics from open_runs. Its messages would stay in the outbox for ever.
         self._dropped = [
             row for row in rows if row[TOPIC] not in self._topics and row[TOPIC].startswith(self._runs_prefix)
         ]
-        return [row for row in rows if row[TOPIC] in served]
+        return [row for row in rows if row[TOPIC] in usable]
 
     def _replace_if_fatal(self) -> None:
-        why, self._gave_up = self._gave_up, ""
+        why, self._fatal_error = self._fatal_error, ""
         if why:
             self._producer = self._new_producer()
             self._failed = []
-            message = f"the producer gave up and was replaced: {why}"
+            message = f"the producer failed and was replaced: {why}"
             raise Unavailable(message)
 
     def _new_producer(self) -> Producer:
@@ -242,10 +246,10 @@ class Publisher:
             key = message.key()
             self._failed.append((error, message.topic() or "", key if isinstance(key, bytes) else None))
             if error.fatal():
-                self._gave_up = error.str()
+                self._fatal_error = error.str()
 
 
-# The names are few and ours: to decode each of eight a message would cost as much as to produce it.
+# Header names are few and fixed. Decoding all eight of each message would cost as much as producing it.
 @lru_cache(maxsize=1000)
 def _names(names: tuple[bytes, ...]) -> tuple[str, ...]:
     return tuple(name.decode() for name in names)

@@ -1,8 +1,8 @@
-"""Topics that are left alone for a while, because they are not there or not allowed: alone, and not the others.
+"""Back off from topics that do not exist or are not authorized, each by itself.
 
-A topic that was made a moment ago is unknown to a busy broker for seconds. So the first pause is short, and they grow
-while a topic gives trouble. Invariant: once a topic is parked, nothing is produced to it that was read before, for that
-would overtake what was left.
+A busy broker does not know a topic for seconds after its creation. So the first pause is short, and later ones grow
+while the topic keeps failing. Invariant: rows that were read before a pause are not produced during or after it,
+because they would overtake the rows that were left behind.
 """
 
 import logging
@@ -14,53 +14,53 @@ from tidewheel.clock import monotonic_seconds
 _LOG = logging.getLogger("tidewheel.relay")
 
 _FIRST_SECONDS = 0.5
-_LONGEST_SECONDS = 10.0  # a topic that is there at last is served this soon after
+_MAX_SECONDS = 10.0  # the longest wait of a topic that has come into existence
 
 
 @dataclass(frozen=True, slots=True)
-class _Parked:
+class _Pause:
     until: float
     seconds: float
 
 
-class Parking:
-    """The topics of one publisher that have given trouble and were not served since."""
+class TopicBackoff:
+    """The topics of one publisher that have failed and have not taken a message since."""
 
     def __init__(self) -> None:
-        self._parked: dict[str, _Parked] = {}
-        self._since_asked: set[str] = set()
-        self._tried: set[str] = set()
+        self._pauses: dict[str, _Pause] = {}
+        self._failed_since_read: set[str] = set()
+        self._retried: set[str] = set()
 
-    def ask(self) -> list[str]:
-        """Those whose rows are not to be read now; asked before each read."""
+    def paused_topics(self) -> list[str]:
+        """Return the topics whose rows must not be read now; call it before each read."""
         now = monotonic_seconds()
-        self._since_asked.clear()
-        return [topic for topic, parked in self._parked.items() if parked.until > now]
+        self._failed_since_read.clear()
+        return [topic for topic, pause in self._pauses.items() if pause.until > now]
 
-    def try_others(self, topics: Iterable[str]) -> set[str]:
-        """Which of these topics may be produced to: not those that were parked after their rows had been read."""
-        others = set(topics) - self._since_asked
-        self._tried = others & self._parked.keys()
-        return others
+    def usable(self, topics: Iterable[str]) -> set[str]:
+        """Return the topics that may be produced to: those that have not failed since their rows were read."""
+        usable = set(topics) - self._failed_since_read
+        self._retried = usable & self._pauses.keys()
+        return usable
 
     def may_follow(self, topic: str) -> bool:
-        """Whether nothing was left of a topic since rows were read last."""
-        return topic not in self._since_asked
+        """Return True if no row of a topic was left behind since rows were read last."""
+        return topic not in self._failed_since_read
 
-    def park(self, topic: str, why: str) -> None:
-        """Leave a topic alone for a while, longer each time; nothing when it is parked already."""
-        now, before = monotonic_seconds(), self._parked.get(topic)
-        self._since_asked.add(topic)
-        self._tried.discard(topic)
-        if before is not None and before.until > now:
+    def back_off(self, topic: str, why: str) -> None:
+        """Pause a topic, longer each time; do nothing when it is paused already."""
+        now, previous = monotonic_seconds(), self._pauses.get(topic)
+        self._failed_since_read.add(topic)
+        self._retried.discard(topic)
+        if previous is not None and previous.until > now:
             return
-        seconds = _FIRST_SECONDS if before is None else min(2 * before.seconds, _LONGEST_SECONDS)
-        self._parked[topic] = _Parked(now + seconds, seconds)
-        if before is None or seconds == _LONGEST_SECONDS:
-            _LOG.error("topic %s is parked: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
+        seconds = _FIRST_SECONDS if previous is None else min(2 * previous.seconds, _MAX_SECONDS)
+        self._pauses[topic] = _Pause(now + seconds, seconds)
+        if previous is None or seconds == _MAX_SECONDS:
+            _LOG.error("topic %s is paused: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
 
-    def served(self) -> None:
-        """Those tried last have taken what they were given: should they give trouble again, it is the first time."""
-        for topic in self._tried:
-            self._parked.pop(topic, None)
-        self._tried.clear()
+    def reset_retried(self) -> None:
+        """Forget the failures of the topics that were retried last: they have taken their messages."""
+        for topic in self._retried:
+            self._pauses.pop(topic, None)
+        self._retried.clear()

@@ -1,8 +1,12 @@
-"""Hands on turns whose holder is gone while others wait, and whatever else a crash or a person could leave behind.
+"""Repair active runs whose holder is gone while runs wait, and other leftovers of a crash or a manual change.
 
-Who ends a run hands its turn on in the same transaction, so there is little to find: a turn whose waiting runs were all
-in somebody's hands just then, runs ended or turns removed by somebody else than Tidewheel, signals for executors that
-have died. Everything here works under the turn's lock and asks again under it whether the holder is really gone.
+A run that ends transfers its place as active run in the same transaction, so there is little to repair:
+
+- an active run all of whose waiters were locked by another transaction at that moment
+- runs that ended, or active runs that were removed, by something other than Tidewheel
+- signals for executors that have died
+
+Each repair locks the active run first and checks under the lock that its holder is gone.
 """
 
 import logging
@@ -27,19 +31,19 @@ _LOCK_ACTIVE_RUNS = _SQL["lock_active_runs"]
 _FIND_UNMARKED_WAITERS = _SQL["find_unmarked_waiters"]
 _DROP_STALE_SIGNALS = _SQL["drop_stale_signals"]
 
-_MOST = 1000  # turns looked at in a round: about ten milliseconds
-_STALE_AFTER = timedelta(minutes=1)  # an executor that lives reads its signals within seconds
+_MOST = 1000  # active runs scanned in one step: about ten milliseconds
+_STALE_AFTER = timedelta(minutes=1)  # a live executor reads its signals within seconds
 
 
-class TurnSweep:
-    """Walks the turns that are waited for, some at a time, round and round."""
+class ActiveRunRepair:
+    """Scans the active runs that have waiters, `_MOST` at a time, again and again."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._after = NO_RUN
 
     def step(self) -> int:
-        """Look at some turns; returns how many were handed on or freed.
+        """Scan some active runs; return how many were transferred or released.
 
         Raises:
             Unavailable: The database does not answer.
@@ -56,8 +60,8 @@ class TurnSweep:
         metrics.count("active_runs_repaired", len(freed))
         return len(freed)
 
-    def mend_shard(self, shard: int) -> int:
-        """Find runs of one shard that wait for a turn which is not marked so; returns how many jobs had any.
+    def repair_shard(self, shard: int) -> int:
+        """Find waiting runs of one shard whose active run is not marked `has_waiters`; return the number of their jobs.
 
         Raises:
             Unavailable: The database does not answer.
@@ -74,5 +78,7 @@ class TurnSweep:
             connection.execute(_DROP_STALE_SIGNALS, stale)
         if jobs:
             metrics.count("active_runs_repaired", len(jobs))
-            _LOG.error("runs of %d jobs of shard %d waited for turns that were removed; mended", len(jobs), shard)
+            _LOG.error(
+                "runs of %d jobs of shard %d waited for active runs that were removed; repaired", len(jobs), shard
+            )
         return len(jobs)

@@ -22,10 +22,10 @@ from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_VERSION_FACTS = Statements("tidewheel.scheduler")["read_version_facts"]
 
-LOOKED_AT = 500
+MAX_INSTANTS = 500
 """Instants of one batch: five milliseconds."""
 
-MADE = 100
+MAX_RUNS = 100
 """Runs of one batch, as in catching up."""
 
 
@@ -70,23 +70,23 @@ def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime)
     Raises:
         ScheduleRefused: A version of the range cannot be read any more, or its calendar is gone.
     """
-    walk = _range(connection, backfill).iterate(backfill.cursor_at, newest_first=backfill.newest_first)
-    looked = list(islice(walk, LOOKED_AT))
-    if not looked:
+    occurrences = _range(connection, backfill).iterate(backfill.cursor_at, newest_first=backfill.newest_first)
+    instants = list(islice(occurrences, MAX_INSTANTS))
+    if not instants:
         return Batch((), 0, None, more=True)
-    following = next(walk, None)
-    ends = looked[0][0], looked[-1][0]
+    following = next(occurrences, None)
+    ends = instants[0][0], instants[-1][0]
     only_missing = backfill.what == "missing_only"
     accounted = read_covered_instants(connection, backfill.job_id, min(ends), max(ends)) if only_missing else ()
-    versions = _read_facts(connection, backfill.job_id, {version for _, version in looked})
+    versions = _read_facts(connection, backfill.job_id, {version for _, version in instants})
     runs: list[NewRun] = []
     passed_over = 0
-    for at, version in looked:
+    for at, version in instants:
         facts = versions[version]
         if at in accounted:
             passed_over += 1
-        elif len(runs) == MADE or opened + len(runs) >= _most_open(backfill, facts):
-            return Batch(runs, passed_over, at, more=len(runs) == MADE)
+        elif len(runs) == MAX_RUNS or opened + len(runs) >= _max_open(backfill, facts):
+            return Batch(runs, passed_over, at, more=len(runs) == MAX_RUNS)
         else:
             runs.append(_run(backfill, at, facts, now))
     return Batch(runs, passed_over, following[0] if following else None, more=following is not None or not runs)
@@ -116,7 +116,7 @@ def _overlap(backfill: Backfill, facts: _Facts) -> str:
     return Overlap.ALLOW_ALL if facts.overlap == Overlap.ALLOW_ALL else Overlap.BUFFER_ALL
 
 
-def _most_open(backfill: Backfill, facts: _Facts) -> int:
+def _max_open(backfill: Backfill, facts: _Facts) -> int:
     # Runs that wait for a turn get it oldest first: where the newest is to be first, nobody may wait beside it.
     in_turn = backfill.newest_first and _overlap(backfill, facts) != Overlap.ALLOW_ALL
     return 1 if in_turn else backfill.max_concurrent

@@ -45,7 +45,7 @@ _NOBODY = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Progress:
     """How a backfill stands: `gone` when its job was deleted under it; `open` of its runs are."""
 
     key: str
@@ -54,7 +54,7 @@ class _Place:
     now: datetime
 
 
-class Backfilling:
+class BackfillLoop:
     """Walks the backfills of a scheduler's shards, round and round."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
@@ -75,7 +75,7 @@ class Backfilling:
         if now < self._next:
             return 0, self._next - now
         running = self._running(shards)
-        made = self._make(running, until=now + _SHARE_SECONDS)
+        made = self._create(running, until=now + _SHARE_SECONDS)
         self._next = monotonic_seconds() + _EVERY_SECONDS
         return made, _EVERY_SECONDS if running else math.inf
 
@@ -88,18 +88,18 @@ class Backfilling:
         found = [cast("UUID", backfill_id) for (backfill_id,) in rows]
         return sorted(found, key=lambda backfill_id: (backfill_id <= self._after, backfill_id))
 
-    def _make(self, running: Sequence[UUID], *, until: float) -> int:
+    def _create(self, running: Sequence[UUID], *, until: float) -> int:
         made = 0
         for backfill_id in running:
             more = True
             while more and monotonic_seconds() < until:
                 self._after = backfill_id
-                written, more = make_some(self._session, self._installation, backfill_id)
+                written, more = create_next_runs(self._session, self._installation, backfill_id)
                 made += written
         return made
 
 
-def make_some(session: Session, installation: Installation, backfill_id: UUID) -> tuple[int, bool]:
+def create_next_runs(session: Session, installation: Installation, backfill_id: UUID) -> tuple[int, bool]:
     """Make the next runs of a backfill that is running; end one of which nothing is left, or whose job was deleted.
 
     One that fails otherwise than by losing the database is paused, with the error as the reason.
@@ -117,7 +117,7 @@ def make_some(session: Session, installation: Installation, backfill_id: UUID) -
     except Unavailable:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns one backfill, and all the others go on
-        _hold(session, installation, backfill_id, error)
+        _pause_failed(session, installation, backfill_id, error)
         return 0, False
     failpoint("backfilling.after_commit")
     metrics.count("backfilled_runs", result[0])
@@ -128,15 +128,15 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
     backfill = _lock(connection, backfill_id)
     if backfill is None:
         return 0, False
-    place = _read_job_position(connection, backfill)
-    if place.gone:
-        _end(connection, installation, backfill, place, BackfillState.CANCELLED, reason="job_deleted")
+    progress = _read_progress(connection, backfill)
+    if progress.gone:
+        _end(connection, installation, backfill, progress, BackfillState.CANCELLED, reason="job_deleted")
     elif backfill.state == BackfillState.PAUSED:
         pass
-    elif backfill.cursor_at is not None and place.open < backfill.max_concurrent:
-        return _make_batch(connection, installation, backfill, place)
-    elif backfill.cursor_at is None and not place.open:
-        _end(connection, installation, backfill, place, BackfillState.FINISHED)
+    elif backfill.cursor_at is not None and progress.open < backfill.max_concurrent:
+        return _create_batch(connection, installation, backfill, progress)
+    elif backfill.cursor_at is None and not progress.open:
+        _end(connection, installation, backfill, progress, BackfillState.FINISHED)
     return 0, False
 
 
@@ -149,9 +149,11 @@ def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
     return backfill
 
 
-def _make_batch(connection: Conn, installation: Installation, backfill: Backfill, place: _Place) -> tuple[int, bool]:
-    batch = next_batch(connection, backfill, place.open, place.now)
-    written = create_runs(connection, installation, batch.runs, now=place.now, repeats=True)
+def _create_batch(
+    connection: Conn, installation: Installation, backfill: Backfill, progress: _Progress
+) -> tuple[int, bool]:
+    batch = next_batch(connection, backfill, progress.open, progress.now)
+    written = create_runs(connection, installation, batch.runs, now=progress.now, repeats=True)
     columns: dict[str, object] = {
         "backfill_id": backfill.backfill_id, "made": len(written), "passed_over": batch.passed_over,
         "cursor_at": batch.cursor_at,
@@ -160,36 +162,38 @@ def _make_batch(connection: Conn, installation: Installation, backfill: Backfill
     return len(written), batch.more
 
 
-def _read_job_position(connection: Conn, backfill: Backfill) -> _Place:
+def _read_progress(connection: Conn, backfill: Backfill) -> _Progress:
     first, last = run_range(backfill.job_id, backfill.created_at)
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "job_version": backfill.job_version, "first_run_id": first, "last_run_id": last
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(_Place), binary=True) as cursor:
-        place = cursor.execute(_READ_BACKFILL_PLACE, columns).fetchone()
-    assert place is not None  # noqa: S101 - the job's row is locked
-    return place
+    with connection.cursor(row_factory=class_row(_Progress), binary=True) as cursor:
+        progress = cursor.execute(_READ_BACKFILL_PLACE, columns).fetchone()
+    assert progress is not None  # noqa: S101 - the job's row is locked
+    return progress
 
 
 def _end(
     connection: Conn,
     installation: Installation,
     backfill: Backfill,
-    place: _Place,
+    progress: _Progress,
     state: BackfillState,
     *,
     reason: str | None = None,
 ) -> None:
-    finished_at = None if state is BackfillState.PAUSED else place.now
+    finished_at = None if state is BackfillState.PAUSED else progress.now
     columns: dict[str, object] = {
         "backfill_id": backfill.backfill_id, "state": state, "reason": reason, "finished_at": finished_at
     }  # fmt: skip
     connection.execute(_END_BACKFILL, columns)
     kind = f"job.backfill_{state}"
-    append_backfill_event(connection, installation, kind, backfill, job_key=place.key, now=place.now, reason=reason)
+    append_backfill_event(
+        connection, installation, kind, backfill, job_key=progress.key, now=progress.now, reason=reason
+    )
 
 
-def _hold(session: Session, installation: Installation, backfill_id: UUID, error: Exception) -> None:
+def _pause_failed(session: Session, installation: Installation, backfill_id: UUID, error: Exception) -> None:
     # PostgreSQL's own words in one line, without the row that it would quote beside them.
     said = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
     reason = f"{type(error).__name__}: {said}"[:1000]
@@ -197,5 +201,5 @@ def _hold(session: Session, installation: Installation, backfill_id: UUID, error
     with session.transaction() as connection:
         backfill = _lock(connection, backfill_id)
         if backfill is not None and backfill.state == BackfillState.RUNNING:
-            place = _read_job_position(connection, backfill)
-            _end(connection, installation, backfill, place, BackfillState.PAUSED, reason=reason)
+            progress = _read_progress(connection, backfill)
+            _end(connection, installation, backfill, progress, BackfillState.PAUSED, reason=reason)

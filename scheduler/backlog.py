@@ -1,48 +1,48 @@
-"""Which shards come next while more is due than one batch takes: few at a time, in turn.
+"""Rotate through the due shards while more is due than one batch takes, a few shards per batch.
 
-An id begins with its job's bucket, so the rows of one shard lie side by side in every index: a batch out of two shards
-touches a thirtieth of the pages that one out of sixty-four does. While less is due than a batch takes all shards share
-it, so that nobody waits for another's turn.
+An id begins with its job's bucket, so the rows of one shard lie next to each other in every index. A batch out of two
+shards touches a thirtieth of the pages that a batch out of sixty-four does. Without a backlog all shards share a batch,
+so that no shard waits for another.
 """
 
 from collections import deque
 from collections.abc import Iterable
 
-_FEWEST = 2
+_MIN_SHARDS = 2
 
 
-class Rush:
-    """The shards that are due and whose turn is still to come, the longest due first; used by two threads."""
+class ShardRotation:
+    """The due shards that have not been polled yet in this backlog, the longest due first; used by two threads."""
 
     def __init__(self) -> None:
-        self._line: deque[int] = deque()
+        self._shards: deque[int] = deque()
 
     @property
-    def on(self) -> bool:
-        """Whether anybody's turn is still to come."""
-        return bool(self._line)
+    def active(self) -> bool:
+        """True if shards are left to poll."""
+        return bool(self._shards)
 
-    def begin(self, due: Iterable[int]) -> None:
-        """More is due in these than a batch takes."""
-        self._line = deque(due)
+    def start(self, due: Iterable[int]) -> None:
+        """Start a rotation through these shards."""
+        self._shards = deque(due)
 
-    def next(self, most: int) -> list[int]:
-        """The shards whose turn is now, fewer where fewer are left."""
-        some: list[int] = []
-        while len(some) < most:
+    def take(self, limit: int) -> list[int]:
+        """Take the next shards, at most `limit`."""
+        taken: list[int] = []
+        while len(taken) < limit:
             try:
-                some.append(self._line.popleft())
+                taken.append(self._shards.popleft())
             except IndexError:
                 break
-        return some
+        return taken
 
 
-class Bite:
-    """From how many shards one thread takes a batch: few, as long as they fill it."""
+class BatchWidth:
+    """The number of shards of one thread's next batch: few, as long as they fill it."""
 
     def __init__(self) -> None:
-        self.shards = _FEWEST
+        self.shards = _MIN_SHARDS
 
-    def took(self, *, full: bool) -> None:
-        """A batch was a full one, or not."""
-        self.shards = max(self.shards // 2, _FEWEST) if full else self.shards * 2
+    def adjust(self, *, full: bool) -> None:
+        """Halve the width after a full batch, else double it."""
+        self.shards = max(self.shards // 2, _MIN_SHARDS) if full else self.shards * 2

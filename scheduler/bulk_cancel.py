@@ -1,9 +1,11 @@
-"""Ends the runs that cancellations by filter name, some at a time; claims refuse them from its first moment on.
+"""Cancel the runs that cancellations by filter match, a batch at a time. Claims refuse these runs from its start.
 
-The open runs are walked through for each, from one end of an index to the other: first to ask what runs to stop, then
-to end the rest, and again until a whole walk finds nothing that it names. Then it is finished, and claims need not
-consult it any more. Where a walk stands is known to this process alone; two schedulers that walk for the same one do no
-harm, for each run ends once. What was asked to stop is its executor's from then on.
+For each cancellation a scan goes through the open runs, from one end of an index to the other. The first scan requests
+running attempts to stop, the later ones end all other runs. Scans repeat until one matches nothing. Then the
+cancellation is finished, and claims do not consult it any more.
+
+Only this process knows the position of a scan. Two schedulers that scan for the same cancellation do no harm, since
+each run ends once. After its cancel request a running attempt belongs to its executor.
 """
 
 import logging
@@ -40,19 +42,19 @@ _COUNT_CANCELLED = _SQL["count_cancelled"]
 _FINISH_CANCELLATION = _SQL["finish_cancellation"]
 _FORGET_CANCELLED_JOBS = _SQL["forget_cancelled_jobs"]
 
-_TO_ASK = MOVES[Move.REQUEST_CANCEL].sources
-_STATES = sorted((MOVES[Move.CANCEL].sources | _TO_ASK) - {RunState.CANCELLING})
-_MOST = 1000  # runs ended in one transaction: some tens of milliseconds
-_LOOKED_AT = 20_000  # rows of the index that one statement goes past
-_LOOK_SECONDS = 0.25  # a running attempt hears of it within a second, its executor's own look included
-_AFTER_FAILURE_SECONDS = 60.0  # before a walk that has met only runs that cannot be ended is made again
+_TO_SIGNAL = MOVES[Move.REQUEST_CANCEL].sources
+_STATES = sorted((MOVES[Move.CANCEL].sources | _TO_SIGNAL) - {RunState.CANCELLING})
+_BATCH_ROWS = 1000  # runs ended in one transaction: tens of milliseconds
+_SCAN_ROWS = 20_000  # index entries that one statement scans
+_POLL_SECONDS = 0.25  # an executor stops a running attempt within a second, including its own poll of signals
+_AFTER_FAILURE_SECONDS = 60.0  # until the next scan, after one whose runs could all not be ended
 _NOWHERE = UUID(int=0)
 _LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Cancellation:
-    """What is to be cancelled: all that fits every filter it has."""
+class OpenCancellation:
+    """A cancellation by filter that is not finished. It matches the runs that fit all its filters."""
 
     id: int
     tenant: str
@@ -68,12 +70,12 @@ class Cancellation:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An open run that a cancellation names, or the last one that a statement has looked at.
+class Candidate:
+    """An open run that a cancellation matches, or the last run that a statement has scanned.
 
     Args:
-        named: Whether it is the former.
-        further: Whether it is the latter.
+        named: True if it matches.
+        further: True if it is the last one scanned.
     """
 
     run_id: UUID
@@ -88,27 +90,27 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a walk stands.
+class _ScanPosition:
+    """The position of a scan.
 
     Args:
-        asking: Whether it is the first walk, which looks for running attempts alone: they hear of it within a second,
-            however many others there are to be ended.
-        job_id: Of a walk by labels: the job that it is at.
-        scheduled_at: Of a walk through a job: the last run it came past.
-        run_id: The last run it came past.
-        over: Whether there is nothing further on, of this job or of all.
-        found: How many were named by the cancellation.
-        done: How many of these are ended, or asked to stop.
-        failed: How many of these could not be.
-        not_before: When the walk begins, by the monotonic clock.
+        signalling: True for the first scan, which looks for running attempts only. They are stopped within a second,
+            however many other runs there are to end.
+        job_id: The current job of a scan by labels.
+        scheduled_at: The instant of the last run scanned, in a scan of one job.
+        run_id: The last run scanned.
+        at_end: True if nothing is left to scan, of this job or of all.
+        found: The number of matching runs.
+        done: The number of these that have ended or were requested to stop.
+        failed: The number of these that could not be ended.
+        not_before: The monotonic time at which the scan may begin.
     """
 
-    asking: bool = False
+    signalling: bool = False
     job_id: UUID = _NOWHERE
     scheduled_at: datetime = _LONG_AGO
     run_id: UUID = _NOWHERE
-    over: bool = False
+    at_end: bool = False
     found: int = 0
     done: int = 0
     failed: int = 0
@@ -116,158 +118,166 @@ class _Place:
 
 
 @dataclass(slots=True)
-class Cancelled:
-    """What one step has done.
+class CancelResult:
+    """The result of one step.
 
     Args:
-        ended: Runs that ended.
-        asked: Running attempts that were asked to stop: their executors are to be woken.
-        more: Whether there is more to do at once.
-        failed: Runs that cannot be ended; what is wrong with them has been logged.
+        ended: The number of runs that ended.
+        signalled: The number of running attempts that were requested to stop. Their executors must be woken.
+        more: True if more can be done at once.
+        failed: The number of runs that cannot be ended. The error of each is logged.
     """
 
     ended: int = 0
-    asked: int = 0
+    signalled: int = 0
     more: bool = False
     failed: int = 0
 
 
-class Cancelling:
-    """Serves the cancellations that are not finished in turn."""
+class BulkCancel:
+    """Cancels runs for the cancellations that are not finished, in rotation."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
-        self._places: dict[int, _Place] = {}
+        self._positions: dict[int, _ScanPosition] = {}
         self._last = 0
         self._next_look = 0.0
 
-    def step(self) -> Cancelled:
-        """End up to a thousand runs of the next cancellation.
+    def step(self) -> CancelResult:
+        """Cancel up to `_BATCH_ROWS` runs of the next cancellation.
 
         Raises:
             Unavailable: The database does not answer.
         """
         if monotonic_seconds() < self._next_look:
-            return Cancelled()
-        done = Cancelled()
+            return CancelResult()
+        done = CancelResult()
         for cancellation in self._open():
-            if monotonic_seconds() < self._places[cancellation.id].not_before:
+            if monotonic_seconds() < self._positions[cancellation.id].not_before:
                 continue
-            done = self._go_on(cancellation)
+            done = self._advance(cancellation)
             self._last = cancellation.id
             if done.more:
                 break
-        self._next_look = 0.0 if done.more else monotonic_seconds() + _LOOK_SECONDS
+        self._next_look = 0.0 if done.more else monotonic_seconds() + _POLL_SECONDS
         return done
 
-    def _open(self) -> list[Cancellation]:
-        """Those that are not finished, from the one after the last that was served."""
+    def _open(self) -> list[OpenCancellation]:
+        """Return the cancellations that are not finished, beginning after the one that was advanced last."""
         with (
             self._session.transaction() as connection,
-            connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor,
+            connection.cursor(row_factory=class_row(OpenCancellation), binary=True) as cursor,
         ):
             found = cursor.execute(_FIND_CANCELLATIONS).fetchall()
-        self._places = {one.id: self._places.get(one.id) or _Place(asking=one.include_started) for one in found}
+        self._positions = {
+            one.id: self._positions.get(one.id) or _ScanPosition(signalling=one.include_started) for one in found
+        }
         return sorted(found, key=lambda one: (one.id <= self._last, one.id))
 
-    def _go_on(self, cancellation: Cancellation) -> Cancelled:
-        place = self._places[cancellation.id]
-        rows = self._find(cancellation, place)
+    def _advance(self, cancellation: OpenCancellation) -> CancelResult:
+        position = self._positions[cancellation.id]
+        rows = self._find(cancellation, position)
         if rows is None:
-            return self._turn_back(cancellation, place)
+            return self._end_scan(cancellation, position)
         named = [row for row in rows if row.named]
-        done = self._end_patiently(cancellation, named)
-        place.found += len(named)
-        place.done += done.ended + done.asked
-        place.failed += done.failed
-        place.over = len(rows) < _MOST and not (rows and rows[-1].further)
+        done = self._end_or_bisect(cancellation, named)
+        position.found += len(named)
+        position.done += done.ended + done.signalled
+        position.failed += done.failed
+        position.at_end = len(rows) < _BATCH_ROWS and not (rows and rows[-1].further)
         if rows:
-            place.run_id, place.scheduled_at = rows[-1].run_id, rows[-1].scheduled_at
+            position.run_id, position.scheduled_at = rows[-1].run_id, rows[-1].scheduled_at
         done.more = True
         return done
 
-    def _turn_back(self, cancellation: Cancellation, place: _Place) -> Cancelled:
-        """At the end of a walk: another one, unless this one has found nothing."""
-        if place.found == 0 and not place.asking:
+    def _end_scan(self, cancellation: OpenCancellation, position: _ScanPosition) -> CancelResult:
+        """Finish the cancellation if its scan has matched nothing, else start another scan."""
+        if position.found == 0 and not position.signalling:
             with self._session.transaction() as connection:
                 connection.execute(_FINISH_CANCELLATION, {"id": cancellation.id})
                 connection.execute(_FORGET_CANCELLED_JOBS, {"id": cancellation.id})
             _LOG.info("cancellation %d is finished", cancellation.id)
-        # It stays open, for claims must go on to refuse it; but a fault that was there a moment ago is there still.
-        stuck = place.failed and not place.done and not place.asking
+        # The cancellation stays open, since claims must refuse its runs. Runs that could not be ended get time.
+        stuck = position.failed and not position.done and not position.signalling
         wait = _AFTER_FAILURE_SECONDS if stuck else 0.0
-        self._places[cancellation.id] = _Place(not_before=monotonic_seconds() + wait)
-        # Found, but in somebody's hands, all of them: those are given a moment.
-        return Cancelled(more=place.done > 0 or place.asking)
+        self._positions[cancellation.id] = _ScanPosition(not_before=monotonic_seconds() + wait)
+        # If other transactions hold all matching runs, wait before the next scan.
+        return CancelResult(more=position.done > 0 or position.signalling)
 
-    def _find(self, cancellation: Cancellation, place: _Place) -> list[Found] | None:
-        """What the walk comes to next; None at its end."""
+    def _find(self, cancellation: OpenCancellation, position: _ScanPosition) -> list[Candidate] | None:
+        """Read the next runs of the scan; None at its end."""
         columns: dict[str, object] = {
             "id": cancellation.id, "tenant": cancellation.tenant, "job_id": cancellation.job_id,
             "queue": cancellation.queue, "lane": cancellation.lane, "handler": cancellation.handler,
             "cause": cancellation.cause, "created_before": cancellation.created_before,
             "include_started": cancellation.include_started,
-            "states": sorted(_TO_ASK) if place.asking else _STATES, "most": _MOST, "looked_at": _LOOKED_AT,
+            "states": sorted(_TO_SIGNAL) if position.signalling else _STATES,
+            "most": _BATCH_ROWS, "looked_at": _SCAN_ROWS,
         }  # fmt: skip
         with self._session.transaction() as connection:
             if cancellation.by_labels:
-                job = self._job(connection, place, columns)
+                job = self._job(connection, position, columns)
                 if job is None:
                     return None
                 columns["job_id"] = job
-            elif place.over:
+            elif position.at_end:
                 return None
-            columns |= {"after_id": place.run_id, "after_at": place.scheduled_at}
+            columns |= {"after_id": position.run_id, "after_at": position.scheduled_at}
             find = _FIND_CANCELLED if columns["job_id"] is None else _FIND_CANCELLED_OF_JOB
-            with connection.cursor(row_factory=class_row(Found), binary=True) as cursor:
+            with connection.cursor(row_factory=class_row(Candidate), binary=True) as cursor:
                 return cursor.execute(find, columns).fetchall()
 
-    def _job(self, connection: Conn, place: _Place, columns: Mapping[str, object]) -> UUID | None:
-        """The job that a walk by labels is at, or comes to."""
-        if place.job_id != _NOWHERE and not place.over:
-            return place.job_id
-        row = connection.execute(_NEXT_CANCELLED_JOB, {**columns, "after": place.job_id}, binary=True).fetchone()
+    def _job(self, connection: Conn, position: _ScanPosition, columns: Mapping[str, object]) -> UUID | None:
+        """Return the current job of a scan by labels, or move on to the next one."""
+        if position.job_id != _NOWHERE and not position.at_end:
+            return position.job_id
+        row = connection.execute(_NEXT_CANCELLED_JOB, {**columns, "after": position.job_id}, binary=True).fetchone()
         if row is None:
             return None
-        place.job_id, place.scheduled_at, place.run_id, place.over = cast("UUID", row[0]), _LONG_AGO, _NOWHERE, False
-        return place.job_id
+        position.job_id, position.scheduled_at, position.run_id, position.at_end = (
+            cast("UUID", row[0]),
+            _LONG_AGO,
+            _NOWHERE,
+            False,
+        )
+        return position.job_id
 
-    def _end_patiently(self, cancellation: Cancellation, rows: Sequence[Found]) -> Cancelled:
+    def _end_or_bisect(self, cancellation: OpenCancellation, rows: Sequence[Candidate]) -> CancelResult:
         try:
             return self._end(cancellation, rows)
         except Unavailable:
             raise
-        except Exception as error:  # noqa: BLE001 - one by one tells which it is, and the others must not wait for it
+        except Exception as error:  # noqa: BLE001 - ending one run at a time finds the one that fails
             if len(rows) == 1:
-                _LOG.exception("a run that is to be cancelled stays open", extra={"run_id": str(rows[0].run_id)})
-                return Cancelled(failed=1)
-            _LOG.warning("cancelling %d runs failed (%s); taking them one by one", len(rows), error)
-            each = [self._end_patiently(cancellation, [row]) for row in rows]
-            ended, asked = sum(one.ended for one in each), sum(one.asked for one in each)
-            return Cancelled(ended, asked, failed=sum(one.failed for one in each))
+                _LOG.exception("a run could not be cancelled and stays open", extra={"run_id": str(rows[0].run_id)})
+                return CancelResult(failed=1)
+            _LOG.warning("cancelling %d runs failed (%s); cancelling them one by one", len(rows), error)
+            each = [self._end_or_bisect(cancellation, [row]) for row in rows]
+            ended, signalled = sum(one.ended for one in each), sum(one.signalled for one in each)
+            return CancelResult(ended, signalled, failed=sum(one.failed for one in each))
 
-    def _end(self, cancellation: Cancellation, rows: Sequence[Found]) -> Cancelled:
+    def _end(self, cancellation: OpenCancellation, rows: Sequence[Candidate]) -> CancelResult:
         if not rows:
-            return Cancelled()
+            return CancelResult()
         with self._session.transaction() as connection:
-            # First, for with turns in hand nothing else is waited for: another scheduler may be at it.
+            # Lock order: the cancellation before active runs. Another scheduler may hold it.
             if connection.execute(_LOCK_CANCELLATION, {"id": cancellation.id}).fetchone() is None:
-                return Cancelled()
+                return CancelResult()
             chained = {row.job_id for row in rows if row.cause == Cause.TIMER}
             connection.execute(_LOCK_CANCELLED_CHAINS, {"job_ids": uuids(chained)})
             ends = [
                 RunEnd(row.run_id, row.attempt, RunState.CANCELLED, row.executor_id, reason=cancellation.reason)
                 for row in rows
-                if RunState(row.state) not in _TO_ASK
+                if RunState(row.state) not in _TO_SIGNAL
             ]
             ended = finish_runs(connection, self._installation, ends)
-            asked = _ask(connection, [row.run_id for row in rows if RunState(row.state) in _TO_ASK])
-            done = Cancelled(len(ended.states), len(asked))
-            connection.execute(_COUNT_CANCELLED, {"id": cancellation.id, "more": done.ended + done.asked})
+            signalled = _signal(connection, [row.run_id for row in rows if RunState(row.state) in _TO_SIGNAL])
+            done = CancelResult(len(ended.states), len(signalled))
+            connection.execute(_COUNT_CANCELLED, {"id": cancellation.id, "more": done.ended + done.signalled})
         return done
 
 
-def _ask(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
+def _signal(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
     if not run_ids:
         return set()
     columns: dict[str, object] = {"run_ids": uuids(run_ids), "states": sources(Move.REQUEST_CANCEL)}

@@ -45,7 +45,7 @@ _MOST = 500  # runs in one transaction: some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OverdueRun:
     """An open run whose deadline has passed, with what must be locked before it."""
 
     run_id: UUID
@@ -55,7 +55,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class LockedOverdueRun:
     """Such a run under its lock."""
 
     run_id: UUID
@@ -77,7 +77,7 @@ class Deadlines:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._definitions = Definitions()
-        self._left: set[UUID] = set()
+        self._failed: set[UUID] = set()
         self._next_look = 0.0
 
     def step(self) -> tuple[int, float]:
@@ -99,38 +99,38 @@ class Deadlines:
 
     def _pause(self) -> float:
         """Seconds until the next deadline, as far as one look sees; not above 0 where one has passed."""
-        columns: dict[str, object] = {"ahead": _AHEAD, "states": _STATES, "left": uuids(self._left)}
+        columns: dict[str, object] = {"ahead": _AHEAD, "states": _STATES, "left": uuids(self._failed)}
         with self._session.transaction() as connection:
             row = connection.execute(_PROBE_DEADLINES, columns, binary=True).fetchone()
         now, earliest = cast("tuple[datetime, datetime | None]", row)
         return (_AHEAD if earliest is None else earliest - now).total_seconds()
 
     def _time_out(self) -> int:
-        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._left), "most": _MOST}
+        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._failed), "most": _MOST}
         with (
             self._session.transaction() as connection,
-            connection.cursor(row_factory=class_row(Found), binary=True) as cursor,
+            connection.cursor(row_factory=class_row(OverdueRun), binary=True) as cursor,
         ):
             found = cursor.execute(_FIND_PASSED, columns).fetchall()
         try:
-            return self._settle(found)
+            return self._apply(found)
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - one by one tells which it is, and the others must not wait for it
             _LOG.warning("a batch of %d timeouts failed (%s); taking them one by one", len(found), error)
-            return sum(self._settle_alone(one) for one in found)
+            return sum(self._apply_alone(one) for one in found)
 
-    def _settle_alone(self, one: Found) -> int:
+    def _apply_alone(self, one: OverdueRun) -> int:
         try:
-            return self._settle([one])
+            return self._apply([one])
         except Unavailable:
             raise
         except Exception:  # noqa: BLE001 - the others must not wait for it
             _LOG.exception("a run whose deadline has passed stays open", extra={"run_id": str(one.run_id)})
-            self._left.add(one.run_id)
+            self._failed.add(one.run_id)
             return 0
 
-    def _settle(self, found: Sequence[Found]) -> int:
+    def _apply(self, found: Sequence[OverdueRun]) -> int:
         with self._session.transaction() as connection:
             versions = [(one.job_id, one.job_version) for one in found]
             stored = read_definitions(connection, versions)
@@ -139,17 +139,17 @@ class Deadlines:
             ends: list[RunEnd] = []
             requeues: list[Requeue] = []
             for row in _lock(connection, found):
-                judged = judge(row, definitions[row.job_id, row.job_version])
-                if isinstance(judged, RunEnd):
-                    ends.append(judged)
+                decided = decide_timeout(row, definitions[row.job_id, row.job_version])
+                if isinstance(decided, RunEnd):
+                    ends.append(decided)
                 else:
-                    requeues.append(judged)
-            gone_back = requeue_runs(connection, self._installation, requeues).runs
+                    requeues.append(decided)
+            requeued = requeue_runs(connection, self._installation, requeues).runs
             ended = finish_runs(connection, self._installation, ends).states
-        return len(gone_back) + len(ended)
+        return len(requeued) + len(ended)
 
 
-def struck(row: Passed) -> Timeout:
+def expired_timeout(row: LockedOverdueRun) -> Timeout:
     """Which timeout it was: of several that have passed, one that is final, then the one that came first."""
     if (
         row.schedule_to_close_at is not None
@@ -164,9 +164,9 @@ def struck(row: Passed) -> Timeout:
     return Timeout.HEARTBEAT
 
 
-def judge(row: Passed, definition: JobDefinition) -> RunEnd | Requeue:
+def decide_timeout(row: LockedOverdueRun, definition: JobDefinition) -> RunEnd | Requeue:
     """What becomes of a run whose deadline has passed."""
-    which = struck(row)
+    which = expired_timeout(row)
     if which is Timeout.ASYNC_TIMEOUT and definition.target.kafka is not None:
         which = Timeout.REPLY_TIMEOUT
     error_type, message = timeout_type(which), timeout_message(which, _milliseconds(which, definition) / 1000)
@@ -193,7 +193,7 @@ def _milliseconds(which: Timeout, definition: JobDefinition) -> int:
 
 
 def _lock_before(
-    connection: Conn, found: Sequence[Found], definitions: Mapping[tuple[UUID, int], JobDefinition]
+    connection: Conn, found: Sequence[OverdueRun], definitions: Mapping[tuple[UUID, int], JobDefinition]
 ) -> None:
     """Take what an end may have to wait for, before any open run: timers, then jobs, as edits do."""
     known = [(one, definitions[one.job_id, one.job_version]) for one in found]
@@ -205,7 +205,7 @@ def _lock_before(
         connection.execute(_LOCK_TIMED_JOBS, {"job_ids": uuids(jobs)})
 
 
-def _lock(connection: Conn, found: Sequence[Found]) -> list[Passed]:
+def _lock(connection: Conn, found: Sequence[OverdueRun]) -> list[LockedOverdueRun]:
     columns: dict[str, object] = {"run_ids": uuids(one.run_id for one in found), "states": _STATES}
-    with connection.cursor(row_factory=class_row(Passed), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(LockedOverdueRun), binary=True) as cursor:
         return cursor.execute(_LOCK_PASSED, columns).fetchall()

@@ -1,4 +1,4 @@
-"""What becomes of the timers of one batch: pure, each distinct question answered once."""
+"""Decide about the timers of one batch, once for all timers with the same inputs. Pure."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -13,19 +13,19 @@ from tidewheel.transitions.timers import LockedTimer
 
 _TICK = timedelta(microseconds=1)
 
-_Question = tuple[str, str, datetime, datetime | None]
+_DecisionKey = tuple[str, str, datetime, datetime | None]
 
 
-class ComputingFailed(Exception):
-    """A job's next time cannot be computed; the cause says why."""
+class DecisionFailed(Exception):
+    """The next occurrence of a job cannot be computed; `__cause__` is the error."""
 
 
-class Decider:
-    """Decides each distinct (schedule, policy, instant) once: jobs that share them share the answer.
+class BatchDecider:
+    """Decides each distinct (schedule, policy, instant) once: timers that share them share the decision.
 
     Args:
-        circumstances: What is known beside the timers' rows.
-        waiting: The fixed_delay timers whose last run is open.
+        circumstances: Calendars and overrides of the timers.
+        waiting: The fixed_delay jobs whose last run is open.
         now: The database's clock.
         horizon: Instants up to here become runs.
         misfire_after: How late an occurrence may be before it is missed.
@@ -42,44 +42,44 @@ class Decider:
     ) -> None:
         self._circumstances, self._waiting = circumstances, waiting
         self._now, self._horizon, self._misfire_after = now, horizon, misfire_after
-        self._decided: dict[_Question, tuple[TimerState | None, Decision]] = {}
+        self._decided: dict[_DecisionKey, tuple[TimerState | None, Decision]] = {}
 
     def __call__(self, timer: LockedTimer) -> Decision:
-        """What is to become of a timer.
+        """Decide about a timer.
 
         Raises:
-            ComputingFailed: It cannot be computed.
+            DecisionFailed: The decision cannot be computed.
         """
         try:
             if timer.hold_reason is not None or timer.overridden:
-                return self._alone(timer)
-            question = (timer.schedule, timer.policy, timer.scheduled_at, timer.catch_up_end)
-            where, decision = self._decided.get(question) or self._decide(timer, question)
-            return decision if where is None else with_jitter(decision, where, timer.job_id)
+                return self._decide_alone(timer)
+            key = (timer.schedule, timer.policy, timer.scheduled_at, timer.catch_up_end)
+            state, decision = self._decided.get(key) or self._decide(timer, key)
+            return decision if state is None else with_jitter(decision, state, timer.job_id)
         except Exception as error:
-            # Whatever it is, it concerns one job, and all the others must fire.
-            raise ComputingFailed from error
+            # Any error concerns this job only, and all the others must fire.
+            raise DecisionFailed from error
 
-    def _decide(self, timer: LockedTimer, question: _Question) -> tuple[TimerState | None, Decision]:
-        short = decide_on_time(timer, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
-        if short is not None:
-            self._decided[question] = answer = None, short
+    def _decide(self, timer: LockedTimer, key: _DecisionKey) -> tuple[TimerState | None, Decision]:
+        decided = decide_on_time(timer, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
+        if decided is not None:
+            self._decided[key] = answer = None, decided
             return answer
-        where = self._standing(timer)
-        decision = decide(where, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
-        if where.plain and not where.schedule.hashed:
-            self._decided[question] = where, decision
-        return where, decision
+        state = self._state(timer)
+        decision = decide(state, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
+        if state.plain and not state.schedule.hashed:
+            self._decided[key] = state, decision
+        return state, decision
 
-    def _alone(self, timer: LockedTimer) -> Decision:
-        """The decision about a timer that something is said about."""
-        where = self._standing(timer)
+    def _decide_alone(self, timer: LockedTimer) -> Decision:
+        """Decide about a timer with a hold or overrides, whose decision no other timer shares."""
+        state = self._state(timer)
         if timer.hold_reason == HoldReason.PAUSE:
-            # The pause ended at its instant, not when it was noticed: what came after it is downtime.
-            ended = on_resume(where, now=(timer.due_at or self._now) - _TICK)
+            # The pause ended at `paused_until`, not at this poll. The time since then counts as downtime.
+            ended = on_resume(state, now=(timer.due_at or self._now) - _TICK)
             return hold_for_run(ended) if timer.job_id in self._waiting else ended
-        decision = decide(where, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
-        return with_jitter(decision, where, timer.job_id)
+        decision = decide(state, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
+        return with_jitter(decision, state, timer.job_id)
 
-    def _standing(self, timer: LockedTimer) -> TimerState:
+    def _state(self, timer: LockedTimer) -> TimerState:
         return timer_state(timer, self._circumstances.day_sets, self._circumstances.of(timer))

@@ -1,8 +1,8 @@
-"""The firing transaction: due timers become runs, set-wise.
+"""The firing transaction: due timers become runs, a batch at a time.
 
-Exactly one run per occurrence: the timer rows are locked, and the runs, their outbox rows and the moved timers are
-committed together. A batch that fails on its data is repeated job by job, so that one poisoned job is set aside and
-all others fire.
+Exactly one run per occurrence: the transaction locks the timers, and commits runs, outbox rows and advanced timers
+together. A batch that fails on its data is fired again job by job. So one poisoned job is quarantined, and all others
+fire.
 """
 
 import logging
@@ -23,7 +23,7 @@ from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.scheduler.decide_batch import Decider
+from tidewheel.scheduler.decide_batch import BatchDecider
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
@@ -42,93 +42,93 @@ _RESUME_JOBS = _SQL["resume_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One look at the timers.
+class FireBatch:
+    """The limits of one firing transaction.
 
     Args:
-        shards: The shards that have something due.
+        shards: The shards that have due timers.
         now: The database's clock.
-        horizon: Instants up to here are made runs.
-        since: Timers that are due at this instant or before are left to another round: what is on time goes first.
-        until: Timers that are due later are too; None: up to the horizon.
-        marks: Up to where each shard is done with already; from the very start where it says nothing.
+        horizon: Instants up to here become runs.
         misfire_after: How late an occurrence may be before it is missed.
-        batch: Timers at once, at most.
+        limit: The most timers.
+        since: Timers that are due up to this instant are left to another batch, since those on time fire first.
+        until: Timers that are due later are left too; None: the horizon.
+        marks: The low-water mark of each shard. A shard without one is read from the very start.
     """
 
     shards: Sequence[int]
     now: datetime
     horizon: datetime
     misfire_after: timedelta
-    batch: int
+    limit: int
     since: datetime = BEGINNING
     until: datetime | None = None
     marks: Mapping[int, datetime] = field(default_factory=dict[int, datetime])
 
 
-def fire(session: Session, installation: Installation, look: Round) -> int:
+def fire(session: Session, installation: Installation, batch: FireBatch) -> int:
     """Fire one batch of due timers.
 
     Returns:
-        How many timers were moved.
+        The number of timers that were advanced.
 
     Raises:
-        Unavailable: The database was lost; what was under way happened wholly or not at all, and is due again if not.
+        Unavailable: The database was lost. The batch happened wholly, or not at all and is due again.
     """
     locked: list[LockedTimer] = []
     try:
         with session.transaction() as connection:
-            locked = _lock_due(connection, look)
+            locked = _lock_due(connection, batch)
             failpoint("firing.locked")
-            decisions = _advance(connection, installation, locked, look)
+            decisions = _advance(connection, installation, locked, batch)
             failpoint("firing.before_commit")
     except Unavailable:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns one job, and all the others must fire
+    except Exception as error:  # noqa: BLE001 - any error concerns one job, and all the others must fire
         _LOG.warning(
-            "a firing batch of %d timers failed (%s); firing job by job", len(locked), error.__cause__ or error
+            "firing a batch of %d timers failed (%s); firing job by job", len(locked), error.__cause__ or error
         )
-        return sum(_fire_alone(session, installation, timer, look) for timer in locked)
+        return sum(_fire_alone(session, installation, timer, batch) for timer in locked)
     failpoint("firing.after_commit")
     leads = Counter(fire.publish_at for decision in decisions for fire in decision.fires)
-    metrics.observe("fire_lead_seconds", (((look.now - at).total_seconds(), times) for at, times in leads.items()))
+    metrics.observe("fire_lead_seconds", (((batch.now - at).total_seconds(), times) for at, times in leads.items()))
     return len(locked)
 
 
-def _lock_due(connection: Conn, look: Round) -> list[LockedTimer]:
+def _lock_due(connection: Conn, batch: FireBatch) -> list[LockedTimer]:
     columns = {
-        "shards": list(look.shards),
-        "since": [max(look.since, look.marks.get(shard, BEGINNING)) for shard in look.shards],
-        "until": look.until or look.horizon,
-        "now": look.now,
-        # Shared out, so that one shard's backlog is not in front of another's due timers.
-        "per_shard": -(-look.batch // max(len(look.shards), 1)),
+        "shards": list(batch.shards),
+        "since": [max(batch.since, batch.marks.get(shard, BEGINNING)) for shard in batch.shards],
+        "until": batch.until or batch.horizon,
+        "now": batch.now,
+        # An equal share for each shard, so that one shard's backlog does not delay another's due timers.
+        "per_shard": -(-batch.limit // max(len(batch.shards), 1)),
     }
     with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
         locked = cursor.execute(_LOCK_DUE_TIMERS, columns).fetchall()
-    # As they lie in the indexes that are written now.
+    # In the order of the indexes that are written next.
     locked.sort(key=lambda timer: timer.job_id.int)
     return locked
 
 
 def _advance(
-    connection: Conn, installation: Installation, locked: list[LockedTimer], look: Round, *, repeats: bool = False
+    connection: Conn, installation: Installation, locked: list[LockedTimer], batch: FireBatch, *, repeats: bool = False
 ) -> list[Decision]:
     resuming = [timer for timer in locked if timer.hold_reason == HoldReason.PAUSE]
-    decider = Decider(
+    decide = BatchDecider(
         read_decision_inputs(connection, locked),
         find_open_fixed_delay_runs(connection, resuming),
-        now=look.now,
-        horizon=look.horizon,
-        misfire_after=look.misfire_after,
+        now=batch.now,
+        horizon=batch.horizon,
+        misfire_after=batch.misfire_after,
     )
-    decisions = advance_timers(connection, installation, locked, decider, now=look.now, repeats=repeats)
-    _tell_resumed(connection, installation, [timer.job_id for timer in resuming], look.now)
+    decisions = advance_timers(connection, installation, locked, decide, now=batch.now, repeats=repeats)
+    _end_pauses(connection, installation, [timer.job_id for timer in resuming], batch.now)
     return decisions
 
 
-def _tell_resumed(connection: Conn, installation: Installation, job_ids: Sequence[UUID], now: datetime) -> None:
-    """The pauses that have come to their end by themselves."""
+def _end_pauses(connection: Conn, installation: Installation, job_ids: Sequence[UUID], now: datetime) -> None:
+    """End the pauses whose `paused_until` has passed, and publish `job.resumed` for each."""
     if not job_ids:
         return
     rows = connection.execute(_RESUME_JOBS, {"job_ids": sorted(job_ids), "now": now}, binary=True).fetchall()
@@ -149,35 +149,35 @@ def _tell_resumed(connection: Conn, installation: Installation, job_ids: Sequenc
     append(connection, events, shards=installation.shards)
 
 
-def _fire_alone(session: Session, installation: Installation, timer: LockedTimer, look: Round) -> int:
+def _fire_alone(session: Session, installation: Installation, timer: LockedTimer, batch: FireBatch) -> int:
     try:
         with session.transaction() as connection:
             with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-                columns = {"job_id": timer.job_id, "horizon": look.horizon, "now": look.now}
+                columns = {"job_id": timer.job_id, "horizon": batch.horizon, "now": batch.now}
                 locked = cursor.execute(_LOCK_TIMER, columns).fetchall()
-            _advance(connection, installation, locked, look, repeats=True)
+            _advance(connection, installation, locked, batch, repeats=True)
         return len(locked)
     except Unavailable:
         raise
-    except Exception as error:  # noqa: BLE001 - it is this job's, and is kept with it
-        _set_aside(session, installation, timer, error.__cause__ or error, look.now)
+    except Exception as error:  # noqa: BLE001 - the error is this job's, and is recorded with it
+        _quarantine(session, installation, timer, error.__cause__ or error, batch.now)
         return 1
 
 
-def _set_aside(
+def _quarantine(
     session: Session, installation: Installation, timer: LockedTimer, error: BaseException, now: datetime
 ) -> None:
     job_id = timer.job_id
-    # PostgreSQL's own words in one line, without the row that it would quote beside them.
-    said = error.diag.message_primary if isinstance(error, psycopg.Error) else str(error)
-    text = f"{type(error).__name__}: {said}"
-    _LOG.error("job %s is set aside: %s", job_id, text, extra={"job_id": str(job_id)})
+    # The primary message of a PostgreSQL error, without the detail, which quotes the row.
+    message = error.diag.message_primary if isinstance(error, psycopg.Error) else str(error)
+    text = f"{type(error).__name__}: {message}"
+    _LOG.error("job %s is quarantined: %s", job_id, text, extra={"job_id": str(job_id)})
     with session.transaction() as connection:
-        place = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
-        parked = connection.execute(_PARK_TIMER, place).fetchone()
-        if parked is None:
+        key_columns = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
+        disabled = connection.execute(_PARK_TIMER, key_columns).fetchone()
+        if disabled is None:
             return
-        tenant, shard, version = parked
+        tenant, shard, version = disabled
         key = connection.execute(_READ_KEY, {"job_id": job_id}).fetchone()
         connection.execute(_SET_JOB_ASIDE, {"tenant": tenant, "job_id": job_id, "error": text})
         event = lifecycle_row(

@@ -1,12 +1,15 @@
-"""The scheduler: looks at the timers of its shards, fires what is due, sleeps until the next.
+"""The scheduler's loop: fire due timers, do the other duties at their cadence, sleep until the next timer.
 
-Its shards are its share by rendezvous among the live schedulers; timers that are overdue by more than a few seconds are
-taken by any of them, so that failover needs no election.
+A scheduler owns a share of the shards, by rendezvous hashing among the live schedulers. Any scheduler fires timers that
+are overdue by more than a few seconds, so failover needs no election.
 """
 
 import logging
+import math
 import socket
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.membership import Membership, rendezvous
@@ -17,15 +20,15 @@ from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
-from tidewheel.scheduler.active_run_repair import TurnSweep
-from tidewheel.scheduler.backfill_loop import Backfilling
-from tidewheel.scheduler.backlog import Rush
-from tidewheel.scheduler.bulk_cancel import Cancelled, Cancelling
+from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.scheduler.backfill_loop import BackfillLoop
+from tidewheel.scheduler.backlog import ShardRotation
+from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.scheduler.pending_cancels import WantedCancels
-from tidewheel.scheduler.poller import Rounds
-from tidewheel.scheduler.repair import mend_shard, release_chains
-from tidewheel.scheduler.tzdata_refresh import ZonesChanged
+from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.poller import TimerPoller
+from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_timers
+from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MOST_APPLIED, apply_deferred_effects
@@ -33,9 +36,40 @@ from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
-_OVERDUE_SECONDS = 1.0  # how often the other shards are looked at for what their owner has left
-_MEND_SECONDS = 60.0  # one shard a minute: a whole round of 64 in about an hour
-_PARTITIONS_SECONDS = 600.0
+_EACH_STEP = 0.0  # the duty keeps its own cadence
+_SECOND = 1.0
+_MINUTE = 60.0
+_TEN_MINUTES = 600.0
+
+
+@dataclass(slots=True)
+class _Duty:
+    """Work of the scheduler at a cadence.
+
+    Args:
+        name: As the README lists it.
+        every: The least seconds between two starts.
+        run: Does the work; returns the seconds until the next step should come, infinite if that does not matter.
+        next_at: The monotonic time of the next start.
+    """
+
+    name: str
+    every: float
+    run: Callable[[], float]
+    next_at: float = 0.0
+
+    def step(self) -> float:
+        """Run the duty if its time has come; return the seconds until the next step should come."""
+        now = monotonic_seconds()
+        if now < self.next_at:
+            return math.inf
+        self.next_at = now + self.every
+        try:
+            return self.run()
+        except BaseException:
+            if self.every > _SECOND:
+                self.next_at = now  # too long to wait: without its partition, for one, no run can be written
+            raise
 
 
 class Scheduler:
@@ -44,7 +78,6 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, url: str, installation: Installation, stop: Shutdown) -> None:
         self._settings, self._installation, self._stop = settings, installation, stop
         self._session = Session(url, "tidewheel-scheduler", options=BY_KEY)
-        self._rush = Rush()
         self._wake = threading.Event()
         self._membership = Membership(
             url,
@@ -55,22 +88,38 @@ class Scheduler:
         )
         self._listener = Listener(url, "tidewheel-scheduler-listen", (Channel.TIMERS,), self._wake)
         self._notifier = Notifier(url, "tidewheel-scheduler-notify")
-        self._rounds = Rounds(self._session, url, installation, settings, self._notifier)
+        self._poller = TimerPoller(self._session, url, installation, settings, self._notifier)
+        self._rotation = ShardRotation()
         self._shards: list[int] = []
-        self._marks, self._others_marks = LowWaterMarks[int](), LowWaterMarks[int]()
         self._members: tuple[object, ...] = ()
-        self._next_overdue = self._next_mend = self._next_partitions = self._sleeps_until = 0.0
-        self._mending = 0
-        self._cancelling = Cancelling(self._session, installation)
-        self._pending_cancels = WantedCancels(self._session, installation)
-        self._turns = TurnSweep(self._session, installation)
+        self._marks, self._others_marks = LowWaterMarks[int](), LowWaterMarks[int]()
+        self._next_repair = 0
+        self._sleeps_until = 0.0
+        self._bulk_cancel = BulkCancel(self._session, installation)
+        self._pending_cancels = PendingCancels(self._session, installation)
+        self._active_runs = ActiveRunRepair(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
-        self._backfilling = Backfilling(self._session, installation)
+        self._backfills = BackfillLoop(self._session, installation)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
-        self._zones = ZonesChanged(self._session, installation)
+        self._tzdata = TzdataRefresh(self._session, installation)
+        self._duties = (  # in this order: partitions before any run is written, shards before their timers
+            _Duty("partitions", _TEN_MINUTES, self._ensure_partitions),
+            _Duty("repair", _MINUTE, self._repair),
+            _Duty("tzdata", _EACH_STEP, self._refresh_tzdata),
+            _Duty("shards", _EACH_STEP, self._assign_shards),
+            _Duty("timers", _EACH_STEP, self._poll_timers),
+            _Duty("overdue timers", _SECOND, self._poll_overdue_timers),
+            _Duty("deferred effects", _SECOND, self._apply_deferred_effects),
+            _Duty("active runs", _SECOND, self._repair_active_runs),
+            _Duty("unhandled runs", _SECOND, self._announce_unhandled),
+            _Duty("pending cancels", _SECOND, self._apply_pending_cancels),
+            _Duty("bulk cancel", _EACH_STEP, self._cancel_by_filter),
+            _Duty("deadlines", _EACH_STEP, self._time_out),
+            _Duty("backfills", _EACH_STEP, self._backfill),
+        )
 
     def run(self) -> None:
-        """Fire until asked to stop."""
+        """Fire until a shutdown is requested."""
         self._membership.start()
         try:
             run_loop(self._stop, "scheduler", self.step, wake=self._wake)
@@ -79,84 +128,113 @@ class Scheduler:
             self.close()
 
     def step(self) -> float:
-        """One round; returns how long it may be until the next, in seconds.
+        """Do the duties whose time has come; return the seconds until the next step.
 
         Raises:
             Unavailable: The database does not answer.
         """
         if monotonic_seconds() < self._sleeps_until:
             self._marks.scan_soon()
-        self._keep_house()
-        retiming = self._zones.step()
-        self._take_shards()
-        pause = self._rounds.fire(self._shards, self._settings.lookahead, self._marks, self._rush)
-        more = retiming
-        if monotonic_seconds() >= self._next_overdue:
-            self._next_overdue = monotonic_seconds() + _OVERDUE_SECONDS
-            others = sorted(set(range(self._installation.shards)) - set(self._shards))
-            self._rounds.fire(others, -self._settings.overdue_after, self._others_marks, Rush())
-            handed_on = self._settle() + self._turns.step()
-            if self._unhandled.step() or handed_on:
-                self._notifier.notify(Channel.OUTBOX)
-            more = more or handed_on > 0
-            if self._told(self._pending_cancels.step()):
-                self.look_everywhere()
-        more = bool(self._told(self._cancelling.step())) or more
-        timed_out, until_deadline = self._deadlines.step()
-        made, soon = self._backfilling.step(self._shards)
-        if made or timed_out:
-            self._notifier.notify(Channel.OUTBOX)
-        left = 0.0 if more or timed_out else min(pause, soon, until_deadline)
-        self._sleeps_until = monotonic_seconds() + left
-        return left
+        pause = min([duty.step() for duty in self._duties])
+        self._sleeps_until = monotonic_seconds() + pause
+        return pause
 
-    def look_everywhere(self) -> None:
-        """Let the next round do what is done once a second, whenever it was done last."""
-        self._next_overdue = 0.0
+    def expedite(self) -> None:
+        """Do the once-a-second duties in the next step."""
+        for duty in self._duties:
+            if duty.every == _SECOND:
+                duty.next_at = 0.0
 
     def close(self) -> None:
-        """Let go of its connections; for one that does not `run`."""
+        """Close the connections of a scheduler that does not `run`."""
         self._listener.close()
         self._notifier.close()
-        self._rounds.close()
+        self._poller.close()
         self._unhandled.close()
         self._session.close()
 
-    def _settle(self) -> int:
-        """Do what ends in users' own transactions have left to do."""
+    def _ensure_partitions(self) -> float:
         with self._session.transaction() as connection:
-            settled = apply_deferred_effects(connection, self._installation)
-        if settled == MOST_APPLIED:
-            self.look_everywhere()  # there may be more: not in a second, but in the next round
-        return settled
+            ensure_coming_days(connection)
+        return math.inf
 
-    def _told(self, cancelled: Cancelled) -> int:
-        """Tell others of what was cancelled; returns whether there is more to do at once."""
-        if cancelled.ended:
-            self._notifier.notify(Channel.OUTBOX)
-        if cancelled.asked:
-            self._notifier.notify(Channel.SIGNALS)
-        return int(cancelled.more)
+    def _repair(self) -> float:
+        """Repair one shard: a pass over all 64 takes about an hour."""
+        release_stuck_chains(self._session)
+        if self._shards:
+            shard = self._shards[self._next_repair % len(self._shards)]
+            repair_missing_timers(self._session, shard, self._installation.shards)
+            self._active_runs.repair_shard(shard)
+            self._next_repair += 1
+        return math.inf
 
-    def _take_shards(self) -> None:
+    def _refresh_tzdata(self) -> float:
+        return 0.0 if self._tzdata.step() else math.inf
+
+    def _assign_shards(self) -> float:
         members = self._membership.live()
         if members != self._members:
             self._members = members
             self._shards = rendezvous(self._installation.shards, members, self._membership.member_id)
-            self._rush = Rush()
+            self._rotation = ShardRotation()
             metrics.set("shards_owned", len(self._shards))
+        return math.inf
 
-    def _keep_house(self) -> None:
-        now = monotonic_seconds()
-        if now >= self._next_partitions:
-            with self._session.transaction() as connection:
-                ensure_coming_days(connection)
-            self._next_partitions = now + _PARTITIONS_SECONDS
-        if now >= self._next_mend:
-            release_chains(self._session)
-            if self._shards:
-                shard = self._shards[self._mending % len(self._shards)]
-                mend_shard(self._session, shard, self._installation.shards)
-                self._turns.mend_shard(shard)
-                self._mending += 1
-            self._next_mend = now + _MEND_SECONDS
+    def _poll_timers(self) -> float:
+        return self._poller.poll(self._shards, self._settings.lookahead, self._marks, self._rotation)
+
+    def _poll_overdue_timers(self) -> float:
+        """Fire timers of other schedulers' shards that their owner has left overdue."""
+        others = sorted(set(range(self._installation.shards)) - set(self._shards))
+        self._poller.poll(others, -self._settings.overdue_after, self._others_marks, ShardRotation())
+        return math.inf
+
+    def _apply_deferred_effects(self) -> float:
+        """Apply the effects that runs completed in users' own transactions have deferred."""
+        with self._session.transaction() as connection:
+            applied = apply_deferred_effects(connection, self._installation)
+        if applied == MOST_APPLIED:
+            self.expedite()  # there may be more
+        return self._released(applied)
+
+    def _repair_active_runs(self) -> float:
+        return self._released(self._active_runs.step())
+
+    def _released(self, runs: int) -> float:
+        """Wake relays for runs that may start now; their messages are due, so the next step comes at once."""
+        if runs:
+            self._notifier.notify(Channel.OUTBOX)
+        return 0.0 if runs else math.inf
+
+    def _announce_unhandled(self) -> float:
+        if self._unhandled.step():
+            self._notifier.notify(Channel.OUTBOX)
+        return math.inf
+
+    def _apply_pending_cancels(self) -> float:
+        if self._notify(self._pending_cancels.step()):
+            self.expedite()
+        return math.inf
+
+    def _cancel_by_filter(self) -> float:
+        return 0.0 if self._notify(self._bulk_cancel.step()) else math.inf
+
+    def _notify(self, cancelled: CancelResult) -> bool:
+        """Wake relays and executors for cancelled runs; return True if there are more to cancel."""
+        if cancelled.ended:
+            self._notifier.notify(Channel.OUTBOX)
+        if cancelled.signalled:
+            self._notifier.notify(Channel.SIGNALS)
+        return cancelled.more
+
+    def _time_out(self) -> float:
+        timed_out, until_deadline = self._deadlines.step()
+        if timed_out:
+            self._notifier.notify(Channel.OUTBOX)
+        return 0.0 if timed_out else until_deadline
+
+    def _backfill(self) -> float:
+        created, until_next = self._backfills.step(self._shards)
+        if created:
+            self._notifier.notify(Channel.OUTBOX)
+        return until_next

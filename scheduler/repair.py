@@ -1,7 +1,7 @@
-"""Finds jobs that should have a timer and have none, and gives it back; and chains that wait for nothing.
+"""Restore missing timers, and release fixed_delay jobs that wait for a run that is not open.
 
-No transaction of Tidewheel's leaves such a job behind; a person with psql, or a restore that missed a table, can. What
-is found is logged and counted, because it is always a sign of something.
+No transaction of Tidewheel leaves such a job behind. A manual change, or a restore that missed a table, can. Each
+repair is logged and counted, since it always has a cause that an operator must find.
 """
 
 import logging
@@ -27,11 +27,11 @@ _MEND_TIMER = _SQL["mend_timer"]
 _RELEASE_HELD_CHAINS = _SQL["release_held_chains"]
 
 
-def mend_shard(session: Session, shard: int, shards: int) -> int:
-    """Mend the jobs of one shard.
+def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
+    """Restore the missing timers of one shard.
 
     Returns:
-        How many timers were given back.
+        The number of restored timers.
 
     Raises:
         Unavailable: The database does not answer.
@@ -40,18 +40,18 @@ def mend_shard(session: Session, shard: int, shards: int) -> int:
     columns = {"first": first, "last": last}
     with session.transaction() as connection:
         jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_LOST_TIMERS, columns, binary=True)]
-    mended = sum(_mend(session, job) for job in jobs)
-    if mended:
-        metrics.count("timers_repaired", mended)
-        _LOG.error("%d jobs of shard %d had lost their timers; mended", mended, shard)
-    return mended
+    repaired = sum(_repair(session, job) for job in jobs)
+    if repaired:
+        metrics.count("timers_repaired", repaired)
+        _LOG.error("%d jobs of shard %d had lost their timers; mended", repaired, shard)
+    return repaired
 
 
-def release_chains(session: Session) -> int:
-    """Let go of fixed_delay jobs whose timers wait for the end of a run that is not open.
+def release_stuck_chains(session: Session) -> int:
+    """Release fixed_delay jobs whose timers wait for the end of a run that is not open.
 
     Returns:
-        How many there were.
+        The number of released jobs.
 
     Raises:
         Unavailable: The database does not answer.
@@ -64,13 +64,13 @@ def release_chains(session: Session) -> int:
     return released
 
 
-def _mend(session: Session, job_id: UUID) -> bool:
+def _repair(session: Session, job_id: UUID) -> bool:
     with session.transaction() as connection:
         row = connection.execute(_LOCK_JOB_WITHOUT_TIMER, {"job_id": job_id}, binary=True).fetchone()
         if row is None:
             return False
         tenant, shard, version, schedule, last_at, updated_at, _ = row
-        # From the last run that was made, so that what was due since then is decided as any other downtime is.
+        # From the last run that was created, so that occurrences since then are decided like any other downtime.
         known_until = max(cast("datetime", last_at or updated_at), cast("datetime", updated_at))
         try:
             known = schedule_from_text(str(schedule), job_id)
@@ -89,7 +89,7 @@ def _mend(session: Session, job_id: UUID) -> bool:
 
 def _following(schedule: Schedule, last_at: datetime | None, known_until: datetime) -> datetime | None:
     if isinstance(schedule, Once):
-        # It always fires, also when its instant had passed before it was submitted.
+        # A `once` always fires, even if its instant had passed when it was submitted.
         return schedule.at if last_at is None or last_at < schedule.at else None
     if isinstance(schedule, FixedDelay):
         return schedule.due(known_until, None)

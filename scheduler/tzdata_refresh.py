@@ -1,9 +1,10 @@
-"""Sets timers anew after a change of tzdata: those of cron jobs whose next instants the new rules move.
+"""Reschedule the timers of cron jobs whose next instants a new tzdata moves.
 
-The settings row `tzdata` tells with which version the timers were computed, or how far the change to another has come;
-it is locked and written with each batch, so that one scheduler works at a time, and another goes on where it stopped.
-What has come due already is left to firing, which decides by the rules it has. What was recorded ahead of its time and
-is taken back is recorded again: its past part at once.
+The settings row `tzdata` records the version by which the timers were computed, or the progress of a change to another
+version. Each batch locks and writes it. So one scheduler works at a time, and another one continues where it stopped.
+
+Timers that are already due are left to firing, which uses the rules that it has. Occurrences recorded ahead of time and
+retracted are recorded again, their past part at once.
 """
 
 import logging
@@ -49,27 +50,27 @@ _LOCK_RETIMED_JOBS = _SQL["lock_retimed_jobs"]
 _READ_LOCKED_AT = _SQL["read_locked_at"]
 _FORGET_MOVES = _SQL["forget_moves"]
 
-_BATCH = 500  # timers looked at in one transaction: some tens of milliseconds where nothing has moved
-_AGAIN_SECONDS = 5.0  # while another scheduler is at it
+_BATCH = 500  # timers checked in one transaction: tens of milliseconds if none moves
+_AGAIN_SECONDS = 5.0  # while another scheduler works on it
 _FAILED_SECONDS = 60.0
 
-_LONGEST_AHEAD = timedelta(minutes=5)  # more than any span taken back reaches behind now: none of it was missed
+_LONGEST_AHEAD = timedelta(minutes=5)  # no retracted span reaches further behind now, so nothing in it was missed
 
 _FIRST = UUID(int=0)
 _TICK = timedelta(microseconds=1)
 
 
-class ZonesChanged:
-    """One scheduler's part in it: a batch at a time, until the version it has is the one that is stored."""
+class TzdataRefresh:
+    """Checks timers batch by batch, until the stored version is this process's version."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._done = False
         self._next = 0.0
-        self._retimed = 0
+        self._rescheduled_count = 0
 
     def step(self) -> bool:
-        """Look at some timers, where the stored version is another; returns whether more are to be looked at now.
+        """Check one batch of timers if the stored version differs; return True if more are left to check now.
 
         Raises:
             Unavailable: The database does not answer.
@@ -80,9 +81,8 @@ class ZonesChanged:
             return self._batch()
         except Unavailable:
             raise
-        except Exception:  # noqa: BLE001 - see below
-            # Timers that are an hour off are better than none that fire.
-            _LOG.exception("timers could not be set anew for tzdata %s", tzdata_version())
+        except Exception:  # noqa: BLE001 - timers that are an hour off are better than none that fire
+            _LOG.exception("timers could not be rescheduled for tzdata %s", tzdata_version())
             self._next = monotonic_seconds() + _FAILED_SECONDS
             return False
 
@@ -97,96 +97,98 @@ class ZonesChanged:
             if stored == version:
                 self._done = True
                 return False
-            after = _reached(stored, version)
+            after = _resume_after(stored, version)
             rows = connection.execute(_SCAN_TIMERS, {"after": after, "most": _BATCH}, binary=True).fetchall()
-            walked = [cast("UUID", job) for (job,) in rows]
-            retimed = _retime(connection, self._installation, walked, now) if walked else 0
-            more = len(walked) == _BATCH
-            progress = {"from": _from(stored), "to": version, "after": str(walked[-1])} if more else version
+            scanned = [cast("UUID", job) for (job,) in rows]
+            rescheduled_count = _reschedule(connection, self._installation, scanned, now) if scanned else 0
+            more = len(scanned) == _BATCH
+            progress = {"from": _old_version(stored), "to": version, "after": str(scanned[-1])} if more else version
             connection.execute(_STORE_TZDATA, {"value": Jsonb(progress)})
-        self._tell(stored, version, retimed, more=more)
+        self._report(stored, version, rescheduled_count, more=more)
         return more
 
-    def _tell(self, stored: object, version: str, retimed: int, *, more: bool) -> None:
-        self._retimed += retimed
-        metrics.count("timers_rescheduled", retimed)
+    def _report(self, stored: object, version: str, rescheduled_count: int, *, more: bool) -> None:
+        self._rescheduled_count += rescheduled_count
+        metrics.count("timers_rescheduled", rescheduled_count)
         self._done = not more
-        before = _from(stored)
-        if self._done and (before is not None or self._retimed):
-            _LOG.warning("tzdata is %s and was %s: %d timers were set anew", version, before, self._retimed)
+        before = _old_version(stored)
+        if self._done and (before is not None or self._rescheduled_count):
+            _LOG.warning(
+                "tzdata is %s and was %s: %d timers were rescheduled", version, before, self._rescheduled_count
+            )
 
 
-def stands_right(timer: LockedTimer, where: TimerState, ahead: frozenset[datetime], now: datetime) -> bool:
-    """Whether a timer, and the runs written ahead of it, are what the rules of now say.
+def is_current(timer: LockedTimer, state: TimerState, ahead: frozenset[datetime], now: datetime) -> bool:
+    """Return True if a timer and the runs created ahead of time agree with the current zone rules.
 
     Args:
         timer: Its row.
-        where: Where it stands, by the rules of now.
-        ahead: The instants later than now whose runs are written.
+        state: Its state by the current rules.
+        ahead: The instants later than now whose runs exist.
         now: The database's clock.
     """
     cursor = timer.scheduled_at
     if cursor <= now:
         return True
-    missing = any(at not in ahead for at in where.live.between(now, cursor - _TICK))
-    wrong = any(not is_occurrence(where.effective, at) for at in ahead)
-    return not missing and not wrong and not where.dropped and _following(where, cursor - _TICK) == cursor
+    missing = any(at not in ahead for at in state.live.between(now, cursor - _TICK))
+    outdated = any(not is_occurrence(state.effective, at) for at in ahead)
+    return not missing and not outdated and not state.dropped and _following(state, cursor - _TICK) == cursor
 
 
-def set_anew(timer: LockedTimer, where: TimerState, now: datetime) -> Decision:
-    """Where a timer must stand that has nothing recorded ahead of now; a pause stays."""
-    look, paused, until = next_wakeup(where, now), timer.hold_reason == HoldReason.PAUSE, where.overridden_until
+def rescheduled(timer: LockedTimer, state: TimerState, now: datetime) -> Decision:
+    """Return the decision for a timer with nothing recorded ahead of now; a pause stays."""
+    look, paused, until = next_wakeup(state, now), timer.hold_reason == HoldReason.PAUSE, state.overridden_until
     if look is None:
         return Decision()
     return Decision(
-        next_at=_following(where, now),
+        next_at=_following(state, now),
         due_at=timer.due_at if paused else look,
         hold_reason=HoldReason.PAUSE if paused else None,
-        overridden=bool(where.moved) or (until is not None and until > now),
+        overridden=bool(state.moved) or (until is not None and until > now),
     )
 
 
-def _following(where: TimerState, after: datetime) -> datetime | None:
-    return next_cursor(where, after) or next_wakeup(where, after)
+def _following(state: TimerState, after: datetime) -> datetime | None:
+    return next_cursor(state, after) or next_wakeup(state, after)
 
 
-def _retime(connection: Conn, installation: Installation, walked: Sequence[UUID], now: datetime) -> int:
-    """Set those of these timers anew that do not stand right; returns how many."""
-    wrong = _find_wrong(connection, walked, now)
-    if wrong:
-        # Timers, then jobs, as everybody does; then all of it again, as it is under the locks.
-        columns = {"job_ids": sorted(wrong)}
+def _reschedule(connection: Conn, installation: Installation, scanned: Sequence[UUID], now: datetime) -> int:
+    """Reschedule those of these timers that are outdated; return their number."""
+    outdated = _find_outdated(connection, scanned, now)
+    if outdated:
+        # Lock order: timers, then jobs, as everywhere. Then check again under the locks.
+        columns = {"job_ids": sorted(outdated)}
         connection.execute(_LOCK_RETIMED_TIMERS, columns)
         connection.execute(_LOCK_RETIMED_JOBS, columns)
         now = cast("tuple[datetime]", connection.execute(_READ_LOCKED_AT, binary=True).fetchone())[0]
-        wrong = _find_wrong(connection, columns["job_ids"], now)
-    if not wrong:
+        outdated = _find_outdated(connection, columns["job_ids"], now)
+    if not outdated:
         return 0
-    opened = retract_runs(connection, sorted(wrong), now=now)
-    begun = {job: at for job, at in opened.items() if at <= now}
-    _record_again(connection, installation, [timer for timer, _ in wrong.values()], begun, now)
-    timers = [_opened(timer, now) for timer, _ in wrong.values()]
+    retracted = retract_runs(connection, sorted(outdated), now=now)
+    begun = {job: at for job, at in retracted.items() if at <= now}
+    _record_retracted(connection, installation, [timer for timer, _ in outdated.values()], begun, now)
+    timers = [_rewound(timer, now) for timer, _ in outdated.values()]
     circumstances = read_decision_inputs(connection, timers)
-    places = {timer.job_id: _where(timer, circumstances) for timer in timers}
-    _forget_moves(connection, places)
+    states = {timer.job_id: _state_of(timer, circumstances) for timer in timers}
+    _forget_moves(connection, states)
     decisions = advance_timers(
-        connection, installation, timers, lambda timer: set_anew(timer, places[timer.job_id], now), now=now
+        connection, installation, timers, lambda timer: rescheduled(timer, states[timer.job_id], now), now=now
     )
-    told = zip(wrong.values(), decisions, strict=True)
-    events = [_event(installation, timer, first, decision, now) for (timer, first), decision in told]
+    changed = zip(outdated.values(), decisions, strict=True)
+    events = [_event(installation, timer, first, decision, now) for (timer, first), decision in changed]
     append(connection, events, shards=installation.shards)
     return len(events)
 
 
-def _record_again(
+def _record_retracted(
     connection: Conn,
     installation: Installation,
     timers: Sequence[LockedTimer],
     begun: Mapping[UUID, datetime],
     now: datetime,
 ) -> None:
-    """Record what lies between the start of what was taken back and now; what has a run keeps it."""
-    again = [_opened(timer, begun[timer.job_id] - _TICK) for timer in timers if timer.job_id in begun]
+    """Record the retracted occurrences up to now again; one that has a run keeps it."""
+    again = [_rewound(timer, begun[timer.job_id] - _TICK) for timer in timers if timer.job_id in begun]
     if not again:
         return
     circumstances = read_decision_inputs(connection, again)
@@ -195,23 +197,25 @@ def _record_again(
         installation,
         again,
         lambda timer: decide(
-            _where(timer, circumstances), now=now, horizon=now, misfire_after=_LONGEST_AHEAD, limit=MAX_CAUGHT_UP
+            _state_of(timer, circumstances), now=now, horizon=now, misfire_after=_LONGEST_AHEAD, limit=MAX_CAUGHT_UP
         ),
         now=now,
         repeats=True,
     )
 
 
-def _forget_moves(connection: Conn, places: Mapping[UUID, TimerState]) -> None:
-    """Forget what was moved and is still ahead, where the rules of now have no such occurrence; as an edit does."""
-    gone = [(job, at) for job, where in places.items() for at in where.dropped]
+def _forget_moves(connection: Conn, states: Mapping[UUID, TimerState]) -> None:
+    """Delete moves of future occurrences that the current rules do not have, as an edit does."""
+    gone = [(job, at) for job, state in states.items() for at in state.dropped]
     if gone:
         columns = {"job_ids": uuids(job for job, _ in gone), "instants": instants(at for _, at in gone)}
         connection.execute(_FORGET_MOVES, columns)
 
 
-def _find_wrong(connection: Conn, job_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[LockedTimer, datetime]]:
-    """The timers among these that do not stand right, each with the next instant that it stands for."""
+def _find_outdated(
+    connection: Conn, job_ids: Sequence[UUID], now: datetime
+) -> dict[UUID, tuple[LockedTimer, datetime]]:
+    """Return the outdated timers among these, each with the next instant that it stands for."""
     columns = {"job_ids": list(job_ids), "now": now}
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = cursor.execute(_READ_CRON_TIMERS, columns).fetchall()
@@ -220,26 +224,26 @@ def _find_wrong(connection: Conn, job_ids: Sequence[UUID], now: datetime) -> dic
     ahead: defaultdict[UUID, set[datetime]] = defaultdict(set)
     for job_id, at in connection.execute(_READ_WRITTEN_AHEAD, columns, binary=True):
         ahead[cast("UUID", job_id)].add(cast("datetime", at))
-    circumstances = read_decision_inputs(connection, [_opened(timer, now) for timer in timers])
-    wrong: dict[UUID, tuple[LockedTimer, datetime]] = {}
+    circumstances = read_decision_inputs(connection, [_rewound(timer, now) for timer in timers])
+    outdated: dict[UUID, tuple[LockedTimer, datetime]] = {}
     for timer in timers:
         written = frozenset(ahead[timer.job_id])
         try:
-            where = _where(_opened(timer, now), circumstances)
-        except Exception as error:  # noqa: BLE001 - it is this job's alone, and firing sets it aside
+            state = _state_of(_rewound(timer, now), circumstances)
+        except Exception as error:  # noqa: BLE001 - the error is this job's, and firing quarantines it
             _LOG.warning("job %s cannot be computed: %s", timer.job_id, error, extra={"job_id": str(timer.job_id)})
             continue
-        if not stands_right(timer, where, written, now):
-            wrong[timer.job_id] = timer, min({timer.scheduled_at, *written})
-    return wrong
+        if not is_current(timer, state, written, now):
+            outdated[timer.job_id] = timer, min({timer.scheduled_at, *written})
+    return outdated
 
 
-def _opened(timer: LockedTimer, now: datetime) -> LockedTimer:
-    """A timer as if nothing were recorded ahead of now: with all that people have said of what lies there."""
+def _rewound(timer: LockedTimer, now: datetime) -> LockedTimer:
+    """Return a timer as if nothing were recorded ahead of now, with the overrides of that time."""
     return timer._replace(scheduled_at=now + _TICK, overridden=True)
 
 
-def _where(timer: LockedTimer, circumstances: DecisionInputs) -> TimerState:
+def _state_of(timer: LockedTimer, circumstances: DecisionInputs) -> TimerState:
     return timer_state(timer, circumstances.day_sets, circumstances.of(timer))
 
 
@@ -263,8 +267,8 @@ def _event(
     )
 
 
-def _reached(stored: object, version: str) -> UUID:
-    """After which job to go on: where a change to this very version stopped, else from the beginning."""
+def _resume_after(stored: object, version: str) -> UUID:
+    """Return the job after which to continue: of a change to this version the last one checked, else the first."""
     if isinstance(stored, dict):
         progress = cast("Mapping[str, str]", stored)
         if progress["to"] == version:
@@ -272,6 +276,6 @@ def _reached(stored: object, version: str) -> UUID:
     return _FIRST
 
 
-def _from(stored: object) -> str | None:
-    """The version that the timers were computed with before."""
+def _old_version(stored: object) -> str | None:
+    """Return the version by which the timers were computed before."""
     return cast("Mapping[str, str | None]", stored)["from"] if isinstance(stored, dict) else cast("str | None", stored)

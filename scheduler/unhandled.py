@@ -1,7 +1,8 @@
-"""Announces runs that wait for what no live executor of their queue has: a handler, or any executor at all.
+"""Announce runs that no live executor of their queue can handle: it lacks the handler, or none serves the queue.
 
-They are not failed and not charged: in a rolling deploy the new job is there before the new executor. Each tenant's
-queue and handler is told at most every ten minutes, whichever scheduler looks; the gauge always says how many wait.
+Such runs have not failed and do not use up an attempt: in a rolling deploy the new job exists before the new executor.
+Each tenant's queue and handler is announced at most every ten minutes, by whichever scheduler finds it. The gauge
+always reports how many runs wait.
 """
 
 import logging
@@ -36,24 +37,24 @@ _FORGET_UNHANDLED = _SQL["forget_unhandled"]
 _READ_UNHANDLED_JOBS = _SQL["read_unhandled_jobs"]
 
 _EVERY_SECONDS = 10.0
-_DUE_FOR = timedelta(seconds=10)  # ten times what an executor that has the handler needs
-_SILENT_FOR = timedelta(seconds=60)  # an executor that has not beaten for so long takes nothing
-_QUIET_FOR = timedelta(minutes=10)
-_KEPT_FOR = timedelta(days=1)
-_MOST = 10_000  # runs of a queue and lane that are looked at
+_MIN_AGE = timedelta(seconds=10)  # ten times as long as an executor that has the handler needs
+_DEAD_AFTER = timedelta(seconds=60)  # an executor without a heartbeat for so long claims nothing
+_ANNOUNCE_EVERY = timedelta(minutes=10)
+_KEEP = timedelta(days=1)
+_SCAN_RUNS = 10_000  # runs of each queue and lane that are checked
 
 
 @dataclass(frozen=True, slots=True)
 class Unhandled:
-    """What runs of one tenant wait for.
+    """Runs of one tenant that no live executor can handle.
 
     Args:
-        tenant: Whose they are.
-        queue: Whose executors could take them.
-        handler: What none of those has; empty where the queue has no executor.
-        runs: How many wait, of those looked at.
-        run_id: The one that has waited longest.
-        since: Since when that one is due.
+        tenant: Their tenant.
+        queue: Their queue.
+        handler: The handler that its executors lack; empty if the queue has no executor.
+        runs: Their number, among those checked.
+        run_id: The run that has waited longest.
+        since: The instant since which it is due.
     """
 
     tenant: str
@@ -65,63 +66,63 @@ class Unhandled:
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """The reason for logs and events."""
         if self.handler:
             return f"no executor of queue {self.queue!r} has the handler {self.handler!r}"
         return f"no executor serves the queue {self.queue!r}"
 
 
 class UnhandledWatch:
-    """The duty of looking for them, of one scheduler; on a thread and a connection of its own, which it closes."""
+    """Checks for unhandled runs, on its own thread and connection, which it closes."""
 
-    def __init__(self, session: Session, installation: Installation, *, due_for: timedelta = _DUE_FOR) -> None:
-        self._session, self._installation, self._due_for = session, installation, due_for
+    def __init__(self, session: Session, installation: Installation, *, min_age: timedelta = _MIN_AGE) -> None:
+        self._session, self._installation, self._min_age = session, installation, min_age
         self._background = BackgroundQuery[bool](session, "unhandled")
-        self._full_scans = FullScanPacer(_EVERY_SECONDS, at_once=False)  # executors that start with it come first
+        self._pacer = FullScanPacer(_EVERY_SECONDS, at_once=False)  # executors that start at the same time get a moment
 
     def step(self) -> bool:
-        """Begin to look, when it is time to; returns whether the last look has announced something.
+        """Start a check when one is due; return True if the last check has announced something.
 
-        It may meet all that has gone from the open runs, and firing is not to wait for that.
+        A check may meet all deleted entries of the open runs' index, and firing must not wait for that.
         """
-        told = self._background.take()
-        if not self._background.busy and self._full_scans.start():
-            self._background.start(self._walk)
-        return bool(told)
+        announced = self._background.take()
+        if not self._background.busy and self._pacer.start():
+            self._background.start(self._scan)
+        return bool(announced)
 
     def close(self) -> None:
-        """Give up the look that is under way, and close the connection."""
+        """Cancel the check under way, and close the connection."""
         self._background.close()
 
-    def _walk(self) -> bool:
-        began, told = monotonic_seconds(), False
+    def _scan(self) -> bool:
+        began, announced = monotonic_seconds(), False
         try:
-            told = bool(self.look())
+            announced = bool(self.check())
         except (Unavailable, psycopg.Error) as error:
-            _LOG.warning("what runs wait for could not be looked at: %s", error)
-        self._full_scans.record(monotonic_seconds() - began)
-        return told
+            _LOG.warning("the check for unhandled runs failed: %s", error)
+        self._pacer.record(monotonic_seconds() - began)
+        return announced
 
-    def look(self) -> list[Unhandled]:
-        """Look now; returns what was announced.
+    def check(self) -> list[Unhandled]:
+        """Check now; return the announcements.
 
         Raises:
             Unavailable: The database does not answer.
         """
         with self._session.transaction() as connection:
             found = self._find(connection)
-            told = self._announce(connection, found) if found else []
+            announced = self._announce(connection, found) if found else []
         metrics.set("runs_without_executor", sum(each.runs for each in found))
-        for each in told:
-            _LOG.warning("%s: %d runs wait, uncharged", each.reason, each.runs)
-        return told
+        for each in announced:
+            _LOG.warning("%s: %d runs wait and use up no attempt", each.reason, each.runs)
+        return announced
 
     def _find(self, connection: Conn) -> list[Unhandled]:
         columns = {
-            "due_for": self._due_for,
-            "silent_for": _SILENT_FOR,
+            "due_for": self._min_age,
+            "silent_for": _DEAD_AFTER,
             "sources": sources(Move.CLAIM),
-            "most": _MOST,
+            "most": _SCAN_RUNS,
         }
         with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
             return cursor.execute(_FIND_UNHANDLED, columns).fetchall()
@@ -131,25 +132,25 @@ class UnhandledWatch:
             "tenants": [each.tenant for each in found],
             "queues": [each.queue for each in found],
             "handlers": [each.handler for each in found],
-            "quiet_for": _QUIET_FOR,
+            "quiet_for": _ANNOUNCE_EVERY,
         }
         noted = connection.execute(_NOTE_UNHANDLED, columns, binary=True).fetchall()
         if not noted:
             return []
-        connection.execute(_FORGET_UNHANDLED, {"kept_for": _KEPT_FOR})
+        connection.execute(_FORGET_UNHANDLED, {"kept_for": _KEEP})
         due = {(str(tenant), str(queue), str(handler)) for tenant, queue, handler, _ in noted}
-        told = [each for each in found if (each.tenant, each.queue, each.handler) in due]
-        rows = self._events(connection, told, cast("datetime", noted[0][3]))
+        announced = [each for each in found if (each.tenant, each.queue, each.handler) in due]
+        rows = self._events(connection, announced, cast("datetime", noted[0][3]))
         append(connection, rows, shards=self._installation.shards)
-        return told
+        return announced
 
-    def _events(self, connection: Conn, told: Sequence[Unhandled], now: datetime) -> list[OutboxRow]:
-        runs = {"run_ids": [each.run_id for each in told]}
+    def _events(self, connection: Conn, announced: Sequence[Unhandled], now: datetime) -> list[OutboxRow]:
+        runs = {"run_ids": [each.run_id for each in announced]}
         jobs = {row[0]: row[1:] for row in connection.execute(_READ_UNHANDLED_JOBS, runs, binary=True)}
         events: list[OutboxRow] = []
-        for each in told:
+        for each in announced:
             if each.run_id not in jobs:
-                continue  # its run has ended meanwhile
+                continue  # its run has ended since
             job_id, key, shard, version = jobs[each.run_id]
             event = lifecycle_row(
                 self._installation,

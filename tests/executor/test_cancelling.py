@@ -17,7 +17,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler.bulk_cancel import Cancelling
+from tidewheel.scheduler.bulk_cancel import BulkCancel
 from tidewheel.schemas.generated.records import ReplyStatus
 
 pytestmark = pytest.mark.kafka
@@ -43,7 +43,7 @@ def gate() -> Iterator[str]:
 @contextmanager
 def scheduling(database: Database) -> Generator[None]:
     """The part of a scheduler that carries cancellations out, as long as the block."""
-    stop, cancelling = Shutdown(), Cancelling(database.session(), database.installation)
+    stop, cancelling = Shutdown(), BulkCancel(database.session(), database.installation)
 
     def work() -> None:
         while not stop.wait(0.02):

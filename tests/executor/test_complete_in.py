@@ -56,7 +56,7 @@ from tidewheel.executor.complete_in import Completion
 from tidewheel.executor.context import Context, Flag
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.repair import release_chains
+from tidewheel.scheduler.repair import release_stuck_chains
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
@@ -289,7 +289,7 @@ def test_the_next_instant_of_a_fixed_delay_is_counted_from_the_end(shop: Clocked
     own.commit()
     shop.advance(10 * timedelta(seconds=1))
     with_session = shop.session()
-    assert release_chains(with_session) == 0
+    assert release_stuck_chains(with_session) == 0
     assert settle(shop) == 1
     [(due_at, held)] = shop.rows("SELECT due_at, hold_reason FROM timers")
     assert (due_at, held) == (ended + MINUTE, None)

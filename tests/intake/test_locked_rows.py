@@ -18,7 +18,7 @@ from tests.transitions.acts import about, ask, begun, claim, final_state, open_r
 from tests.transitions.overlapping import signals
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.local.stack import StackInfo
-from tidewheel.scheduler.pending_cancels import WantedCancels
+from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.transitions.claim import Started
 
 SHARED = "SELECT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.claims'))"
@@ -45,7 +45,7 @@ def cancel(run_id: UUID) -> dict[str, object]:
 
 
 def carry_out(database: Database) -> tuple[int, int]:
-    done = WantedCancels(database.session(), database.installation).step()
+    done = PendingCancels(database.session(), database.installation).step()
     return done.ended, done.asked
 
 

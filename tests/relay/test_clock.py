@@ -40,7 +40,7 @@ def test_a_message_refused_for_its_timestamp_waits_and_is_not_given_up(
     kept = os.urandom(900_000)  # takes milliseconds to arrive: a short one may come in the millisecond it was sent in
     relaying.write(relaying.row(topic, kept))
     with relaying.running():
-        until(lambda: "did not take a message" in caplog.text, "the broker has refused it")
+        until(lambda: "did not accept a message" in caplog.text, "the broker has refused it")
         assert (relaying.left(), relaying.database.count("quarantine")) == (1, 0)
         lift(relaying.bootstrap, topic)
         relaying.until_empty()

@@ -32,7 +32,7 @@ def relaying(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "tidewheel.postgres.low_water._QUICK_SECONDS", 0.0
     )  # what is long does not depend on the machine
-    monkeypatch.setattr("tidewheel.relay.read._RARE_SECONDS", 0.0)  # short walks too
+    monkeypatch.setattr("tidewheel.relay.read._MAX_SCAN_PAUSE_SECONDS", 0.0)  # short walks too
     return Relaying(database, info.bootstrap)
 
 
@@ -139,7 +139,7 @@ def values(batch: Batch) -> list[bytes | None]:
 def test_late_rows_are_brought_in_bounded_pieces(
     relaying: Relaying, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "MOST_BYTES", MEBIBYTE)
+    monkeypatch.setattr(walk, "MAX_BYTES", MEBIBYTE)
     past = relaying.due_at(HALF_AN_HOUR)
     relaying.write(*(relaying.row("a", bytes(MEBIBYTE // 2), publish_at=past, shard=n % 64) for n in range(20)))
     batches: list[Batch] = []
@@ -160,7 +160,7 @@ def test_what_is_read_again_is_not_found_a_second_time(relaying: Relaying, held:
     reader = Reader(relaying.database.url, 80)
     until(lambda: not reader.read(HELD, [], []).full, "the marks lie behind them")
     held.begin_with(reader)
-    reader.forget()
+    reader.reset()
     held.end()
     found: list[DueRow] = []
 
@@ -222,7 +222,7 @@ def test_what_was_found_is_kept_while_nothing_can_be_read(relaying: Relaying, re
 
 def test_a_walk_whose_session_is_ended_is_made_again(relaying: Relaying, reader: Reader) -> None:
     until(lambda: not reader.read(HELD, [], []) and walking(relaying.database), "walks are made beside")
-    end_session(relaying.database, "tidewheel-relay-walk")
+    end_session(relaying.database, "tidewheel-relay-scan")
     relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
     until(lambda: values(reader.read(HELD, [], [])) == [b"late"], "the late row comes")
 
@@ -237,7 +237,7 @@ def end_session(database: Database, name: str) -> None:
 
 def walking(database: Database) -> bool:
     seen = (
-        "SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-relay-walk' AND datname = current_database()"
+        "SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-relay-scan' AND datname = current_database()"
     )
     return bool(database.rows(seen))
 

@@ -164,9 +164,9 @@ def test_a_topic_that_was_deleted_under_the_relay_is_parked_and_its_rows_are_kep
 
         def parked() -> bool:
             relaying.write(relaying.row(gone, b"kept"), relaying.row(topic, b"other"))
-            return f"topic {gone} is parked" in caplog.text
+            return f"topic {gone} is paused" in caplog.text
 
-        until(parked, "it is parked")
+        until(parked, "it is paused")
         until(
             lambda: relaying.database.value("SELECT count(*) FROM outbox WHERE topic = %s", [topic]) == 0, "others go"
         )
@@ -178,7 +178,7 @@ def test_a_topic_that_came_meanwhile_is_served_again(relaying: Relaying, caplog:
     missing = f"{relaying.prefix}.missing"
     relaying.write(relaying.row(missing, b"1"))
     with caplog.at_level(logging.ERROR, "tidewheel.relay"), relaying.running():
-        until(lambda: f"topic {missing} is parked" in caplog.text, "it is parked")
+        until(lambda: f"topic {missing} is paused" in caplog.text, "it is paused")
         relaying.topic("missing")
         relaying.until_empty()
     assert relaying.values(missing) == [b"1"]

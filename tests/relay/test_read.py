@@ -71,7 +71,7 @@ def test_what_is_forgotten_is_read_again(relaying: Relaying) -> None:
         return set(front).isdisjoint(ids_of(reader.read(HELD, [], [])))
 
     until(goes_on, "it reads behind the mark")  # not at once: the first mark is a second behind, and a walk may come
-    reader.forget()
+    reader.reset()
     assert ids_of(reader.read(HELD, [], [])) == front
     reader.close()
 
@@ -114,7 +114,7 @@ def test_a_look_and_a_read_agree_about_what_is_behind_the_mark(relaying: Relayin
 
 def test_a_new_relay_looks_for_where_to_begin_bit_by_bit(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look may take long, and the slices must be kept meanwhile: what has its mark is read, the others wait."""
-    monkeypatch.setattr("tidewheel.relay.read._FINDING_SECONDS", 0.0)
+    monkeypatch.setattr("tidewheel.relay.read._MARKS_SECONDS", 0.0)
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % shard, publish_at=past, shard=shard) for shard in range(64)))
     reader = Reader(relaying.database.url, 1000)
@@ -146,9 +146,9 @@ def test_what_is_left_of_a_batch_is_read_again_and_nothing_else(relaying: Relayi
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
     reader = Reader(relaying.database.url, 1000)
     batch = reader.read(HELD, [], [])
-    proven, left = batch.rows[:15], batch.rows[15:]
-    reader.proven(batch, Published(proven=list(proven)))
-    assert ids_of(reader.read(HELD, [], proven)) == [row[ID] for row in left]
+    acknowledged, left = batch.rows[:15], batch.rows[15:]
+    reader.acknowledged(batch, Published(acknowledged=list(acknowledged)))
+    assert ids_of(reader.read(HELD, [], acknowledged)) == [row[ID] for row in left]
     reader.close()
 
 
@@ -157,11 +157,11 @@ def test_what_is_with_the_broker_as_reading_fails_is_read_again_when_its_proof_f
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
     reader = Reader(relaying.database.url, 80)
     first = reader.read(HELD, [], [])
-    reader.forget()
+    reader.reset()
     second = reader.read(HELD, [], first.rows)
     assert second.rows
-    reader.proven(first, Published())
-    reader.forget()
+    reader.acknowledged(first, Published())
+    reader.reset()
     assert ids_of(reader.read(HELD, [], [])) == ids_of(first)
     reader.close()
 
@@ -172,7 +172,7 @@ def test_a_topic_that_was_parked_between_two_reads_is_read_from_where_it_was_lef
     relaying.write(relaying.row("parked", b"old", publish_at=past))
     reader = Reader(relaying.database.url, 1000)
     batch = reader.read(HELD, [], [])
-    reader.proven(batch, Published())
+    reader.acknowledged(batch, Published())
     reader.earliest(HELD, ["parked"])
     relaying.write(relaying.row("parked", b"new", publish_at=relaying.due_at(timedelta(seconds=-20))))
     assert [row[VALUE] for row in reader.read(HELD, [], []).rows] == [b"old", b"new"]
@@ -185,12 +185,12 @@ def test_a_topic_keeps_its_place_while_others_are_left_unpublished(relaying: Rel
     relaying.write(*(relaying.row("gone", publish_at=past) for _ in range(5)))  # after so many it looks for many
     reader = Reader(relaying.database.url, 1000)
     batch = reader.read(HELD, [], [])
-    reader.proven(batch, Published(proven=list(batch.rows[1:])))
+    reader.acknowledged(batch, Published(acknowledged=list(batch.rows[1:])))
     relaying.database.execute("DELETE FROM outbox WHERE topic = 'gone'")
     relaying.write(*(relaying.row("other", b"%d" % number, publish_at=past) for number in range(20)))
     others = reader.read(HELD, ["parked"], [])
-    reader.proven(others, Published(proven=list(others.rows[:10])))
+    reader.acknowledged(others, Published(acknowledged=list(others.rows[:10])))
     again = reader.read(HELD, ["parked"], others.rows[:10])
-    reader.proven(again, Published(proven=list(again.rows)))
+    reader.acknowledged(again, Published(acknowledged=list(again.rows)))
     assert [row[VALUE] for row in reader.read(HELD, [], others.rows).rows] == [b"old"]
     reader.close()

@@ -16,7 +16,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import VALUE, DueRow, Published
 from tidewheel.relay.publish import Publisher
-from tidewheel.relay.topic_backoff import Parking
+from tidewheel.relay.topic_backoff import TopicBackoff
 
 ROWS = 40
 
@@ -34,7 +34,7 @@ def publisher(info: StackInfo) -> Iterator[Publisher]:
         batch=1000,
         runs_prefix="none.",
         stop=Shutdown(),
-        meanwhile=lambda: None,
+        keep_alive=lambda: None,
     )
     yield made
     made.close()
@@ -47,11 +47,11 @@ def rows(topic: str, *values: bytes) -> list[DueRow]:
 
 def published(publisher: Publisher, *batch: DueRow) -> Published:
     publisher.send(batch)
-    return publisher.prove()
+    return publisher.await_acks()
 
 
 def values(found: Published) -> list[bytes | None]:
-    return [row[VALUE] for row in found.proven]
+    return [row[VALUE] for row in found.acknowledged]
 
 
 def ask_for_topic(admin: AdminClient, topic: str) -> "Future[Any]":
@@ -64,36 +64,36 @@ def test_pauses_grow_while_a_topic_gives_trouble_and_begin_anew_when_it_was_serv
 ) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
-    parking = Parking()
+    backoff = TopicBackoff()
     pauses: list[float] = []
     for _ in range(7):
-        parking.park("new", "why")
-        parking.park("new", "each of its rows says so")
+        backoff.back_off("new", "why")
+        backoff.back_off("new", "each of its rows says so")
         began = now
-        while parking.ask():
+        while backoff.paused_topics():
             now += 0.25
         pauses.append(now - began)
-        assert parking.try_others({"new", "other"}) == {"new", "other"}
+        assert backoff.usable({"new", "other"}) == {"new", "other"}
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert caplog.text.count("topic new is parked: why") == 3, "the first time, and when it is for long"
-    parking.served()
-    parking.park("new", "again")
+    assert caplog.text.count("topic new is paused: why") == 3, "the first time, and when it is for long"
+    backoff.reset_retried()
+    backoff.back_off("new", "again")
     now += 0.5
-    assert not parking.ask()
+    assert not backoff.paused_topics()
 
 
 def test_one_that_gives_trouble_again_was_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
-    parking = Parking()
-    parking.park("new", "why")
+    backoff = TopicBackoff()
+    backoff.back_off("new", "why")
     now += 0.5
-    assert not parking.ask()
-    assert parking.try_others({"new"}) == {"new"}
-    parking.park("new", "some of its rows were taken, some not")
-    parking.served()
+    assert not backoff.paused_topics()
+    assert backoff.usable({"new"}) == {"new"}
+    backoff.back_off("new", "some of its rows were taken, some not")
+    backoff.reset_retried()
     now += 0.9
-    assert parking.ask() == ["new"]
+    assert backoff.paused_topics() == ["new"]
 
 
 @pytest.mark.kafka
@@ -101,11 +101,11 @@ def test_what_was_read_before_its_topic_was_parked_does_not_overtake_what_was_le
     relaying: Relaying, publisher: Publisher
 ) -> None:
     topic, other = f"{relaying.prefix}.new", relaying.topic("other")
-    assert publisher.parked() == []
+    assert publisher.paused_topics() == []
     assert values(published(publisher, *rows(topic, b"1"), *rows(other, b"2"))) == [b"2"]
     make_topics(relaying.bootstrap, [topic])
     assert values(published(publisher, *rows(topic, b"3"), *rows(other, b"4"))) == [b"4"], "read before, as it were"
-    until(lambda: publisher.parked() == [], "it may be read again")
+    until(lambda: publisher.paused_topics() == [], "it may be read again")
     assert values(published(publisher, *rows(topic, b"1", b"3"))) == [b"1", b"3"]
     assert relaying.values(topic) == [b"1", b"3"]
 
@@ -133,7 +133,7 @@ def test_rows_of_a_topic_made_just_now_leave_once_and_in_order(
                     )
                 )
             if asked is None:
-                until(lambda topic=topic: f"topic {topic} is parked" in caplog.text, "it is parked")
+                until(lambda topic=topic: f"topic {topic} is paused" in caplog.text, "it is paused")
                 asked = ask_for_topic(admin, topic)
             asked.result(30)
         relaying.until_empty()

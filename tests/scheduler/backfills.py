@@ -6,7 +6,7 @@ from uuid import UUID
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, ask
 from tidewheel.control.reads.backfills import BackfillProgress, backfill
-from tidewheel.scheduler.backfill_loop import Backfilling, make_some
+from tidewheel.scheduler.backfill_loop import BackfillLoop, create_next_runs
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 
@@ -36,7 +36,7 @@ def make_batch(database: Database, backfill_id: UUID) -> int:
     """Make the next batch of a backfill's runs; returns how many."""
     session = database.session()
     try:
-        return make_some(session, database.installation, backfill_id)[0]
+        return create_next_runs(session, database.installation, backfill_id)[0]
     finally:
         session.close()
 
@@ -45,7 +45,7 @@ def look(database: Database) -> int:
     """One look at all backfills, as a scheduler takes it; returns how many runs were made."""
     session = database.session()
     try:
-        return Backfilling(session, database.installation).step(range(database.installation.shards))[0]
+        return BackfillLoop(session, database.installation).step(range(database.installation.shards))[0]
     finally:
         session.close()
 

@@ -3,16 +3,16 @@
 from datetime import timedelta
 
 from tests.fixtures.database import Database
-from tidewheel.scheduler.firing import Round, fire
+from tidewheel.scheduler.firing import FireBatch, fire
 
 MISFIRE_AFTER = timedelta(seconds=60)
 
 
-def look_at(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> Round:
+def look_at(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> FireBatch:
     """A look at everything that is due now, or within the lookahead."""
     now = database.now()
     shards = range(database.installation.shards)
-    return Round(shards=shards, now=now, horizon=now + lookahead, misfire_after=MISFIRE_AFTER, batch=batch)
+    return FireBatch(shards=shards, now=now, horizon=now + lookahead, misfire_after=MISFIRE_AFTER, limit=batch)
 
 
 def fire_due(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> int:

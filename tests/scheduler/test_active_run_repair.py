@@ -10,7 +10,7 @@ from tests.transitions.acts import EXECUTOR, begin, claim, open_run, open_runs, 
 from tests.transitions.overlapping import JOB, holding, make, waiting
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.scheduler import active_run_repair as module
-from tidewheel.scheduler.active_run_repair import TurnSweep
+from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
 
 SHARD = shard_of(bucket_of(JOB), 64)
@@ -22,8 +22,8 @@ def job(database: Database) -> Database:
     return database
 
 
-def sweep(database: Database) -> TurnSweep:
-    return TurnSweep(database.session(), database.installation)
+def sweep(database: Database) -> ActiveRunRepair:
+    return ActiveRunRepair(database.session(), database.installation)
 
 
 def lose_holder(database: Database, run_id: UUID) -> None:
@@ -120,7 +120,7 @@ def test_runs_whose_turn_was_removed_are_found_within_a_round_of_the_shards(job:
     succeed(job, first)
     assert (job.count("active_runs"), open_run(job, second).state) == (0, "buffered")
     sweeping = sweep(job)
-    assert [sweeping.mend_shard(shard) for shard in range(64)] == [int(shard == SHARD) for shard in range(64)]
+    assert [sweeping.repair_shard(shard) for shard in range(64)] == [int(shard == SHARD) for shard in range(64)]
     assert turn_of(job, JOB) == second
     succeed(job, begin(job, second))
     assert open_runs(job) == []
@@ -130,7 +130,7 @@ def test_mending_a_turn_that_somebody_has_lets_them_wait_for_it(job: Database) -
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     job.execute("UPDATE active_runs SET has_waiters = false")
-    sweep(job).mend_shard(SHARD)
+    sweep(job).repair_shard(SHARD)
     assert (turn_of(job, JOB), waiting(job)) == (first.run_id, True)
     succeed(job, first)
     assert turn_of(job, JOB) == second
@@ -140,10 +140,10 @@ def test_signals_that_no_executor_has_taken_away_are_removed_after_a_while(clock
     for kind in Signal:
         with clocked.transaction() as connection:
             add_signals(connection, kind, [RunningAttempt(uuid4(), 1, "default", EXECUTOR)])
-    sweep(clocked).mend_shard(0)
+    sweep(clocked).repair_shard(0)
     assert clocked.count("signals") == 2
     clocked.advance(timedelta(minutes=2))
-    sweep(clocked).mend_shard(0)
+    sweep(clocked).repair_shard(0)
     assert clocked.rows("SELECT kind FROM signals") == [("cancel",)]
 
 
@@ -151,4 +151,4 @@ def test_other_shards_are_left_alone(job: Database) -> None:
     holding(job)
     claim(job, make(job, "buffer_all"))
     job.execute("DELETE FROM active_runs")
-    assert sweep(job).mend_shard((SHARD + 1) % 64) == 0
+    assert sweep(job).repair_shard((SHARD + 1) % 64) == 0

@@ -32,7 +32,7 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.reads.backfills import BackfillSummary
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
-from tidewheel.scheduler.backfill_loop import make_some
+from tidewheel.scheduler.backfill_loop import create_next_runs
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -326,12 +326,12 @@ def test_two_schedulers_at_once_make_each_run_once(hourly: ClockedDatabase) -> N
     blocking, writer = hourly.connection(), first.connection()
     # The first one stops where it writes its runs, behind somebody who has the table.
     blocking.execute("LOCK TABLE backfills IN SHARE MODE")
-    writing = in_background(lambda: make_some(first, hourly.installation, made))
+    writing = in_background(lambda: create_next_runs(first, hourly.installation, made))
     until_blocked(hourly, writer)
-    assert make_some(second, hourly.installation, made) == (0, False)
+    assert create_next_runs(second, hourly.installation, made) == (0, False)
     blocking.rollback()
     assert writing.result(10)[0] == 5
-    assert make_some(second, hourly.installation, other)[0] == 0
+    assert create_next_runs(second, hourly.installation, other)[0] == 0
     assert made_instants(hourly) == FIVE
 
 

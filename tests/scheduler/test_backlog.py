@@ -10,30 +10,30 @@ from hypothesis import strategies as st
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.process.service import Shutdown
-from tidewheel.scheduler.backlog import Bite, Rush
+from tidewheel.scheduler.backlog import BatchWidth, ShardRotation
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
 
 
 @given(st.lists(st.integers(0, 4095), unique=True), st.lists(st.integers(1, 64), min_size=1))
 def test_each_has_one_turn_and_in_their_order(due: list[int], bites: list[int]) -> None:
-    rush, taken = Rush(), list[int]()
-    rush.begin(due)
-    while rush.on:
-        taken += rush.next(bites[len(taken) % len(bites)])
+    rotation, taken = ShardRotation(), list[int]()
+    rotation.start(due)
+    while rotation.active:
+        taken += rotation.take(bites[len(taken) % len(bites)])
     assert taken == due
-    assert rush.next(1) == []
+    assert rotation.take(1) == []
 
 
 def test_two_threads_never_have_the_same_turn() -> None:
-    rush, due = Rush(), list(range(50_000))
-    rush.begin(due)
+    rotation, due = ShardRotation(), list(range(50_000))
+    rotation.start(due)
     both = Barrier(2)
 
     def take() -> list[int]:
-        taken = rush.next(3)  # so that both have some, however long one of them is kept waiting afterwards
+        taken = rotation.take(3)  # so that both have some, however long one of them is kept waiting afterwards
         both.wait()
-        while some := rush.next(3):
+        while some := rotation.take(3):
             taken += some
         return taken
 
@@ -50,14 +50,14 @@ def test_two_threads_never_have_the_same_turn() -> None:
 
 
 def test_a_bite_grows_until_it_fills_a_batch() -> None:
-    bite = Bite()
-    fewest = bite.shards
+    width = BatchWidth()
+    fewest = width.shards
     for _ in range(3):
-        bite.took(full=False)
-    assert bite.shards == 8 * fewest
+        width.adjust(full=False)
+    assert width.shards == 8 * fewest
     for _ in range(10):
-        bite.took(full=True)
-    assert bite.shards == fewest
+        width.adjust(full=True)
+    assert width.shards == fewest
 
 
 def test_what_is_due_in_few_shards_and_in_many_is_all_fired(database: Database) -> None:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
+from tidewheel.transitions.waiting import Wait, wait_runs
 
 from tests.fixtures.database import Database
 from tests.intake.test_cancel_filter import cancel
@@ -33,8 +34,7 @@ from tests.transitions.overlapping import signals
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler import bulk_cancel as module
-from tidewheel.scheduler.bulk_cancel import Cancelled, Cancelling
-from tidewheel.transitions.await_external import Wait, wait_runs
+from tidewheel.scheduler.bulk_cancel import BulkCancel, Cancelled
 from tidewheel.transitions.finish import finish_runs
 
 
@@ -47,13 +47,13 @@ def with_job(database: Database) -> Database:
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches so small that every walk is made of several."""
-    monkeypatch.setattr(module, "_MOST", 3)
-    monkeypatch.setattr(module, "_LOOKED_AT", 5)
+    monkeypatch.setattr(module, "_BATCH_ROWS", 3)
+    monkeypatch.setattr(module, "_SCAN_ROWS", 5)
 
 
 def carry_out(database: Database, *, most: int = 200) -> list[Cancelled]:
     """Step until there is nothing more to do at once; returns what was done."""
-    cancelling = Cancelling(database.session(), database.installation)
+    cancelling = BulkCancel(database.session(), database.installation)
     steps: list[Cancelled] = []
     while not steps or steps[-1].more:
         assert len(steps) < most
@@ -140,7 +140,7 @@ def test_several_are_served_in_turn(database: Database) -> None:
         for key in ("a", "b"):
             trigger(database, key)
     numbers = [cancel(database, key=key) for key in ("a", "b")]
-    cancelling = Cancelling(database.session(), database.installation)
+    cancelling = BulkCancel(database.session(), database.installation)
     while progress(database, numbers[1])[0] < 9:
         assert cancelling.step().more
         done = [progress(database, number)[0] for number in numbers]
@@ -155,7 +155,7 @@ def test_what_runs_is_told_before_anything_else_is_ended(with_job: Database) -> 
         trigger(with_job)
     running = begun(with_job)
     cancel(with_job, key="job")
-    cancelling = Cancelling(with_job.session(), with_job.installation)
+    cancelling = BulkCancel(with_job.session(), with_job.installation)
     while not signals(with_job):
         assert cancelling.step().ended == 0
     assert open_run(with_job, running.run_id).state == "cancelling"
@@ -264,7 +264,7 @@ def test_a_run_that_cannot_be_ended_is_not_tried_again_and_again(
 
     monkeypatch.setattr(module, "finish_runs", fails)
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
-    cancelling = Cancelling(with_job.session(), with_job.installation)
+    cancelling = BulkCancel(with_job.session(), with_job.installation)
     for _ in range(20):
         cancelling.step()
     assert (tries, progress(with_job, number)) == (1, (0, False))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
 from tidewheel.jobs.strict_json import canonical
-from tidewheel.scheduler.decide_batch import ComputingFailed, Decider
+from tidewheel.scheduler.decide_batch import BatchDecider, DecisionFailed
 from tidewheel.schedules.decide import decide, with_jitter
 from tidewheel.schedules.decision import DaySet, Decision, Override
 from tidewheel.schedules.fast_path import decide_on_time
@@ -105,7 +105,7 @@ def test_each_timer_of_a_batch_gets_the_answer_of_the_long_way(data: st.DataObje
     late = data.draw(st.one_of(st.timedeltas(timedelta(0), 2 * MINUTE), st.sampled_from([timedelta(0), MISFIRE_AFTER])))
     now = some[0].scheduled_at + late
     horizon = now + data.draw(st.sampled_from([timedelta(0), 5 * SECOND, -3 * SECOND]))
-    decider = Decider(DecisionInputs(DAY_SETS, said), (), now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
+    decider = BatchDecider(DecisionInputs(DAY_SETS, said), (), now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
     for timer in some:
         assert decider(timer) == long_way(timer, list(said.get(timer.job_id, ())), now, horizon)
 
@@ -139,6 +139,6 @@ def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
 def test_a_schedule_that_cannot_be_read_is_refused_the_long_way(schedule: str) -> None:
     timer = stands(START, schedule)
     assert decide_on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
-    decider = Decider(DecisionInputs(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
-    with pytest.raises(ComputingFailed):
+    decider = BatchDecider(DecisionInputs(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
+    with pytest.raises(DecisionFailed):
         decider(timer)

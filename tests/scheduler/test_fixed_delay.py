@@ -21,7 +21,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.repair import release_chains
+from tidewheel.scheduler.repair import release_stuck_chains
 from tidewheel.transitions.claim import Started
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -183,9 +183,9 @@ def test_downtime_costs_lateness_only(chain: ClockedDatabase) -> None:
 def test_a_chain_that_waits_for_a_run_that_is_gone_is_found_and_mended(chain: ClockedDatabase) -> None:
     start(chain)
     session = chain.session()
-    assert release_chains(session) == 0
+    assert release_stuck_chains(session) == 0
     chain.execute("DELETE FROM open_runs WHERE executor_id = %s", [EXECUTOR])
-    assert release_chains(session) == 1
+    assert release_stuck_chains(session) == 1
     assert timer(chain) == (None, 0.0)
 
 
@@ -195,4 +195,4 @@ def test_a_chain_that_waits_for_nothing_is_mended_beside_a_run_from_before_a_del
     chain.advance(SECOND)
     submit(chain, schedule={"fixed_delay": "60s"})
     chain.execute("UPDATE timers SET hold_reason = 'run', due_at = 'infinity'")
-    assert release_chains(chain.session()) == 1
+    assert release_stuck_chains(chain.session()) == 1

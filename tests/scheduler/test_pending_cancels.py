@@ -11,7 +11,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler import pending_cancels as module
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.scheduler.pending_cancels import WantedCancels
+from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.finish import finish_runs
 
@@ -51,7 +51,7 @@ def test_those_that_are_still_held_do_not_hide_the_others(with_job: Database, mo
     monkeypatch.setattr(module, "_MOST", 2)
     runs = [trigger(with_job) for _ in range(5)]
     want(with_job, *runs)
-    wanted = WantedCancels(with_job.session(), with_job.installation)
+    wanted = PendingCancels(with_job.session(), with_job.installation)
     with with_job.transaction() as holding:
         holding.execute("SELECT FROM open_runs WHERE run_id = ANY (%s) FOR UPDATE", [runs[:3]])
         assert [wanted.step().ended for _ in range(3)] == [0, 1, 1]
@@ -75,7 +75,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_left_alone(
         return finish_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr(module, "finish_runs", fails)
-    wanted = WantedCancels(with_job.session(), with_job.installation)
+    wanted = PendingCancels(with_job.session(), with_job.installation)
     assert [wanted.step().ended for _ in range(3)] == [2, 0, 0]
     assert states(with_job, *others) == ["cancelled"] * 2
     assert (tries, with_job.count("pending_cancels")) == (2, 1)

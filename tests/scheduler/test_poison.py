@@ -96,7 +96,7 @@ def test_a_good_batch_says_nothing_and_a_poisoned_one_says_which(
         poison(due, "lane = 'nonsense'")
         due.advance(SECOND)
         fire_due(due)
-    assert f"job {POISON} is set aside: CheckViolation" in caplog.text
+    assert f"job {POISON} is quarantined: CheckViolation" in caplog.text
 
 
 def test_a_poisoned_job_that_is_due_once_does_not_cost_the_runs_that_were_written(due: ClockedDatabase) -> None:

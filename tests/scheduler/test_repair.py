@@ -9,7 +9,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, ask, ask_within, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import bucket_of, job_id, shard_of
-from tidewheel.scheduler.repair import mend_shard
+from tidewheel.scheduler.repair import repair_missing_timers
 
 SECOND = timedelta(seconds=1)
 JOB = job_id("default", "job")
@@ -29,7 +29,7 @@ def lose_timers(database: ClockedDatabase) -> None:
 
 def mend(database: ClockedDatabase) -> int:
     session = database.session()
-    return sum(mend_shard(session, shard, 64) for shard in range(64))
+    return sum(repair_missing_timers(session, shard, 64) for shard in range(64))
 
 
 def test_a_lost_timer_is_given_back_and_its_downtime_decided_as_any_other(still: ClockedDatabase) -> None:
@@ -38,8 +38,8 @@ def test_a_lost_timer_is_given_back_and_its_downtime_decided_as_any_other(still:
     fire_due(still)
     lose_timers(still)
     still.advance(600 * SECOND)
-    assert mend_shard(still.session(), SHARD, 64) == 1
-    assert mend_shard(still.session(), SHARD, 64) == 0
+    assert repair_missing_timers(still.session(), SHARD, 64) == 1
+    assert repair_missing_timers(still.session(), SHARD, 64) == 0
     fire_due(still)
     assert still.count("job_runs") == 3 + 61
     assert still.rows("SELECT reason, occurrences, is_exact FROM skips") == [("misfire", 539, True)]
@@ -102,7 +102,7 @@ def test_mending_waits_for_an_edit_under_way_and_then_finds_the_timer_there(stil
     editing, session = still.connection(), still.session()
     mending = session.connection()
     ask_within(editing, still, submission(schedule="@every 1h"))
-    waiting = in_background(lambda: mend_shard(session, SHARD, 64))
+    waiting = in_background(lambda: repair_missing_timers(session, SHARD, 64))
     until_blocked(still, mending)
     editing.commit()
     assert waiting.result(10) == 0

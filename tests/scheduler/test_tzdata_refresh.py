@@ -17,7 +17,7 @@ from tests.scheduler.firing import fire_due
 from tests.strict_types import ROOT
 from tests.transitions.acts import about, ask, lifecycle, open_runs, submit
 from tidewheel.scheduler import tzdata_refresh as zones_changed
-from tidewheel.scheduler.tzdata_refresh import ZonesChanged
+from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.schedules.zones import tzdata_version
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -33,7 +33,7 @@ HOURLY: Job = {"schedule": {"cron": "0 * * * *", "timezone": "Asia/Kolkata"}, "o
 EACH_SECOND: Job = {"schedule": {"cron": "* * * * * *", "timezone": "Asia/Kolkata"}, "overlap": "allow_all"}
 
 TIMER: LiteralString = """
-SELECT t.scheduled_at, nullif(t.due_at, 'infinity'), t.held
+SELECT t.scheduled_at, nullif(t.due_at, 'infinity'), t.hold_reason
   FROM timers AS t JOIN jobs AS j USING (job_id)
  WHERE j.key = %s
 """
@@ -59,7 +59,7 @@ def noon(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
 
 def look(database: Database) -> None:
     """What a scheduler does when it starts, up to its end."""
-    zones = ZonesChanged(database.session(), database.installation)
+    zones = TzdataRefresh(database.session(), database.installation)
     while zones.step():
         pass
 
@@ -240,7 +240,7 @@ def test_another_goes_on_where_one_stopped(
     for number in range(5):
         submit(noon, f"job-{number}", **DAILY)
     with tzdata(folder):
-        first = ZonesChanged(noon.session(), noon.installation)
+        first = TzdataRefresh(noon.session(), noon.installation)
         assert first.step()
         progress = noon.value(STORED)
         assert (progress["from"], progress["to"], len(retimed(noon))) == (INSTALLED, NEW, 2)

@@ -21,10 +21,10 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def look(database: ClockedDatabase) -> list[tuple[str, str, int]]:
+def check(database: ClockedDatabase) -> list[tuple[str, str, int]]:
     """What is announced now."""
-    told: list[Unhandled] = UnhandledWatch(database.session(), database.installation).look()
-    return [(each.queue, each.handler, each.runs) for each in told]
+    announced: list[Unhandled] = UnhandledWatch(database.session(), database.installation).check()
+    return [(each.queue, each.handler, each.runs) for each in announced]
 
 
 def waiting() -> float | None:
@@ -40,11 +40,11 @@ def executor(
     database: ClockedDatabase, *, queues: Sequence[str] = ("default",), handlers: Sequence[str] = (), **columns: object
 ) -> None:
     """An executor that has just beaten."""
-    told = {"stopping": False} | columns
+    announced = {"stopping": False} | columns
     database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at, stopping)"
         " VALUES (%s, 'test', %s, %s, 1, tidewheel_now(), tidewheel_now(), %s)",
-        [uuid4(), list(queues), list(handlers), told["stopping"]],
+        [uuid4(), list(queues), list(handlers), announced["stopping"]],
     )
 
 
@@ -53,10 +53,10 @@ def test_a_run_whose_handler_no_executor_of_its_queue_has_is_announced(still: Cl
     run_id, *_ = [trigger(still, "mail") for _ in range(3)]
     executor(still, handlers=[HANDLER])  # of another queue
     executor(still, queues=["reports"], handlers=["other"])
-    assert look(still) == []  # due for a moment only
+    assert check(still) == []  # due for a moment only
     still.advance(LATER)
     executor(still, queues=["reports"], handlers=["other"])
-    assert look(still) == [("reports", HANDLER, 3)]
+    assert check(still) == [("reports", HANDLER, 3)]
     assert waiting() == 3
     [event] = announced(still)
     assert (event.job_key, event.reason) == ("mail", f"no executor of queue 'reports' has the handler '{HANDLER}'")
@@ -72,7 +72,7 @@ def test_a_queue_without_any_executor_is_announced_also_for_targets_that_need_no
     submit(still, "call", queue="web", target={"type": "http", "url": "https://example.org/"})
     trigger(still, "call")
     still.advance(LATER)
-    assert look(still) == [("web", "", 1)]
+    assert check(still) == [("web", "", 1)]
     [event] = announced(still)
     assert event.reason == "no executor serves the queue 'web'"
 
@@ -81,12 +81,12 @@ def test_it_is_told_again_after_ten_minutes_and_not_before_whoever_looks(still: 
     submit(still)
     trigger(still)
     still.advance(LATER)
-    assert len(look(still)) == 1
+    assert len(check(still)) == 1
     still.advance(timedelta(minutes=9))
-    assert look(still) == []
+    assert check(still) == []
     assert waiting() == 1
     still.advance(timedelta(minutes=2))
-    assert len(look(still)) == 1
+    assert len(check(still)) == 1
     assert len(announced(still)) == 2
 
 
@@ -100,17 +100,17 @@ def test_an_executor_on_its_way_out_counts_for_nothing(still: ClockedDatabase, g
     else:
         still.advance(LATER)
         executor(still, handlers=[HANDLER], stopping=True)
-    assert look(still) == [("default", HANDLER, 1)]
+    assert check(still) == [("default", HANDLER, 1)]
 
 
 def test_once_an_executor_has_it_nothing_is_told_and_nothing_waits(still: ClockedDatabase) -> None:
     submit(still)
     trigger(still)
     still.advance(LATER)
-    assert len(look(still)) == 1
+    assert len(check(still)) == 1
     executor(still, handlers=[HANDLER])
     still.advance(timedelta(seconds=1))
-    assert look(still) == []
+    assert check(still) == []
     assert waiting() == 0
 
 
@@ -119,7 +119,7 @@ def test_runs_in_somebodys_hands_and_those_of_later_do_not_wait(still: ClockedDa
     begin(still, trigger(still))
     trigger(still, delay="1h")
     still.advance(LATER)
-    assert look(still) == []
+    assert check(still) == []
 
 
 def test_each_queue_lane_and_handler_is_found(still: ClockedDatabase) -> None:
@@ -131,4 +131,4 @@ def test_each_queue_lane_and_handler_is_found(still: ClockedDatabase) -> None:
             trigger(still, handler)
             wanted.add((queue, handler, 1))
     still.advance(LATER)
-    assert set(look(still)) == wanted
+    assert set(check(still)) == wanted

@@ -19,7 +19,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
-from tidewheel.scheduler.active_run_repair import TurnSweep
+from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -120,7 +120,7 @@ def _wish(run_id: UUID, attempt: int, job_version: int) -> Claim:
 def settle(actor: Actor) -> None:
     """Claim and end what there is, for as long as anything comes of it."""
     database = actor.database
-    sweeping = TurnSweep(actor.session, database.installation)
+    sweeping = ActiveRunRepair(actor.session, database.installation)
     for _ in range(1000):
         if actor.cancels:
             sweeping.step()

@@ -22,8 +22,8 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, AttemptOutcome, RunState
-from tidewheel.scheduler.active_run_repair import TurnSweep
-from tidewheel.scheduler.bulk_cancel import Cancelling
+from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.scheduler.bulk_cancel import BulkCancel
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -150,8 +150,8 @@ class Actor:
 def settle(actor: Actor, actors: list[Actor]) -> None:
     """Carry out what was cancelled, and claim and end the rest, until nothing is open."""
     database = actor.database
-    cancelling = Cancelling(database.session(), database.installation)
-    turns = TurnSweep(database.session(), database.installation)
+    cancelling = BulkCancel(database.session(), database.installation)
+    turns = ActiveRunRepair(database.session(), database.installation)
     for _ in range(2000):
         if not open_runs(database) and not database.rows("SELECT 1 FROM cancellations WHERE finished_at IS NULL"):
             return

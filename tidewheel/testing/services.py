@@ -105,7 +105,7 @@ class Services:
 
     def schedule(self) -> bool:
         """Fire what is due, and do whatever else a scheduler does; returns whether there was anything."""
-        self._scheduler.look_everywhere()
+        self._scheduler.expedite()
         return self._scheduler.step() == 0.0
 
     def publish(self) -> None:

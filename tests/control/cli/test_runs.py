@@ -14,7 +14,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.bulk_cancel import Cancelling
+from tidewheel.scheduler.bulk_cancel import BulkCancel
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def job(database: Database) -> Database:
 @contextmanager
 def scheduling(database: Database) -> Generator[None]:
     """The part of a scheduler that carries cancellations out, as long as the block."""
-    stop, cancelling = Shutdown(), Cancelling(database.session(), database.installation)
+    stop, cancelling = Shutdown(), BulkCancel(database.session(), database.installation)
 
     def work() -> None:
         while not stop.wait(0.02):
