@@ -69,7 +69,7 @@ def find_occurrences(connection: Conn, job_id: UUID, version: int, request: JobB
 
 def _missing(connection: Conn, job_id: UUID, asked: Range, request: JobBackfill, count: int) -> int:
     accounted = read_covered_instants(connection, job_id, request.from_at, request.to_at)
-    if accounted.nothing:
+    if accounted.is_empty:
         return count
     return sum(at not in accounted for at, _ in asked.iterate(None, newest_first=False))
 

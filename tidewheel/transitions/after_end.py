@@ -1,17 +1,15 @@
-"""What failures ask for: a pause after some in a row (`pause_on_failure`), a run of another job (`on_failure`).
+"""Apply the effects of a run's end on other rows: failure policies, and the next fire time of a fixed_delay.
 
-The request leaves through the outbox, in the ending transaction, and comes back by intake like anybody's: the pause or
-the run is made by the one piece of code that makes those, under the locks that it takes. Its request_id is the failed
-run's, so that it is asked for once. Only jobs that have such a policy cost anything here.
+`pause_on_failure` pauses a job after some consecutive failures. `on_failure` triggers another job. Both requests go
+through the outbox, in the ending transaction, and come back by intake like every request. So one piece of code pauses
+jobs and creates runs, under its own locks. The request_id contains the failed run's id, so that it is applied once.
+Only jobs with such a policy cost anything here. A run that `on_failure` has triggered triggers none itself, whatever
+its job's policy, so that failures cannot trigger each other in a circle.
 
-A run that `on_failure` has made asks for none itself, whatever its job's policy: what watches over failures does not go
-round in circles.
-
-A fixed_delay's next instant: set by the end of its timer-made run, in the ending transaction.
-
-The timer is held while that run is open (`Held.RUN`). A pause in between keeps it held; the instant is set all the
-same, so that resuming goes on from there. No crash leaves a timer held without an open run, since both are one
-transaction; the scheduler looks for such a one all the same (`tidewheel.scheduler.repair`).
+The end of a fixed_delay's scheduled run sets the next fire time, in the ending transaction. The timer is held while
+that run is open (`Held.RUN`). A pause in between keeps it held. The time is set all the same, so that resuming
+continues from there. Both writes are one transaction, so no crash leaves a timer held without an open run. The
+scheduler repairs such a timer all the same (`tidewheel.scheduler.repair`).
 """
 
 import json
@@ -35,10 +33,34 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.transitions")
 _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
 _COUNT_FAILURES = _SQL["count_failures"]
+_LOCK_CHAINED_TIMERS = _SQL["lock_chained_timers"]
+_MOVE_CHAINED_TIMERS = _SQL["move_chained_timers"]
 
-_NAME = "pause-on-failure"
+_PAUSE = "pause-on-failure"
 _ON_FAILURE = "on-failure"
-ON_FAILURE_OF = "tidewheel.on_failure_of"  # label of a run that on_failure has made: the run that failed
+ON_FAILURE_OF = "tidewheel.on_failure_of"  # label of a run that on_failure triggers: the id of the failed run
+
+
+def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, datetime]]) -> int:
+    """Set the next fire time of fixed_delay jobs whose scheduled run ends, in the caller's transaction.
+
+    Args:
+        connection: Inside the transaction that ends the runs. It must not have locked active runs yet: this may wait.
+        ended: The job, the scheduled time and the end of each run.
+
+    Returns:
+        The number of timers that were set.
+    """
+    rows = sorted(ended)
+    if not rows:
+        return 0
+    columns = {
+        "job_ids": uuids(job for job, _, _ in rows),
+        "scheduled_at": instants(at for _, at, _ in rows),
+        "ended_at": instants(at for _, _, at in rows),
+    }
+    connection.execute(_LOCK_CHAINED_TIMERS, columns)
+    return connection.execute(_MOVE_CHAINED_TIMERS, columns).rowcount
 
 
 def failure_triggers(installation: Installation, dead: Iterable[FinishedRun]) -> list[OutboxRow]:
@@ -82,7 +104,7 @@ def count_failures(connection: Conn, installation: Installation, finished: Itera
 
 
 def reset_failures(connection: Conn, job_ids: Iterable[UUID]) -> None:
-    """Begin to count anew, in the caller's transaction: a run of each of these jobs has succeeded."""
+    """Set the consecutive failures of jobs to zero, in the caller's transaction: a run of each has succeeded."""
     jobs = sorted(set(job_ids))
     if jobs:
         columns = {"job_ids": jobs, "failures": [0] * len(jobs), "broken": [True] * len(jobs)}
@@ -91,8 +113,8 @@ def reset_failures(connection: Conn, job_ids: Iterable[UUID]) -> None:
 
 
 def is_pause_on_failure(request_id: str | None) -> bool:
-    """Whether a request is one of those that `count_failures` makes."""
-    return request_id is not None and request_id.startswith(f"{_NAME}/")
+    """Return True if `count_failures` made the request."""
+    return request_id is not None and request_id.startswith(f"{_PAUSE}/")
 
 
 def _streak(finished: Sequence[FinishedRun]) -> tuple[int, bool]:
@@ -108,13 +130,13 @@ def _streak(finished: Sequence[FinishedRun]) -> tuple[int, bool]:
 def _pause(installation: Installation, run: FinishedRun, failures: int) -> OutboxRow:
     row, definition = run.row, run.definition
     facts: dict[str, str] = {
-        "request_id": f"{_NAME}/{row.run}",
+        "request_id": f"{_PAUSE}/{row.run}",
         "tenant": row.tenant,
         "key": definition.job_key,
         "reason": f"{failures} failures in a row, the last one run {row.run}; "
         f"pause_on_failure is {definition.pause_on_failure}",
     }
-    return _request(installation, row.shard, definition.job_key, _written(installation, facts), row.ended_at)
+    return _request(installation, row.shard, definition.job_key, _pause_request(installation, facts), row.ended_at)
 
 
 def _trigger(installation: Installation, run: FinishedRun, on_failure: str) -> OutboxRow:
@@ -160,8 +182,8 @@ def _request(installation: Installation, shard: int, key: str, value: bytes, at:
     )
 
 
-def _written(installation: Installation, facts: dict[str, str]) -> bytes:
-    """The request as this installation writes events: its reply is written likewise, for whoever reads replies."""
+def _pause_request(installation: Installation, facts: dict[str, str]) -> bytes:
+    """Encode the request as this installation encodes events; intake encodes the reply likewise."""
     if installation.content_type == "application/json":
         return json.dumps({"type": "job.pause", **facts}).encode()
     return encode(
@@ -173,29 +195,3 @@ def _written(installation: Installation, facts: dict[str, str]) -> bytes:
             reason=facts["reason"],
         )
     )
-
-
-_LOCK_CHAINED_TIMERS = _SQL["lock_chained_timers"]
-_MOVE_CHAINED_TIMERS = _SQL["move_chained_timers"]
-
-
-def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, datetime]]) -> int:
-    """Set the next instant of fixed_delay jobs whose timer-made run ends, in the caller's transaction.
-
-    Args:
-        connection: Inside the transaction that ends the runs; it must not hold their turns yet, since this waits.
-        ended: Of each run: its job, its nominal instant, when it ended.
-
-    Returns:
-        How many timers were set.
-    """
-    rows = sorted(ended)
-    if not rows:
-        return 0
-    columns = {
-        "job_ids": uuids(job for job, _, _ in rows),
-        "scheduled_at": instants(at for _, at, _ in rows),
-        "ended_at": instants(at for _, _, at in rows),
-    }
-    connection.execute(_LOCK_CHAINED_TIMERS, columns)
-    return connection.execute(_MOVE_CHAINED_TIMERS, columns).rowcount

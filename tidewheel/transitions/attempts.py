@@ -1,18 +1,15 @@
-"""The rows about attempts that are over: outcome in `attempts`, what may go sooner in `attempt_outputs`.
+"""Write the rows about attempts: outcomes, output, progress and checkpoints.
 
-A flush may have made the second one while the attempt ran (`outputs.py`). Whoever knows that none has may say so, and
-the row is copied, which is quicker.
+`attempts` holds the outcome; `attempt_outputs` holds what may be deleted sooner. A flush may have inserted the second
+row while the attempt ran. If a caller knows that none has, the row is copied, which is faster.
 
-`flush_outputs`: what attempts have written so far, while they run.
+The end of an attempt writes its output too and must never wait for a flush (ADR 0008). A flush locks the open run's
+row, shared, for one statement, and skips rows that another transaction holds; an end that finds the row locked retries.
+So no flush of an attempt is under way once its end holds the row, and none comes after it.
 
-The end of an attempt writes its output too, and must never wait for a flush (ADR 0008): a flush holds the open run's
-row, shared, for the length of one statement, and passes over what somebody else has; an end that finds the row taken
-comes again. So there is no flush of an attempt under way once its end holds the row, and none after it.
-
-`save_progress`: what attempts under way tell of themselves: progress, and the checkpoint for the next attempt.
-
-The rows are `run_inputs`; nobody else writes these columns. What an older attempt says after a newer one has spoken
-changes nothing, so that no lock is needed for that; who has to know that the run stands still meanwhile locks it.
+Progress and checkpoints are columns of `run_inputs`, which no other module writes. A report of an older attempt that
+comes after a newer attempt's report changes nothing, so this needs no lock. A caller that needs the run's state to stay
+the same locks the run's row.
 """
 
 from collections import Counter
@@ -30,7 +27,13 @@ from tidewheel.process.metrics import metrics
 from tidewheel.runs import OWNED, AttemptOutcome, RunState
 from tidewheel.transitions.finished import FinishedRun
 
-_ADD_OUTPUTS = Statements("tidewheel.transitions")["add_outputs"]
+_SQL = Statements("tidewheel.transitions")
+_ADD_OUTPUTS = _SQL["add_outputs"]
+_FLUSH_OUTPUTS = _SQL["flush_outputs"]
+_SAVE_PROGRESS = _SQL["save_progress"]
+
+# Started and not ended: a run that is being cancelled may still report its progress.
+REPORTING = [RunState.RUNNING, RunState.WAITING, RunState.CANCELLING]
 
 _COPY_ATTEMPTS = (
     "COPY attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type, error_message, "
@@ -48,7 +51,7 @@ _OutputRow = tuple[UUID, int, str, bytes | None, str | None, bytes | None, int |
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How one attempt ended; sizes are bounded by whoever made it."""
+    """The end of an attempt whose run goes on; the caller bounds the sizes."""
 
     run_id: UUID
     attempt: int
@@ -67,10 +70,10 @@ class AttemptEnd:
 
 
 def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
-    """Write the rows, in the transaction that ended the attempts."""
+    """Write the outcomes and outputs of attempts, in the transaction that ended them."""
     if not ends:
         return
-    # Made with the run already, unless somebody dropped it while the run was open for weeks.
+    # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
     ensure_days(connection, {day_of(run_instant(end.run_id)) for end in ends})
     with connection.cursor() as cursor, cursor.copy(_COPY_ATTEMPTS) as copy:
         copy.set_types(_ATTEMPT_TYPES)
@@ -125,18 +128,15 @@ def _store_outputs(connection: Conn, rows: Sequence[tuple[bool, _OutputRow]]) ->
         connection.execute(_ADD_OUTPUTS, columns)
 
 
-_FLUSH_OUTPUTS = Statements("tidewheel.transitions")["flush_outputs"]
-
-
 @dataclass(frozen=True, slots=True)
 class AttemptOutput:
-    """What an attempt has written so far.
+    """The output of a running attempt so far.
 
     Args:
         run_id: The run.
         attempt: The fence.
-        output: The last of it, at most 64 KiB.
-        output_bytes: How much it ever wrote.
+        output: Its last part, at most 64 KiB.
+        output_bytes: The number of bytes that the attempt wrote in all.
     """
 
     run_id: UUID
@@ -146,14 +146,14 @@ class AttemptOutput:
 
 
 def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[AttemptOutput]) -> set[tuple[UUID, int]]:
-    """Store what an executor's attempts have written so far, in a transaction that does nothing else.
+    """Store the output of an executor's running attempts, in a transaction that does nothing else.
 
     Returns:
-        The attempts whose output is stored. The others are over, another executor's, or in somebody's hands just now.
+        The attempts whose output is stored. The rest is over, owned by another executor, or locked at the moment.
     """
     if not outputs:
         return set()
-    # Made with the run already, unless somebody dropped it while the run was open for weeks.
+    # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
     ensure_days(connection, {day_of(run_instant(output.run_id)) for output in outputs})
     columns: dict[str, object] = {
         "run_ids": uuids(output.run_id for output in outputs),
@@ -171,22 +171,16 @@ def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[Attempt
     return stored
 
 
-_SAVE_PROGRESS = Statements("tidewheel.transitions")["save_progress"]
-
-# What has begun and is not over: a run that is being cancelled may still say how far it came.
-REPORTING = [RunState.RUNNING, RunState.WAITING, RunState.CANCELLING]
-
-
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """A sign of life.
+    """A progress report of an attempt.
 
     Args:
         run_id: The run.
         attempt: The fence.
-        executor_id: In whose hands it is; None where the attempt's task token speaks for it.
-        progress: JSON text; None leaves what this attempt said before.
-        checkpoint: What the next attempt receives; None leaves what is there.
+        executor_id: The executor that owns the attempt; None if its task token authorises the report.
+        progress: JSON text; None keeps this attempt's last progress.
+        checkpoint: The checkpoint for the next attempt; None keeps the last one.
     """
 
     run_id: UUID
@@ -196,26 +190,26 @@ class ProgressReport:
     checkpoint: bytes | None = None
 
 
-def save_progress(connection: Conn, beats: Sequence[ProgressReport]) -> set[UUID]:
-    """Store what attempts say of themselves, in the caller's transaction.
+def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> set[UUID]:
+    """Store the progress and checkpoints of attempts, in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
-        beats: At most one per run: the newest, with the last progress and the last checkpoint.
+        reports: At most one per run: the newest, with the last progress and the last checkpoint.
 
     Returns:
-        The runs of which it was stored. The others are over, or another attempt's.
+        The runs whose report is stored. The rest has ended or started another attempt.
     """
-    if not beats:
+    if not reports:
         return set()
-    # Made with the run already, unless somebody dropped it while the run was open for weeks.
-    ensure_days(connection, {day_of(run_instant(beat.run_id)) for beat in beats})
+    # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
+    ensure_days(connection, {day_of(run_instant(report.run_id)) for report in reports})
     columns: dict[str, object] = {
-        "run_ids": uuids(beat.run_id for beat in beats),
-        "attempts": integers(beat.attempt for beat in beats),
-        "executor_ids": uuids(beat.executor_id for beat in beats),
-        "progress": [beat.progress for beat in beats],
-        "checkpoints": [beat.checkpoint for beat in beats],
+        "run_ids": uuids(report.run_id for report in reports),
+        "attempts": integers(report.attempt for report in reports),
+        "executor_ids": uuids(report.executor_id for report in reports),
+        "progress": [report.progress for report in reports],
+        "checkpoints": [report.checkpoint for report in reports],
         "states": REPORTING,
     }
     rows = connection.execute(_SAVE_PROGRESS, columns, binary=True).fetchall()

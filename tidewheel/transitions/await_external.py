@@ -1,7 +1,7 @@
-"""`wait_runs`: attempts whose end is told from outside: a 202, an awaited reply.
+"""Let runs wait for an external completion: of a 202 response, or of a reply.
 
-A waiting run is in nobody's hands: no lease guards it, only its deadlines, which the scheduler keeps. It ends, or goes
-back for another attempt, by what arrives with its task token.
+No executor owns a waiting run: no lease guards it, only its deadlines, which the scheduler enforces. A message with its
+task token ends it or requeues it.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ _FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """An attempt that goes on elsewhere.
+    """An attempt that an external system completes.
 
     Args:
         run_id: The run.
         attempt: The fence.
-        executor_id: In whose hands it is.
-        timeout: How long the answer may take.
-        heartbeat: How long it may go without a heartbeat from outside; None where it needs none.
+        executor_id: The executor that owns it.
+        timeout: The time limit for the completion.
+        heartbeat: The time limit for each heartbeat from the external system; None if it needs none.
     """
 
     run_id: UUID
@@ -42,11 +42,13 @@ class Wait:
 
 
 def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
-    """Let runs wait for an answer from outside, in the caller's transaction.
+    """Move runs to waiting, in the caller's transaction.
+
+    A run that has ended, because its completion came first, stays as it is. One that is being cancelled is left to
+    `end_cancelled_waits`.
 
     Returns:
-        Runs whose row was locked by somebody: to be tried again. What is over already, because the answer came first,
-        stays as it is; what is being cancelled is left to `end_cancelled_waits`.
+        Runs whose row another transaction holds; retry them.
     """
     if not waits:
         return set()
@@ -64,10 +66,10 @@ def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
 
 
 def end_cancelled_waits(connection: Conn, installation: Installation, waits: Sequence[Wait]) -> set[UUID]:
-    """End those that were asked to stop before they waited: their executor has done with them, and nobody else would.
+    """End runs with a cancel request that came before they waited: no other process would end them.
 
     Returns:
-        Runs whose row was locked by somebody: to be tried again.
+        Runs whose row another transaction holds; retry them.
     """
     cancelled = _find(connection, waits, [RunState.CANCELLING])
     ends = [
@@ -79,7 +81,7 @@ def end_cancelled_waits(connection: Conn, installation: Installation, waits: Seq
 
 
 def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set[UUID]:
-    """Which of these attempts are still under way, in one of these states."""
+    """Return the runs whose attempt is still the current one, in one of these states."""
     if not waits:
         return set()
     columns: dict[str, object] = {

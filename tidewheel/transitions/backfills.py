@@ -1,7 +1,7 @@
-"""What accepting a backfill and making its runs have in common: versions in force, what is missing, events.
+"""Backfills as intake and scheduler share them: the row, versions in force, missing occurrences, events.
 
-A backfill's row is written by `tidewheel.intake` (accepted, paused, resumed, cancelled) and by `tidewheel.scheduler`
-(its runs are made, it ends), both under its lock, which is taken before those of jobs and open runs.
+Intake writes a backfill's row when it accepts, pauses, resumes or cancels it. The scheduler writes it when it creates
+runs and when the backfill ends. Both hold the row's lock, which they acquire before those of jobs and open runs.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _UNDONE = [RunState.SKIPPED, RunState.CANCELLED]
 
 @dataclass(frozen=True, slots=True)
 class VersionInForce:
-    """A job version and when it was in force: later than `after`, not later than `until`; None is no bound."""
+    """A job version and the span of its force: later than `after`, not later than `until`; None is no bound."""
 
     version: int
     schedule: str
@@ -44,11 +44,11 @@ class VersionInForce:
 
 @dataclass(frozen=True, slots=True)
 class CoveredInstants:
-    """The instants of a range that are not missing: those with a run, and those whose outcome is still to come.
+    """The occurrences of a range that are not missing: those with a run, and those that are not decided yet.
 
     Args:
-        recorded: Instants with a run, or moved to a time at which they have not fired yet.
-        undecided_from: From here on the job's timer has not said what becomes of its instants.
+        recorded: Times with a run, or moved to a later time at which they have not fired yet.
+        undecided_from: The time from which the job's timer has not decided.
     """
 
     recorded: frozenset[datetime]
@@ -58,8 +58,8 @@ class CoveredInstants:
         return at in self.recorded or (self.undecided_from is not None and at >= self.undecided_from)
 
     @property
-    def nothing(self) -> bool:
-        """Whether every instant is missing."""
+    def is_empty(self) -> bool:
+        """True if every occurrence is missing."""
         return not self.recorded and self.undecided_from is None
 
 
@@ -72,24 +72,24 @@ class Backfill:
         tenant: The job's.
         job_id: The job.
         shard: The job's.
-        job_version: The one that was current when it was accepted.
+        job_version: The version that was current when the backfill was accepted.
         state: A `BackfillState`.
-        first_at: The first instant of its range.
-        last_at: The last.
+        first_at: The first time of its range.
+        last_at: The last time of its range.
         what: `missing_only` or `all`.
         versions: `as_of` or `current`.
-        overlap: In place of the job's policy.
-        newest_first: Whether the last instant comes first.
-        max_concurrent: How many of its runs may be open at once.
-        occurrences: How many the range held when it was accepted.
-        wanted: How many of them were to be run then.
-        cursor_at: The next instant to look at; None when none is left.
-        request_id: The request's.
-        traceparent: The request's.
-        reason: Why it was made, paused or cancelled.
-        created_at: In whole milliseconds; in the ids of its runs, and of no other's.
-        made: How many runs were made.
-        passed_over: How many instants were not missing.
+        overlap: The overlap policy in place of the job's.
+        newest_first: True if the last occurrence runs first.
+        max_concurrent: The number of its runs that may be open at once.
+        occurrences: The number of occurrences in the range when it was accepted.
+        wanted: The number of these that were to run.
+        cursor_at: The next time to decide; None if none is left.
+        request_id: The id of the request.
+        traceparent: The trace context of the request.
+        reason: Why it was created, paused or cancelled.
+        created_at: In whole milliseconds; part of the ids of its runs, and of no other backfill's.
+        made: The number of runs that were created.
+        passed_over: The number of occurrences that were not missing.
     """
 
     backfill_id: UUID
@@ -119,14 +119,14 @@ class Backfill:
 def read_versions(
     connection: Conn, job_id: UUID, *, version: int | None, first: datetime, last: datetime
 ) -> list[VersionInForce]:
-    """The versions that count in a range, by time, ascending; of more than `MOST_VERSIONS` one more than that.
+    """Return the versions for a range, by time; at most one more than `MOST_VERSIONS`.
 
     Args:
-        connection: To read by.
+        connection: The connection to read with.
         job_id: The job.
-        version: The one that counts throughout; None: those in force.
-        first: Where the range begins.
-        last: Where it ends.
+        version: The version for the whole range; None for the versions in force.
+        first: The first time of the range.
+        last: The last time of the range.
     """
     columns = {"job_id": job_id, "version": version, "first": first, "last": last, "most": MOST_VERSIONS + 1}
     with connection.cursor(row_factory=class_row(VersionInForce), binary=True) as cursor:
@@ -134,12 +134,12 @@ def read_versions(
 
 
 def read_covered_instants(connection: Conn, job_id: UUID, first: datetime, last: datetime) -> CoveredInstants:
-    """What is not missing of a past range, both ends of which belong to it.
+    """Return the occurrences of a past range that are not missing; both ends belong to the range.
 
-    An instant is there when a timer or a backfill has made a run for it that was not skipped or cancelled, whether it
-    has ended or not.
+    An occurrence is not missing if a timer or a backfill has created a run for it that was neither skipped nor
+    cancelled, ended or not.
     """
-    # The timer first: what it moves past meanwhile has its run before the second statement looks.
+    # The timer first: an occurrence that it fires meanwhile has its run before the second statement reads.
     row = connection.execute(_READ_UNDECIDED, {"job_id": job_id}, binary=True).fetchone()
     undecided_from = row[0] if row and isinstance(row[0], datetime) and row[0] <= last else None
     columns = {
@@ -159,7 +159,7 @@ def append_backfill_event(
     now: datetime,
     reason: str | None = None,
 ) -> None:
-    """Write the lifecycle event of a backfill that something has happened to."""
+    """Append the lifecycle event of a backfill that has changed."""
     event = lifecycle_row(
         installation,
         kind=kind,

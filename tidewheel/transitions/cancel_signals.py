@@ -1,7 +1,7 @@
-"""Telling attempts to stop: the run can only become cancelled from then on, and its executor finds a signal.
+"""Signals that stop attempts: the run can only become cancelled, and its executor reads the signal.
 
-A `cancel` leaves when its run ends. A `terminate` is written when its run has ended already: the executor that has
-stopped the attempt takes it away, or the scheduler where there is no such executor any more.
+The end of the run deletes its `cancel` signal. A `terminate` signal is written after its run has ended: the executor
+that has stopped the attempt deletes it. If that executor is gone, the scheduler deletes it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _ADD_SIGNALS = _SQL["add_signals"]
 
 
 class Signal(StrEnum):
-    """What an attempt is told."""
+    """The kind of a signal."""
 
     CANCEL = "cancel"  # stop, within the grace period
     TERMINATE = "terminate"  # the run is over: stop now
@@ -32,7 +32,7 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """An attempt in an executor's hands."""
+    """An attempt that an executor owns."""
 
     run_id: UUID
     attempt: int
@@ -41,10 +41,10 @@ class RunningAttempt:
 
 
 def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], executor_id: UUID) -> set[UUID]:
-    """Let an executor's own running attempts be cancelling, for those whose handlers asked for it.
+    """Move an executor's running attempts to cancelling, because their handlers requested it.
 
     Returns:
-        Runs whose row was locked by somebody: to be tried again, for they cannot become cancelled from running.
+        Runs whose row another transaction holds. Retry them: a running run cannot become cancelled directly.
     """
     if not attempts:
         return set()
@@ -63,17 +63,17 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
 
 
 def request_cancel(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
-    """Ask runs to stop, in the caller's transaction, which has locked them; returns those that ran."""
+    """Request the cancellation of runs that the caller has locked; return those that an executor runs."""
     move = Move.REQUEST_CANCEL
     columns = {"run_ids": uuids(run_ids), "sources": sources(move), "target": target(move)}
     with connection.cursor(row_factory=class_row(RunningAttempt), binary=True) as cursor:
-        asked = cursor.execute(_REQUEST_CANCEL, columns).fetchall()
-    add_signals(connection, Signal.CANCEL, asked)
-    return {each.run_id for each in asked}
+        running = cursor.execute(_REQUEST_CANCEL, columns).fetchall()
+    add_signals(connection, Signal.CANCEL, running)
+    return {each.run_id for each in running}
 
 
 def add_signals(connection: Conn, kind: Signal, attempts: Sequence[RunningAttempt]) -> None:
-    """Write what the executors of these attempts are to read; a repeat changes nothing."""
+    """Insert signals for the executors of these attempts; a repeat changes nothing."""
     if not attempts:
         return
     columns: dict[str, object] = {

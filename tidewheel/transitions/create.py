@@ -1,7 +1,7 @@
-"""`create_runs`: the only way a run comes into being.
+"""Create runs: the only code that inserts them.
 
-A run, its open run and its outbox row are written together in the caller's transaction, so that no run exists whose
-message does not, and no message whose run does not. The primary key of job_runs is the uniqueness of occurrences.
+A run, its open run and its outbox row are written together in the caller's transaction. So no run exists without its
+message, and no message without its run. The primary key of `job_runs` makes occurrences unique.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ _INPUT_TYPES = ("uuid", "text", "bytea", "text", "jsonb", "text", "text", "text"
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """What a run carries beyond its job's version; `late`: how late, where it makes up for a missed occurrence."""
+    """The inputs of a run beyond its job's version; `late` is the delay of a run that catches up an occurrence."""
 
     payload: bytes | None = None
     payload_content_type: str | None = None
@@ -57,25 +57,25 @@ class RunInputs:
 
 
 class NewRun(NamedTuple):
-    """A run to be.
+    """A run to create.
 
     Args:
         run_id: Derived by `tidewheel.ids.run_id`.
         job_id: Its job.
         tenant: The job's tenant.
-        job_version: The version it is made from; a claim with another version finds nothing.
+        job_version: The version in force; a claim with another version matches no row.
         shard: The job's shard.
-        cause: Why there is a run.
-        queue: Which executors may take it.
+        cause: The cause of the run.
+        queue: The queue, whose executors may claim it.
         lane: Its priority class.
         handler: The handler's name, or None for a target that any executor can run.
-        overlap: The policy in force for this run.
-        scheduled_at: The nominal instant.
-        publish_at: Not to be claimed before.
-        definition: The version's JobDefinition, as stored.
-        limited: False where it is known that the version bounds neither the start nor the whole of its runs.
-        inputs: What it carries beyond that, if anything.
-        parent_run_id: The run that an `on_failure` or a retry came from.
+        overlap: The overlap policy of this run.
+        scheduled_at: The scheduled time.
+        publish_at: The earliest time of a claim.
+        definition: The version's encoded JobDefinition, as stored.
+        limited: False if the version is known to set neither schedule_to_start nor schedule_to_close.
+        inputs: Its inputs beyond the version.
+        parent_run_id: The run that it retries, or whose failure triggered it.
         root_run_id: The root of a workflow's occurrence.
     """
 
@@ -101,17 +101,17 @@ class NewRun(NamedTuple):
 def create_runs(
     connection: Conn, installation: Installation, runs: Sequence[NewRun], *, now: datetime, repeats: bool = False
 ) -> set[UUID]:
-    """Write runs with their open runs and outbox rows, in the caller's transaction.
+    """Create runs with their open runs and outbox rows, in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
         installation: Shards and topic names.
-        runs: What to write.
+        runs: The runs.
         now: The database's clock, read in this transaction.
-        repeats: Whether some may have been written before; then those are passed over. Slower.
+        repeats: True if some of them may exist already: these are skipped. Slower.
 
     Returns:
-        The ids that were written.
+        The ids of the created runs.
 
     Raises:
         psycopg.errors.UniqueViolation: A run exists already and `repeats` is false.
@@ -121,7 +121,7 @@ def create_runs(
     ensure_days(connection, {day_of(at) for at in run_instants(run.run_id for run in runs)})
     encoded = _Instants()
     if repeats:
-        # One row per id: what was asked for twice in one batch is one run.
+        # One row per id: two requests for the same run in one batch create one run.
         runs = list({run.run_id: run for run in runs}.values())
         written = _add_job_runs(connection, runs, now)
         runs = [run for run in runs if run.run_id in written]
@@ -137,26 +137,26 @@ def create_runs(
 
 
 def milliseconds(late: timedelta | None) -> int | None:
-    """How late, as it is stored and told."""
+    """Return the delay in milliseconds, as rows and messages hold it."""
     return None if late is None else late // timedelta(milliseconds=1)
 
 
 class _Instants(dict[datetime, bytes]):
-    """Instants as columns, each encoded once: runs share them, and one run has its own in two tables."""
+    """Encoded instants, each encoded once: runs share them, and a run writes its own to two tables."""
 
     def __missing__(self, at: datetime) -> bytes:
-        made = self[at] = instant(at)
-        return made
+        encoded = self[at] = instant(at)
+        return encoded
 
 
 def _job_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
-    made: dict[tuple[object, ...], bytes] = {}  # the columns that runs of one batch have in common
+    shared: dict[tuple[object, ...], bytes] = {}  # the columns that runs of one batch have in common
     created_at = encoded[now]
     for run in runs:
         common = run.tenant, run.job_version, run.shard, run.cause, run.queue, run.lane
-        fields = made.get(common)
+        fields = shared.get(common)
         if fields is None:
-            fields = made[common] = b"".join(
+            fields = shared[common] = b"".join(
                 (
                     text(run.tenant), int4(run.job_version), int2(run.shard), text(run.cause), text(run.queue),
                     text(run.lane),
@@ -188,15 +188,15 @@ def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> se
 
 
 def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
-    made: dict[tuple[object, ...], bytes] = {}
+    shared: dict[tuple[object, ...], bytes] = {}
     created_at = encoded[now]
     for run in runs:
         common = (
             run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
         )  # fmt: skip
-        fields = made.get(common)
+        fields = shared.get(common)
         if fields is None:
-            fields = made[common] = b"".join(
+            fields = shared[common] = b"".join(
                 (
                     text(run.tenant), int2(run.shard), text(run.queue), text(run.lane), text(run.handler),
                     text(run.cause), text(run.overlap), text(RunState.QUEUED), int4(run.job_version),
@@ -207,7 +207,7 @@ def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Ite
 
 
 def _deadlines(run: NewRun) -> bytes:
-    """The earliest deadline of a new run, and when its schedule_to_close strikes; both count from its publish_at."""
+    """Encode the earliest deadline of a new run and its schedule_to_close; both count from its publish_at."""
     if not run.has_deadlines:
         return _NO_DEADLINES
     definition = _DEFINITIONS.of(run.definition)
@@ -220,12 +220,12 @@ def _deadlines(run: NewRun) -> bytes:
 
 
 def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
-    carrying = [(run, run.inputs) for run in runs if run.inputs is not None]
-    if not carrying:
+    given = [(run, run.inputs) for run in runs if run.inputs is not None]
+    if not given:
         return
     with connection.cursor() as cursor, cursor.copy(_COPY_INPUTS) as copy:
         copy.set_types(_INPUT_TYPES)
-        for run, i in carrying:
+        for run, i in given:
             labels = None if i.labels is None else Jsonb(i.labels)
             copy.write_row(
                 (
@@ -243,7 +243,7 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
             topic = topics[run.queue, run.lane] = installation.topics.runs(run.queue, run.lane)
         inputs = run.inputs or _NO_INPUTS
         run_id = str(run.run_id)
-        # By position, in the schema's order: so many names cost half a microsecond and more.
+        # By position, in the schema's order: this many keyword arguments cost more than half a microsecond.
         value = run_request(
             run_id,
             str(run.job_id),

@@ -1,4 +1,4 @@
-"""Runs given up, and messages that are no request: kept in a table and told on the dead-letters topic."""
+"""Dead letters: runs without another attempt and messages that are no request, in a table and on a topic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,16 +36,16 @@ _KIND = "tidewheel-dlq-kind"
 
 @dataclass(frozen=True, slots=True)
 class DeadMessage:
-    """A message on a topic of requests, or of targets' replies, that is none.
+    """A message that cannot be read, on a topic of requests or of targets' replies.
 
     Args:
-        topic: Where it lay.
-        partition: In which partition.
-        offset: At which offset.
+        topic: Its topic.
+        partition: Its partition.
+        offset: Its offset.
         key: Its key, byte for byte.
         value: Its value, byte for byte.
-        reason: What it could not be read as.
-        headers: Of a target's reply, which is none without its task token.
+        reason: The reason why it cannot be read.
+        headers: The headers of a target's reply, which needs its task token.
     """
 
     topic: str
@@ -62,9 +62,9 @@ class DeadRun:
     """The dead letter of a run, locked.
 
     Args:
-        id: The letter's.
+        id: The dead letter's id.
         run_id: The run.
-        redriven_run_id: What was made of it, if anything.
+        redriven_run_id: The latest run that it was redriven as.
     """
 
     id: int
@@ -149,9 +149,9 @@ def dead_letter_run(connection: Conn, installation: Installation, run: FinishedR
 
 
 def dead_letter_message(connection: Conn, installation: Installation, dead: DeadMessage, now: datetime) -> OutboxRow:
-    """Keep a message that is no request, byte for byte under its own key; returns the message that says so.
+    """Store a message that cannot be read as a dead letter; return the message that publishes it.
 
-    That carries none of its headers: a task token is only for who was handed it.
+    The value and the key are kept byte for byte. The headers are not published: a task token is a secret of its target.
     """
     connection.execute(
         _ADD_DEAD_MESSAGE,
@@ -185,29 +185,29 @@ def dead_letter_message(connection: Conn, installation: Installation, dead: Dead
 
 
 def mark_redriven(connection: Conn, new_runs: Mapping[UUID, UUID], now: datetime) -> None:
-    """Let the dead letters of runs say what they were redriven as, in the transaction that makes the new runs."""
+    """Record in dead letters the runs that they were redriven as, in the transaction that creates these runs."""
     if new_runs:
         columns = {"run_ids": uuids(new_runs), "new_run_ids": uuids(new_runs.values()), "now": now}
         connection.execute(_MARK_REDRIVEN, columns)
 
 
 def lock_dead_runs(connection: Conn, ids: Sequence[int]) -> list[DeadRun]:
-    """Hold the dead letters of runs until the caller's transaction ends: nobody else redrives or purges them."""
+    """Lock the dead letters of runs, so that no other transaction redrives or purges them; return them."""
     with connection.cursor(row_factory=class_row(DeadRun), binary=True) as cursor:
         return cursor.execute(_LOCK_DEAD_RUNS, {"ids": list(ids)}).fetchall()
 
 
 def republish(connection: Conn, installation: Installation, ids: Sequence[int], now: datetime) -> set[int]:
-    """Put messages that were no requests on their topic again, byte for byte, in the caller's transaction.
+    """Publish messages that could not be read on their topic again, in the caller's transaction.
 
     Returns:
-        Which were; the others are none, or were sent again before.
+        The ids of the published ones. The rest are not dead messages, or were published again before.
     """
     rows = cast(
         "list[tuple[int, str, int, bytes | None, bytes | None, list[bytes] | None]]",
         connection.execute(_LOCK_DEAD_MESSAGES, {"ids": list(ids)}, binary=True).fetchall(),
     )
-    again = [
+    messages = [
         OutboxRow(
             shard=partition % installation.shards,
             lane=OutboxLane.EVENTS,
@@ -219,19 +219,19 @@ def republish(connection: Conn, installation: Installation, ids: Sequence[int], 
         )
         for _, topic, partition, key, value, parts in rows
     ]
-    append(connection, again, shards=installation.shards)
+    append(connection, messages, shards=installation.shards)
     sent = [number for number, *_ in rows]
     connection.execute(_MARK_REPUBLISHED, {"ids": sent})
     return set(sent)
 
 
 def purge(connection: Conn, ids: Sequence[int]) -> int:
-    """Remove dead letters, in the caller's transaction; returns how many there were."""
+    """Delete dead letters, in the caller's transaction; return the number of deleted ones."""
     return connection.execute(_PURGE_DEAD_LETTERS, {"ids": list(ids)}).rowcount
 
 
 def _payload(request: records.RunRequest, definition: records.JobDefinition) -> tuple[bytes | None, str | None]:
-    """What the run was handed and what it is; neither where it was handed nothing."""
+    """Return the run's payload and its content type; both None if it has no payload."""
     content_type = request.payload_content_type or definition.payload_content_type
     if request.payload is not None:
         return request.payload, content_type

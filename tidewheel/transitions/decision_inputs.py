@@ -1,12 +1,8 @@
-"""What decisions about locked timers need beside their rows: calendars, and what people said about coming occurrences.
+"""Read the inputs of decisions about locked timers: calendars, and overrides of single occurrences.
 
-Most timers need neither, and then nothing is read. Both are changed under the timers' locks alone, so what is read
-after locking holds until the transaction ends.
-
-Reads calendars as sets of days.
-
-A calendar is changed in the transaction that holds the timers of all jobs that name it (`tidewheel.intake.calendars`):
-whoever has locked a timer reads days that hold until the transaction ends.
+Most timers need neither, and then nothing is read. Both change only under the timers' locks: a calendar changes in the
+transaction that has locked the timers of all jobs that name it (`tidewheel.intake.calendars`). So the inputs stay the
+same until the transaction that has locked a timer ends.
 """
 
 import json
@@ -23,11 +19,42 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.transitions.timers import LockedTimer
 
-_READ_DAY_SETS = Statements("tidewheel.transitions")["read_day_sets"]
+_SQL = Statements("tidewheel.transitions")
+_READ_DAY_SETS = _SQL["read_day_sets"]
+_READ_OVERRIDES = _SQL["read_overrides"]
+
+_CALENDARS = 'calendars":["'  # in the canonical text of a policy that names one
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionInputs:
+    """The inputs of decisions beyond the timers' rows.
+
+    Args:
+        day_sets: The calendars that the timers' policies name, by tenant and name.
+        overrides: The overrides of single occurrences, by job.
+    """
+
+    day_sets: Mapping[tuple[str, str], DaySet] = field(default_factory=dict[tuple[str, str], DaySet])
+    overrides: Mapping[UUID, Sequence[Override]] = field(default_factory=dict[UUID, Sequence[Override]])
+
+    def of(self, timer: LockedTimer) -> Sequence[Override]:
+        """Return the overrides of one timer."""
+        return self.overrides.get(timer.job_id, ())
+
+
+def read_decision_inputs(connection: Conn, timers: Sequence[LockedTimer]) -> DecisionInputs:
+    """Read the inputs for these timers, in the transaction that has locked them."""
+    wanted = {(timer.tenant, name) for timer in timers if _CALENDARS in timer.policy for name in _names(timer.policy)}
+    overridden = [timer for timer in timers if timer.overridden]
+    return DecisionInputs(
+        read_day_sets(connection, wanted) if wanted else {},
+        _read_overrides(connection, overridden) if overridden else {},
+    )
 
 
 def read_day_sets(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
-    """The calendars of these tenants and names; one that does not exist is left out."""
+    """Return the calendars of these tenants and names; one that does not exist is left out."""
     if not wanted:
         return {}
     pairs = sorted(set(wanted))
@@ -45,41 +72,9 @@ def read_day_sets(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapp
     }
 
 
-@lru_cache(maxsize=1024)  # what is remembered by days is found by identity then, not by comparing ten thousand dates
+@lru_cache(maxsize=1024)  # caches keyed by days then compare identities, not ten thousand dates
 def _shared(days: DaySet) -> DaySet:
     return days
-
-
-_READ_OVERRIDES = Statements("tidewheel.transitions")["read_overrides"]
-
-_NAMED = 'calendars":["'  # in the canonical text of a policy that names one
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionInputs:
-    """What is known beside the rows.
-
-    Args:
-        day_sets: The calendars that the timers' policies name, by tenant and name.
-        overrides: What was said about single occurrences, by job.
-    """
-
-    day_sets: Mapping[tuple[str, str], DaySet] = field(default_factory=dict[tuple[str, str], DaySet])
-    overrides: Mapping[UUID, Sequence[Override]] = field(default_factory=dict[UUID, Sequence[Override]])
-
-    def of(self, timer: LockedTimer) -> Sequence[Override]:
-        """The overrides of one timer."""
-        return self.overrides.get(timer.job_id, ())
-
-
-def read_decision_inputs(connection: Conn, timers: Sequence[LockedTimer]) -> DecisionInputs:
-    """Read what these timers need, in the transaction that has locked them."""
-    wanted = {(timer.tenant, name) for timer in timers if _NAMED in timer.policy for name in _names(timer.policy)}
-    overridden = [timer for timer in timers if timer.overridden]
-    return DecisionInputs(
-        read_day_sets(connection, wanted) if wanted else {},
-        _read_overrides(connection, overridden) if overridden else {},
-    )
 
 
 def _names(policy: str) -> list[str]:

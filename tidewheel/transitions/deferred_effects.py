@@ -1,8 +1,9 @@
-"""What the end of a run sets off elsewhere, where it was written in a user's own transaction.
+"""Defer the effects of a run's end that was written in a client's own transaction.
 
-Such a transaction may last: it must hold no timer, job or turn. So a completion made there (`lasting`) writes down what
-is left to do, which commits or falls with it, and the scheduler does it a moment later: the next instant of a
-fixed_delay, failures in a row that are forgotten, the turn that is given up. A crash in between leaves the row.
+Such a transaction may stay open for long, so it must lock no timer, job or active run. A completion there (`lasting`)
+inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies them within about
+a second: the next fire time of a fixed_delay, the reset of consecutive failures, the release of the active run. After a
+crash in between the row is still there.
 """
 
 from collections.abc import Sequence
@@ -26,21 +27,21 @@ _ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
 _TAKE_DEFERRED_EFFECTS = _SQL["take_deferred_effects"]
 
 MOST_APPLIED = 1000
-"""Ends in one transaction: about ten milliseconds."""
+"""Runs per transaction: about ten milliseconds of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredEffect:
-    """What is left to do after a run's end.
+    """The effects of one run's end that are left.
 
     Args:
         run_id: The run.
         job_id: Its job.
         tenant: The job's tenant.
-        ended_at: When it ended.
-        chain_at: Its nominal instant, where the job's next one is counted from its end.
-        reset_failures: Whether the job's failures in a row are to be forgotten.
-        release_job: Whether it may hold its job's turn.
+        ended_at: The time of its end.
+        chain_at: Its scheduled time, if the job's next fire time counts from its end.
+        reset_failures: True if the job's consecutive failures are to be reset.
+        release_job: True if it may be its job's active run.
     """
 
     run_id: UUID
@@ -75,11 +76,11 @@ def _succeeds(run: FinishedRun) -> bool:
 
 
 def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
-    """Do some of what is left to do, in the caller's transaction; returns how many runs' ends it was of."""
+    """Apply the effects of up to `MOST_APPLIED` ends, in the caller's transaction; return the number of ends."""
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
-        loose = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"most": MOST_APPLIED}).fetchall()
-    # Timers, then jobs, then turns: with a turn in hand nobody waits for the others (ADR 0008).
-    schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in loose if end.chain_at])
-    reset_failures(connection, (end.job_id for end in loose if end.reset_failures))
-    release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in loose if end.release_job])
-    return len(loose)
+        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"most": MOST_APPLIED}).fetchall()
+    # Timers, then jobs, then active runs: with an active run locked, no statement may wait for the rest (ADR 0008).
+    schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
+    reset_failures(connection, (end.job_id for end in effects if end.reset_failures))
+    release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])
+    return len(effects)

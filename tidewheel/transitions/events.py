@@ -1,7 +1,4 @@
-"""Lifecycle events: what happened to jobs, for whoever watches `tidewheel.events`.
-
-Telling of changes: the lifecycle event of each job that was changed.
-"""
+"""Append lifecycle events of jobs to the outbox, for the topic `tidewheel.events`."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,25 +27,25 @@ def lifecycle_row(
     actor: str | None = None,
     detail: Mapping[str, str] | None = None,
 ) -> OutboxRow:
-    """The outbox row of one lifecycle event.
+    """Return the outbox row of one lifecycle event.
 
     Args:
         installation: Topic, encoding and source.
-        kind: What happened, such as `job.paused`.
+        kind: The event's kind, such as `job.paused`.
         tenant: The job's tenant.
         job_id: The job.
         job_key: Its key.
         shard: Its shard.
-        now: When, by the database's clock.
+        now: The time of the change, by the database's clock.
         job_version: The version in force.
-        reason: Why.
-        actor: By whom.
-        detail: Whatever else belongs to this kind.
+        reason: The reason of the change.
+        actor: The person or program that requested it.
+        detail: Further fields of this kind.
     """
-    # Derived from what it tells, so that the same happening told twice has one id.
-    told = f"{job_id}|{kind}|{job_version}|{micros(now)}|{reason}|{sorted((detail or {}).items())}"
+    # The id is derived from the content, so that a repeated event has the same id.
+    content = f"{job_id}|{kind}|{job_version}|{micros(now)}|{reason}|{sorted((detail or {}).items())}"
     event = records.LifecycleEvent(
-        event_id=str(hashed_id(told.encode())),
+        event_id=str(hashed_id(content.encode())),
         type=f"io.tidewheel.{kind}.v1",
         occurred_at=now,
         tenant=tenant,
@@ -74,7 +71,7 @@ def lifecycle_row(
 
 
 class JobFields(Protocol):
-    """The part of a job's row that its event needs."""
+    """The columns of a job that its event needs."""
 
     @property
     def job_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
@@ -97,7 +94,7 @@ def append_job_events(
     now: datetime,
     reasons: Mapping[UUID, str | None],
 ) -> None:
-    """Write the lifecycle event of each job that was changed."""
+    """Append the lifecycle event of each changed job."""
     events = [
         lifecycle_row(
             installation,

@@ -1,8 +1,8 @@
-"""`finish_runs`: every terminal move of a run, set-wise, in the caller's transaction.
+"""End runs set-wise, in the caller's transaction: the only code that writes a terminal state.
 
-Outcome, attempt row, completion event, dead letter, and the turn given up: one place, so that none of them can be
-forgotten anywhere. No other SQL writes a terminal state. What an end finds locked is reported as busy and must be tried
-again; what it finds gone or moved on is superseded: a zombie's report, which changes nothing.
+It writes the outcome, the attempt, the completion event and the dead letter, and releases the active run. A row that
+another transaction holds is reported as busy: the caller retries. A row that is gone or belongs to another attempt is
+superseded: the report comes from a zombie and changes nothing.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ _CLOSE_RUNS = _SQL["close_runs"]
 _FIND_STILL_OPEN = _SQL["find_still_open"]
 _DROP_SIGNALS = _SQL["drop_signals"]
 
-# The state machine as SQL wants it: which end is allowed from which state.
+# The state machine for SQL: each end with a state that allows it.
 _ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(OPEN) if end_of(state, end) is not None)
 _STATES = {state.value: state for state in RunState}
 
@@ -57,7 +57,7 @@ def finish_runs(
         return result
     rows = _close(connection, ends)
     if len(rows) < len(ends):
-        _sort_the_rest(connection, ends, rows, result)
+        _classify_rest(connection, ends, rows, result)
     if not rows:
         return result
     finished = _join(connection, ends, rows)
@@ -85,7 +85,7 @@ def finish_runs(
 def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
     ids = [end.run_id for end in ends]
     if strange := set(of_unknown_days(connection, ids)):
-        # Made with the run already, unless somebody dropped it while the run was open for weeks.
+        # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
         found = _find_still_open(connection, [end for end in ends if end.run_id in strange])
         ensure_days(connection, {day_of(at) for at in run_instants(found)})
     first, last = days_between(ids)
@@ -104,7 +104,7 @@ def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
         return cursor.execute(_CLOSE_RUNS, columns).fetchall()
 
 
-def _sort_the_rest(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun], result: Ended) -> None:
+def _classify_rest(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun], result: Ended) -> None:
     closed = {row.place for row in rows}
     rest = [end for place, end in enumerate(ends, 1) if place not in closed]
     result.busy = _find_still_open(connection, rest)

@@ -1,4 +1,4 @@
-"""What every writer of rows needs to know about this installation."""
+"""The facts about this installation that every writer of rows needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ Event = RunCompleted | LifecycleEvent | DeadLetter
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Facts that never change while a process lives.
+    """Facts that never change while a process runs.
 
     Args:
-        shards: How many shards there are; written into the database by the first migration.
+        shards: The number of shards; the first migration stores it.
         topics: Topic names under the configured prefix.
         source: `ce_source` of every event.
-        content_type: What `encode_event` writes, as a MIME type.
+        content_type: The MIME type of the result of `encode_event`.
         encode_event: The encoding of completions, events and dead letters.
-        misfire_after: How late an occurrence may be before it is missed.
-        catch_up_rate: Runs that make up for something, a second, of the whole fleet.
-        task_token_key: What task tokens are signed with.
+        misfire_after: The delay after which an occurrence counts as missed.
+        catch_up_rate: Caught-up runs per second, of the whole fleet.
+        task_token_key: The key that signs task tokens.
     """
 
     shards: int
@@ -47,15 +47,15 @@ class Installation:
 
 
 def record_topic_prefix(connection: Conn, settings: Connections) -> None:
-    """Record what the topics begin with, where nobody has yet; in the caller's transaction."""
+    """Record the prefix of the topics, unless it is recorded already; in the caller's transaction."""
     connection.execute(_RECORD_TOPIC_PREFIX, {"prefix": settings.topic_prefix})
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:
-    """The installation behind a connection.
+    """Read the installation of a database.
 
     Raises:
-        SettingsError: The settings name other topics than this installation has.
+        SettingsError: The settings name another topic prefix than the installation's.
     """
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     json_wanted = settings.events_encoding == "json"
@@ -72,7 +72,7 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
 
 
 def _prefix(recorded: object, settings: Connections) -> str:
-    """What topics begin with: as recorded, where there is a record and no setting that says otherwise."""
+    """Return the recorded topic prefix, or the setting's if none is recorded; they must not differ."""
     if recorded is None or recorded == settings.topic_prefix:
         return settings.topic_prefix
     if "topic_prefix" in settings.model_fields_set:

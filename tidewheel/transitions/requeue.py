@@ -1,7 +1,7 @@
-"""`requeue_runs`: an attempt ends, its run goes on: retried, handed back, snoozed, or lost with its executor.
+"""End attempts whose runs go on: retried, released, snoozed, or lost with their executor.
 
-The row's attempt stays raised, which fences the old attempt off; the message for the next one is written in the same
-transaction, with the `publish_at` of the row, however far ahead. A turn that the run holds stays with it.
+The row's attempt number stays raised, which fences off the old attempt. The message for the next attempt is written in
+the same transaction, with the row's `publish_at`, however far ahead. An active run stays its job's active run.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ class Requeue:
     Args:
         run_id: The run.
         attempt: The attempt that ends: the fence.
-        executor_id: In whose hands it is, None where it waits for an answer from outside: part of the fence.
-        outcome: How it ended; decides whether the budget, the losses, or neither is charged.
-        delay: How long the next attempt has to wait.
+        executor_id: The executor that owns the attempt; None if it waits for an external completion. Part of the fence.
+        outcome: How it ended; decides if it counts against `max_attempts`, against `max_lost`, or neither.
+        delay: The delay before the next attempt.
         error_type: The error's type name.
-        error_message: What it said, bounded by the caller.
-        trace: Its traceback.
-        output: The attempt's last output; None leaves what was flushed while it ran.
-        output_bytes: How much it ever wrote.
-        unflushed: Whether it is certain that no output was flushed while it ran.
+        error_message: The error's message; the caller bounds its length.
+        trace: The error's traceback.
+        output: The attempt's last output; None keeps what was flushed while it ran.
+        output_bytes: The number of bytes that the attempt wrote in all.
+        unflushed: True if it is certain that no output was flushed while the attempt ran.
     """
 
     run_id: UUID
@@ -58,25 +58,25 @@ class Requeue:
 
     @property
     def move(self) -> Move:
-        """The move of the state machine that this is."""
+        """The move of the state machine."""
         if self.outcome is AttemptOutcome.RELEASED:
             return Move.RELEASE
         return Move.SNOOZE if self.outcome is AttemptOutcome.SNOOZED else Move.RETRY
 
     @property
     def charge(self) -> int:
-        """1 where the attempt counts against `max_attempts`."""
+        """1 if the attempt counts against `max_attempts`, else 0."""
         return int(self.outcome in {AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT})
 
     @property
     def loss(self) -> int:
-        """1 where the attempt counts against `max_lost`."""
+        """1 if the attempt counts against `max_lost`, else 0."""
         return int(self.outcome is AttemptOutcome.LOST)
 
 
 @dataclass(frozen=True, slots=True)
 class RequeuedRun:
-    """An open run's row after it went back."""
+    """An open run's row after the attempt ended."""
 
     run_id: UUID
     job_id: UUID
@@ -97,11 +97,11 @@ class RequeuedRun:
 
 @dataclass(slots=True)
 class Requeued:
-    """What became of the attempts; those in neither are over, cancelled, or superseded by another attempt.
+    """The result of requeuing a batch; a run in neither part has ended or started another attempt.
 
     Args:
-        runs: The runs that went back.
-        busy: Runs whose row was locked by somebody: to be tried again.
+        runs: The requeued runs.
+        busy: Runs whose row another transaction holds; retry them.
     """
 
     runs: dict[UUID, RequeuedRun] = field(default_factory=dict[UUID, RequeuedRun])
@@ -109,9 +109,9 @@ class Requeued:
 
 
 def requeue_runs(connection: Conn, installation: Installation, requeues: Sequence[Requeue]) -> Requeued:
-    """Send runs back for another attempt, in the caller's transaction.
+    """Requeue runs for another attempt, in the caller's transaction.
 
-    A run that was asked to cancel meanwhile does not go back: it ends as cancelled.
+    A run with a cancel request is not requeued: it ends as cancelled.
 
     Args:
         connection: Inside a transaction.
@@ -123,7 +123,7 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
         chosen = [requeue for requeue in requeues if requeue.move is move]
         if chosen:
             done.runs |= {row.run_id: row for row in _move(connection, move, chosen)}
-            done.busy |= _unmoved(connection, move, [r for r in chosen if r.run_id not in done.runs])
+            done.busy |= _busy(connection, move, [r for r in chosen if r.run_id not in done.runs])
     done.busy |= _end_cancelled(connection, installation, requeues, done)
     if not done.runs:
         return done
@@ -136,7 +136,7 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
 def _end_cancelled(
     connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued
 ) -> set[UUID]:
-    # A run that is being cancelled is in somebody's hands; in nobody's it may have gone back before, and must stay.
+    # A run that is being cancelled is owned by an executor. An unowned one may have been requeued before: leave it.
     refused = [r for r in requeues if r.executor_id and r.run_id not in done.runs and r.run_id not in done.busy]
     ends = [RunEnd(r.run_id, r.attempt, RunState.CANCELLED, r.executor_id) for r in refused]
     return finish_runs(connection, installation, ends).busy
@@ -157,7 +157,7 @@ def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[Req
         return cursor.execute(_REQUEUE_RUNS, columns).fetchall()
 
 
-def _unmoved(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[UUID]:
+def _busy(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[UUID]:
     if not requeues:
         return set()
     columns = {

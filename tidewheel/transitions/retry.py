@@ -1,10 +1,7 @@
-"""Whether a failed attempt is followed by another, and when: pure.
+"""Decide if a failed attempt is followed by another, and when: pure. Also the names of the timeouts.
 
-The budget is `charged`, compared with `max_attempts`; hand-back, snooze and loss leave it alone.
-
-The names of timeouts: what reason, error type, completion and dead letter say when one has struck.
-
-Who keeps which is told in docs/adr/0018-timeout-enforcement.md.
+Failed attempts count against `max_attempts`; released, snoozed and lost ones do not. Reason, error type, completion and
+dead letter contain a timeout's name. ADR 0018 (docs/adr) lists the process that enforces each timeout.
 """
 
 import random
@@ -15,18 +12,18 @@ from uuid import UUID
 
 from tidewheel.schemas.generated.records import Backoff, JobDefinition, Retry
 
-UNKNOWN_OUTCOME = "unknown_outcome"  # error type and reason: of a run that may be attempted once, nobody knows the end
+UNKNOWN_OUTCOME = "unknown_outcome"  # error type and reason of an at-most-once run whose executor was lost
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What matters of a failed attempt.
+    """The facts of a failed attempt that decide about the next.
 
     Args:
         error_type: Compared with `non_retryable`.
-        permanent: The handler or the answer said that trying again is no use.
-        retry_after: The earliest next try that was asked for.
-        not_begun: It is certain that the attempt had no effect, such as a refused connection.
+        permanent: True if the handler or the response rules out a retry.
+        retry_after: The earliest next attempt that the handler or the response requested.
+        not_begun: True if it is certain that the attempt had no effect, as with a refused connection.
     """
 
     error_type: str
@@ -38,16 +35,16 @@ class Failure:
 def next_attempt(
     definition: JobDefinition, failure: Failure, *, run_id: UUID, attempt: int, failed_attempts: int
 ) -> timedelta | None:
-    """How long a failed attempt's run waits for the next; None where there is no next.
+    """Return the delay before the next attempt; None if there is none.
 
-    The jitter is fixed per attempt, so that asking twice gives the same answer.
+    The jitter is derived from run and attempt, so that a repeated call returns the same delay.
 
     Args:
         definition: The job's version.
-        failure: What happened.
+        failure: The failure.
         run_id: The run.
         attempt: The attempt that failed.
-        failed_attempts: Attempts charged before it.
+        failed_attempts: Earlier attempts that count against `max_attempts`.
     """
     if definition.at_most_once and not failure.not_begun:
         return None
@@ -58,16 +55,13 @@ def next_attempt(
 def delay_before_next(
     retry: Retry, failure: Failure, failed_attempts: int, *, spread: float | None = None
 ) -> timedelta | None:
-    """How long to wait before the next attempt.
+    """Return the delay before the next attempt; None if there is none.
 
     Args:
         retry: The job's policy.
-        failure: What happened.
-        failed_attempts: Attempts charged, this one included.
-        spread: -1 to 1, where in the jitter the delay falls, earlier or later; drawn when absent.
-
-    Returns:
-        None where there is no next attempt.
+        failure: The failure.
+        failed_attempts: Attempts that count against `max_attempts`, with this one.
+        spread: -1 to 1, the position of the delay within the jitter; random if None.
 
     >>> from tidewheel.schemas.generated.records import Backoff, Retry
     >>> policy = Retry(max_attempts=4, backoff=Backoff.EXPONENTIAL, initial_ms=2000, factor=2.0, max_ms=3_600_000,
@@ -78,7 +72,7 @@ def delay_before_next(
     if failure.permanent or failure.error_type in retry.non_retryable or failed_attempts >= retry.max_attempts:
         return None
     backoff = _backoff_ms(retry, failed_attempts)
-    drawn = random.uniform(-1.0, 1.0) if spread is None else spread  # noqa: S311 - spreads load, guards nothing
+    drawn = random.uniform(-1.0, 1.0) if spread is None else spread  # noqa: S311 - spreads load, protects no secret
     delay = timedelta(milliseconds=backoff * (1.0 + retry.jitter * drawn))
     return max(delay, failure.retry_after or timedelta(0))
 
@@ -87,19 +81,19 @@ def _backoff_ms(retry: Retry, failed_attempts: int) -> float:
     if retry.backoff is Backoff.INTERVALS and retry.intervals_ms:
         return float(retry.intervals_ms[min(failed_attempts, len(retry.intervals_ms)) - 1])
     if retry.backoff is Backoff.FIXED:
-        return float(retry.initial_ms)  # `max` bounds what grows
+        return float(retry.initial_ms)  # `max` applies only to a backoff that grows
     # The exponent is bounded, so that a policy of a thousand attempts does not overflow a float.
     return min(retry.initial_ms * retry.factor ** min(failed_attempts - 1, 64), float(retry.max_ms))
 
 
 class Timeout(StrEnum):
-    """A timeout, by the name of the field that sets it."""
+    """A timeout, named after the field that sets it."""
 
     START_TO_CLOSE = "start_to_close"  # one attempt took too long
-    HEARTBEAT = "heartbeat"  # an attempt said nothing for too long
-    SCHEDULE_TO_START = "schedule_to_start"  # no attempt began in time
+    HEARTBEAT = "heartbeat"  # an attempt sent no heartbeat for too long
+    SCHEDULE_TO_START = "schedule_to_start"  # no attempt started in time
     SCHEDULE_TO_CLOSE = "schedule_to_close"  # all attempts together took too long
-    ASYNC_TIMEOUT = "async_timeout"  # nobody completed an http target's run that had answered 202
+    ASYNC_TIMEOUT = "async_timeout"  # no completion came after an http target responded 202
     REPLY_TIMEOUT = "reply_timeout"  # no reply came to a kafka target's message
 
 
@@ -109,7 +103,7 @@ _PREFIX = "timeout_"
 
 
 def timeout_type(which: str) -> str:
-    """The error type of a timeout, as `non_retryable` would name it.
+    """Return the error type of a timeout, as `non_retryable` lists it.
 
     >>> timeout_type(Timeout.HEARTBEAT)
     'timeout_heartbeat'
@@ -118,12 +112,12 @@ def timeout_type(which: str) -> str:
 
 
 def timeout_of(error_type: str) -> str:
-    """The timeout that an error type names."""
+    """Return the timeout in an error type."""
     return error_type.removeprefix(_PREFIX)
 
 
 def timeout_message(which: str, seconds: float) -> str:
-    """What its error says.
+    """Return the error message of a timeout.
 
     >>> timeout_message(Timeout.SCHEDULE_TO_START, 1.5)
     'schedule_to_start of 1.5 s has passed'

@@ -1,7 +1,7 @@
-"""Building a run's message again, for whoever has only its row: retry, hand-back, reaper, sweep.
+"""Build a run's message again from its rows: for a retry, a release, the reaper and the sweep.
 
-`job_versions` and `run_inputs` together hold everything a message needs. Definitions are immutable, so they are read
-once per process and version.
+`job_versions` and `run_inputs` together hold everything that a message needs. Definitions are immutable, so a process
+reads each version once.
 """
 
 import threading
@@ -27,14 +27,14 @@ _READ_DEFINITIONS = _SQL["read_definitions"]
 _READ_INPUTS = _SQL["read_inputs"]
 _READ_ANCESTORS = _SQL["read_ancestors"]
 
-_DESCENDED = frozenset({Cause.RETRY, Cause.WORKFLOW})  # runs that name the one they came from
-_NO_LINEAGE = (None, None)
+_DESCENDED = frozenset({Cause.RETRY, Cause.WORKFLOW})  # runs with a parent
+_NO_ANCESTORS = (None, None)
 
 _CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
 
 
 class RunFields(Protocol):
-    """The part of an open run's row that its message needs."""
+    """The columns of an open run that its message needs."""
 
     @property
     def run_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
@@ -77,9 +77,9 @@ class _Inputs:
 
 
 class Definitions:
-    """Decoded definitions by their bytes, the least recently used dropped: most messages are of a job seen before.
+    """Cache of decoded definitions by their bytes, least recently used first out. Thread-safe.
 
-    Safe from every thread.
+    Most messages are of a job that the process has seen before.
     """
 
     def __init__(self, most_bytes: int = _CACHED_BYTES) -> None:
@@ -88,10 +88,10 @@ class Definitions:
         self._lock = threading.Lock()
 
     def of(self, definition: bytes) -> records.JobDefinition:
-        """The decoded definition.
+        """Return the decoded definition.
 
         Raises:
-            UndecodableMessage: The bytes are none.
+            UndecodableMessage: The bytes are no definition.
         """
         with self._lock:
             found = self._decoded.get(definition)
@@ -107,7 +107,7 @@ class Definitions:
 
 
 def read_definitions(connection: Conn, versions: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], bytes]:
-    """The stored definitions of these (job_id, version)."""
+    """Return the stored definitions of these (job_id, version)."""
     unique = sorted(set(versions))
     columns = {"job_ids": [job for job, _ in unique], "versions": [version for _, version in unique]}
     with connection.cursor(row_factory=class_row(_Definition), binary=True) as cursor:
@@ -115,16 +115,19 @@ def read_definitions(connection: Conn, versions: Sequence[tuple[UUID, int]]) -> 
 
 
 def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, records.RunRequest]:
-    """The messages that ask for the next attempt of these runs, by run_id."""
+    """Build the messages that request the next attempt of these runs; return them by run_id."""
     if not runs:
         return {}
     definitions = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
     with connection.cursor(row_factory=class_row(_Inputs), binary=True) as cursor:
         inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, {"run_ids": [run.run_id for run in runs]})}
-    lineage = _read_ancestors(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
+    ancestors = _read_ancestors(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
     return {
         run.run_id: _request(
-            run, definitions[run.job_id, run.job_version], inputs.get(run.run_id), lineage.get(run.run_id, _NO_LINEAGE)
+            run,
+            definitions[run.job_id, run.job_version],
+            inputs.get(run.run_id),
+            ancestors.get(run.run_id, _NO_ANCESTORS),
         )
         for run in runs
     }
@@ -133,7 +136,7 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
 def request_rows(
     runs: Sequence[RunFields], requests: Mapping[UUID, records.RunRequest], installation: Installation
 ) -> list[OutboxRow]:
-    """The outbox rows that ask for the next attempt."""
+    """Return the outbox rows of the messages that request the next attempt."""
     return [
         OutboxRow(
             shard=run.shard,
@@ -155,9 +158,9 @@ def _read_ancestors(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, tup
 
 
 def _request(
-    run: RunFields, definition: bytes, inputs: _Inputs | None, lineage: tuple[UUID | None, UUID | None]
+    run: RunFields, definition: bytes, inputs: _Inputs | None, parents: tuple[UUID | None, UUID | None]
 ) -> records.RunRequest:
-    parent, root = lineage
+    parent, root = parents
     return records.RunRequest(
         run_id=str(run.run_id),
         job_id=str(run.job_id),

@@ -1,7 +1,7 @@
-"""Moving timers: what is due becomes runs, what was passed over is written down, the timer goes on.
+"""Fire locked timers: create the runs that are due, record the skips, move the timers on.
 
-Whoever calls has locked the timer rows: that makes an occurrence become exactly one run. What is decided (which
-instants fire, which are passed over, which comes next) comes from a pure function; here it is only written.
+The caller has locked the timer rows, which makes an occurrence exactly one run. A pure function decides which
+occurrences fire, which are skipped and which comes next. This module only writes.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,9 +48,9 @@ _CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
 
 
 class LockedTimer(NamedTuple):
-    """A timer row that this transaction has locked, with what firing needs of its job's version.
+    """A timer row that this transaction has locked, with the columns of its job's version that firing needs.
 
-    `due_at` is None where it is held without an end.
+    `due_at` is None if the timer is held without an end.
     """
 
     job_id: UUID
@@ -73,7 +73,7 @@ class LockedTimer(NamedTuple):
 
     @property
     def chains(self) -> bool:
-        """Whether the end of a run sets the next instant."""
+        """True if the end of a run sets the next fire time."""
         return _CHAINS in self.schedule
 
 
@@ -89,43 +89,45 @@ def advance_timers(
     now: datetime,
     repeats: bool = False,
 ) -> list[Decision]:
-    """Fire what is due of locked timers and move them on, in the caller's transaction.
+    """Fire the due occurrences of locked timers and move the timers on, in the caller's transaction.
 
     Args:
         connection: Inside the transaction that has locked the timers.
         installation: Shards and topics.
         timers: The locked rows.
-        decide: Pure; asked once per timer.
-        now: The database's clock, read after the locks were taken.
-        repeats: Whether a run may exist already; see `create_runs`.
+        decide: Pure; called once per timer.
+        now: The database's clock, read after the locks were acquired.
+        repeats: True if a run may exist already; see `create_runs`.
 
     Returns:
-        What was decided, in the order of `timers`.
+        The decisions, in the order of `timers`.
     """
     decisions = [decide(timer) for timer in timers]
     pairs = list(zip(timers, decisions, strict=True))
     firing = [(timer, fire) for timer, decision in pairs for fire in decision.fires]
-    leaving = _paced(connection, installation, [fire for _, fire in firing], now)
-    runs = [_new_run(timer, fire, at) for (timer, fire), at in zip(firing, leaving, strict=True)]
+    publish_times = _rate_limited(connection, installation, [fire for _, fire in firing], now)
+    runs = [_new_run(timer, fire, at) for (timer, fire), at in zip(firing, publish_times, strict=True)]
     create_runs(connection, installation, runs, now=now, repeats=repeats)
     _write_skips(connection, installation, pairs, now)
     _mark_moves_done(connection, pairs, now)
     move_timers(connection, [(timer.job_id, decision) for timer, decision in pairs if decision.next_at is not None])
-    over = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
-    if over:
-        drop_timers(connection, over)
-        connection.execute(_FINISH_JOBS, {"job_ids": over, "now": now})
+    finished = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
+    if finished:
+        drop_timers(connection, finished)
+        connection.execute(_FINISH_JOBS, {"job_ids": finished, "now": now})
     metrics.count("occurrences", len(runs), "fired")
     return decisions
 
 
 def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> None:
-    """Move timers to where decisions say; who calls has locked them."""
+    """Move timers as decided; the caller has locked them."""
     if not moved:
         return
-    # Jobs that share a schedule share the decision: each is written down once.
-    told: dict[int, tuple[bytes, bytes, bytes, str, str]] = {}
-    rows = [told.get(id(decision)) or told.setdefault(id(decision), _told(decision)) for _, decision in moved]
+    # Jobs that share a schedule share the decision object: each is encoded once.
+    encoded: dict[int, tuple[bytes, bytes, bytes, str, str]] = {}
+    rows = [
+        encoded.get(id(decision)) or encoded.setdefault(id(decision), _timer_columns(decision)) for _, decision in moved
+    ]
     scheduled_at, due_at, catch_up_ends, held, overridden = zip(*rows, strict=True)
     columns = {
         "job_ids": uuids(job for job, _ in moved),
@@ -139,7 +141,7 @@ def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> Non
 
 
 def find_open_fixed_delay_runs(connection: Conn, timers: Sequence[LockedTimer]) -> set[UUID]:
-    """Which of these fixed_delay timers stand at an instant whose run is open: what comes next waits for its end."""
+    """Return the fixed_delay jobs whose current run is open: the next fire time waits for its end."""
     chained = [timer for timer in timers if timer.chains]
     if not chained:
         return set()
@@ -152,19 +154,19 @@ def find_open_fixed_delay_runs(connection: Conn, timers: Sequence[LockedTimer]) 
 
 
 def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
-    """Remove the timers of jobs that have nothing to fire any more; who calls has locked them."""
+    """Delete the timers of jobs that fire no more; the caller has locked them."""
     connection.execute(_DROP_TIMERS, {"job_ids": job_ids})
 
 
 def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> dict[UUID, datetime]:
-    """Take back the timer-made runs of these jobs whose instant is still ahead, in the caller's transaction.
+    """Retract the scheduled runs of these jobs whose time is still ahead, in the caller's transaction.
 
-    Their messages may be in the outbox or in Kafka already: such a message finds nothing to claim. The ids can be made
-    again by whatever the job becomes.
+    Their messages may be in the outbox or in Kafka already: a claim for such a message matches no row. The job's next
+    version may create runs with the same ids.
 
     Returns:
-        The earliest instant that is open again, by job: of a moved occurrence whose own has passed, the time it was
-        moved to.
+        The earliest time that is undecided again, by job. For a moved occurrence whose scheduled time has passed it is
+        the time that it was moved to.
     """
     if not job_ids:
         return {}
@@ -172,22 +174,24 @@ def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) ->
     rows = connection.execute(_RETRACT_RUNS, columns, binary=True).fetchall()
     if rows:
         connection.execute(_DELETE_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
-    # What was passed over ahead of time is open again too.
+    # Occurrences that were skipped ahead of time are undecided again too.
     skipped = connection.execute(_RETRACT_SKIPS, columns, binary=True).fetchall()
-    back = cast("list[tuple[UUID, datetime]]", [*(row[1:] for row in rows), *skipped])
-    moved = _restore_moves(connection, back)
+    retracted = cast("list[tuple[UUID, datetime]]", [*(row[1:] for row in rows), *skipped])
+    moved = _restore_moves(connection, retracted)
     earliest: dict[UUID, datetime] = {}
-    for job, at in back:
+    for job, at in retracted:
         opens = at if at > now else moved.get((job, at), at)
         earliest[job] = min(opens, earliest.get(job, opens))
     return earliest
 
 
-def _restore_moves(connection: Conn, back: Sequence[tuple[UUID, datetime]]) -> dict[tuple[UUID, datetime], datetime]:
-    """Let moved occurrences among these fire again; returns where each was moved to."""
-    if not back:
+def _restore_moves(
+    connection: Conn, retracted: Sequence[tuple[UUID, datetime]]
+) -> dict[tuple[UUID, datetime], datetime]:
+    """Let moved occurrences among these fire again; return the time that each was moved to."""
+    if not retracted:
         return {}
-    columns = {"job_ids": uuids(job for job, _ in back), "instants": instants(at for _, at in back)}
+    columns = {"job_ids": uuids(job for job, _ in retracted), "instants": instants(at for _, at in retracted)}
     rows = connection.execute(_RESTORE_MOVES, columns, binary=True).fetchall()
     return {(job, at): to for job, at, to in cast("list[tuple[UUID, datetime, datetime]]", rows)}
 
@@ -195,7 +199,7 @@ def _restore_moves(connection: Conn, back: Sequence[tuple[UUID, datetime]]) -> d
 def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
     inputs = None if fire.late is None else RunInputs(late=fire.late)
     overlap = Overlap.BUFFER_ALL if fire.buffered and timer.overlap != Overlap.ALLOW_ALL else timer.overlap
-    # By position, in the order of the fields: so many names cost half a microsecond.
+    # By position, in the order of the fields: this many keyword arguments cost half a microsecond.
     return NewRun(
         run_id(timer.job_id, fire.at, Cause.TIMER),
         JobId(timer.job_id),
@@ -215,10 +219,10 @@ def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
     )
 
 
-def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], now: datetime) -> list[datetime]:
-    """When each may leave: at once where it is late, at the fleet's pace where it makes up for something.
+def _rate_limited(connection: Conn, installation: Installation, fires: Sequence[Fire], now: datetime) -> list[datetime]:
+    """Return the publish time of each run: runs that catch up are spread over time at the fleet's catch-up rate.
 
-    Deadlines count from there, so that a late firing is not punished for being late.
+    Deadlines count from the publish time, so that a late run has its full time.
     """
     late = sum(fire.late is not None for fire in fires)
     if not late:
@@ -230,16 +234,16 @@ def _paced(connection: Conn, installation: Installation, fires: Sequence[Fire], 
     free_at = row[0]
     assert isinstance(free_at, datetime)  # noqa: S101 - the column's type
     slot = free_at - every * late
-    leaving: list[datetime] = []
+    times: list[datetime] = []
     for fire in fires:
-        leaving.append(max(fire.publish_at, now) if fire.late is None else max(slot, now))
+        times.append(max(fire.publish_at, now) if fire.late is None else max(slot, now))
         slot += every if fire.late is not None else timedelta(0)
     metrics.count("occurrences_caught_up", late)
-    return leaving
+    return times
 
 
-def _told(decision: Decision) -> tuple[bytes, bytes, bytes, str, str]:
-    """What a timer's row says after a decision, as elements of arrays."""
+def _timer_columns(decision: Decision) -> tuple[bytes, bytes, bytes, str, str]:
+    """Return the columns of a timer's row after a decision, as array elements."""
     due_at = decision.due_at or (decision.next_at if decision.hold_reason is None else None)
     return (
         instant(decision.next_at),
