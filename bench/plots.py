@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidewheel.bench.measured import Points, Round, percentile
+from tidewheel.bench.measurement import Points, Round, percentile
 from tidewheel.errors import refuse
 
 if TYPE_CHECKING:

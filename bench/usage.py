@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from tidewheel.bench.measured import Spent
+from tidewheel.bench.measurement import Spent
 from tidewheel.postgres.session import Conn
 
 _WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"

@@ -51,7 +51,8 @@ def bench(
     name, in a database made for it.
     """
     command = import_module("tidewheel.bench.command")
-    options = import_module("tidewheel.bench.options").Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
+    measurement = import_module("tidewheel.bench.measurement")
+    options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
     try:
         reached = command.run(
             scenarios or [],

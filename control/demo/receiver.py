@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 
 from tidewheel.clock import Clock
-from tidewheel.control.demo.history import Call
+from tidewheel.control.demo.observations import Call
 
 HANDLERS_PATH = "/handlers/"
 

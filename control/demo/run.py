@@ -8,14 +8,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.demo.figures import figures_of
-from tidewheel.control.demo.history import History
-from tidewheel.control.demo.place import Place, make_place
-from tidewheel.control.demo.play import Play
-from tidewheel.control.demo.report import print_summary
+from tidewheel.control.demo.checks import Check, check_all, figures_of
+from tidewheel.control.demo.display import Screen, print_summary
+from tidewheel.control.demo.environment import Place, make_place
+from tidewheel.control.demo.observations import History
 from tidewheel.control.demo.requests import examples_folder, read_expected, read_requests
-from tidewheel.control.demo.screen import Screen
-from tidewheel.control.demo.tally import Check, check_all
+from tidewheel.control.demo.scenario import Play
 
 _ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tidewheel.bench.scenarios import EVERYTHING, SCENARIOS
+from tidewheel.bench.registry import EVERYTHING, SCENARIOS
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tidewheel.bench.complete import check_runs, check_starts
-from tidewheel.bench.measured import Incomplete
+from tidewheel.bench.measurement import Incomplete
 from tidewheel.bench.starts import VARIABLE, Start, Starts
 
 ONE, OTHER = UUID(int=1).bytes, UUID(int=2).bytes

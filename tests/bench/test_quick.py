@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tidewheel.bench.measured import Round, rate, summarise
-from tidewheel.bench.quick import compare, read_baseline, table
+from tidewheel.bench.command import compare, read_baseline, table
+from tidewheel.bench.measurement import Round, rate, summarise
 from tidewheel.errors import InvalidInput
 
 LINES = summarise("relay", [Round({"messages_per_second": rate(30, "messages/s", floor=100)})])

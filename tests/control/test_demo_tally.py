@@ -7,12 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tidewheel.control.demo.due import Occurrence, Window, due_instants
-from tidewheel.control.demo.figures import figures_of
-from tidewheel.control.demo.history import Answer, Call, History, Kill
+from tidewheel.control.demo.checks import check_all, figures_of
+from tidewheel.control.demo.expected import reckon_due
+from tidewheel.control.demo.observations import Answer, Call, History, Kill
+from tidewheel.control.demo.occurrences import Occurrence, Window, due_instants
 from tidewheel.control.demo.requests import Expected, Line, examples_folder, fill_in, read_expected, read_requests
-from tidewheel.control.demo.tally import check_all
-from tidewheel.control.demo.windows import reckon_due
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.schemas.generated.records import (
     Cause,

@@ -12,7 +12,7 @@ PYTHON = {
     "tidewheel/clock.py": "it is the clock",
     "tidewheel/process/clock_skew.py": "measures how far it is from the database's",
     "executor/runners/http.py": "signatures and Retry-After dates: the other side's clock",
-    "bench/floors.py": "beside the broker's timestamps, on the same machine",
+    "bench/baselines.py": "beside the broker's timestamps, on the same machine",
     "bench/starts.py": "what a measured handler notes when it begins, on the database's machine",
     "executor/context.py": "tells a handler when its time is over; the executor goes by durations",
     "tidewheel/testing/handlers.py": "when an attempt without a database pretends to be",

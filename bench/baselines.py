@@ -1,0 +1,273 @@
+"""The least work that could do it: the same rows and messages by plain COPY, produce, consume, UPDATE and DELETE.
+
+No product code but the Kafka clients' settings. What a scenario does is measured beside this, in the same round.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import LiteralString, cast
+from uuid import UUID, uuid4
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from tidewheel.bench.environment import Stage
+from tidewheel.clock import monotonic_seconds
+from tidewheel.kafka.clients import consumer, producer
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import trusted
+
+COMMIT = 2000  # rows in one transaction, as firing has them
+_KAFKA_SECONDS = 60.0
+_COLUMNS = """
+SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
+ WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attidentity = '' AND attgenerated = ''
+"""
+Header = tuple[str, str | bytes | None]
+Made = tuple[bytes | None, bytes | None, list[Header]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one table as binary COPY has them."""
+
+    table: str
+    columns: str
+    header: bytes
+    rows: list[bytes]
+
+    def part(self, first: int, most: int) -> bytes:
+        """Some of them, as COPY reads it."""
+        return self.header + b"".join(self.rows[first : first + most]) + b"\xff\xff"
+
+
+def take_rows(connection: Conn, tables: Sequence[str], most: int) -> list[Rows]:
+    """The first rows of some tables, those that have any."""
+    found = [_take(connection, table, most) for table in tables]
+    connection.commit()
+    return [rows for rows in found if rows.rows]
+
+
+def copy_rows(connection: Conn, taken: Sequence[Rows], *, commit: int = COMMIT) -> float:
+    """COPY rows into their tables, commits of so many; returns seconds."""
+    longest = max(len(each.rows) for each in taken)
+    started = monotonic_seconds()
+    for first in range(0, longest, commit):
+        for each in taken:
+            statement = trusted(f"COPY {each.table} ({each.columns}) FROM STDIN (FORMAT BINARY)")
+            with connection.cursor() as cursor, cursor.copy(statement) as copy:
+                copy.write(each.part(first, commit))
+        connection.commit()
+    return monotonic_seconds() - started
+
+
+def produce(stage: Stage, topic: str, messages: Iterable[Made], *, client: Producer | None = None) -> float:
+    """Produce messages with the relay's client settings and wait until all are acknowledged; returns seconds."""
+    client = client or warm_producer(stage, topic)
+    started = monotonic_seconds()
+    for key, value, headers in messages:
+        while True:
+            try:
+                client.produce(topic, key=key, value=value, headers=headers)
+                break
+            except BufferError:
+                client.poll(0.01)
+    assert client.flush(_KAFKA_SECONDS) == 0
+    return monotonic_seconds() - started
+
+
+def warm_producer(stage: Stage, topic: str) -> Producer:
+    """A producer that has its id and knows the topic: its first delivery waits for both."""
+    client = producer(stage.kafka, role="bench")
+    client.produce(topic, b"warm", key=b"warm")
+    assert client.flush(_KAFKA_SECONDS) == 0
+    return client
+
+
+def reader(stage: Stage, topics: Sequence[str]) -> Consumer:
+    """A consumer of all partitions of some topics from their beginning, without a group to wait for."""
+    client = consumer(stage.kafka, group=f"{stage.prefix}.floor-{uuid4().hex[:8]}", role="bench", protocol="classic")
+    client.assign([TopicPartition(topic, number, 0) for topic in topics for number in _partitions(client, topic)])
+    return client
+
+
+def ends(stage: Stage, topics: Sequence[str]) -> int:
+    """How many messages some topics have been given."""
+    client = reader(stage, topics)
+    total = sum(client.get_watermark_offsets(each, _KAFKA_SECONDS)[1] for each in client.assignment())
+    client.close()
+    return total
+
+
+def consume(client: Consumer, count: int, *, batch: int = COMMIT) -> Iterator[list[bytes]]:
+    """The keys of so many messages, as they come."""
+    seen, give_up = 0, monotonic_seconds() + _KAFKA_SECONDS
+    while seen < count:
+        messages = client.consume(batch, 0.1)
+        keys = [message.key() or b"" for message in messages]
+        seen += len(keys)
+        if keys:
+            give_up = monotonic_seconds() + _KAFKA_SECONDS
+            yield keys
+        assert monotonic_seconds() < give_up, f"{seen} of {count} messages"
+
+
+_FIRED: LiteralString = """
+SELECT o.run_id, b.key, b.value FROM open_runs AS o JOIN outbox AS b ON b.key = convert_to(o.run_id::text, 'UTF8')
+ LIMIT %s
+"""
+_CLAIM: LiteralString = """
+UPDATE open_runs SET state = 'running', attempt = attempt + 1, started_at = now() WHERE run_id = ANY (%s)
+"""
+_END: LiteralString = "DELETE FROM open_runs WHERE run_id = ANY (%s)"
+_FINISH: LiteralString = """
+UPDATE job_runs SET state = 'succeeded', attempt = 1, started_at = now(), finished_at = now() WHERE run_id = ANY (%s)
+"""
+_ATTEMPT: LiteralString = """
+INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
+SELECT run, 1, 'default', now(), now(), 'succeeded' FROM unnest(%s::uuid[]) AS run
+"""
+_EVENT: LiteralString = """
+INSERT INTO outbox (slice, class, publish_at, topic, key, value, headers)
+SELECT 0, 'events', now(), %(topic)s, %(value)s, %(value)s, NULL FROM unnest(%(runs)s::uuid[])
+"""
+
+
+def execute(connection: Conn, stage: Stage, runs: Sequence[UUID], topic: str) -> float:
+    """Consume so many messages; claim and end these runs, set-wise, commits of 2,000 each; returns seconds."""
+    client, event = reader(stage, [topic]), {"topic": f"{stage.prefix}.completions", "value": b"e" * 300}
+    started, at = monotonic_seconds(), 0
+    for keys in consume(client, len(runs)):
+        part = list(runs[at : at + len(keys)])
+        at += len(part)
+        connection.execute(_CLAIM, [part])
+        connection.commit()
+        connection.execute(_END, [part])
+        connection.execute(_FINISH, [part])
+        connection.execute(_ATTEMPT, [part])
+        connection.execute(_EVENT, {**event, "runs": part})
+        connection.commit()
+    seconds = monotonic_seconds() - started
+    client.close()
+    return seconds
+
+
+def burst(connection: Conn, stage: Stage, most: int) -> float:
+    """Seconds that messages of runs take which firing has just written: produce, consume, claim."""
+    runs, messages = _fired(connection, most)
+    with stage.server.stage() as other:
+        topic = other.installation.topics.runs("default", "standard")
+        sending, client, at = warm_producer(other, topic), reader(other, [topic]), 0
+        client.consume(1, 5.0)
+        client.consume(1, 1.0)  # by then it knows where every partition ends
+        seconds = produce(other, topic, messages, client=sending)
+        started = monotonic_seconds()
+        for keys in consume(client, len(runs)):
+            connection.execute(_CLAIM, [list(runs[at : at + len(keys)])])
+            connection.commit()
+            at += len(keys)
+        seconds += monotonic_seconds() - started
+        client.close()
+    return seconds
+
+
+def whole(connection: Conn, stage: Stage, most: int) -> float:
+    """Runs/s of a run's whole way, one step after the other.
+
+    COPY what firing writes, produce, consume, claim, end, produce the event; of runs that firing has just written.
+    """
+    taken = take_rows(connection, ("job_runs", "open_runs", "run_inputs", "outbox"), most)
+    runs, messages = _fired(connection, most)
+    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, outbox, attempts, turns")
+    connection.commit()
+    with stage.server.stage() as other:  # with topics that nobody else has written to
+        topic, completions = (
+            other.installation.topics.runs("default", "standard"),
+            other.installation.topics.completions,
+        )
+        sending, telling = warm_producer(other, topic), warm_producer(other, completions)
+        seconds = copy_rows(connection, taken)
+        seconds += produce(other, topic, messages, client=sending)
+        connection.execute("ANALYZE open_runs, job_runs")
+        connection.execute("TRUNCATE outbox")
+        connection.commit()
+        seconds += execute(connection, other, runs, topic)
+        seconds += produce(other, completions, messages, client=telling)
+    return len(runs) / seconds
+
+
+def hops(stage: Stage, topic: str, legs: int, samples: int, *, per_second: float = 200.0) -> list[float]:
+    """Milliseconds of a chain, done one at a time.
+
+    For each leg a commit of one row, a produce, its acknowledgement and the message read again; then one more commit.
+    """
+    sender, client = producer(stage.kafka, role="bench", linger_ms=0), reader(stage, [topic])
+    took: list[float] = []
+    with stage.connect() as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS hops (id bigint GENERATED ALWAYS AS IDENTITY, at timestamptz)")
+        connection.commit()
+        for number in range(samples + 20):
+            started = monotonic_seconds()
+            for _ in range(legs):
+                _commit_one(connection)
+                sender.produce(topic, key=b"%d" % number, value=b"x" * 300)
+                sender.flush(_KAFKA_SECONDS)
+                while (message := client.poll(1.0)) is None or message.key() != b"%d" % number:
+                    pass
+            _commit_one(connection)
+            seconds = monotonic_seconds() - started
+            took.append(seconds * 1000)
+            threading.Event().wait(max(0.0, 1 / per_second - seconds))
+    client.close()
+    return took[20:]
+
+
+def now_seconds() -> float:
+    """The machine's clock as handlers note it."""
+    return time.time()
+
+
+def _partitions(client: Consumer, topic: str) -> Sequence[int]:
+    """The partitions of a topic; a broker tells of one that was made just now a moment later."""
+    give_up = monotonic_seconds() + _KAFKA_SECONDS
+    while monotonic_seconds() < give_up:
+        known = client.list_topics(topic, timeout=_KAFKA_SECONDS).topics.get(topic)
+        if known is not None and known.error is None and known.partitions:
+            return list(known.partitions)
+        threading.Event().wait(0.1)
+    message = f"the broker does not know topic {topic}"
+    raise RuntimeError(message)
+
+
+def _commit_one(connection: Conn) -> None:
+    connection.execute("INSERT INTO hops (at) VALUES (now())")
+    connection.commit()
+
+
+def _fired(connection: Conn, most: int) -> tuple[list[UUID], list[Made]]:
+    """Runs that firing has written and nobody has claimed, and their messages."""
+    rows = connection.execute(_FIRED, [most]).fetchall()
+    connection.commit()
+    messages: list[Made] = [(cast("bytes", row[1]), cast("bytes", row[2]), []) for row in rows]
+    return [cast("UUID", row[0]) for row in rows], messages
+
+
+def _take(connection: Conn, table: str, most: int) -> Rows:
+    """Rows as binary COPY has them; generated columns are left to the table."""
+    row = connection.execute(_COLUMNS, [table]).fetchone()
+    assert row is not None
+    columns = cast("str", row[0])
+    statement = trusted(f"COPY (SELECT {columns} FROM {table} LIMIT {most}) TO STDOUT (FORMAT BINARY)")  # noqa: S608
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        text = b"".join(bytes(data) for data in copy)
+    header, position = text[:19], 19
+    parts: list[bytes] = []
+    while (fields := int.from_bytes(text[position : position + 2], signed=True)) >= 0:
+        start = position
+        position += 2
+        for _ in range(fields):
+            length = int.from_bytes(text[position : position + 4], signed=True)
+            position += 4 + max(length, 0)
+        parts.append(text[start:position])
+    return Rows(table, columns, header, parts)

@@ -1,0 +1,171 @@
+"""What a round of a scenario found: figures, what they cost, and what there is to plot. Pure.
+
+How large and how long; what is not said is each scenario's own.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Points = Sequence[tuple[float, float]]
+
+
+class Incomplete(Exception):
+    """What was asked for did not all happen, or not once, or too early: a figure without that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a stretch of work cost.
+
+    Args:
+        runs: How many runs (or messages, or requests) it was spent on.
+        cpu_seconds: By process; what cannot be seen, such as a server on another machine, is missing.
+        wal_bytes: Of WAL that PostgreSQL wrote.
+        kafka_bytes: By which the broker's log grew; None where its files cannot be seen.
+    """
+
+    runs: int
+    cpu_seconds: Mapping[str, float]
+    wal_bytes: int
+    kafka_bytes: int | None = None
+
+    @property
+    def cpu_us_per_run(self) -> dict[str, float]:
+        """Microseconds of CPU per run by process, and of all together."""
+        each = {name: seconds / self.runs * 1e6 for name, seconds in self.cpu_seconds.items()}
+        return {**each, "total": sum(each.values())}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of one round.
+
+    Args:
+        value: In `unit`.
+        unit: Such as `runs/s` or `ms`.
+        floor: The same by the least work that could do it, measured in the same round; None where there is none.
+        less_is_better: Whether it is a time or a size, and not a rate.
+        spent: What it cost, where that was looked at.
+    """
+
+    value: float
+    unit: str
+    floor: float | None = None
+    less_is_better: bool = False
+    spent: Spent | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How near to the floor: 1 is there, 0.25 needs four times as much."""
+        if not self.floor or not self.value:
+            return None
+        return self.floor / self.value if self.less_is_better else self.value / self.floor
+
+
+def rate(value: float, unit: str, *, floor: float | None = None, spent: Spent | None = None) -> Figure:
+    """More is better."""
+    return Figure(value, unit, floor, spent=spent)
+
+
+def least(value: float, unit: str, *, floor: float | None = None, spent: Spent | None = None) -> Figure:
+    """Less is better."""
+    return Figure(value, unit, floor, less_is_better=True, spent=spent)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round found.
+
+    Args:
+        figures: By name.
+        distributions: Latencies in milliseconds by what they are of, in any order.
+        series: What changed over time: by name, (seconds since the start, value).
+    """
+
+    figures: Mapping[str, Figure]
+    distributions: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    series: Mapping[str, Points] = field(default_factory=dict[str, Points])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure over all rounds; its fields are the keys of the JSON document."""
+
+    scenario: str
+    figure: str
+    unit: str
+    median: float
+    min: float
+    max: float
+    floor: float | None
+    ratio: float | None
+    cpu_us_per_run: dict[str, float] | None
+    wal_bytes_per_run: float | None
+
+
+def summarise(scenario: str, rounds: Sequence[Round]) -> list[Line]:
+    """A line for each figure: ratios are taken within a round, then their median."""
+    names = list(dict.fromkeys(name for each in rounds for name in each.figures))
+    return [_line(scenario, name, [each.figures[name] for each in rounds if name in each.figures]) for name in names]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest-rank percentile of numbers in any order; 0 of none.
+
+    >>> percentile([4.0, 1.0, 3.0, 2.0], 50), percentile([1.0, 2.0], 100), percentile([], 50)
+    (2.0, 2.0, 0.0)
+    """
+    ordered = sorted(values)
+    return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
+
+
+def _line(scenario: str, name: str, figures: Sequence[Figure]) -> Line:
+    values = [figure.value for figure in figures]
+    spent = [figure.spent for figure in figures if figure.spent]
+    cpu = [each.cpu_us_per_run for each in spent]
+    return Line(
+        scenario=scenario,
+        figure=name,
+        unit=figures[0].unit,
+        median=statistics.median(values),
+        min=min(values),
+        max=max(values),
+        floor=_median([figure.floor for figure in figures]),
+        ratio=_median([figure.ratio for figure in figures]),
+        cpu_us_per_run={process: statistics.median(each.get(process, 0.0) for each in cpu) for process in cpu[0]}
+        if cpu
+        else None,
+        wal_bytes_per_run=_median([each.wal_bytes / each.runs for each in spent]),
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+Progress = Callable[[str], None]
+
+
+def _unseen(text: str) -> None:
+    del text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for.
+
+    Args:
+        jobs: Jobs, runs, messages or requests of a round.
+        seconds: How long the load of `pipeline`, `steady` and `latency` lasts.
+        rate: Runs a second of `steady`, `soak` and `latency`.
+        minutes: How long `idle` and `soak` last.
+        tell: Takes what is being done, for whoever waits.
+    """
+
+    jobs: int | None = None
+    seconds: float | None = None
+    rate: float | None = None
+    minutes: float | None = None
+    tell: Progress = field(default=_unseen, compare=False)

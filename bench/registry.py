@@ -1,0 +1,82 @@
+"""What can be measured, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.measurement import Figure, Options, Round
+from tidewheel.bench.scenarios import (
+    bulk,
+    cancel,
+    conservation,
+    costs,
+    execute,
+    fire,
+    hot_second,
+    idle,
+    latency,
+    peers,
+    pipeline,
+    relay,
+    rolling,
+    soak,
+    submit,
+)
+
+Measure = Callable[[Server, Options], Round]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A measurement; `once`: minutes long, and so not repeated unless rounds are asked for by number."""
+
+    measure: Measure
+    once: bool = False
+
+
+def _plain(measure: Callable[[Stage], dict[str, float]]) -> Measure:
+    """A scenario of figures without floors, on an empty stage."""
+
+    def with_stage(server: Server, options: Options) -> Round:
+        options.tell("measuring")
+        with server.stage() as stage:
+            found = measure(stage)
+        return Round({name: Figure(value, _unit(name)) for name, value in found.items()})
+
+    return with_stage
+
+
+def _unit(name: str) -> str:
+    """The unit that a figure's name ends with, or begins with where it is a rate."""
+    if name.endswith("_per_second"):
+        return f"{name.removesuffix('_per_second').rpartition('_')[2]}/s"
+    last = name.rpartition("_")[2]
+    return last if last in {"seconds", "us", "ms", "percent", "bytes"} else ""
+
+
+SCENARIOS: dict[str, tuple[Part, ...]] = {
+    "fire": (Part(fire.measure),),
+    "relay": (Part(relay.measure),),
+    "execute": (Part(execute.measure),),
+    "pipeline": (Part(pipeline.measure), Part(pipeline.steady, once=True)),
+    "hot-second": (Part(hot_second.measure),),
+    "latency": (Part(latency.measure),),
+    "idle": (Part(idle.measure, once=True),),
+    "soak": (Part(soak.free, once=True), Part(soak.held, once=True)),
+    "submit": (Part(submit.measure),),
+    "bulk": (Part(bulk.measure, once=True),),
+    "costs": (Part(_plain(costs.measure)),),
+    "ledger": (Part(_plain(costs.measure_ledger)),),
+    "conservation": (Part(_plain(conservation.measure), once=True),),
+    "rolling": (Part(_plain(rolling.measure), once=True),),
+    "cancel": (Part(_plain(cancel.measure)),),
+    "peers": (Part(peers.measure),),
+}
+ALL = ("fire", "relay", "execute", "pipeline", "hot-second", "latency", "idle", "soak", "submit", "bulk")
+EVERYTHING = "all"
+
+
+def named(names: list[str]) -> list[str]:
+    """The scenarios that names stand for, each once; `all` for those of docs/performance.md's tables."""
+    found = [each for name in names for each in (ALL if name == EVERYTHING else (name,))]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,1 @@
+"""The scenarios: one module for each, with the figures that it measures."""

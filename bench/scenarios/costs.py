@@ -1,0 +1,184 @@
+"""What single parts of a run's rows cost: open_runs, the second index of job_runs, attempts; each left out in turn.
+
+What the ledger costs: per occurrence that fires, per span that is passed over, per run that overlap skips.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import LiteralString, cast
+from uuid import UUID, uuid4
+
+from tidewheel.bench.environment import Stage
+from tidewheel.bench.load import database_now, load_jobs
+from tidewheel.clock import monotonic_seconds
+from tidewheel.ids import JobId, run_id
+from tidewheel.postgres.partitions import day_of, ensure_days
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.runs import Cause
+from tidewheel.scheduler.firing import Round, fire
+from tidewheel.transitions.claim import Claim, claim_runs
+
+ROWS = 100_000
+BATCH = 2000
+_AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+_JOB_RUNS = (
+    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at) "
+    "FROM STDIN (FORMAT BINARY)"
+)
+_OPEN_RUNS = (
+    "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
+    "scheduled_at, publish_at, created_at) FROM STDIN (FORMAT BINARY)"
+)
+_ATTEMPTS = (
+    "COPY attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, claimed_from) "
+    "FROM STDIN (FORMAT BINARY)"
+)
+
+
+def measure(stage: Stage) -> dict[str, float]:
+    """Microseconds per row of each part, by COPY in commits of 2,000 on one connection; and of a claim and an end."""
+    with stage.connect() as connection:
+        ensure_days(connection, [day_of(_AT)])
+        connection.commit()
+        jobs = [JobId(uuid4()) for _ in range(ROWS)]
+        runs = [run_id(job, _AT, Cause.TIMER) for job in jobs]
+        executor, by = uuid4(), "tidewheel.runs.standard/7/123456@1795167546000"
+        job_run = [
+            (r, j, "default", 1, 7, "timer", "default", "standard", _AT, _AT) for r, j in zip(runs, jobs, strict=True)
+        ]
+        open_run = [
+            (r, j, "default", 7, "default", "standard", "noop", "timer", "skip", "queued", 1, _AT, _AT, _AT)
+            for r, j in zip(runs, jobs, strict=True)
+        ]
+        attempt = [(r, 1, "default", executor, _AT, _AT, "succeeded", by) for r in runs]
+        figures = {"job_runs_us": _copy(connection, _JOB_RUNS, job_run)}
+        connection.execute("TRUNCATE job_runs")
+        connection.execute("DROP INDEX job_runs_by_job")
+        connection.commit()
+        figures["job_runs_without_second_index_us"] = _copy(connection, _JOB_RUNS, job_run)
+        connection.execute("CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at)")
+        connection.commit()
+        figures["open_runs_us"] = _copy(connection, _OPEN_RUNS, open_run)
+        claim = {"by": by, "me": executor}
+        figures["claim_us"] = _batches(runs, lambda part: connection.execute(_CLAIM, {"runs": part, **claim}))
+        connection.commit()
+        figures["end_open_run_us"] = _batches(runs, lambda part: connection.execute(_END, {"runs": part}))
+        connection.commit()
+        figures["attempts_us"] = _copy(connection, _ATTEMPTS, attempt)
+        figures["finish_job_run_us"] = _batches(
+            runs, lambda part: connection.execute(_FINISH, {"runs": part, "at": _AT})
+        )
+        connection.commit()
+    return figures
+
+
+_CLAIM = (
+    "UPDATE open_runs SET state = 'running', attempt = attempt + 1, executor_id = %(me)s, claimed_from = %(by)s,"
+    " started_at = tidewheel_now() WHERE run_id = ANY (%(runs)s)"
+)
+_END = "DELETE FROM open_runs WHERE run_id = ANY (%(runs)s)"
+_FINISH = (
+    "UPDATE job_runs SET state = 'succeeded', attempt = 1, started_at = %(at)s, finished_at = %(at)s "
+    "WHERE run_id = ANY (%(runs)s)"
+)
+
+
+def _copy(connection: Conn, statement: LiteralString, rows: Sequence[tuple[object, ...]]) -> float:
+    started = monotonic_seconds()
+    for batch in range(0, ROWS, BATCH):
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.set_types(_TYPES[statement])
+            for row in rows[batch : batch + BATCH]:
+                copy.write_row(row)
+        connection.commit()
+    return (monotonic_seconds() - started) / ROWS * 1e6
+
+
+def _batches(runs: Sequence[UUID], execute: Callable[[list[UUID]], object]) -> float:
+    started = monotonic_seconds()
+    for batch in range(0, ROWS, BATCH):
+        execute(list(runs[batch : batch + BATCH]))
+    return (monotonic_seconds() - started) / ROWS * 1e6
+
+
+_TYPES = {
+    _JOB_RUNS: ["uuid", "uuid", "text", "int4", "int2", "text", "text", "text", "timestamptz", "timestamptz"],
+    _OPEN_RUNS: ["uuid", "uuid", "text", "int2"] + ["text"] * 6 + ["int4"] + ["timestamptz"] * 3,
+    _ATTEMPTS: ["uuid", "int4", "text", "uuid", "timestamptz", "timestamptz", "text", "text"],
+}
+
+
+JOBS = 50_000
+_BEHIND = timedelta(hours=1)
+_EVERY = timedelta(seconds=1)
+
+
+def measure_ledger(stage: Stage) -> dict[str, float]:
+    """Fire jobs on time, skip their runs by overlap, then pass over an hour of jobs that are due each second."""
+    session = Session(stage.url, "tidewheel-bench")
+    with stage.connect() as connection:
+        now = database_now(connection)
+        load_jobs(connection, stage.installation, JOBS, due_at=now, prefix="time")
+    look = Round(
+        shards=range(stage.installation.shards),
+        now=now + _EVERY,
+        horizon=now + _EVERY,
+        misfire_after=timedelta(seconds=60),
+        batch=BATCH,
+    )
+    figures = {"fired_us": _fire_all(session, stage, look) / JOBS * 1e6}
+    with stage.connect() as connection:
+        figures["overlap_skip_us"] = _skip_by_overlap(connection, stage)
+        load_jobs(
+            connection, stage.installation, JOBS, due_at=now - _BEHIND, every=_EVERY, prefix="behind", catch_up="skip"
+        )
+        connection.execute("UPDATE timers SET due_at = 'infinity' WHERE due_at > %s", [now])
+        connection.commit()
+    seconds = _fire_all(session, stage, replace(look, now=now + _EVERY, horizon=now - timedelta(seconds=60)))
+    with stage.connect() as connection:
+        spans, occurrences, size = _skipped(connection)
+    assert spans == JOBS, spans
+    figures["span_us"] = seconds / spans * 1e6
+    figures["occurrences_a_span"] = occurrences / spans
+    figures["skipped_occurrence_us"] = seconds / occurrences * 1e6
+    figures["span_bytes"] = size / spans
+    return figures
+
+
+def _fire_all(session: Session, stage: Stage, look: Round) -> float:
+    started = monotonic_seconds()
+    while fire(session, stage.installation, look):
+        pass
+    return monotonic_seconds() - started
+
+
+def _skip_by_overlap(connection: Conn, stage: Stage) -> float:
+    """Microseconds for a claim that finds the turn taken and ends its run as skipped: the run is the record."""
+    found = connection.execute("SELECT run_id, job_id FROM open_runs").fetchall()
+    for job in [cast("UUID", row[1]) for row in found]:
+        connection.execute(
+            "INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [job, uuid4()]
+        )
+    # Holders that are open, so that nobody takes their turns over.
+    connection.execute(
+        "INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, cause, overlap, state, job_version,"
+        " attempt, scheduled_at, publish_at, created_at) SELECT t.run_id, t.job_id, 'default', 0, 'held', 'batch',"
+        " 'trigger', 'skip', 'running', 1, 1, now(), now(), now() FROM active_runs AS t"
+    )
+    connection.commit()
+    started = monotonic_seconds()
+    for batch in range(0, len(found), 500):
+        claims = [Claim(cast("UUID", row[0]), 1, 1, "bench") for row in found[batch : batch + 500]]
+        claimed = claim_runs(connection, stage.installation, claims, executor_id=uuid4())
+        assert len(claimed.overlaps.skipped) == len(claims)
+        connection.commit()
+    return (monotonic_seconds() - started) / len(found) * 1e6
+
+
+def _skipped(connection: Conn) -> tuple[int, int, int]:
+    row = connection.execute(
+        "SELECT count(*), sum(occurrences)::bigint, pg_total_relation_size('skips') FROM skips"
+    ).fetchone()
+    return cast("tuple[int, int, int]", row)

@@ -1,0 +1,91 @@
+"""`execute`: runs/s of two executors and of one, from messages on Kafka to the completion and its event row."""
+
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from tidewheel.bench import baselines
+from tidewheel.bench.complete import check_runs, until, until_empty, wait_for
+from tidewheel.bench.environment import EXECUTOR, Server, Stage
+from tidewheel.bench.load import checkpoint, database_now, load_jobs
+from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, rate
+from tidewheel.bench.scenarios.fire import fire_all
+from tidewheel.bench.scenarios.pipeline import EXECUTORS
+from tidewheel.bench.scenarios.relay import relay_all
+from tidewheel.postgres.session import Conn
+
+RUNS = 200_000
+_WARM_SHARE = 10  # the first of so many parts is not timed
+_FLOOR_RUNS = 100_000
+_BETWEEN_LOOKS = 2000  # so many may begin
+# All is to come by Kafka: what is due already would be swept while the group forms.
+_NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
+_WRITTEN = ("job_runs", "open_runs")
+
+
+def measure(server: Server, options: Options) -> Round:
+    """Let two executors, and then one, loose on published runs; then do the same by plain statements."""
+    runs = options.jobs or RUNS
+    return Round(
+        {
+            "runs_per_second": measure_executors(server, runs, options, executors=EXECUTORS),
+            "one_executor_runs_per_second": measure_executors(server, runs, options, executors=1),
+        }
+    )
+
+
+def measure_executors(server: Server, runs: int, options: Options, *, executors: int) -> Figure:
+    """The same with so many executors."""
+    with server.stage() as stage, stage.connect() as connection:
+        options.tell(f"publishing {runs:,} runs")
+        load_jobs(connection, stage.installation, runs, due_at=database_now(connection))
+        fire_all(stage)
+        relay_all(stage)
+        taken = baselines.take_rows(connection, _WRITTEN, min(runs, _FLOOR_RUNS))
+        ids = _ids(connection, len(taken[0].rows))
+        checkpoint(connection)
+        options.tell(f"executing, executors: {executors}")
+        starts = stage.starts()
+        with (
+            stage.services(*[EXECUTOR] * executors, environment=_NO_SWEEP) as processes,
+            stage.meter({"executor": processes}) as meter,
+        ):
+            # The second is a member seconds after the first; of few runs there may be none left for it.
+            until(
+                lambda: starts.processes() == executors or starts.count() > runs // 2 - _BETWEEN_LOOKS,
+                "every executor is at work",
+            )
+            wait_for(starts.count, runs // _WARM_SHARE, "runs begun")
+            before, warm, begun_at = meter.mark(), starts.count(), _now(connection)
+            if warm > runs // 2:
+                message = f"{runs:,} runs are too few: {warm:,} had begun before the clock was started"
+                raise Incomplete(message)
+            wait_for(starts.count, runs, "runs begun")
+            until_empty(connection, "open_runs")
+            seconds, spent = (_now(connection) - begun_at) / timedelta(seconds=1), meter.since(before, runs - warm)
+        check_runs(connection, runs, starts)
+        options.tell("the floor")
+        floor = _floor(connection, stage, taken, ids)
+    return rate((runs - warm) / seconds, "runs/s", floor=floor, spent=spent)
+
+
+def _floor(connection: Conn, stage: Stage, taken: list[baselines.Rows], ids: list[UUID]) -> float:
+    connection.execute("TRUNCATE job_runs, open_runs, attempts, turns, outbox")
+    connection.commit()
+    baselines.copy_rows(connection, taken)
+    connection.execute("ANALYZE open_runs, job_runs")
+    connection.commit()
+    topic = stage.installation.topics.runs("default", "standard")
+    return len(ids) / baselines.execute(connection, stage, ids, topic)
+
+
+def _ids(connection: Conn, most: int) -> list[UUID]:
+    rows = connection.execute("SELECT run_id FROM open_runs LIMIT %s", [most]).fetchall()
+    connection.rollback()
+    return [cast("UUID", row[0]) for row in rows]
+
+
+def _now(connection: Conn) -> datetime:
+    now = database_now(connection)
+    connection.rollback()
+    return now

@@ -1,0 +1,103 @@
+"""`fire`: occurrences/s of the firing transaction, beside a plain binary COPY of the same rows in the same commits."""
+
+from datetime import datetime, timedelta
+from functools import partial
+from typing import cast
+
+from tidewheel.bench.baselines import copy_rows, take_rows
+from tidewheel.bench.complete import wait_for
+from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.load import back_to, checkpoint, count_of, database_now, load_jobs
+from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, rate
+from tidewheel.clock import monotonic_seconds
+from tidewheel.postgres.session import Conn
+from tidewheel.process.service import Shutdown
+from tidewheel.scheduler.loop import Scheduler
+from tidewheel.settings import SchedulerSettings
+
+JOBS = 1_000_000
+_WARM_SHARE = 20  # the first of so many parts is not timed
+_FLOOR_ROWS = 200_000
+_STARTING = timedelta(seconds=8)
+WRITTEN = ("job_runs", "open_runs", "run_inputs", "outbox")
+
+
+def measure(server: Server, options: Options) -> Round:
+    """Fire what is due at one instant, with one scheduler and with two; then COPY what came out of it again."""
+    jobs = options.jobs or JOBS
+    template = f"fire-{jobs}"
+    if not server.has_template(template):
+        _make_template(server, template, jobs, options)
+    return Round(
+        {
+            "occurrences_per_second": _measure(server, template, jobs, options, schedulers=2),
+            "one_scheduler_occurrences_per_second": _measure(server, template, jobs, options, schedulers=1),
+        }
+    )
+
+
+def _measure(server: Server, template: str, jobs: int, options: Options, *, schedulers: int) -> Figure:
+    with server.stage(template) as stage, stage.connect() as connection:
+        # They start, enter and share the shards while nothing is due yet.
+        back_to(connection, _due_at(connection) - settings_of(stage).lookahead - _STARTING)
+        checkpoint(connection)
+        options.tell(f"firing, schedulers: {schedulers}")
+        with (
+            stage.services(*[("scheduler",)] * schedulers) as processes,
+            stage.meter({"scheduler": processes}) as meter,
+        ):
+            written = partial(count_of, connection, "SELECT last_value FROM outbox_id_seq")
+            entered = partial(count_of, connection, "SELECT count(*) FROM members WHERE role = 'scheduler'")
+            wait_for(entered, schedulers, "schedulers entered")
+            wait_for(written, jobs // _WARM_SHARE, "runs written")
+            before, warm, started = meter.mark(), written(), monotonic_seconds()
+            wait_for(written, jobs, "runs written")
+            wait_for(partial(count_of, connection, "SELECT count(*) FROM job_runs"), jobs, "runs committed")
+            seconds = monotonic_seconds() - started
+            spent = meter.since(before, jobs - warm)
+        _check(connection, jobs)
+        options.tell("the floor")
+        taken = take_rows(connection, WRITTEN, min(jobs, _FLOOR_ROWS))
+        connection.execute("TRUNCATE job_runs, open_runs, outbox, run_inputs")
+        connection.commit()
+        floor = len(taken[0].rows) / copy_rows(connection, taken, commit=settings_of(stage).fire_batch)
+    return rate((jobs - warm) / seconds, "occurrences/s", floor=floor, spent=spent)
+
+
+def settings_of(stage: Stage) -> SchedulerSettings:
+    """The scheduler's settings on a stage; what the environment says counts."""
+    return SchedulerSettings.load(database_url=stage.url, kafka_bootstrap=stage.bootstrap, topic_prefix=stage.prefix)
+
+
+def fire_all(stage: Stage) -> None:
+    """Fire whatever is due, in this process."""
+    scheduler = Scheduler(settings_of(stage), stage.url, stage.installation, Shutdown())
+    while scheduler.step() == 0.0:
+        pass
+    scheduler.close()
+
+
+def _make_template(server: Server, name: str, jobs: int, options: Options) -> None:
+    with server.stage() as stage:
+        options.tell(f"loading {jobs:,} jobs, once")
+        with stage.connect() as connection:
+            load_jobs(connection, stage.installation, jobs, due_at=database_now(connection))
+        server.keep_template(name, stage)
+
+
+def _due_at(connection: Conn) -> datetime:
+    row = connection.execute("SELECT max(due_at) FROM timers").fetchone()
+    assert row is not None
+    return cast("datetime", row[0])
+
+
+def _check(connection: Conn, jobs: int) -> None:
+    row = connection.execute(
+        "SELECT (SELECT count(*) FROM job_runs), (SELECT count(*) FROM open_runs),"
+        " (SELECT count(*) FROM outbox WHERE topic LIKE '%.runs.%'),"
+        " (SELECT count(DISTINCT job_id) FROM job_runs), (SELECT count(*) FROM skips)"
+    ).fetchone()
+    connection.rollback()
+    if row != (jobs, jobs, jobs, jobs, 0):
+        message = f"{jobs} jobs were due; runs, open runs, messages, jobs that fired, spans passed over: {row}"
+        raise Incomplete(message)

@@ -1,0 +1,105 @@
+"""`hot-second`: recurring jobs that are all due at the same instant; how late each was begun."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Protocol, cast
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stub re-exports none of these
+
+from tidewheel.bench import baselines
+from tidewheel.bench.complete import Ends, check_events, check_runs, check_starts, until_empty, wait_for
+from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.load import database_now, load_jobs
+from tidewheel.bench.measurement import Figure, Options, Round, least, percentile
+from tidewheel.bench.scenarios.fire import fire_all
+from tidewheel.bench.scenarios.pipeline import EXECUTORS, all_services, due_after_loading, lateness_ms, warm_up
+from tidewheel.bench.starts import Start
+from tidewheel.postgres.session import Conn
+
+SIZES = (10_000, 100_000)
+_IDLE_SECONDS = 15.0  # on an empty table: thirty looks of the scheduler, more than twice seventy of the relay
+_WARM_RUNS = 3000
+_ANSWER_SECONDS = 30.0
+
+
+class _Told(Protocol):
+    timestamp: int
+
+
+def measure(server: Server, options: Options) -> Round:
+    """Each size with services that have just worked, and with services that have idled on empty tables."""
+    figures: dict[str, Figure] = {}
+    late: dict[str, Sequence[float]] = {}
+    for size in (options.jobs,) if options.jobs else SIZES:
+        for idled in (False, True):
+            name = f"{size // 1000}k" if size % 1000 == 0 else str(size)
+            name += "_after_idling" if idled else ""
+            options.tell(f"{size:,} jobs{' after idling' if idled else ''}")
+            found, starts = _hot_second(server, size, options, idled=idled)
+            figures |= {f"{name}_{figure}": value for figure, value in found.items()}
+            late[f"{size:,} due at once{', after idling' if idled else ''}"] = lateness_ms(starts)
+    return Round(figures, distributions=late)
+
+
+def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> tuple[dict[str, Figure], list[Start]]:
+    warm = 0 if idled else min(_WARM_RUNS, size)
+    with server.stage() as stage, stage.connect() as connection:
+        ends = Ends(stage, stage.installation.topics.completions)
+        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
+            if idled:
+                threading.Event().wait(_IDLE_SECONDS)
+            else:
+                warm_up(stage, connection, ends, options, warm)
+            due_at = due_after_loading(connection, size)
+            load_jobs(
+                connection,
+                stage.installation,
+                size,
+                due_at=due_at,
+                every=timedelta(hours=2),
+                handler="noted",
+                prefix="hot",
+                analyze=not idled,
+            )
+            before = meter.mark()
+            wait_for(stage.starts().count, warm + size, "runs begun")
+            ends.watch(warm + size)
+            until_empty(connection, "open_runs", "outbox")
+            spent = meter.since(before, size)
+        check_runs(connection, warm + size, stage.starts())
+        check_events(stage, warm + size)
+        starts = [start for start in stage.starts().read() if start.due]
+        check_starts(starts, size)
+        acknowledged = _last_append_ms(stage) - due_at.timestamp() * 1000
+        floor = _floor_ms(connection, stage, size)
+    late = lateness_ms(starts)
+    figures = {
+        "start_p50_ms": least(percentile(late, 50), "ms"),
+        "start_p99_ms": least(percentile(late, 99), "ms", floor=floor, spent=spent),
+        "start_max_ms": least(max(late), "ms"),
+        "acknowledged_ms": least(acknowledged, "ms"),
+    }
+    return figures, starts
+
+
+def _last_append_ms(stage: Stage) -> float:
+    """When the broker appended the last run request, by its own timestamps."""
+    topic = stage.installation.topics.runs("default", "standard")
+    admin = AdminClient({**stage.kafka, "client.id": "tidewheel-bench", "log_level": 2})
+    partitions = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].partitions
+    last = cast("OffsetSpec", OffsetSpec.max_timestamp())  # type: ignore[no-untyped-call]
+    asked = {TopicPartition(topic, number): last for number in partitions}
+    told = cast("dict[TopicPartition, Future[_Told]]", admin.list_offsets(asked))  # pyright: ignore[reportUnknownMemberType]
+    return max(each.result(_ANSWER_SECONDS).timestamp for each in told.values())
+
+
+def _floor_ms(connection: Conn, stage: Stage, size: int) -> float:
+    """How long so many messages take that are produced, consumed and claimed by plain statements, nothing else."""
+    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, turns, outbox, timers, skips")
+    connection.commit()
+    load_jobs(connection, stage.installation, size, due_at=database_now(connection), prefix="floor")
+    fire_all(stage)
+    return baselines.burst(connection, stage, size) * 1000

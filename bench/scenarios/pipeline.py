@@ -1,0 +1,166 @@
+"""`pipeline`: no-op runs/s from due to the completion event on Kafka, with every service running."""
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
+
+import psutil
+
+from tidewheel.bench import baselines
+from tidewheel.bench.complete import Ends, check_events, check_runs, check_starts, until_empty, wait_for
+from tidewheel.bench.environment import EXECUTOR, Server, Stage
+from tidewheel.bench.load import count_of, database_now, load_jobs, load_steady
+from tidewheel.bench.measurement import Options, Points, Round, least, percentile, rate
+from tidewheel.bench.scenarios.fire import fire_all
+from tidewheel.bench.starts import Start
+from tidewheel.postgres.session import Conn
+
+SECONDS = 60.0
+STEADY_SECONDS = 300.0
+STEADY_RATE = 10_000.0
+WARM_RUNS = 50_000
+EXECUTORS = 2  # Python's lock keeps one of them from using what the others leave
+
+_OVERLOAD = 1.5  # of what the warm-up has shown: what is asked for must be more than can be done
+_PERIOD = timedelta(seconds=20)  # of the steady load's jobs: later than this, a run would be skipped
+_FLOOR_RUNS = 50_000
+_LOADING_SECONDS = 5.0
+_LOADING_SECONDS_A_JOB = 60e-6
+
+
+@contextmanager
+def all_services(stage: Stage, *, executors: int = 1) -> Generator[dict[str, list[psutil.Process]]]:
+    """Every service by name: one process each, of executors as many as are said."""
+    commands = [("intake",), ("relay",), *[EXECUTOR] * executors, ("scheduler",)]
+    with stage.services(*commands) as processes:
+        found: dict[str, list[psutil.Process]] = {}
+        for command, process in zip(commands, processes, strict=True):
+            found.setdefault(command[0], []).append(process)
+        yield found
+
+
+def measure(server: Server, options: Options, *, executors: int = EXECUTORS) -> Round:
+    """Feed more than can be done for a while; all of it done, divided by the time from first due to last event."""
+    seconds = options.seconds or SECONDS
+    warm = min(WARM_RUNS, options.jobs or WARM_RUNS)
+    with server.stage() as stage, stage.connect() as connection:
+        ends = Ends(stage, stage.installation.topics.completions)
+        with all_services(stage, executors=executors) as processes, stage.meter(processes) as meter:
+            warm_rate = warm_up(stage, connection, ends, options, warm)
+            runs = options.jobs or int(warm_rate * _OVERLOAD * seconds)
+            options.tell(f"loading {runs:,} jobs")
+            due_at = due_after_loading(connection, runs)
+            load_jobs(
+                connection,
+                stage.installation,
+                runs,
+                due_at=due_at,
+                every=timedelta(hours=2),
+                spread=timedelta(seconds=seconds),
+                prefix="flow",
+            )
+            options.tell(f"{runs:,} runs, due within {seconds:.0f} s")
+            wait_for(stage.starts().count, warm + 1, "runs begun")
+            before = meter.mark()
+            seen = ends.watch(warm + runs)
+            spent = meter.since(before, runs)
+            until_empty(connection, "open_runs", "outbox")
+        check_runs(connection, warm + runs, stage.starts())
+        check_events(stage, warm + runs)
+        options.tell("the floor")
+        floor = _floor(connection, stage, min(runs, _FLOOR_RUNS))
+    done = runs / (seen[-1][0] - due_at.timestamp())
+    series = {"events/s": _rates(seen)}
+    return Round({"runs_per_second": rate(done, "runs/s", floor=floor, spent=spent)}, series=series)
+
+
+def steady(server: Server, options: Options) -> Round:
+    """The same number of runs each second for minutes, and how late each was begun."""
+    per_second, seconds = options.rate or STEADY_RATE, options.seconds or STEADY_SECONDS
+    jobs = int(per_second * _PERIOD.total_seconds())
+    rounds = max(1, round(seconds / _PERIOD.total_seconds()))
+    runs = jobs * rounds
+    with server.stage() as stage, stage.connect() as connection:
+        ends = Ends(stage, stage.installation.topics.completions)
+        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
+            warm_up(stage, connection, ends, options)
+            options.tell(f"loading {jobs:,} jobs")
+            due_at = due_after_loading(connection, jobs)
+            load_steady(connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
+            options.tell(f"{per_second:,.0f} runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
+            wait_for(stage.starts().count, WARM_RUNS + 1, "runs begun")
+            before = meter.mark()
+            seen = ends.watch(WARM_RUNS + runs)
+            spent = meter.since(before, runs)
+            until_empty(connection, "open_runs", "outbox")
+        check_runs(connection, WARM_RUNS + runs, stage.starts())
+        starts = [start for start in stage.starts().read() if start.due]
+        check_starts(starts, runs)
+    late = lateness_ms(starts)
+    figures = {
+        "steady_start_p50_ms": least(percentile(late, 50), "ms"),
+        "steady_start_p99_ms": least(percentile(late, 99), "ms", spent=spent),
+        "steady_start_max_ms": least(max(late), "ms"),
+        "steady_runs_per_second": rate(runs / (seen[-1][0] - due_at.timestamp()), "runs/s"),
+    }
+    series = {"steady: events/s": _rates(seen), "steady: due to start, p99 of a second, ms": p99_by_second(starts)}
+    return Round(figures, distributions={"due to handler start, steady": late}, series=series)
+
+
+def warm_up(stage: Stage, connection: Conn, ends: Ends, options: Options, runs: int = WARM_RUNS) -> float:
+    """Let all services do some work; returns runs/s of it."""
+    options.tell("warming up")
+    for process in ("scheduler", "relay"):
+        wait_for(partial(_members, connection, process), 1, f"{process}s entered")
+    due_at = database_now(connection)
+    load_jobs(connection, stage.installation, runs, due_at=due_at, every=timedelta(hours=2), prefix="warm")
+    ends.watch(runs)
+    until_empty(connection, "open_runs", "outbox")
+    times = stage.starts().times()
+    return runs * 0.8 / (times[runs * 9 // 10] - times[runs // 10])
+
+
+def due_after_loading(connection: Conn, jobs: int) -> datetime:
+    """A whole second by which so many jobs will have been loaded, and have been seen by the scheduler."""
+    now = database_now(connection).replace(microsecond=0)
+    connection.rollback()
+    return now + timedelta(seconds=math.ceil(_LOADING_SECONDS + jobs * _LOADING_SECONDS_A_JOB))
+
+
+def lateness_ms(starts: Sequence[Start]) -> list[float]:
+    """How late each run was begun, in milliseconds."""
+    return [(start.at - start.due) * 1000 for start in starts]
+
+
+def p99_by_second(starts: Sequence[Start]) -> Points:
+    """How late the runs of each second were begun: p99, in milliseconds."""
+    first = min(start.due for start in starts)
+    seconds: dict[int, list[float]] = {}
+    for start in starts:
+        seconds.setdefault(int(start.due - first), []).append((start.at - start.due) * 1000)
+    return [(float(second), percentile(late, 99)) for second, late in sorted(seconds.items())]
+
+
+def _rates(seen: Sequence[tuple[float, int]]) -> Points:
+    """Events a second, from how many there were when; by whole seconds or more."""
+    points: list[tuple[float, float]] = []
+    at, count = seen[0]
+    for now, there in seen[1:]:
+        if now - at >= 1.0:
+            points.append((now - seen[0][0], (there - count) / (now - at)))
+            at, count = now, there
+    return points
+
+
+def _floor(connection: Conn, stage: Stage, runs: int) -> float:
+    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, turns, outbox, timers")
+    connection.commit()
+    load_jobs(connection, stage.installation, runs, due_at=database_now(connection), prefix="floor")
+    fire_all(stage)
+    return baselines.whole(connection, stage, runs)
+
+
+def _members(connection: Conn, role: str) -> int:
+    return count_of(connection, "SELECT count(*) FROM members WHERE role = %s", role)

@@ -1,0 +1,174 @@
+"""`soak`: a steady load for a quarter of an hour, and the same beside a transaction that somebody holds open.
+
+What is looked for is what changes: throughput and latency flat, tables and WAL bounded, dead rows kept down.
+"""
+
+import math
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import cast
+
+import psycopg
+
+from tidewheel.bench.complete import Ends, check_runs, check_starts, until_empty, what_stands
+from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.load import load_steady
+from tidewheel.bench.measurement import Incomplete, Options, Round, least, percentile, rate
+from tidewheel.bench.scenarios.pipeline import (
+    EXECUTORS,
+    WARM_RUNS,
+    all_services,
+    due_after_loading,
+    lateness_ms,
+    p99_by_second,
+    warm_up,
+)
+from tidewheel.clock import monotonic_seconds
+from tidewheel.postgres.session import Conn
+
+MINUTES = 15.0
+SHARE = 0.6  # of what the warm-up has shown, where no rate is given
+_HELD_SHARE = 2 / 3  # of the time: ten of fifteen minutes
+_PERIOD = timedelta(seconds=100)  # of a job: later than this, its next run is passed over; a soak is so many whole ones
+_SAMPLE_SECONDS = 5.0
+_TABLES = ("timers", "open_runs", "active_runs", "outbox")
+_MOST_LATE_SECONDS = _PERIOD.total_seconds()  # after the last due run
+_STANDING = """
+SELECT relname, n_dead_tup, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relname = ANY (%s)
+"""
+_WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (SELECT coalesce(sum(size), 0) FROM pg_ls_waldir())"
+
+Series = dict[str, list[tuple[float, float]]]
+
+
+def free(server: Server, options: Options) -> Round:
+    """With nobody in the way."""
+    return _soak(server, options, held=False)
+
+
+def held(server: Server, options: Options) -> Round:
+    """With a transaction held open by somebody else."""
+    return _soak(server, options, held=True)
+
+
+def _soak(server: Server, options: Options, *, held: bool) -> Round:
+    name = "held" if held else "free"
+    with server.stage() as stage, stage.connect() as connection:
+        ends = Ends(stage, stage.installation.topics.completions)
+        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
+            warm_rate = warm_up(stage, connection, ends, options)
+            per_second = options.rate or warm_rate * SHARE
+            rounds = max(1, math.ceil((options.minutes or MINUTES) * 60 / _PERIOD.total_seconds()))
+            jobs, seconds = int(per_second * _PERIOD.total_seconds()), rounds * _PERIOD.total_seconds()
+            due_at = due_after_loading(connection, jobs)
+            load_steady(
+                connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds, prefix="soak"
+            )
+            runs = jobs * rounds
+            options.tell(f"{name}: {per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")
+            before = meter.mark()
+            with _held_open(stage, seconds * _HELD_SHARE if held else 0.0):
+                series = _sample(connection, ends, WARM_RUNS + runs, due_at, seconds)
+            spent = meter.since(before, runs)
+            until_empty(connection, "open_runs", "outbox")
+        check_runs(connection, WARM_RUNS + runs, stage.starts())
+        starts = [start for start in stage.starts().read() if start.due]
+        check_starts(starts, runs)
+    lateness, late = lateness_ms(starts), p99_by_second(starts)
+    tenth = max(1, len(late) // 10)
+    reached = runs / series["events"][-1][0]
+    at, count = [point for point in series["events"] if point[0] <= seconds * _HELD_SHARE][-1]
+    figures = {
+        "runs_per_second": rate(reached, "runs/s", spent=spent),
+        "share_of_asked": rate(reached / per_second, ""),
+        "share_in_two_thirds": rate((count - WARM_RUNS) / at / per_second, ""),  # while the transaction is held
+        "start_p99_ms": least(percentile(lateness, 99), "ms"),
+        "first_tenth_p99_ms": least(percentile([value for _, value in late[:tenth]], 50), "ms"),
+        "last_tenth_p99_ms": least(percentile([value for _, value in late[-tenth:]], 50), "ms"),
+        "most_dead_rows": least(max(value for kind, each in series.items() if "dead" in kind for _, value in each), ""),
+        "most_hot_table_mib": least(max(value for _, value in series["MiB of hot tables"]), "MiB"),
+        "most_wal_mib": least(max(value for _, value in series["MiB in pg_wal"]), "MiB"),
+    }
+    series["due to start, p99 of a second, ms"] = list(late)
+    return Round(
+        {f"{name}_{figure}": value for figure, value in figures.items()},
+        distributions={name: lateness},
+        series={f"{name}: {what}": points for what, points in series.items()},
+    )
+
+
+def _sample(connection: Conn, ends: Ends, wanted: int, due_at: datetime, seconds: float) -> Series:
+    """Look on until all is done; by seconds since the first was due."""
+    series: Series = {"events": []}
+    offset = _seconds_since(connection, due_at) - monotonic_seconds()
+    gives_up = monotonic_seconds() - (offset + monotonic_seconds()) + seconds + _MOST_LATE_SECONDS
+    before, first_wal = (0.0, WARM_RUNS), 0.0
+    while True:
+        at, count = monotonic_seconds() + offset, ends.count()
+        if at > 0:
+            series["events"].append((at, float(count)))
+            wal, kept = _wal(connection)
+            first_wal = first_wal or wal
+            points = {
+                "events/s": (count - before[1]) / (at - before[0]),
+                "MiB of WAL written": (wal - first_wal) / 2**20,
+            }
+            points["MiB in pg_wal"] = kept / 2**20
+            points |= _tables(connection)
+            for name, value in points.items():
+                series.setdefault(name, []).append((at, value))
+            before = (at, count)
+        if count >= wanted:
+            return series
+        if monotonic_seconds() > gives_up:
+            told = f"{count:,} of {wanted:,} runs are done {_MOST_LATE_SECONDS:.0f} s after the last was due"
+            message = f"{told}: {what_stands(connection)}"
+            raise Incomplete(message)
+        threading.Event().wait(_SAMPLE_SECONDS if wanted - count > WARM_RUNS else 0.5)
+
+
+@contextmanager
+def _held_open(stage: Stage, seconds: float) -> Generator[None]:
+    """A transaction of somebody else's, with a snapshot and an id, for so long; none for no time."""
+    if not seconds:
+        yield
+        return
+    over = threading.Event()
+
+    def hold() -> None:
+        with psycopg.connect(stage.url, application_name="somebody-else") as other:
+            other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            other.execute("SELECT pg_current_xact_id()")
+            over.wait(seconds)
+            other.rollback()
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _tables(connection: Conn) -> dict[str, float]:
+    rows = connection.execute(_STANDING, [list(_TABLES)]).fetchall()
+    connection.rollback()
+    found = {f"dead rows of {name}": float(cast("int", dead)) for name, dead, _ in rows}
+    return {**found, "MiB of hot tables": sum(cast("int", size) for _, _, size in rows) / 2**20}
+
+
+def _wal(connection: Conn) -> tuple[float, float]:
+    row = connection.execute(_WAL).fetchone()
+    connection.rollback()
+    assert row is not None
+    return float(str(row[0])), float(str(row[1]))
+
+
+def _seconds_since(connection: Conn, instant: datetime) -> float:
+    row = connection.execute("SELECT extract(epoch FROM tidewheel_now() - %s)::float8", [instant]).fetchone()
+    connection.rollback()
+    assert row is not None
+    return float(str(row[0]))
