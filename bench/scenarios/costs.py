@@ -16,7 +16,7 @@ from tidewheel.ids import JobId, run_id
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.runs import Cause
-from tidewheel.scheduler.firing import Round, fire
+from tidewheel.scheduler.firing import FireBatch, fire
 from tidewheel.transitions.claim import Claim, claim_runs
 
 ROWS = 100_000
@@ -121,12 +121,12 @@ def measure_ledger(stage: Stage) -> dict[str, float]:
     with stage.connect() as connection:
         now = database_now(connection)
         load_jobs(connection, stage.installation, JOBS, due_at=now, prefix="time")
-    look = Round(
+    look = FireBatch(
         shards=range(stage.installation.shards),
         now=now + _EVERY,
         horizon=now + _EVERY,
         misfire_after=timedelta(seconds=60),
-        batch=BATCH,
+        limit=BATCH,
     )
     figures = {"fired_us": _fire_all(session, stage, look) / JOBS * 1e6}
     with stage.connect() as connection:
@@ -147,7 +147,7 @@ def measure_ledger(stage: Stage) -> dict[str, float]:
     return figures
 
 
-def _fire_all(session: Session, stage: Stage, look: Round) -> float:
+def _fire_all(session: Session, stage: Stage, look: FireBatch) -> float:
     started = monotonic_seconds()
     while fire(session, stage.installation, look):
         pass
