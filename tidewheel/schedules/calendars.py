@@ -1,9 +1,8 @@
-"""A schedule under calendars: what falls on a day that is not open is left out, or shifted to the next that is.
+"""Schedules without some occurrences: `CalendarSchedule` for calendars, `Excluding` for a user's overrides.
 
-A day is a day on the wall clock of the schedule's zone. Searches jump over stretches of days, never from occurrence to
-occurrence: a one-second schedule that is closed for a year costs one step.
-
-A schedule without some of its occurrences: those that a person has skipped or moved.
+Calendars exclude the occurrences of days that are not open, or shift them to the next open day. A day is a day on the
+wall clock of the schedule's zone. Searches jump over spans of days, not from occurrence to occurrence. A one-second
+schedule that is closed for a year costs one step.
 """
 
 from collections.abc import Iterator
@@ -22,11 +21,11 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Excluding:
-    """What is left of a schedule.
+    """A schedule without single occurrences, as users skip or move them.
 
     Args:
         schedule: The schedule.
-        left_out: Instants that do not count, a handful.
+        excluded: The instants that do not count, a handful.
     """
 
     schedule: Schedule
@@ -34,47 +33,48 @@ class Excluding:
 
     @property
     def hashed(self) -> bool:
-        """As the schedule."""
+        """True if the schedule depends on the job's id."""
         return self.schedule.hashed
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first occurrence strictly later that is not left out."""
+        """Return the first occurrence strictly later that is not excluded."""
         found = self.schedule.after(instant)
         while found is not None and found in self.excluded:
             found = self.schedule.after(found)
         return found
 
     def before(self, instant: datetime) -> datetime | None:
-        """The last occurrence strictly earlier that is not left out."""
+        """Return the last occurrence strictly earlier that is not excluded."""
         found = self.schedule.before(instant)
         while found is not None and found in self.excluded:
             found = self.schedule.before(found)
         return found
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """The occurrences in ``(start, end]`` that are not left out."""
+        """Yield the occurrences in ``(start, end]`` that are not excluded."""
         return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """How many lie in ``(start, end]``, up to `limit`; False when there are more."""
+        """Count the occurrences in ``(start, end]``, up to `limit`; False if there are more."""
         gone = sum(start < at <= end and is_occurrence(self.schedule, at) for at in self.excluded)
         found, exact = self.schedule.count(start, end, limit + gone)
         return (found - gone, True) if exact else (max(limit, 0), False)
 
 
 def is_occurrence(schedule: Schedule, at: datetime) -> bool:
-    """Whether an instant is one of the schedule's."""
+    """Return True if the instant is an occurrence of the schedule."""
     return schedule.after(at - _TICK) == at
 
 
 MAX_SPANS = 400
-"""Excluded spans told apart in one answer: more than a year of weekends for every day somebody was away."""
+"""The most excluded spans of one call: more than the weekends of a year and a calendar day in every week."""
 
 MAX_COUNTED = 100_000
-"""Occurrences of one span that are counted; beyond it, it has at least so many."""
+"""The most occurrences of one span that are counted; a longer one has at least so many."""
 
-_MOST_JUMPS = 4_000  # over closed stretches in one search: each goes with an open day, so at least twenty years
-_MOST_SHIFTED = 2_000  # shifted occurrences that `count` visits, a fifth of a second; beyond it, it is at least so many
+_MOST_JUMPS = 4_000  # over closed spans in one search: each comes with an open day, so at least twenty years
+# shifted occurrences that `count` visits in a fifth of a second; beyond it the count is a lower bound
+_MOST_SHIFTED = 2_000
 _SECOND = timedelta(seconds=1)
 
 
@@ -83,14 +83,14 @@ class CalendarSchedule:
     """The occurrences of a schedule on open days.
 
     Args:
-        schedule: The schedule; its bounds concern its own instants, not those they are shifted to.
-        exclude: A day that one of these has is not open.
-        include: Where any are given, a day that none of these has is not open.
-        zone_name: The zone whose days are meant.
-        shift: Whether an occurrence of a day that is not open fires on the next open day, at the same wall time.
-        since: When what is open or shifted was last changed: until then an occurrence has fired on its own day, or was
-            left out, and is shifted no more.
-        taken: Instants whose outcome is known already, a handful: they are in no excluded span.
+        schedule: The schedule; its bounds apply to its own instants, not to shifted ones.
+        exclude: Days of these are not open.
+        include: If there are any, only days of these are open.
+        zone_name: The zone of the days.
+        shift: True if an occurrence of a day that is not open fires on the next open day, at the same wall time.
+        since: The last change of open days or of `shift`. An occurrence before it has fired on its own day, or was
+            excluded, and is no longer shifted.
+        taken: Instants that are decided already, a handful. They are in no excluded span.
 
     >>> from datetime import UTC
     >>> from tidewheel.schedules.parse import parse_schedule
@@ -114,19 +114,19 @@ class CalendarSchedule:
 
     @property
     def hashed(self) -> bool:
-        """As the schedule."""
+        """True if the schedule depends on the job's id."""
         return self.schedule.hashed
 
     def excludes(self, instant: datetime) -> bool:
-        """Whether an instant lies on a day that is not open."""
+        """Return True if the instant lies on a day that is not open."""
         return not self._days.opens(self._days.day_at(whole_second(instant)))
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first occurrence strictly later; None when none is left, or twenty years of days have none."""
+        """Return the first occurrence strictly later; None if none is left, or none lies within twenty years."""
         return self._after(instant, None)
 
     def before(self, instant: datetime) -> datetime | None:
-        """The last occurrence strictly earlier; None when there is none, or twenty years of days have none."""
+        """Return the last occurrence strictly earlier; None if there is none, or none lies within twenty years."""
         kept = self._nominal_before(instant, opens=True)
         if not self.shift:
             return kept
@@ -134,27 +134,27 @@ class CalendarSchedule:
         return max((at for at in (kept, shifted) if at is not None), default=None)
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """The occurrences in ``(start, end]``."""
+        """Yield the occurrences in ``(start, end]``."""
         return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """How many lie in ``(start, end]``, up to `limit`; False when there are more.
+        """Count the occurrences in ``(start, end]``, up to `limit`; False if there are more.
 
-        Stretch by stretch of open days. Shifted ones are visited; where there are too many, the number is a lower one.
+        It counts span by span of open days, and visits shifted ones. Beyond `_MOST_SHIFTED` it returns a lower bound.
         """
         found, exact = self._count_kept(start, end, limit)
         return self._count_shifted(start, end, limit, found) if exact and self.shift else (found, exact)
 
     def excluded_after(self, instant: datetime, until: datetime) -> datetime | None:
-        """The first instant of the schedule in ``(instant, until]`` on a day that is not open."""
+        """Return the first instant of the schedule in ``(instant, until]`` on a day that is not open."""
         return self._nominal_after(instant, until, opens=False)
 
     def excluded_before(self, instant: datetime) -> datetime | None:
-        """The schedule's last instant before another, on a day that is not open."""
+        """Return the schedule's last instant before another, on a day that is not open."""
         return self._nominal_before(instant, opens=False)
 
     def first_until(self, instant: datetime, until: datetime) -> datetime | None:
-        """The first occurrence in ``(instant, until]``."""
+        """Return the first occurrence in ``(instant, until]``."""
         found = self._after(instant, until)
         return found if found is not None and found <= until else None
 
@@ -166,7 +166,7 @@ class CalendarSchedule:
         return min((at for at in (kept, shifted) if at is not None), default=None)
 
     def _nominal_after(self, instant: datetime, until: datetime | None, *, opens: bool) -> datetime | None:
-        """The schedule's first instant in ``(instant, until]`` on a day that is open (or is not)."""
+        """Return the schedule's first instant in ``(instant, until]`` on a day that is open (or is not)."""
         found = self.schedule.after(instant)
         for _ in range(_MOST_JUMPS):
             if found is None or (until is not None and found > until):
@@ -182,7 +182,7 @@ class CalendarSchedule:
         return None
 
     def _nominal_before(self, instant: datetime, *, opens: bool) -> datetime | None:
-        """The schedule's last instant before another, on a day that is open (or is not)."""
+        """Return the schedule's last instant before another, on a day that is open (or is not)."""
         found = self.schedule.before(instant)
         for _ in range(_MOST_JUMPS):
             if found is None:
@@ -203,7 +203,7 @@ class CalendarSchedule:
         return DayShifts(self.schedule, self._days, offset_spans(self.zone_name, gap, overlap), self.since)
 
     def _shifted_after(self, instant: datetime, until: datetime | None) -> datetime | None:
-        """The first shifted instant after another; those of days after `until` need not be found."""
+        """Return the first shifted instant after another; those of days after `until` need not be found."""
         days, shifts = self._days, self._shifts()
         today = days.day_at(whole_second(instant))
         begun = [day for day in range(today - 2, today + 1) if days.opens(day) and not days.opens(day - 1)]
@@ -225,7 +225,7 @@ class CalendarSchedule:
         return None
 
     def _shifted_before(self, instant: datetime, since: datetime | None) -> datetime | None:
-        """The last shifted instant before another; those of days before `since` need not be found."""
+        """Return the last shifted instant before another; those of days before `since` need not be found."""
         days, shifts = self._days, self._shifts()
         earliest = None if since is None else days.day_at(whole_second(since)) - 2
         position: datetime | None = instant
@@ -256,7 +256,7 @@ class CalendarSchedule:
         return found, True
 
     def _count_shifted(self, start: datetime, end: datetime, limit: int, found: int) -> tuple[int, bool]:
-        """The count with the shifted ones that are none of the schedule's own."""
+        """Add the shifted instants that are no instants of the schedule itself to the count."""
         position = start
         for _ in range(_MOST_SHIFTED):
             shifted = self._shifted_after(position, end)
@@ -273,17 +273,17 @@ class CalendarSchedule:
 def excluded_spans(
     nominal: Schedule, effective: Schedule, start: datetime, end: datetime
 ) -> list[tuple[datetime, datetime, int, bool]]:
-    """What calendars leave out of a schedule in ``(start, end]``.
+    """List the spans that calendars exclude from a schedule in ``(start, end]``.
 
     Args:
         nominal: The schedule.
-        effective: The same under its calendars; when it has none, nothing is left out.
-        start: Where to begin.
-        end: Where to end.
+        effective: The schedule under its calendars; without calendars nothing is excluded.
+        start: The start of the range.
+        end: The end of the range.
 
     Returns:
-        Spans without an occurrence in them: the first instant left out, the last, how many, whether that is exact
-        (else at least so many). The last of `MAX_SPANS` may hold occurrences, and is then not exact.
+        Spans without an occurrence in them: the first excluded instant, the last, their number, and True if it is exact
+        (else it is a lower bound). The last of `MAX_SPANS` may hold occurrences, and is then not exact.
     """
     spans: list[tuple[datetime, datetime, int, bool]] = []
     if not isinstance(effective, CalendarSchedule):
@@ -305,26 +305,27 @@ def excluded_spans(
 
 
 def ensure_open_days(effective: Schedule, now: datetime) -> None:
-    """Nothing, when calendars leave a schedule an occurrence after `now`, or had left it one before.
+    """Refuse a schedule whose calendars exclude every occurrence after `now`.
 
-    A `once` whose time has passed on an open day is let through, as `ensure_can_fire` does.
+    A schedule that had an occurrence before passes. So does a `once` whose time has passed on an open day, as in
+    `ensure_can_fire`.
 
     Raises:
-        InvalidInput: They leave none: it could never fire.
+        InvalidInput: The calendars leave no occurrence: it could never fire.
     """
     if not isinstance(effective, CalendarSchedule) or effective.after(now) is not None:
         return
     if effective.schedule.after(now) is None and effective.before(now) is not None:
         return
     path = "exclude_calendars" if effective.exclude else "include_calendars"
-    problem = "its calendars leave out every occurrence that is to come: it can never fire"
+    problem = "its calendars exclude every future occurrence: it can never fire"
     raise InvalidInput([FieldError(path, problem, "correct the schedule or the calendars")])
 
 
 def _rest(
     nominal: Schedule, effective: CalendarSchedule, first: datetime, end: datetime
 ) -> tuple[datetime, datetime, int, bool]:
-    """All that is left out from `first` on, as one span that is not told apart."""
+    """Return all that is excluded from `first` on as one span."""
     last = effective.excluded_before(end + _TICK) or first
     if last <= first:
         return first, first, 1, True
@@ -334,7 +335,7 @@ def _rest(
 
 
 def _at(second: int) -> datetime | None:
-    """The instant of a second; None beyond what a datetime can name."""
+    """Return the instant of a second; None beyond the range of a datetime."""
     try:
         return at_second(second)
     except OverflowError:

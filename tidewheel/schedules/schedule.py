@@ -1,8 +1,6 @@
-"""What every kind of schedule answers.
+"""The protocol of all kinds of schedules, their bounds, and exact arithmetic on instants.
 
-From when until when a schedule's occurrences count.
-
-Instants as whole numbers: what searches and arithmetic use inside, exact where floating seconds are not.
+Searches compute with whole numbers, since floating-point seconds are not exact.
 """
 
 from collections.abc import Iterator
@@ -14,34 +12,34 @@ from tidewheel.errors import ScheduleRefused
 
 
 class Schedule(Protocol):
-    """When something is to happen. Immutable and hashable; every instant in and out is aware, those out in UTC."""
+    """A set of instants. Immutable and hashable. Every instant is aware, and results are in UTC."""
 
     @property
     def hashed(self) -> bool:
-        """Whether it depends on the job's id, by an ``H``."""
+        """True if it depends on the job's id, by an ``H``."""
         ...
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first occurrence strictly later, or None when there is none."""
+        """Return the first occurrence strictly later, or None."""
         ...
 
     def before(self, instant: datetime) -> datetime | None:
-        """The last occurrence strictly earlier, or None when there is none."""
+        """Return the last occurrence strictly earlier, or None."""
         ...
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """The occurrences later than `start` and not later than `end`, ascending."""
+        """Yield the occurrences later than `start` and not later than `end`, ascending."""
         ...
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """How many `between` would give: the number and True, or `limit` and False when there are more."""
+        """Count the occurrences of `between`: their number and True, or `limit` and False if there are more."""
         ...
 
     def __hash__(self) -> int: ...
 
 
 def iterate(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:
-    """`Schedule.between` for every kind that answers `Schedule.after`."""
+    """Yield the occurrences in ``(start, end]`` by repeated calls of `Schedule.after`."""
     found = schedule.after(start)
     while found is not None and found <= end:
         yield found
@@ -50,13 +48,13 @@ def iterate(schedule: Schedule, start: datetime, end: datetime) -> Iterator[date
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Both ends belong to it; None is no bound."""
+    """The first and last instant that count, both inclusive; None is no bound."""
 
     start_at: datetime | None = None
     end_at: datetime | None = None
 
     def holds(self, instant: datetime) -> bool:
-        """Whether the instant lies within."""
+        """Return True if the instant lies within."""
         return (self.start_at is None or instant >= self.start_at) and (self.end_at is None or instant <= self.end_at)
 
 
@@ -67,7 +65,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def whole_second(instant: datetime) -> int:
-    """Seconds since 1970-01-01 UTC, rounded down.
+    """Return the seconds since 1970-01-01 UTC, rounded down.
 
     >>> whole_second(datetime(1970, 1, 1, 0, 1, 0, 5, tzinfo=UTC))
     60
@@ -77,7 +75,7 @@ def whole_second(instant: datetime) -> int:
 
 
 def next_second(instant: datetime) -> int:
-    """Seconds since 1970-01-01 UTC, rounded up.
+    """Return the seconds since 1970-01-01 UTC, rounded up.
 
     >>> next_second(datetime(1970, 1, 1, 0, 1, 0, 5, tzinfo=UTC))
     61
@@ -87,18 +85,18 @@ def next_second(instant: datetime) -> int:
 
 
 def microseconds(instant: datetime) -> int:
-    """Microseconds since 1970-01-01 UTC."""
+    """Return the microseconds since 1970-01-01 UTC."""
     since = instant - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def at_second(second: int) -> datetime:
-    """The instant of a whole second, in UTC."""
+    """Return the instant of a whole second, in UTC."""
     return _EPOCH + timedelta(seconds=second)
 
 
 def at_microsecond(microsecond: int) -> datetime | None:
-    """The instant in UTC; None beyond what a datetime can name."""
+    """Return the instant in UTC, or None beyond the range of a datetime."""
     try:
         return _EPOCH + timedelta(microseconds=microsecond)
     except OverflowError:
@@ -106,7 +104,7 @@ def at_microsecond(microsecond: int) -> datetime | None:
 
 
 def read_instant(text: object, path: str) -> datetime:
-    """The instant an RFC 3339 text names, in UTC.
+    """Parse an RFC 3339 text, or take an aware datetime; the result is in UTC.
 
     >>> read_instant("2026-03-29T03:00:00+02:00", "at").isoformat()
     '2026-03-29T01:00:00+00:00'

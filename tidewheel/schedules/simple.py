@@ -1,8 +1,7 @@
-"""Schedules that need no arithmetic: one instant, or none.
+"""The simple kinds of schedules: once, manual, interval and fixed delay.
 
-Every so often from an anchor: ``anchor + n * every``, never from the last one, so nothing drifts.
-
-A fixed pause between runs: what comes next depends on when the last one ended, so nothing is computed ahead.
+An interval's occurrences are ``anchor + n * every``, never computed from the last one, so nothing drifts. The next
+occurrence of a fixed delay depends on the end of the last run, so nothing is computed ahead.
 """
 
 from collections.abc import Iterator
@@ -20,55 +19,55 @@ class Once:
     hashed = False
 
     def after(self, instant: datetime) -> datetime | None:
-        """The instant itself while it is ahead, then None."""
+        """Return the instant while it is ahead, then None."""
         return self.at if self.at > instant else None
 
     def before(self, instant: datetime) -> datetime | None:
-        """The instant itself once it has passed, until then None."""
+        """Return the instant once it has passed, until then None."""
         return self.at if self.at < instant else None
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """The instant when it lies in ``(start, end]``."""
+        """Yield the instant if it lies in ``(start, end]``."""
         if start < self.at <= end:
             yield self.at
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """One or none, exactly (`limit` 0 or less admits none)."""
+        """Count one or none, exactly; with a `limit` of 0 or less none."""
         found = int(start < self.at <= end)
         return min(found, max(limit, 0)), found <= limit
 
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """No occurrences: runs come from triggers alone."""
+    """A schedule without occurrences: runs come from triggers only."""
 
     hashed = False
 
     def after(self, instant: datetime) -> datetime | None:
-        """None."""
+        """Return None."""
         return None
 
     def before(self, instant: datetime) -> datetime | None:
-        """None."""
+        """Return None."""
         return None
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """Nothing."""
+        """Yield nothing."""
         yield from ()
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """None, exactly."""
+        """Count none, exactly."""
         return 0, True
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Occurrences at ``anchor + n * every``; all questions are answered by arithmetic.
+    """Occurrences at ``anchor + n * every``, computed by arithmetic.
 
     Args:
         interval_us: Microseconds.
         anchor: UTC.
-        anchor_fires: ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence itself.
+        anchor_fires: True if ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence too.
         bounds: Both ends belong to it.
     """
 
@@ -79,24 +78,24 @@ class Interval:
     hashed = False
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first occurrence strictly later; None past the end, or past what a datetime can name."""
+        """Return the first occurrence strictly later; None past the end, or beyond the range of a datetime."""
         anchor = microseconds(self.anchor)
         number = max((microseconds(instant) - anchor) // self.interval_us + 1, self._first())
         last = self._last()
         return at_microsecond(anchor + number * self.interval_us) if last is None or number <= last else None
 
     def before(self, instant: datetime) -> datetime | None:
-        """The last occurrence strictly earlier; None before the first."""
+        """Return the last occurrence strictly earlier; None before the first."""
         number, last = self._until(microseconds(instant) - 1), self._last()
         number = number if last is None else min(number, last)
         return self._at(number) if number >= self._first() else None
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """The occurrences in ``(start, end]``."""
+        """Yield the occurrences in ``(start, end]``."""
         return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """How many lie in ``(start, end]``, up to `limit`; False when there are more."""
+        """Count the occurrences in ``(start, end]``, up to `limit`; False if there are more."""
         last = self._last()
         to = self._until(microseconds(end))
         to = to if last is None else min(to, last)
@@ -104,7 +103,7 @@ class Interval:
         return (found, True) if found <= limit else (max(limit, 0), False)
 
     def _until(self, microsecond: int) -> int:
-        """The number of the last occurrence at or before."""
+        """Return the number of the last occurrence at or before."""
         return (microsecond - microseconds(self.anchor)) // self.interval_us
 
     def _first(self) -> int:
@@ -121,9 +120,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """The first occurrence at once, each later one `interval_us` after the end of the last timer-made run.
+    """One occurrence at once, and each later one `interval_us` after the end of the last run by the timer.
 
-    Its occurrences are those recorded: asked as a schedule it knows none, so it has no catch-up and no backfill.
+    Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill.
 
     Args:
         interval_us: Microseconds.
@@ -135,11 +134,11 @@ class FixedDelay:
     hashed = False
 
     def due(self, accepted: datetime, ended: datetime | None) -> datetime | None:
-        """The next occurrence; None past the end.
+        """Return the next occurrence; None past the end.
 
         Args:
-            accepted: When the schedule was first accepted.
-            ended: When the last timer-made run became terminal; None before the first one.
+            accepted: The instant at which the schedule was first accepted.
+            ended: The end of the last run by the timer; None before the first one.
         """
         instant = accepted if ended is None else ended + timedelta(microseconds=self.interval_us)
         if self.bounds.start_at is not None:
@@ -147,17 +146,17 @@ class FixedDelay:
         return instant if self.bounds.holds(instant) else None
 
     def after(self, instant: datetime) -> datetime | None:
-        """None: see `due`."""
+        """Return None; see `due`."""
         return None
 
     def before(self, instant: datetime) -> datetime | None:
-        """None: see `due`."""
+        """Return None; see `due`."""
         return None
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """Nothing: see `due`."""
+        """Yield nothing; see `due`."""
         yield from ()
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """None, exactly: see `due`."""
+        """Count none; see `due`."""
         return 0, True
