@@ -34,6 +34,7 @@ from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
 from tidewheel.executor.watchdog import Watchdog
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.kafka.topics import queue_names
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Session
@@ -41,7 +42,6 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
-from tidewheel.schemas.definitions import LAMBDA, SHELL
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest, TargetKind
 from tidewheel.settings import ExecutorSettings
 from tidewheel.transitions.cancel_signals import Signal
@@ -71,7 +71,8 @@ class Executor:
     ) -> None:
         self.executor_id = uuid4()
         self._settings, self._url, self._installation, self._stop = settings, url, installation, stop
-        self._names = frozenset(handlers) | _own_names(settings)
+        self._kinds = _target_kinds(settings)
+        self._names = frozenset(handlers) | {name for kind in self._kinds if (name := TARGETS[kind].requires)}
         self._queues = queue_names(settings.queues)
         lanes = lanes or choose_lanes(settings, kafka, installation.topics, self._queues)
         self._protocol = lanes.protocol
@@ -266,16 +267,14 @@ class Executor:
         )
 
     def _make_runners(self, kafka: Mapping[str, str], handlers: Mapping[str, Handler]) -> dict[TargetKind, Runner]:
-        runners: dict[TargetKind, Runner] = {
-            TargetKind.HANDLER: python_runner(self._settings, handlers, self._completer),
-            TargetKind.HTTP: http_runner(self._settings, self._installation),
-            TargetKind.KAFKA: KafkaRunner(kafka, self._installation),
+        factories: dict[TargetKind, Callable[[], Runner]] = {
+            TargetKind.HANDLER: lambda: python_runner(self._settings, handlers, self._completer),
+            TargetKind.HTTP: lambda: http_runner(self._settings, self._installation),
+            TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation),
+            TargetKind.SHELL: lambda: ShellRunner(self._settings),
+            TargetKind.LAMBDA: LambdaRunner,
         }
-        if SHELL in self._names:
-            runners[TargetKind.SHELL] = ShellRunner(self._settings)
-        if LAMBDA in self._names:
-            runners[TargetKind.LAMBDA] = LambdaRunner()
-        return runners
+        return {kind: factories[kind]() for kind in self._kinds}
 
     def _make_sweep(self) -> Sweep:
         return Sweep(
@@ -310,6 +309,7 @@ class Executor:
         return self._finisher.backlog() > _CROWD or self._watchdog.stalled()
 
 
-def _own_names(settings: ExecutorSettings) -> frozenset[str]:
-    """What this executor has beside handlers, for targets that not every executor can run."""
-    return frozenset(name for name, here in ((SHELL, settings.shell), (LAMBDA, has_boto())) if here)
+def _target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
+    """Return the types of targets that this executor runs."""
+    here = {TargetKind.SHELL: settings.shell, TargetKind.LAMBDA: has_boto()}
+    return [kind for kind in map(TargetKind, TARGETS) if here.get(kind, True)]

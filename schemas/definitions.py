@@ -7,6 +7,7 @@ from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import FixedDelaySpec
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import microseconds
 from tidewheel.schemas.generated.records import (
     Backoff,
@@ -23,9 +24,8 @@ from tidewheel.schemas.generated.records import (
 )
 
 NO_PAYLOAD = Payload(b"", JSON_CONTENT)
-SHELL, LAMBDA = f"{targets.RESERVED}shell", f"{targets.RESERVED}lambda"  # what only some executors have
 
-_NEEDED = {TargetKind.SHELL: SHELL, TargetKind.LAMBDA: LAMBDA}
+_REQUIRED = {TargetKind(kind): target.requires for kind, target in TARGETS.items() if target.requires}
 
 
 def definition_record(
@@ -73,8 +73,8 @@ def definition_record(
 
 
 def needs(target: Target) -> str | None:
-    """Return what an executor must have to run a target: a handler's name, or a name of ours; None where any can."""
-    return _NEEDED.get(target.kind, target.handler)
+    """Return the handler or the capability that a target requires of an executor; None if every executor can run it."""
+    return _REQUIRED.get(target.kind, target.handler)
 
 
 def _target(target: targets.TargetSpec) -> Target:

@@ -7,7 +7,7 @@ import inspect
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import Annotated, get_type_hints
 
@@ -20,7 +20,9 @@ from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.schedule import CronSpec, read_schedule
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.runs import Overlap
 
 
 def _option(help: str, metavar: str, *names: str) -> object:
@@ -46,20 +48,10 @@ class JobFlags:
     jitter: Annotated[
         str | None, _option("Spread runs: a duration, or a part of the interval such as 10%.", "SPAN")
     ] = None
-    handler: Annotated[str | None, _option("Target: a Python handler.", "NAME")] = None
-    url: Annotated[str | None, _option("Target: an HTTP endpoint.", "URL")] = None
+    targets: Mapping[str, str] = field(default_factory=dict[str, str])  # by type; their flags are those of `TARGETS`
     method: Annotated[str | None, _option("POST, GET, …", "METHOD")] = None
-    kafka_topic: Annotated[str | None, _option("Target: a topic of yours.", "TOPIC")] = None
-    shell: Annotated[
-        str | None, _option("Target: a program and its arguments, as one text; no shell runs it.", "'WORD …'")
-    ] = None
-    function: Annotated[
-        str | None, _option("Target: an AWS Lambda function, by its name or ARN.", "FUNCTION", "--lambda")
-    ] = None
     payload: Annotated[str | None, _option("JSON text; @FILE reads it from a file.", "JSON")] = None
-    overlap: Annotated[
-        str | None, _option("skip, buffer_one, buffer_all, cancel_other, terminate_other or allow_all.", "POLICY")
-    ] = None
+    overlap: Annotated[str | None, _option(f"{', '.join([*Overlap][:-1])} or {[*Overlap][-1]}.", "POLICY")] = None
     catch_up: Annotated[str | None, _option("fire_once, fire_all or skip.", "POLICY")] = None
     window: Annotated[str | None, _option("How far back fire_all goes.", "DURATION")] = None
     on_resume: Annotated[str | None, _option("skip, fire_once or fire_all.", "POLICY")] = None
@@ -90,30 +82,25 @@ _AS_SAID = (
     "delivery", "on_failure", "lane", "queue", "description",
 )  # fmt: skip
 _SPANS = frozenset({"jitter", "window", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat"})
-_TARGETS = {
-    "handler": "--handler",
-    "url": "--url",
-    "kafka_topic": "--kafka-topic",
-    "shell": "--shell",
-    "function": "--lambda",
-}
 _KINDS = ("cron", "every", "fixed_delay", "at", "manual")
 
 
 def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags that describe a job, all together as its argument `flags`."""
     hints = get_type_hints(JobFlags, include_extras=True)
-    theirs = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in fields(JobFlags)
-    ]
+    theirs: list[inspect.Parameter] = []
+    for each in fields(JobFlags):
+        if each.name == "targets":
+            theirs += _target_parameters()
+        else:
+            theirs.append(_parameter(each.name, hints[each.name], each.default))
 
     @wraps(command)
     def gathered(**given: object) -> None:
-        said = {field.name: given.pop(field.name) for field in fields(JobFlags)}
-        command(**given, flags=JobFlags(**said))  # type: ignore[arg-type]  # typer has made them what the fields say
+        texts = {kind: given.pop(f"target_{kind}") for kind in TARGETS}
+        said = {each.name: given.pop(each.name) for each in fields(JobFlags) if each.name != "targets"}
+        said["targets"] = {kind: text for kind, text in texts.items() if text is not None}
+        command(**given, flags=JobFlags(**said))  # type: ignore[arg-type]  # typer has converted each to its field's type
 
     own = inspect.signature(command, eval_str=True).parameters
     shown = [*theirs[:1], *(parameter for name, parameter in own.items() if name != "flags"), *theirs[1:]]
@@ -121,6 +108,18 @@ def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
     vars(gathered)["__signature__"] = inspect.Signature(shown)
     gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return gathered
+
+
+def _target_parameters() -> list[inspect.Parameter]:
+    """Return a flag for each type of target."""
+    options = {
+        kind: typer.Option(type_.flag, metavar=type_.metavar, help=type_.help) for kind, type_ in TARGETS.items()
+    }
+    return [_parameter(f"target_{kind}", Annotated[str | None, option], None) for kind, option in options.items()]
+
+
+def _parameter(name: str, annotation: object, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
@@ -230,30 +229,29 @@ def _cron(standing: object) -> dict[str, object]:
     return dict(schedule) if "cron" in schedule else {}
 
 
-def _target(standing: object, flags: JobFlags) -> object:
-    told = [flag for name, flag in _TARGETS.items() if getattr(flags, name) is not None]
-    if len(told) > 1:
-        refuse("target", f"{' and '.join(told)} exclude each other", "leave one of them")
-    if flags.method is not None and told not in ([], ["--url"]):
-        refuse("target", f"--method has no meaning beside {told[0]}", "leave it out")
-    if flags.handler is not None:
-        return {"type": "handler", "name": flags.handler}
-    if flags.shell is not None:
-        return _onto(standing, "shell", {"argv": _words(flags.shell)})
-    http = {name: said for name, said in (("url", flags.url), ("method", flags.method)) if said is not None}
-    kafka, aws = _said("topic", flags.kafka_topic), _said("function", flags.function)
-    said = (("http", http), ("kafka", kafka), ("lambda", aws))
-    return next((_onto(standing, kind, parts) for kind, parts in said if parts), None)
+def _target(current: object, flags: JobFlags) -> object:
+    """Return the target with the flags applied; None if no flag names one."""
+    given = [TARGETS[kind].flag for kind in flags.targets]
+    if len(given) > 1:
+        refuse("target", f"{' and '.join(given)} exclude each other", "leave one of them")
+    if flags.method is not None and given not in ([], ["--url"]):
+        refuse("target", f"--method has no meaning beside {given[0]}", "leave it out")
+    method = {} if flags.method is None else {"method": flags.method}
+    for kind, text in flags.targets.items():
+        return _onto(current, kind, {**_set_by_flag(kind, text), **method})
+    return _onto(current, "http", method) if method else None
+
+
+def _set_by_flag(kind: str, text: str) -> dict[str, object]:
+    """Return the field that a target's flag sets."""
+    sets = TARGETS[kind].sets
+    return {sets: _words(text) if sets == "argv" else text}
 
 
 def _onto(standing: object, kind: str, said: Mapping[str, object]) -> dict[str, object]:
     """A target with what flags say in place of what it said; another kind begins anew."""
     target = as_object(standing) or {}
     return {**(target if target.get("type") == kind else {"type": kind}), **said}
-
-
-def _said(name: str, value: object) -> dict[str, object]:
-    return {} if value is None else {name: value}
 
 
 def _words(text: str) -> list[str]:

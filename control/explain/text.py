@@ -5,17 +5,17 @@ from datetime import UTC, datetime, timedelta
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import Asked, Said
 from tidewheel.control.explain.version_timeline import Saying
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_duration
 from tidewheel.runs import RunState
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import CatchUp
-from tidewheel.schemas.definitions import LAMBDA, SHELL
 
 _MILLISECOND = timedelta(milliseconds=1)
 _WHY_LATE = "(downtime, a pause, or a time that had passed when it was submitted)"
-_OWN_NEEDS = {SHELL: " and runs shell targets (TIDEWHEEL_SHELL)", LAMBDA: " and has boto3 (the extra `lambda`)"}
+_REQUIREMENTS = {target.requires: f" and {target.requires_text}" for target in TARGETS.values() if target.requires}
 
 
 def instant(at: datetime) -> str:
@@ -70,7 +70,7 @@ def _stands(asked: Asked, run: RunFacts) -> str:
 def _queued(asked: Asked, run: RunFacts) -> str:
     if run.publish_at is not None and run.publish_at > asked.job.now:
         return f"Its run is written and may begin at {_publish(run)}."
-    knows = _OWN_NEEDS.get(run.handler or "", f" and knows the handler {run.handler!r}" if run.handler else "")
+    knows = _REQUIREMENTS.get(run.handler or "", f" and knows the handler {run.handler!r}" if run.handler else "")
     waited = f" for {length(asked.job.now - run.publish_at)}" if run.publish_at else ""
     return f"Its run has waited{waited} for an executor: see that one runs which serves queue {run.queue!r}{knows}."
 

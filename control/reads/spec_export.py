@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_duration, parse_duration
 
 _MICROSECONDS = re.compile(r"\d+us", re.ASCII)
@@ -77,7 +78,7 @@ def _jitter(value: object) -> object:
 
 _RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _fraction}
 _SCHEDULE: Reading = {"interval": _duration, "fixed_delay": _duration}
-_TARGET: Reading = {"async_timeout": _duration, "reply_timeout": _duration}
+_TARGET: Reading = {name: _duration for target in TARGETS.values() for name in target.durations}
 _JOB: Reading = {
     "schedule": _within(_SCHEDULE),
     "target": _within(_TARGET),

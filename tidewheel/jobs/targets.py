@@ -1,9 +1,11 @@
-"""What executes a job's runs, as submitted: an object with a type, or a handler's name."""
+"""Targets as submitted: an object with a type, or a handler's name. `TARGETS` registers every type."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -17,12 +19,12 @@ MAX_URL = 2048
 MAX_HEADERS = 32
 MAX_HEADER = 1024
 
-LONGEST_ANSWER = timedelta(days=30)  # how long an end that is told later may take
+LONGEST_ANSWER = timedelta(days=30)  # how late a target may report an end by token or reply
 MAX_ARGUMENTS = 1000
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_VARIABLES = 100
 MAX_MEMORY_BYTES = 1 << 40
-RESERVED = "tidewheel."  # names that no handler may have: what an executor must be able to do
+RESERVED = "tidewheel."  # prefix of capabilities in the list of handlers an executor registers; no handler has it
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", re.ASCII)  # Source: RFC 9110 section 5.6.2, "Tokens"
 _NOT_IN_A_VALUE = re.compile(r"[^\x20-\x7e\t]")  # Source: RFC 9110 section 5.5, "Field Values"; sent as ASCII
@@ -230,13 +232,68 @@ class LambdaTargetSpec(StrictModel):
 
 TargetSpec: TypeAlias = HandlerTargetSpec | HttpTargetSpec | KafkaTargetSpec | ShellTargetSpec | LambdaTargetSpec
 
-_MODELS: Mapping[str, type[TargetSpec]] = {
-    "handler": HandlerTargetSpec,
-    "http": HttpTargetSpec,
-    "kafka": KafkaTargetSpec,
-    "shell": ShellTargetSpec,
-    "lambda": LambdaTargetSpec,
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetType:
+    """One type of target: all that other folders need to know of it, besides its runner and its wire record.
+
+    Args:
+        model: The model that reads it; its field `type` names the type.
+        flag: The flag of `tidewheel job` that sets it.
+        sets: The field that the flag sets; a list is set from words as a shell splits them.
+        metavar: The flag's value in `--help`.
+        help: The flag's line in `--help`.
+        requires: The capability an executor must have; None if every executor runs this type.
+        requires_text: The requirement as `tidewheel job explain` words it, after "an executor that serves queue …".
+    """
+
+    model: type[TargetSpec]
+    flag: str
+    sets: str
+    metavar: str
+    help: str
+    requires: str | None = None
+    requires_text: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The target's `type` in requests, and its symbol of the wire enum `TargetKind`."""
+        return str(get_args(self.model.model_fields["type"].annotation)[0])
+
+    @property
+    def durations(self) -> list[str]:
+        """The fields that hold a duration."""
+        return [name for name, field in self.model.model_fields.items() if field.annotation is timedelta]
+
+
+_TYPES = (
+    TargetType(
+        model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME", help="Target: a Python handler."
+    ),
+    TargetType(model=HttpTargetSpec, flag="--url", sets="url", metavar="URL", help="Target: an HTTP endpoint."),
+    TargetType(
+        model=KafkaTargetSpec, flag="--kafka-topic", sets="topic", metavar="TOPIC", help="Target: a topic of yours."
+    ),
+    TargetType(
+        model=ShellTargetSpec,
+        flag="--shell",
+        sets="argv",
+        metavar="'WORD …'",
+        help="Target: a program and its arguments, as one text; no shell runs it.",
+        requires=f"{RESERVED}shell",
+        requires_text="runs shell targets (TIDEWHEEL_SHELL)",
+    ),
+    TargetType(
+        model=LambdaTargetSpec,
+        flag="--lambda",
+        sets="function",
+        metavar="FUNCTION",
+        help="Target: an AWS Lambda function, by its name or ARN.",
+        requires=f"{RESERVED}lambda",
+        requires_text="has boto3 (the extra `lambda`)",
+    ),
+)
+TARGETS: Mapping[str, TargetType] = MappingProxyType({target.kind: target for target in _TYPES})
 
 
 def read_target(value: object) -> TargetSpec:
@@ -263,7 +320,8 @@ TargetField: TypeAlias = Annotated[TargetSpec, BeforeValidator(read_target)]
 
 def _by_type(given: Mapping[str, object]) -> TargetSpec:
     kind = given.get("type")
-    if isinstance(kind, str) and kind in _MODELS:
-        return validate(_MODELS[kind], given)
+    if isinstance(kind, str) and kind in TARGETS:
+        return validate(TARGETS[kind].model, given)
     problem = "is missing" if "type" not in given else f"{shown(kind)} was read"
-    raise InvalidValue(problem=problem, remedy="write 'handler', 'http', 'kafka', 'shell' or 'lambda'", path="type")
+    *others, last = map(repr, TARGETS)
+    raise InvalidValue(problem=problem, remedy=f"write {', '.join(others)} or {last}", path="type")

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object, compact
 from tidewheel.jobs.validation import shown
+from tidewheel.runs import Overlap
 
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
 _SHORT = re.compile(
@@ -397,6 +398,11 @@ def many_days(value: object) -> object:
     return tuple(elements)
 
 
+if TYPE_CHECKING:
+    OverlapPolicy: TypeAlias = str
+else:
+    OverlapPolicy = Literal[tuple(policy.value for policy in Overlap)]  # `Overlap` is the one list of the policies
+
 Key = Annotated[str, AfterValidator(one_line(MAX_TEXT))]
 Reason = Annotated[str, AfterValidator(several_lines(1000))]
 Description = Annotated[str, AfterValidator(several_lines(4096))]
@@ -408,7 +414,6 @@ CalendarName = Annotated[str, AfterValidator(_calendar_name)]
 Day = Annotated[date, BeforeValidator(_day)]
 Weekday = Annotated[int, BeforeValidator(_weekday)]
 IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
-OverlapPolicy = Literal["skip", "buffer_one", "buffer_all", "cancel_other", "terminate_other", "allow_all"]
 TaskToken = Annotated[str, AfterValidator(_task_token)]
 Traceparent = Annotated[str, AfterValidator(_traceparent)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
