@@ -1,21 +1,39 @@
-"""One attempt in this process: what it works on, and who is told when it ends."""
+"""One claimed attempt in this process: its state, and the report of its end.
 
+An attempt starts, is reported once and releases its slot once. Each of these moves is a method; the first call counts.
+"""
+
+import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor.attempt_output import Echo, Output
-from tidewheel.executor.complete_in import Completer, Completion, checked
+from tidewheel.executor.attempt_output import LogForwarder, Output
+from tidewheel.executor.complete_in import Completion, verify_completion
 from tidewheel.executor.context import Flag, Previous
+from tidewheel.executor.handler_services import NO_SERVICES, HandlerServices
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.previous_run import Past
-from tidewheel.executor.progress_buffer import Beats
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Started
 
-LET_GO_SECONDS = 1.0  # from asking attempts to stop, for the executor does, to handing back those that have not
+SHUTDOWN_GRACE_SECONDS = 1.0  # for attempts to stop when the executor shuts down; then they are released
+
+
+class Clock(Protocol):
+    """The start_to_close clock of an attempt; used on the event loop."""
+
+    def pause(self) -> None:
+        """Shutdown it while the attempt waits for a thread or a process."""
+        ...
+
+    def restart(self) -> None:
+        """Give the attempt its full time from now on."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -24,25 +42,18 @@ class Attempt:
 
     Args:
         started: The claim.
-        request: The message.
-        definition: The static part of it, decoded.
-        on_report: Told once, with the first outcome reported.
-        on_release: Told once, when its code has really ended and the slot is free.
-        cancelled: Set when the attempt is asked to stop; handlers see it.
-        cancel_cooperatively: Cancels its task.
-        restart_clock: Gives it its whole time from now on; called on the loop.
-        stop_clock: Lets it wait for a thread without that being its time; called on the loop.
-        on_thread: Whether a thread, and not the task, is what the slot waits for.
-        begun: Whether its target may have begun.
-        withdraw: Takes it back from where it waits for a thread or a process; True where that came before its start.
-        struck: What its task is being cancelled for: a timeout that has struck, or the executor's own end.
-        last_beat: Monotonic seconds of its last heartbeat, or of its start; None while it waits for a thread.
-        closes_at: Monotonic seconds at which schedule_to_close strikes; None where it does not.
-        beats: Where its heartbeats are kept until they are written.
-        past: Where earlier runs are looked up.
-        completer: What its handler may complete its run with.
-        output: What it writes, once it writes anything.
-        stream_output: Whether everything it writes goes to a topic too.
+        request: The run message.
+        definition: Its job definition, decoded.
+        on_report: Called once, with the first outcome reported.
+        on_release: Called once, when its code has ended and the slot is free.
+        services: Of the executor, for its handler.
+        cancelled: Set when the attempt is requested to stop; its handler sees it.
+        stop_outcome: Why its task is being cancelled: a timeout, or the executor's shutdown. None while it is not.
+        on_thread: True if the slot waits for a thread and not for the task.
+        has_started: True if its target may have started.
+        last_heartbeat: Monotonic seconds of its last heartbeat, or of its start; None while it waits for a thread.
+        closes_at: Monotonic seconds at which schedule_to_close expires; None without that timeout.
+        output: Its output, from the first byte on.
     """
 
     started: Started
@@ -50,27 +61,23 @@ class Attempt:
     definition: JobDefinition
     on_report: Callable[["Attempt", Outcome], None]
     on_release: Callable[["Attempt"], None]
+    services: HandlerServices = NO_SERVICES
     cancelled: Flag = field(default_factory=Flag)
-    cancel_cooperatively: Callable[[], object] | None = None
-    restart_clock: Callable[[], None] | None = None
-    stop_clock: Callable[[], None] | None = None
-    on_thread: bool = False
-    begun: bool = False
-    withdraw: Callable[[], bool] | None = None
-    struck: Outcome | None = None
-    last_beat: float | None = None
-    closes_at: float | None = None
-    beats: Beats | None = None
-    past: Past | None = None
-    completer: Completer | None = None
-    output: Output | None = None
-    stream_output: bool = False
-    _echo: Echo | None = None
-    _completion: Completion | None = None
-    _sealed: bool = False
-    _reported: bool = False
-    _released: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    stop_outcome: Outcome | None = field(default=None, init=False)
+    on_thread: bool = field(default=False, init=False)
+    has_started: bool = field(default=False, init=False)
+    last_heartbeat: float | None = field(default=None, init=False)
+    closes_at: float | None = field(default=None, init=False)
+    output: Output | None = field(default=None, init=False)
+    _cancel_task: Callable[[], object] | None = field(default=None, init=False)
+    _cancel_queued: Callable[[], bool] | None = field(default=None, init=False)
+    _clock: Clock | None = field(default=None, init=False)
+    _forwarder: LogForwarder | None = field(default=None, init=False)
+    _completion: Completion | None = field(default=None, init=False)
+    _output_sealed: bool = field(default=False, init=False)
+    _reported: bool = field(default=False, init=False)
+    _released: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def run_id(self) -> UUID:
@@ -96,131 +103,205 @@ class Attempt:
 
     @property
     def start_to_close_seconds(self) -> float:
-        """How long the attempt may take."""
+        """The attempt's own time limit."""
         return self.definition.start_to_close_ms / 1000
 
     @property
     def heartbeat_seconds(self) -> float | None:
-        """How long it may go without a heartbeat; None where it needs none."""
+        """The longest time between two heartbeats; None without that timeout."""
         return None if self.definition.heartbeat_ms is None else self.definition.heartbeat_ms / 1000
 
     @property
-    def reported(self) -> bool:
-        """Whether somebody has said how it ended: what its code still does is no longer waited for."""
-        return self._reported
-
-    @property
-    def unflushed(self) -> bool:
-        """Whether nothing of its output is in the database, nor will be but by its end; from now on."""
-        with self._lock:
-            if self.output is None:
-                self._sealed = True
-                return True
-        return self.output.close()
-
-    @property
     def left_seconds(self) -> float:
-        """How long the attempt may take from now on, if it begins now."""
+        """The time limit of an attempt that starts now."""
         if self.closes_at is None:
             return self.start_to_close_seconds
         return max(min(self.start_to_close_seconds, self.closes_at - monotonic_seconds()), 0.0)
 
-    def note_start(self, at: float) -> None:
-        """Its time runs from this moment on, in monotonic seconds."""
-        if self.started.schedule_to_close_at is not None and self.closes_at is None:
-            self.closes_at = at + (self.started.schedule_to_close_at - self.started.started_at).total_seconds()
-
-    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        """Take a sign of life from its handler; what is told after its end counts for nothing."""
-        if self._reported:
-            return
-        self.last_beat = monotonic_seconds()
-        if self.beats is not None:
-            self.beats.tell(self.key, progress, checkpoint)
-
-    def previous(self) -> Previous:
-        """What came before its run; waits for the database.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
-        if self.past is None:
-            return Previous()
-        return self.past.before(UUID(self.definition.job_id), self.request.scheduled_at)
-
-    def completing(self) -> Completion:
-        """What completes its run in a transaction of its handler's."""
-        if self.completer is None:
-            message = "this attempt is of no executor"
-            raise RuntimeError(message)
-        with self._lock:
-            if self._completion is None:
-                self._completion = Completion(
-                    self.completer, self.run_id, self.started.attempt, self.request, self.definition, self._written
-                )
-        return self._completion
-
-    def write(self, data: bytes) -> None:
-        """Keep what the attempt writes, and pass it on to this process's log as long as that is not too much."""
-        self.keep(data).write(data)
-
-    def keep(self, data: bytes) -> Echo:
-        """Keep what the attempt writes; returns its share of the log, for who passes it on in another way."""
-        with self._lock:
-            output = self.output = self.output or Output(streamed=self.stream_output, closed=self._sealed)
-            echo = self._echo = self._echo or Echo(self.about)
-        output.write(data)
-        return echo
+    @property
+    def reported(self) -> bool:
+        """True if its end was reported; whatever its code still does is ignored."""
+        return self._reported
 
     @property
     def about(self) -> dict[str, object]:
-        """What log lines say of it."""
+        """The fields that log lines carry about it."""
         return {
             "run_id": str(self.run_id),
             "attempt": self.started.attempt,
             "job_key": self.definition.job_key,
         }
 
-    def begin(self) -> bool:
-        """Its target is about to begin; returns False where its end has been told before that."""
+    # How it runs, called by the code that runs it.
+
+    def start(self) -> bool:
+        """Record that its target starts; return False if its end was reported before."""
         with self._lock:
             if self._reported:
                 return False
-            self.begun = True
+            self.has_started = True
             return True
 
+    def attach(self, cancel_task: Callable[[], object], clock: Clock) -> None:
+        """Record the task of its own that it runs in, and the clock of its timeouts."""
+        self._cancel_task, self._clock = cancel_task, clock
+
+    def detach_clock(self) -> None:
+        """Drop the clock, or the two would keep each other in memory."""
+        self._clock = None
+
+    def note_start(self, at: float) -> None:
+        """Count schedule_to_close from this moment on, in monotonic seconds."""
+        if self.started.schedule_to_close_at is not None and self.closes_at is None:
+            self.closes_at = at + (self.started.schedule_to_close_at - self.started.started_at).total_seconds()
+
+    def wait_for_worker(self, cancel_queued: Callable[[], bool]) -> None:
+        """Pause its clock while it is queued for a thread or a process.
+
+        Args:
+            cancel_queued: Takes it out of that queue; returns True if that came before its start.
+        """
+        self._cancel_queued = cancel_queued
+        if self._clock is not None:
+            self._clock.pause()
+
+    def restart_clock(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give it its full time from now on; called by the thread that starts its code."""
+        clock = self._clock
+        if clock is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(clock.restart)
+
+    def release_with(self, future: "Future[Outcome]") -> None:
+        """Release the slot when this thread's future is done, not when the task ends: a thread cannot be stopped."""
+        self.on_thread = True
+        future.add_done_callback(lambda _: self.release())
+
+    # How it is stopped, called on the event loop.
+
+    def cancel_queued(self) -> bool:
+        """Take it out of the queue for a thread or a process; return True if that came before its start."""
+        return self._cancel_queued is not None and self._cancel_queued()
+
+    def stop(self) -> None:
+        """Request that its code stops."""
+        self.cancelled.set()
+        if self.cancel_queued():
+            return  # it has not started and never will: its task sees that
+        # A thread only sees the flag. Cancelling its task would report its end before its grace is over.
+        if self._cancel_task is not None and not self.on_thread:
+            self._cancel_task()
+
+    def stop_as(self, outcome: Outcome) -> bool:
+        """Set the outcome with which it is stopped; return False if another one was set before."""
+        if self.stop_outcome is not None:
+            return False
+        self.stop_outcome = outcome
+        return True
+
+    def expire(self, outcome: Outcome) -> bool:
+        """Cancel its task because a timeout has expired; return False if it is being stopped already."""
+        if not self.stop_as(outcome):
+            return False
+        self.cancelled.set()
+        if self._cancel_task is not None:
+            self._cancel_task()
+        return True
+
+    def reset_heartbeat(self, at: float | None) -> None:
+        """Count the heartbeat timeout from this moment on; None pauses it."""
+        self.last_heartbeat = at
+
+    # What its handler does, called from any thread.
+
+    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+        """Record a heartbeat; one after its end is ignored."""
+        if self._reported:
+            return
+        self.last_heartbeat = monotonic_seconds()
+        if self.services.progress is not None:
+            self.services.progress.put(self.key, progress, checkpoint)
+
+    def previous(self) -> Previous:
+        """Return the job's runs before this one; waits for the database.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        if self.services.previous_runs is None:
+            return Previous()
+        return self.services.previous_runs.before(UUID(self.definition.job_id), self.request.scheduled_at)
+
+    def completing(self) -> Completion:
+        """Return the completion of its run inside a transaction of its handler."""
+        config = self.services.completion
+        if config is None:
+            message = "this attempt has no executor"
+            raise RuntimeError(message)
+        with self._lock:
+            if self._completion is None:
+                self._completion = Completion(
+                    config, self.run_id, self.started.attempt, self.request, self.definition, self._output_so_far
+                )
+        return self._completion
+
+    def write(self, data: bytes) -> None:
+        """Keep output of the attempt, and forward it to this process's log within the log's limit."""
+        self.keep(data).write(data)
+
+    def keep(self, data: bytes) -> LogForwarder:
+        """Keep output of the attempt; return its log forwarder, for a caller that forwards in another way."""
+        with self._lock:
+            if self.output is None:
+                self.output = Output(streamed=self.services.stream_output, closed=self._output_sealed)
+            if self._forwarder is None:
+                self._forwarder = LogForwarder(self.about)
+            output, forwarder = self.output, self._forwarder
+        output.write(data)
+        return forwarder
+
+    # How it ends, called from any thread.
+
     def report(self, outcome: Outcome) -> bool:
-        """Say how it ended; only the first report counts. Returns whether this was it."""
+        """Report its end; return True for the first report, the only one that counts."""
         with self._lock:
             if self._reported:
                 return False
             self._reported = True
-        self._tell(outcome)
+        self._report_first(outcome)
         return True
 
-    def report_unbegun(self, outcome: Outcome) -> bool:
-        """The same, unless its target may have begun."""
+    def report_not_started(self, outcome: Outcome) -> bool:
+        """Report its end unless its target may have started; return True if this was the first report."""
         with self._lock:
-            if self._reported or self.begun:
+            if self._reported or self.has_started:
                 return False
             self._reported = True
-        self._tell(outcome)
+        self._report_first(outcome)
         return True
 
     def release(self) -> None:
-        """Its code has ended; only the first call counts."""
+        """Release its slot: its code has ended. Only the first call counts."""
         with self._lock:
             if self._released:
                 return
             self._released = True
         self.on_release(self)
 
-    def _written(self) -> tuple[bytes | None, int | None]:
+    def seal_output(self) -> bool:
+        """Shutdown flushing its output: its end is being recorded. Return True if none was ever flushed."""
+        with self._lock:
+            if self.output is None:
+                self._output_sealed = True
+                return True
+        return self.output.close()
+
+    def _output_so_far(self) -> tuple[bytes | None, int | None]:
         return (self.output.tail(), self.output.written) if self.output else (None, None)
 
-    def _tell(self, outcome: Outcome) -> None:
-        if self._echo is not None:
-            self._echo.close()
+    def _report_first(self, outcome: Outcome) -> None:
+        if self._forwarder is not None:
+            self._forwarder.close()
         if self._completion is not None:
-            outcome = checked(outcome, self._completion)
+            outcome = verify_completion(outcome, self._completion)
         self.on_report(self, outcome)

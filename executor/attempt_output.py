@@ -1,12 +1,10 @@
-"""What an attempt has written: the last 64 KiB are kept, whatever it writes.
+"""Output of an attempt: keep its last 64 KiB, and forward it to this process's log up to a limit.
 
-They are written to the database while it runs, and with its end. The two must not both make the row: `begin_flush` and
-`close` decide under one lock which of them knows of the other.
+The tail is written to the database while the attempt runs, and with its end. Only one of these two writes may create
+the row: `begin_flush` and `close` decide under one lock which one.
 
-Passes on what attempts write to this process's own log, line by line, as long as that is not too much.
-
-An attempt that prints gigabytes must not fill the executor's log: beyond a bound it is passed over there, and said so
-once. The last 64 KiB lie with the run all the same.
+An attempt that prints gigabytes must not fill the executor's log. Beyond the limit its lines are dropped there, with
+one warning. The last 64 KiB are stored with the run in any case.
 """
 
 import logging
@@ -17,16 +15,16 @@ from dataclasses import dataclass
 from tidewheel.clock import monotonic_seconds
 
 OUTPUT_BYTES = 64 * 1024
-_STREAM_BYTES = 1024 * 1024  # of one attempt, between two looks; what is more is lost to the topic, and counted
+_STREAM_BYTES = 1024 * 1024  # of one attempt between two polls; more is dropped from the topic, and counted
 _PIECE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of the full stream.
+    """A part of the full stream.
 
     Args:
-        offset: How many bytes came before it.
+        offset: Number of bytes before it.
         data: The bytes.
     """
 
@@ -35,11 +33,11 @@ class Piece:
 
 
 class Output:
-    """The last bytes that an attempt wrote, and how many it ever wrote; safe from every thread.
+    """The tail of an attempt's output, and the number of bytes it ever wrote; safe from every thread.
 
     Args:
-        streamed: Whether everything it writes is kept until `take_stream`, not only the end.
-        closed: Whether the end was being recorded already when the first of it was written.
+        streamed: True if all output is kept until `take_stream`, not only the tail.
+        closed: True if the attempt's end was being recorded before its first output.
     """
 
     __slots__ = ("_closed", "_flushed", "_lock", "_stream", "_tail", "_touched", "dropped", "written")
@@ -54,7 +52,7 @@ class Output:
         self.dropped = 0
 
     def write(self, data: bytes) -> None:
-        """Append; what lies more than 64 KiB back is forgotten."""
+        """Append; bytes more than 64 KiB back are dropped."""
         with self._lock:
             self.written += len(data)
             _append(self._tail, data, OUTPUT_BYTES)
@@ -62,15 +60,15 @@ class Output:
                 self.dropped += _append(self._stream, data, _STREAM_BYTES)
 
     def tail(self) -> bytes | None:
-        """The last 64 KiB; None where nothing was written."""
+        """Return the last 64 KiB; None if there is no output."""
         with self._lock:
             return self._end()
 
     def begin_flush(self) -> tuple[bytes, int] | None:
-        """What is to be written to the database while the attempt runs, with how many bytes that makes.
+        """Return the tail to write to the database while the attempt runs, and the number of bytes written so far.
 
         Returns:
-            None where nothing is new, or its end is being recorded. From now on its row may be there.
+            None if nothing is new, or the attempt's end is being recorded. Otherwise its row may exist from now on.
         """
         with self._lock:
             tail = self._end()
@@ -80,17 +78,17 @@ class Output:
             return tail, self.written
 
     def flushed(self, written: int) -> None:
-        """So many bytes are in the database."""
+        """Record that this many bytes are in the database."""
         self._flushed = written
 
     def close(self) -> bool:
-        """Nothing is flushed from now on: the end is being recorded. Returns whether nothing ever was."""
+        """Flush nothing from now on: the end is being recorded. Return True if nothing was ever flushed."""
         with self._lock:
             self._closed = True
             return not self._touched
 
     def take_stream(self) -> list[Piece]:
-        """What was written since the last call, in pieces that fit into a message."""
+        """Return the output since the last call, in pieces that fit into a message."""
         with self._lock:
             if not self._stream:
                 return []
@@ -105,10 +103,10 @@ class Output:
 
 
 def _append(kept: bytearray, data: bytes, most: int) -> int:
-    """Append what may stay; returns how many bytes were forgotten for it. Cut seldom: each cut copies the whole."""
+    """Append within a limit; return the number of bytes dropped. Cut rarely: each cut copies the whole."""
     before = len(kept) + len(data)
     if len(data) > most:
-        kept.clear()  # or there would be a gap between what is left of it and the end of the new
+        kept.clear()  # or a gap would lie between the old bytes and the end of the new ones
     kept += data[-most:]
     if len(kept) > 2 * most:
         del kept[:-most]
@@ -118,52 +116,52 @@ def _append(kept: bytearray, data: bytes, most: int) -> int:
 LOGGER = "tidewheel.output"
 _LOG = logging.getLogger(LOGGER)
 
-_BURST_BYTES = 64 * 1024  # what is kept with the run anyway
-_BYTES_PER_SECOND = 4 * 1024  # 350 MB a day of one that never stops
-_LINE_COST = 200  # what the line of JSON around it takes
+_BURST_BYTES = 64 * 1024  # the amount that is stored with the run anyway
+_BYTES_PER_SECOND = 4 * 1024  # 350 MB a day for an attempt that never stops printing
+_LINE_COST = 200  # bytes of the JSON around a line
 _LONGEST_LINE = 8 * 1024
 
-telling: ContextVar[bool] = ContextVar("tidewheel_telling", default=False)
+forwarding: ContextVar[bool] = ContextVar("tidewheel_forwarding", default=False)
 
 
-class Echo:
-    """One attempt's share of the log; safe from every thread.
+class LogForwarder:
+    """Forwards one attempt's output to the log within a rate limit; safe from every thread.
 
     Args:
-        about: What each line says beside its text: run_id, attempt, job_key.
+        about: Fields of each log line: run_id, attempt, job_key.
     """
 
-    __slots__ = ("_about", "_lock", "_rest", "_said", "_since", "_tokens")
+    __slots__ = ("_about", "_lock", "_rest", "_since", "_tokens", "_warned")
 
     def __init__(self, about: dict[str, object]) -> None:
         self._about = about
         self._lock = threading.Lock()
         self._rest = b""
         self._tokens, self._since = float(_BURST_BYTES), monotonic_seconds()
-        self._said = False
+        self._warned = False
 
     def write(self, data: bytes) -> None:
-        """Pass on the lines that are whole now; the rest waits for its end."""
+        """Forward complete lines; the rest waits for its end."""
         with self._lock:
             lines, muted = self._whole_lines(data)
-        self._tell(lines, muted=muted)
+        self._emit(lines, muted=muted)
 
     def close(self) -> None:
-        """Pass on the last line, which has no end."""
+        """Forward the last line, which has no end."""
         with self._lock:
             lines, muted = self._whole_lines(b"\n") if self._rest else ([], False)
-        self._tell(lines, muted=muted)
+        self._emit(lines, muted=muted)
 
     def allows(self, size: int) -> bool:
-        """Whether a line of the attempt's own logging may be passed on; takes its share of the bound."""
+        """Return True if a log record of the attempt may be forwarded; uses up its part of the limit."""
         with self._lock:
             allowed = self._take(size)
             muted = self._mute() if not allowed else False
-        self._tell([], muted=muted)
+        self._emit([], muted=muted)
         return allowed
 
     def _whole_lines(self, data: bytes) -> tuple[list[str], bool]:
-        # What lies beyond the bound could not be told; it is not even looked at.
+        # Bytes beyond the limit cannot be forwarded, so they are not even split.
         *whole, self._rest = (self._rest + data[:_BURST_BYTES]).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             whole.append(self._rest)
@@ -186,21 +184,21 @@ class Echo:
         return True
 
     def _mute(self) -> bool:
-        first, self._said = not self._said, True
+        first, self._warned = not self._warned, True
         return first
 
-    def _tell(self, lines: list[str], *, muted: bool) -> None:
+    def _emit(self, lines: list[str], *, muted: bool) -> None:
         if not lines and not muted:
             return
-        # Whoever writes the log may write it to what is captured here.
-        token = telling.set(True)
+        # A log handler may write to the streams that are captured.
+        token = forwarding.set(True)
         try:
             for line in lines:
                 _LOG.info("%s", line, extra=self._about)
             if muted:
                 _LOG.warning(
-                    "writes more than %d bytes a second; the rest is passed over in this log", _BYTES_PER_SECOND,
+                    "writes more than %d bytes a second; the rest is dropped from this log", _BYTES_PER_SECOND,
                     extra=self._about,
                 )  # fmt: skip
         finally:
-            telling.reset(token)
+            forwarding.reset(token)

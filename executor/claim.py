@@ -1,39 +1,176 @@
-"""Claiming a batch in one transaction, and what follows when the answer to its COMMIT is lost.
+"""Claim runs: decode run messages, claim them in one transaction, and start what was claimed.
 
-The rows are known before COMMIT is sent; after a lost one they are read back under this executor's id until the
-database answers, because an attempt that stands and is not run would be found only when the lease ends.
+A message whose run is not claimed here needs nothing more: the run is in the table, and the sweep of an executor that
+can run it finds it.
 
-A run that would replace the holder of its job's turn, while somebody has the holder's row, is tried once more a moment
-later: mostly the holder was about to end. After that the sweep brings it, within seconds.
+If the answer to a claim's COMMIT is lost, the claimed rows are read back under this executor's id until the database
+answers. An attempt that is claimed and does not run would be found only when the lease ends.
+
+A run that would replace the active run of its job, while another transaction has that row locked, is tried once more
+0.05 s later: usually the active run was about to end. After that the sweep finds it, within seconds.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
-from tidewheel.errors import Unavailable
+from confluent_kafka import KafkaError, Message
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable, UndecodableMessage
+from tidewheel.ids import read_uuid
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import CommitUnknown, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.definitions import needs
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_messages import Definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
 
 _HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
 
-_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
+_LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
+_WARN_SECONDS = 60.0  # between two warnings about one unknown handler
+
+ClaimedRun = tuple[Started, RunRequest, JobDefinition]
+StartRuns = Callable[[Sequence[ClaimedRun]], None]
+
+
+class RunMessage(NamedTuple):
+    """A decoded message for a run that this executor can run."""
+
+    claim: Claim
+    request: RunRequest
+    definition: JobDefinition
+    message: Message
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key, greater for the later of two messages for one run: neither number ever falls."""
+        return self.claim.attempt, self.claim.job_version
+
+
+class FetchedMessage(NamedTuple):
+    """A message, and its decoded form; None if it is not for this executor."""
+
+    message: Message
+    run: RunMessage | None
+
+
+class ClaimResult(NamedTuple):
+    """Result of claiming a batch: the number of attempts started, and the messages left for later."""
+
+    started: int
+    left: Sequence[FetchedMessage]
+
+
+class BatchClaimer:
+    """Claims the runs of one lane's messages; one thread may decode while another one claims an earlier batch.
+
+    Args:
+        topic: The lane's topic, for log lines.
+        claimer: Claims in the database.
+        handlers: Names that this executor can run.
+        start: Starts claimed runs.
+    """
+
+    def __init__(self, topic: str, *, claimer: "Claimer", handlers: frozenset[str], start: StartRuns) -> None:
+        self._topic, self._claimer, self._handlers, self._start = topic, claimer, handlers, start
+        self._definitions = Definitions()
+        self._warned_at: dict[str, float] = {}
+
+    def decode(self, messages: Iterable[Message]) -> list[FetchedMessage]:
+        """Decode messages."""
+        return [FetchedMessage(message, self._decode_one(message)) for message in messages]
+
+    def claim(self, fetched: Sequence[FetchedMessage], *, real: int) -> ClaimResult:
+        """Claim the runs of messages and start them.
+
+        Args:
+            fetched: Decoded messages, each with a slot that was taken before.
+            real: Number of these slots that exist; the others are overcommitted. At-most-once runs get existing slots
+                only: if a process dies, it is unknown whether an attempt it had claimed has started.
+
+        Raises:
+            Unavailable: Nothing was claimed.
+        """
+        failpoint("claim.received")
+        runs = latest_per_run(run for _, run in fetched if run is not None)
+        left: list[FetchedMessage] = []
+        if len(fetched) > real:
+            at_most_once = [run_id for run_id, run in runs.items() if run.definition.at_most_once]
+            later = [runs.pop(run_id) for run_id in at_most_once[max(real, 0) :]]
+            left = [FetchedMessage(run.message, run) for run in later]
+        if not runs:
+            return ClaimResult(0, left)
+        started = self._claimer.claim([run.claim for run in runs.values()], source="message").started
+        claimed: list[ClaimedRun] = []
+        for one in started:
+            _, request, definition, _ = runs[one.run_id]
+            claimed.append((one, request, definition))
+        self._start(claimed)
+        return ClaimResult(len(started), left)
+
+    def check(self) -> None:
+        """Check that the database accepts claims.
+
+        Raises:
+            Unavailable: It does not.
+        """
+        self._claimer.claim([], source="message")
+
+    def close(self) -> None:
+        """Close its session."""
+        self._claimer.close()
+
+    def _decode_one(self, message: Message) -> RunMessage | None:
+        value = message.value()
+        try:
+            request = decode(value if isinstance(value, bytes) else b"", RunRequest)
+            definition = self._definitions.of(request.definition)
+            claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _source_of(message))
+        except (UndecodableMessage, ValueError) as error:
+            # Only the relay should write here. In any case the run is in the table, and the sweep finds it.
+            _LOG.error("a message on %s cannot be decoded and is left to the sweep: %s", self._topic, error)
+            return None
+        name = needs(definition.target)
+        if name is not None and name not in self._handlers:
+            metrics.count("unknown_handlers")
+            self._warn_unknown(name, request.run_id)
+            return None
+        return RunMessage(claim, request, definition, message)
+
+    def _warn_unknown(self, name: str, run_id: str) -> None:
+        now = monotonic_seconds()
+        if now >= self._warned_at.get(name, 0.0):
+            self._warned_at[name] = now + _WARN_SECONDS
+            _LOG.warning("no handler %r here; run %s and others like it wait for an executor that has it", name, run_id)
 
 
 class LeaseLost(Unavailable):
-    """This executor's lease was ended by a reaper; its heartbeat enters it again."""
+    """A reaper has ended this executor's lease; the heartbeat registers it again."""
 
 
 class Claimer:
-    """Claims for one thread, over that thread's session."""
+    """Claims runs for one thread, over that thread's session.
+
+    Args:
+        session: Of the thread.
+        installation: For the events of a claim.
+        executor_id: Owner of the claimed attempts.
+        stop: The executor's shutdown.
+        lease_lost: Called when the lease was ended or is overdue.
+        poke: Notifies other processes after a commit.
+        silent: Returns True if this executor's heartbeat is older than its lease.
+    """
 
     def __init__(
         self,
@@ -50,15 +187,15 @@ class Claimer:
         self._executor_id, self._stop, self._lease_lost, self._poke = executor_id, stop, lease_lost, poke
         self._silent = silent
 
-    def claim(self, claims: Sequence[Claim], *, way: str) -> Claimed:
+    def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
         """Claim a batch.
 
         Args:
-            claims: The wishes.
-            way: `message` or `sweep`, for the metrics.
+            claims: The runs to claim.
+            source: `message` or `sweep`, for the metrics.
 
         Returns:
-            What is this executor's now; everything else is lost, waits for its turn, or is left.
+            The claimed runs; all others are lost, buffered behind their job's active run, or left.
 
         Raises:
             Unavailable: Nothing was claimed.
@@ -66,9 +203,9 @@ class Claimer:
         claimed = self._claim(claims)
         if claimed.overlaps.undecided:
             left = [claim for claim in claims if claim.run_id in claimed.overlaps.undecided]
-            claimed.started = claimed.started + self._once_more(left)
-        metrics.count("claims", len(claimed.started), "won", way)
-        metrics.count("claims", len(claims) - len(claimed.started), "lost", way)
+            claimed.started = claimed.started + self._claim_again(left)
+        metrics.count("claims", len(claimed.started), "won", source)
+        metrics.count("claims", len(claims) - len(claimed.started), "lost", source)
         return claimed
 
     def close(self) -> None:
@@ -76,7 +213,7 @@ class Claimer:
         self._session.close()
 
     def _claim(self, claims: Sequence[Claim]) -> Claimed:
-        self._require_heard()
+        self._require_heartbeat()
         claimed = Claimed()
         try:
             with self._session.transaction() as connection:
@@ -84,60 +221,94 @@ class Claimer:
                 claimed = claim_runs(connection, self._installation, claims, executor_id=self._executor_id)
                 failpoint("claim.before_commit")
         except CommitUnknown as error:
-            # Whom it told is not known either: being woken for nothing costs less than a grace period that begins late.
-            self._wake_executors(claimed)
-            # Only what was started here: what another thread of this executor has claimed before stands as well.
+            # Notified although the commit is uncertain: a needless wake-up costs less than a late grace period.
+            self._notify_executors(claimed)
+            # Only runs that were started here: another thread of this executor may have claimed the others before.
             started = {one.run_id for one in claimed.started}
             return Claimed(started=self._read_back([claim for claim in claims if claim.run_id in started], error))
         except LeaseLost:
             self._lease_lost()
             raise
         failpoint("claim.after_commit")
-        self._wake_executors(claimed)
+        self._notify_executors(claimed)
         return claimed
 
-    def _require_heard(self) -> None:
-        """Nothing is claimed in silence, nor begun that was: it would be handed back, for others may have taken it.
+    def _require_heartbeat(self) -> None:
+        """Refuse to claim without a recent heartbeat: another executor may have taken this one for lost.
 
         Raises:
-            Unavailable: Nobody has heard of this executor for as long as its lease.
+            Unavailable: This executor's heartbeat is older than its lease.
         """
         if self._silent():
             self._lease_lost()
-            message = "this executor's heartbeat is overdue; nothing is claimed before it is heard again"
+            message = "this executor's heartbeat is overdue; nothing is claimed before the next one"
             raise Unavailable(message)
 
-    def _once_more(self, claims: Sequence[Claim]) -> list[Started]:
-        self._stop.wait(_BUSY_SECONDS)
+    def _claim_again(self, claims: Sequence[Claim]) -> list[Started]:
+        self._stop.wait(_LOCKED_SECONDS)
         try:
             return self._claim(claims).started
         except Unavailable as error:
-            # What was claimed before must be begun, whatever becomes of these.
+            # The runs claimed before must start in any case.
             _LOG.info("%d runs are left to the sweep: %s", len(claims), error)
             return []
 
-    def _wake_executors(self, claimed: Claimed) -> None:
+    def _notify_executors(self, claimed: Claimed) -> None:
         if claimed.signalled:
             self._poke(Channel.SIGNALS)
 
     def _hold_lease(self, connection: Conn) -> None:
         if connection.execute(_HOLD_LEASE, {"executor_id": self._executor_id}).fetchone() is None:
-            message = "this executor's lease was ended while it was silent; entering again"
+            message = "this executor's lease was ended after its heartbeats stopped; registering again"
             raise LeaseLost(message)
 
     def _read_back(self, claims: Sequence[Claim], lost: CommitUnknown) -> list[Started]:
-        _LOG.warning("the answer to a claim's COMMIT was lost (%s); reading back what stands", lost)
+        _LOG.warning("the answer to a claim's COMMIT was lost (%s); reading the claim back", lost)
         backoff = Backoff(self._stop, "reading back a claim")
         while True:
             try:
-                self._require_heard()
+                self._require_heartbeat()
                 with self._session.transaction() as connection:
-                    standing = read_claims(connection, claims, executor_id=self._executor_id)
+                    started = read_claims(connection, claims, executor_id=self._executor_id)
             except Unavailable as error:
-                # Asked to stop and no database: the lease will end, and the runs go back without charge.
+                # During a shutdown without a database the lease ends, and the runs go back uncounted.
                 if self._stop.requested():
                     raise
                 backoff.wait(error)
                 continue
             backoff.reset()
-            return standing
+            return started
+
+
+def latest_per_run(runs: Iterable[RunMessage]) -> dict[UUID, RunMessage]:
+    """Return the latest message for each run: a stale copy may follow the current one in a batch."""
+    latest: dict[UUID, RunMessage] = {}
+    for run in runs:
+        known = latest.get(run.claim.run_id)
+        if known is None or run.order >= known.order:
+            latest[run.claim.run_id] = run
+    return latest
+
+
+def without_errors(messages: Iterable[Message], topic: str) -> list[Message]:
+    """Return the messages that carry data.
+
+    Raises:
+        Unavailable: There is none, and the client reports an error in its place.
+    """
+    found: list[Message] = []
+    failure: KafkaError | None = None
+    for message in messages:
+        error = message.error()
+        if error is None:
+            found.append(message)
+        elif error.code() != KafkaError._PARTITION_EOF:
+            failure = error
+    if failure is not None and not found:
+        text = f"{topic}: {failure.str()}"
+        raise Unavailable(text)
+    return found
+
+
+def _source_of(message: Message) -> str:
+    return f"{message.topic()}/{message.partition()}/{message.offset()}@{message.timestamp()[1]}"

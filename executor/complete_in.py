@@ -1,9 +1,9 @@
-"""`ctx.complete_in`: a run's completion inside its handler's own PostgreSQL transaction.
+"""`ctx.complete_in`: complete a run inside its handler's own PostgreSQL transaction.
 
-Effect, outcome, attempt and completion event are one: all of them stand, or none. The transaction is the handler's to
-commit. Rolled back, nothing has happened and the attempt goes on; committed, the run is over, and what the attempt
-still reports changes nothing. The fence is looked at inside, under the run's lock: an attempt that counts no more makes
-the transaction fail, so that its effect is never committed, whatever its code does with the error.
+Effect, outcome, attempt row and completion event commit together or not at all. The handler commits the transaction.
+If it rolls back, nothing has happened and the attempt goes on. If it commits, the run is over, and a later report of
+the attempt changes nothing. The statements check the fence under the run's row lock. A superseded attempt makes the
+transaction fail, so that its effect is never committed, whatever its code does with the error.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
 
 from tidewheel.errors import AttemptOver, FieldError, InvalidInput
-from tidewheel.executor.outcome import Outcome, failed, written
+from tidewheel.executor.outcome import Outcome, failed, serialize_result
 from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -34,8 +34,8 @@ NOT_COMMITTED = "NotCommitted"
 
 
 @dataclass(frozen=True, slots=True)
-class Completer:
-    """What completions of one executor have in common; can be pickled, for handlers in other processes.
+class CompletionConfig:
+    """Settings that all completions of one executor share; can be pickled, for handlers in worker processes.
 
     Args:
         installation: Topics and encoding.
@@ -51,16 +51,16 @@ class Completion:
     """The completion of one attempt's run, by its handler.
 
     Args:
-        completer: Whose attempt it is.
+        config: Of the attempt's executor.
         run_id: The run.
         attempt: The fence.
-        request: The message it came by; read from the database where it is not at hand.
+        request: The run message; None reads it from the database.
         definition: The definition in it, likewise.
-        output: Tells what the attempt has written so far: the last of it, and how many bytes in all.
-        called: Whether a completion was written, be it committed or not.
+        output: Returns the attempt's output so far: its tail, and the number of bytes in all.
+        called: True if a completion was written, whether it was committed or not.
     """
 
-    completer: Completer
+    config: CompletionConfig
     run_id: UUID
     attempt: int
     request: RunRequest | None = None
@@ -71,14 +71,14 @@ class Completion:
     def complete_in(self, connection: Connection[object], result: object) -> None:
         """As `Context.complete_in`."""
         end = self._end(result)
-        _see_transaction(connection)
+        _require_transaction(connection)
         with use_connection(connection) as own:
             self._write(own, end)
 
     async def complete_in_async(self, connection: AsyncConnection[object], result: object) -> None:
         """As `Context.complete_in_async`."""
         end = self._end(result)
-        _see_transaction(connection)
+        _require_transaction(connection)
         await use_async_connection(connection, lambda own: self._write(own, end))
 
     def _end(self, result: object) -> RunEnd:
@@ -86,9 +86,9 @@ class Completion:
         return RunEnd(
             run_id=self.run_id,
             attempt=self.attempt,
-            executor_id=self.completer.executor_id,
+            executor_id=self.config.executor_id,
             state=RunState.SUCCEEDED,
-            result=kept(result),
+            result=encode_result(result),
             output=output,
             output_bytes=output_bytes,
             request=self.request,
@@ -99,7 +99,7 @@ class Completion:
         columns = {
             "run_id": self.run_id,
             "attempt": self.attempt,
-            "executor_id": self.completer.executor_id,
+            "executor_id": self.config.executor_id,
             "running": RunState.RUNNING,
         }
         try:
@@ -111,11 +111,11 @@ class Completion:
             self._refuse(connection)
         failpoint("complete_in.held")
         self.called = True
-        finish_runs(connection, self.completer.installation, [end], lasting=True)
+        finish_runs(connection, self.config.installation, [end], lasting=True)
         failpoint("complete_in.written")
 
     def _refuse(self, connection: Conn) -> None:
-        """Make the transaction fail, and say so.
+        """Make the transaction fail.
 
         Raises:
             AttemptOver: Always.
@@ -127,24 +127,24 @@ class Completion:
             raise AttemptOver(message) from error
 
 
-def kept(result: object) -> bytes | None:
-    """A result as it is kept.
+def encode_result(result: object) -> bytes | None:
+    """Return a result as it is stored.
 
     Raises:
-        InvalidInput: It cannot be; nothing was written yet, so that the effect can be undone.
+        InvalidInput: It cannot be stored; nothing was written yet, so that the effect can be undone.
     """
-    outcome = written(result)
+    outcome = serialize_result(result)
     if outcome.kind is not AttemptOutcome.SUCCEEDED:
-        remedy = "return what pydantic can write as JSON, up to 64 KiB"
+        remedy = "return a value that pydantic can serialize to JSON, up to 64 KiB"
         raise InvalidInput([FieldError("result", outcome.error_message or "", remedy)])
     return outcome.result
 
 
-def checked(outcome: Outcome, completion: Completion) -> Outcome:
-    """What a handler's end means that may have completed its run itself.
+def verify_completion(outcome: Outcome, completion: Completion) -> Outcome:
+    """Return the outcome of a handler that may have called `complete_in`.
 
-    Where the transaction was committed, the run is over and nothing more is written. A success that is reported
-    although it was not would lose the effect.
+    After a commit the run is over, and recording this outcome changes nothing. Without one, a success would lose the
+    effect, so it becomes a failure.
     """
     if not completion.called or outcome.kind is not AttemptOutcome.SUCCEEDED:
         return outcome
@@ -152,7 +152,7 @@ def checked(outcome: Outcome, completion: Completion) -> Outcome:
     return failed(NOT_COMMITTED, message)
 
 
-def _see_transaction(connection: Connection[object] | AsyncConnection[object]) -> None:
+def _require_transaction(connection: Connection[object] | AsyncConnection[object]) -> None:
     if getattr(connection, "autocommit", False) and connection.pgconn.transaction_status == TransactionStatus.IDLE:
         problem, remedy = "it is on autocommit, outside a transaction", "write `with connection.transaction():`"
         raise InvalidInput([FieldError("connection", problem, remedy)])

@@ -1,14 +1,14 @@
-"""Recording how attempts ended: group-committed, tried again until it is written or seen to be superseded.
+"""Record outcomes of attempts in group commits, repeated until each one is written or superseded.
 
-Where half a batch is left after one was taken, or a whole one comes while one is written, a second writer takes it, on
-a connection of its own: while PostgreSQL works on one, the other is prepared. What an attempt has told and is not
-written yet is the first one's alone.
+A second writer with its own connection takes a batch if half a batch is left after one was taken, or a whole batch
+arrives while one is written: it prepares its batch while PostgreSQL works on the other. Only the first writer takes
+attempts with unsaved progress.
 
-In a burst beginnings come first: while the lanes claim as much as they can, ends that have begun to come wait a moment
-before the first of them is written (ADR 0026), once in a flood: one that lasts is not held up.
+At the start of a burst, claims come first: the first outcomes wait up to 0.3 s while the lanes claim as much as they
+can (ADR 0026). That happens once per burst, so a lasting one is not delayed.
 
-An end is idempotent (the row is gone when it stands), so a lost COMMIT is answered by doing it again. What an outcome
-means is decided in `record.py`.
+An end is idempotent: its open row is gone once it is committed. So after a lost COMMIT the batch is written again.
+`record_outcomes.py` decides which rows an outcome changes.
 """
 
 import logging
@@ -22,9 +22,9 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
-from tidewheel.executor.progress_buffer import Beats
-from tidewheel.executor.record import record
+from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Backoff, Shutdown
@@ -33,29 +33,29 @@ from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.executor")
 
-# Completions in one transaction, where so many wait: of 500 each costs 1 us more, of 2,000 nothing less.
+# Outcomes in one transaction during a backlog: of 500 each costs 1 us more, of 2,000 nothing less.
 _BATCH = 1000
-_GATHER_SECONDS = 0.002
-_BUSY_GATHER_SECONDS = 0.01  # after a batch of some size: as many again come within this
-_MANY = 100
-_YIELD_SECONDS = 0.3  # for so long the first ends of a flood wait for beginnings. Source: docs/adr/0026
-_FLOOD_SECONDS = 1.0  # so often it is looked whether the flood is over, where no outcome comes
-_MOST_YIELDING = 3000  # so many ends wait no longer; a thousand more would stop the claims
-_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
+_LINGER_SECONDS = 0.002
+_BUSY_LINGER_SECONDS = 0.01  # after a batch of at least `_LARGE`: as many again arrive within this time
+_LARGE = 100
+_DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Source: docs/adr/0026
+_BURST_CHECK_SECONDS = 1.0  # between two checks for the end of a burst, while no outcome arrives
+_MOST_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop the claims
+_LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 
 Item = tuple[Attempt, Outcome]
 
 
-class Finisher:
+class Completer:
     """The threads that write outcomes.
 
     Args:
-        session: The first writer's.
-        helping: The second one's; None where one is enough.
-        installation: What ends are written with.
-        executor_id: Whose attempts they are.
-        poke: Told of each batch that is written.
-        flooded: Whether more is claimed at this moment than this executor can keep up with.
+        session: Of the first writer.
+        second_session: Of the second writer; None runs one writer alone.
+        installation: For the rows and events of ended runs.
+        executor_id: Owner of the attempts.
+        on_written: Called after each batch.
+        in_burst: Returns True if the lanes claim more than this executor completes.
     """
 
     def __init__(
@@ -63,132 +63,134 @@ class Finisher:
         session: Session,
         installation: Installation,
         executor_id: UUID,
-        poke: Callable[[], None],
+        on_written: Callable[[], None],
         *,
-        flooded: Callable[[], bool],
-        helping: Session | None = None,
+        in_burst: Callable[[], bool],
+        second_session: Session | None = None,
     ) -> None:
-        self._session, self._helping, self._installation = session, helping, installation
-        self._executor_id, self._poke, self._flooded = executor_id, poke, flooded
+        self._session, self._second_session, self._installation = session, second_session, installation
+        self._executor_id, self._on_written, self._in_burst = executor_id, on_written, in_burst
         self._items: deque[Item] = deque()
         self._wake = threading.Event()
-        self.beats = Beats(executor_id, self._wake.set)
-        self._written = threading.Condition()
-        self._in_hand = 0  # taken from `_items` and not written yet
+        self.progress = ProgressBuffer(executor_id, self._wake.set)
+        self._changed = threading.Condition()
+        self._being_written = 0  # taken from `_items` and not written yet
         self._stop = Shutdown()
         self._stop.wakes(self._wake)
-        self._much = threading.Event()  # there is work for two
-        self._stop.wakes(self._much)
-        self._yielding = self._has_yielded = False  # now; since the flood began
-        self._threads = [threading.Thread(target=self._run, name="finisher", daemon=True)]
-        if helping is not None:
-            second = threading.Thread(target=self._help, args=[helping], name="finisher-2", daemon=True)
+        self._backlog_event = threading.Event()  # there is work for two writers
+        self._stop.wakes(self._backlog_event)
+        self._deferring = self._has_deferred = False  # now; since the burst began
+        self._threads = [threading.Thread(target=self._run, name="completer", daemon=True)]
+        if second_session is not None:
+            second = threading.Thread(
+                target=self._second_writer, args=[second_session], name="completer-2", daemon=True
+            )
             self._threads.append(second)
         for thread in self._threads:
             thread.start()
 
     def add(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Record an outcome soon."""
+        """Queue an outcome for the next batch."""
         self._items.append((attempt, outcome))
-        if not self._wake.is_set():  # the writer looks at the items after it has cleared this
+        if not self._wake.is_set():  # the writer reads the items after it has cleared this
             self._wake.set()
-        if len(self._items) >= _BATCH and not self._yielding and not self._much.is_set():
-            self._much.set()  # the first writer has its hands full, perhaps for long
+        if len(self._items) >= _BATCH and not self._deferring and not self._backlog_event.is_set():
+            self._backlog_event.set()  # the first writer may be busy with a batch for long
 
     def backlog(self) -> int:
-        """How many outcomes are not written yet."""
-        with self._written:
-            return len(self._items) + self._in_hand
+        """Return the number of outcomes that are not written yet."""
+        with self._changed:
+            return len(self._items) + self._being_written
 
     def drain(self, seconds: float) -> bool:
-        """Wait until everything is written; returns whether that came about in time."""
-        with self._written:
-            return self._written.wait_for(lambda: self.backlog() == 0, timeout=seconds)
+        """Wait until everything is written; return False after a timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.backlog() == 0, timeout=seconds)
 
     def close(self) -> None:
-        """Stop writing; what is left is found by the reaper when the lease ends."""
+        """Shutdown writing; a reaper ends what is left when the lease is over."""
         self._stop.request()
         for thread in self._threads:
             thread.join(timeout=10)
         self._session.close()
-        if self._helping is not None:
-            self._helping.close()
+        if self._second_session is not None:
+            self._second_session.close()
 
     def _run(self) -> None:
         backoff = Backoff(self._stop, "recording outcomes")
-        busy: list[Item] = []
+        locked: list[Item] = []
         last = 0
         while not self._stop.requested():
-            self._wake.wait(_BUSY_SECONDS if busy else self._seconds())
-            # A moment's company: a transaction costs as much for one outcome as for a dozen.
+            self._wake.wait(_LOCKED_SECONDS if locked else self._idle_seconds())
+            # A transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
-                self._stop.wait(_BUSY_GATHER_SECONDS if last >= _MANY else _GATHER_SECONDS)
-                self._yield()
+                self._stop.wait(_BUSY_LINGER_SECONDS if last >= _LARGE else _LINGER_SECONDS)
+                self._defer_to_claims()
             self._wake.clear()
-            # A user's transaction may have a row for minutes (`complete_in`): nobody waits for that here.
-            self._put_back(busy)
-            busy = []
+            # A user's transaction may lock a row for minutes (`complete_in`); this thread does not wait for it.
+            self._put_back(locked)
+            locked = []
             last = len(self._items)
             while self._items and not self._stop.requested():
-                batch = self._take()
+                batch = self._take_batch()
                 if len(self._items) >= _BATCH // 2:
-                    self._much.set()
-                busy += self._write_with_backoff(self._session, batch, backoff)
-            if self.beats.seconds() == 0.0:
-                self._write_beats(backoff)
+                    self._backlog_event.set()
+                locked += self._write_with_retries(self._session, batch, backoff)
+            if self.progress.seconds_until_save() == 0.0:
+                self._save_progress(backoff)
 
-    def _seconds(self) -> float | None:
-        """How long to sleep where no outcome comes: until a beat is due, or a flood may be over."""
-        beat = self.beats.seconds()
-        if not self._has_yielded:
-            return beat
-        return _FLOOD_SECONDS if beat is None else min(beat, _FLOOD_SECONDS)
+    def _idle_seconds(self) -> float | None:
+        """Return how long to sleep without outcomes: until progress is due, or the end of a burst is checked."""
+        due = self.progress.seconds_until_save()
+        if not self._has_deferred:
+            return due
+        return _BURST_CHECK_SECONDS if due is None else min(due, _BURST_CHECK_SECONDS)
 
-    def _yield(self) -> None:
-        """Leave PostgreSQL and the processor to beginnings, while there are more than can be kept up with."""
-        if not self._flooded():
-            self._has_yielded = False
-        elif self._items and not self._has_yielded:
-            until = monotonic_seconds() + _YIELD_SECONDS
-            self._yielding = self._has_yielded = True
-            while len(self._items) < _MOST_YIELDING and self._flooded() and monotonic_seconds() < until:
-                if self._stop.wait(_BUSY_GATHER_SECONDS):
+    def _defer_to_claims(self) -> None:
+        """Leave PostgreSQL and the processor to claims at the start of a burst."""
+        if not self._in_burst():
+            self._has_deferred = False
+        elif self._items and not self._has_deferred:
+            until = monotonic_seconds() + _DEFER_SECONDS
+            self._deferring = self._has_deferred = True
+            while len(self._items) < _MOST_DEFERRED and self._in_burst() and monotonic_seconds() < until:
+                if self._stop.wait(_BUSY_LINGER_SECONDS):
                     break
-            self._yielding = False
+            self._deferring = False
 
-    def _help(self, session: Session) -> None:
-        backoff = Backoff(self._stop, "recording outcomes beside")
+    def _second_writer(self, session: Session) -> None:
+        backoff = Backoff(self._stop, "recording outcomes on the second connection")
         while not self._stop.requested():
-            self._much.wait()
-            self._much.clear()
-            while len(self._items) >= _BATCH // 2 and not self._yielding and not self._stop.requested():
-                if not self._help_once(session, backoff):
+            self._backlog_event.wait()
+            self._backlog_event.clear()
+            while len(self._items) >= _BATCH // 2 and not self._deferring and not self._stop.requested():
+                if not self._write_second_batch(session, backoff):
                     self._wake.set()
                     break
 
-    def _help_once(self, session: Session, backoff: Backoff) -> bool:
-        """Write one batch; returns whether nothing of it is left to the first writer."""
-        batch = self._take()
-        # A checkpoint is written before the end of its attempt, and never after it: by the thread that writes them.
-        mine = [] if self.beats.of(item[0].key for item in batch) else batch
-        left = self._write_with_backoff(session, mine, backoff) if mine else batch
+    def _write_second_batch(self, session: Session, backoff: Backoff) -> bool:
+        """Write one batch; return True if none of it is left for the first writer."""
+        batch = self._take_batch()
+        # Only the first writer saves checkpoints, and only before the end of their attempts.
+        writable = [] if self.progress.unsaved_of(item[0].key for item in batch) else batch
+        left = self._write_with_retries(session, writable, backoff) if writable else batch
         self._put_back(left)
         return not left
 
-    def _take(self) -> list[Item]:
-        with self._written:
+    def _take_batch(self) -> list[Item]:
+        with self._changed:
             batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH))]
-            self._in_hand += len(batch)
+            self._being_written += len(batch)
             return batch
 
     def _put_back(self, items: Sequence[Item]) -> None:
-        with self._written:
+        with self._changed:
             self._items.extend(items)
-            self._in_hand -= len(items)
+            self._being_written -= len(items)
 
-    def _write_beats(self, backoff: Backoff) -> None:
-        """Write what attempts under way have told; while the database is away it waits, and only the newest is kept."""
-        beats = self.beats.all()
+    def _save_progress(self, backoff: Backoff) -> None:
+        """Save the progress of running attempts; without a database it waits, and only the newest values are kept."""
+        beats = self.progress.take_all()
         try:
             with self._session.transaction() as connection:
                 save_progress(connection, beats)
@@ -196,55 +198,55 @@ class Finisher:
             backoff.wait(error)
             return
         except Exception:  # noqa: BLE001 - this thread must not end; attempts go on without it
-            _LOG.exception("what %d attempts tell of themselves cannot be stored", len(beats))
+            _LOG.exception("the progress of %d attempts cannot be stored", len(beats))
         else:
             backoff.reset()
-        self.beats.wrote(beats)
+        self.progress.mark_saved(beats)
 
-    def _write_with_backoff(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
-        """Write a batch, as soon as the database takes it; returns what somebody has locked, to be tried again."""
-        batch = self._newest(batch)
+    def _write_with_retries(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
+        """Write a batch as soon as the database accepts it; return the items whose rows are locked, for a retry."""
+        batch = self._latest_per_run(batch)
         while batch and not self._stop.requested():
             try:
                 left = self._write(session, batch) if len(batch) > 1 else self._write_alone(session, batch[0])
             except Unavailable as error:
                 backoff.wait(error)
                 continue
-            except Exception as error:  # noqa: BLE001 - this thread must not end; one by one tells which item it is
+            except Exception as error:  # noqa: BLE001 - this thread must not end; single writes find the faulty item
                 if len(batch) == 1:
                     backoff.wait(error)
                     continue
                 _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
-                return [left for item in batch for left in self._write_with_backoff(session, [item], backoff)]
+                return [left for item in batch for left in self._write_with_retries(session, [item], backoff)]
             backoff.reset()
             if len(left) < len(batch):
                 self._count_written(len(batch) - len(left))
-                self._poke()
+                self._on_written()
             return left
         return []
 
-    def _newest(self, batch: Sequence[Item]) -> list[Item]:
-        """One outcome per run, of its newest attempt: what an older one still has to say is superseded."""
+    def _latest_per_run(self, batch: Sequence[Item]) -> list[Item]:
+        """Return one outcome per run, of its latest attempt; outcomes of earlier ones are superseded."""
         if len({item[0].started.run_id.int for item in batch}) == len(batch):
             return list(batch)
-        newest: dict[UUID, Item] = {}
+        latest: dict[UUID, Item] = {}
         for item in batch:
-            known = newest.get(item[0].run_id)
+            known = latest.get(item[0].run_id)
             if known is None or known[0].started.attempt < item[0].started.attempt:
-                newest[item[0].run_id] = item
-        self._count_written(len(batch) - len(newest))
-        return list(newest.values())
+                latest[item[0].run_id] = item
+        self._count_written(len(batch) - len(latest))
+        return list(latest.values())
 
     def _count_written(self, count: int) -> None:
-        with self._written:
-            self._in_hand -= count
-            self._written.notify_all()
+        with self._changed:
+            self._being_written -= count
+            self._changed.notify_all()
 
     def _write(self, session: Session, batch: Sequence[Item]) -> list[Item]:
-        """Write a batch in one transaction; returns what must be tried again.
+        """Write a batch in one transaction; return the items whose rows are locked.
 
         Raises:
-            Unavailable: The database does not take it now, whatever it is.
+            Unavailable: The database does not accept any write now.
             psycopg.Error: An outcome's data does not fit.
         """
         try:
@@ -256,29 +258,29 @@ class Finisher:
             raise Unavailable(str(error)) from error
 
     def _write_once(self, session: Session, batch: Sequence[Item]) -> list[Item]:
-        beats = self.beats.of(item[0].key for item in batch)
+        beats = self.progress.unsaved_of(item[0].key for item in batch)
         with session.transaction() as connection:
             # Before the end of their attempts: the message of the next attempt carries the checkpoint.
             save_progress(connection, beats)
-            done = record(connection, self._installation, batch, self._executor_id)
+            done = record_outcomes(connection, self._installation, batch, self._executor_id)
             failpoint("completion.before_commit")
             if done.requeued:
                 failpoint("retry.before_commit")
-        self.beats.wrote(beats)
+        self.progress.mark_saved(beats)
         failpoint("completion.after_commit")
         if done.requeued:
             failpoint("retry.after_commit")
         for run_id in done.superseded:
-            _LOG.info("a late report changes nothing", extra={"run_id": str(run_id)})
+            _LOG.info("a superseded report changes nothing", extra={"run_id": str(run_id)})
         return [item for item in batch if item[0].run_id in done.busy] if done.busy else []
 
     def _write_alone(self, session: Session, item: Item) -> list[Item]:
-        """Write one outcome; one that cannot be stored is recorded as a failure that says so."""
+        """Write one outcome; one that cannot be stored becomes the failure `UnrecordableOutcome`."""
         try:
             return self._write(session, [item])
         except Unavailable:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run must not stay open for it
+        except Exception as error:  # noqa: BLE001 - for any fault: the run must not stay open
             _LOG.exception("an outcome cannot be stored", extra={"run_id": str(item[0].run_id)})
             message = f"the outcome could not be stored: {type(error).__name__}"
             return self._write(session, [(item[0], failed("UnrecordableOutcome", message, permanent=True))])

@@ -1,12 +1,12 @@
-"""One lane of one queue: consumes its topic, claims what it can run, commits the offsets after the durable claim.
+"""Consume one lane of one queue in a consumer group: fetch messages, claim their runs, then commit the offsets.
 
-An offset moves past messages that were claimed, refused or left to the sweep, never before the claim is committed and
-never waiting for the work: an hours-long run holds no partition. `offsets.py` tells the group of it. A full executor
-lets go of what it has fetched as soon as the sweep of one with a free slot may take it: kept longer, it would only be
-found taken when a slot comes free.
+An offset moves past messages that were claimed, refused or left to the sweep. It never moves before the claim is
+committed, and never waits for the work: a run that takes hours blocks no partition. `offsets.py` commits them. A full
+executor leaves its fetched messages to the sweep as soon as the sweep of an executor with a free slot may claim them:
+kept longer, they would be claimed elsewhere before a slot came free.
 
-While there is plenty, the next messages are fetched and read as long as a claim is under way on a thread of its own: in
-a row, the two keep neither this process nor PostgreSQL busy. Claims of a lane come one after another all the same.
+During a backlog the next messages are fetched and decoded while a claim is in progress on a thread of its own. One
+after the other, neither this process nor PostgreSQL would be busy. The claims of a lane still follow one another.
 """
 
 import logging
@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.executor.claim_batch import Fetched, Taken, Taking, good
+from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage, without_errors
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
 from tidewheel.process.health import health
@@ -31,30 +31,41 @@ from tidewheel.runs import Lane
 _LOG = logging.getLogger("tidewheel.executor")
 
 _POLL_SECONDS = 0.2
-_FULL_SECONDS = 0.5  # between two looks while there is no free slot
-_PAUSE_AFTER_SECONDS = 10.0  # where the sweep is rarer: the group wants to be polled, and pausing is for that
-_GATHER_SECONDS = 0.002
-_HALF_SECONDS = 0.02  # while there is plenty: what is in the line is worked off in about this time
+_FULL_SECONDS = 0.5  # between two checks while no slot is free
+_PAUSE_AFTER_SECONDS = 10.0  # if the sweep comes less often: the group requires polls, and a pause allows empty ones
+_LINGER_SECONDS = 0.002
+_HALF_SECONDS = 0.02  # during a backlog: the queued attempts are worked off in about this time
 _MOST = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 us more
 
 
 @dataclass(slots=True)
-class _UnderWay:
-    """A claim that is under way.
+class _PendingClaim:
+    """A claim in progress.
 
     Args:
-        batch: What it is made of, of partitions that are still ours.
-        taken: How many slots were taken for it.
-        outcome: Waits for what became of it.
+        batch: Its messages, of partitions that are still assigned.
+        taken: Number of slots taken for it.
+        result: Waits for its result.
     """
 
-    batch: list[Fetched]
+    batch: list[FetchedMessage]
     taken: int
-    outcome: Callable[[], Taken]
+    result: Callable[[], ClaimResult]
 
 
 class LaneConsumer:
-    """The thread that serves one topic."""
+    """The thread that consumes one topic.
+
+    Args:
+        consumer: A member of the lane's group.
+        topic: The lane's topic.
+        lane: The lane, for its slots.
+        claimer: Decodes and claims messages.
+        slots: Of the executor.
+        max_wait: How long a message may wait here for a slot.
+        overloaded: Returns True if nothing more should be claimed.
+        stop: The executor's shutdown.
+    """
 
     def __init__(
         self,
@@ -62,27 +73,27 @@ class LaneConsumer:
         topic: str,
         lane: Lane,
         *,
-        taking: Taking,
+        claimer: BatchClaimer,
         slots: Slots,
-        hold: timedelta,
-        crowded: Callable[[], bool],
+        max_wait: timedelta,
+        overloaded: Callable[[], bool],
         stop: Shutdown,
     ) -> None:
-        self._hold_seconds = hold.total_seconds()
+        self._max_wait_seconds = max_wait.total_seconds()
         self._consumer, self._topic, self._lane = consumer, topic, lane
-        self._taking, self._slots, self._crowded, self._stop = taking, slots, crowded, stop
-        self._held: list[Fetched] = []
-        self._held_since = 0.0  # when the oldest of them was fetched
-        self._under_way: _UnderWay | None = None
+        self._claimer, self._slots, self._overloaded, self._stop = claimer, slots, overloaded, stop
+        self._fetched: list[FetchedMessage] = []
+        self._fetched_since = 0.0  # when the oldest of them was fetched
+        self._pending: _PendingClaim | None = None
         self._claiming = ThreadPoolExecutor(1, thread_name_prefix=f"claim-{lane}")
-        self._failing = False  # the last claim did
+        self._last_claim_failed = False
         self._offsets = Offsets(consumer, topic)
         self._paused = False
-        self._nothing_came, self._plenty = True, False
+        self._last_poll_empty, self._has_backlog = True, False
         self._thread = threading.Thread(target=self._run, name=f"consume-{lane}", daemon=True)
 
     def start(self) -> None:
-        """Subscribe and begin."""
+        """Subscribe and start the thread."""
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -90,13 +101,13 @@ class LaneConsumer:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is fetched: the last look brought nothing, and nothing waits for a slot or a claim."""
-        return self._nothing_came and not self._held and self._under_way is None
+        """True if the last poll was empty and no message waits for a slot or a claim."""
+        return self._last_poll_empty and not self._fetched and self._pending is None
 
     @property
-    def flooded(self) -> bool:
-        """Whether more has come than could be claimed at once."""
-        return self._plenty
+    def has_backlog(self) -> bool:
+        """True if more messages have arrived than one claim takes."""
+        return self._has_backlog
 
     def join(self) -> None:
         """Wait until it has left its group."""
@@ -107,145 +118,149 @@ class LaneConsumer:
         while not self._stop.requested():
             health.turns(f"consuming {self._topic}")
             try:
-                self._round()
+                self._poll_cycle()
             except (Unavailable, KafkaException) as error:
-                # What was fetched and not claimed is kept and tried again; the sweep may be quicker.
+                # Messages that were fetched and not claimed are kept and tried again; the sweep may be faster.
                 backoff.wait(error)
                 continue
             except Exception as error:  # noqa: BLE001 - see below
-                # Whatever it is, a lane that goes deaf in silence is worse: it is told, and tried again.
+                # For any fault: a lane that stops in silence is worse than one that logs it and tries again.
                 _LOG.exception("consuming %s failed", self._topic)
                 backoff.wait(error)
                 continue
-            if not self._failing:
+            if not self._last_claim_failed:
                 backoff.reset()
         health.ends()
-        self._end()
+        self._leave_group()
 
-    def _end(self) -> None:
-        """Leave the group, with what a claim under way has brought."""
-        self._plenty = False
-        self._offsets.tell()  # should that take longer than anybody waits for this thread
+    def _leave_group(self) -> None:
+        """Finish the claim in progress and leave the group."""
+        self._has_backlog = False
+        self._offsets.commit()  # in case the claim takes longer than the executor waits for this thread
         try:
-            self._settle()
-        except Exception as error:  # noqa: BLE001 - whatever it is, its runs are in the table, for others
+            self._finish_claim()
+        except Exception as error:  # noqa: BLE001 - for any fault: its runs are in the table, for other executors
             _LOG.info("the last claim on %s: %s", self._topic, error)
         self._claiming.shutdown()
-        self._offsets.tell()
+        self._offsets.commit()
         self._consumer.close()
-        self._taking.close()
+        self._claimer.close()
 
-    def _round(self) -> None:
-        self._offsets.tell_in_time()
-        if not self._held:
-            self._plenty = self._under_way is not None
-            self._held = self._poll(_POLL_SECONDS if self._under_way is None else 0)
-            self._held_since = monotonic_seconds()
-        if not self._held:
-            self._settle()
-            self._failing = False  # what a claim failed for is somebody else's now
+    def _poll_cycle(self) -> None:
+        self._offsets.commit_if_due()
+        if not self._fetched:
+            self._has_backlog = self._pending is not None
+            self._fetched = self._poll(_POLL_SECONDS if self._pending is None else 0)
+            self._fetched_since = monotonic_seconds()
+        if not self._fetched:
+            self._finish_claim()
+            self._last_claim_failed = False  # the messages of a failed claim belong to another member now
             return
         if not self._wait_for_slots():
             return
-        # First fetched, then taken: slots held for messages that may not come are kept from the other lanes.
-        wanted = min(self._slots.free_ahead(self._lane), _MOST)
-        more = self._more(wanted - len(self._held))
-        self._held = self._held + more
-        self._plenty = len(self._held) >= wanted
-        self._settle()
-        taken, once = self._slots.take_ahead(self._lane, min(len(self._held), _MOST))
+        # Fetch first, then take slots: slots taken for messages that may not arrive are lost to the other lanes.
+        limit = min(self._slots.free_overcommit(self._lane), _MOST)
+        more = self._consume(limit - len(self._fetched))
+        self._fetched = self._fetched + more
+        self._has_backlog = len(self._fetched) >= limit
+        self._finish_claim()
+        taken, real = self._slots.take_overcommit(self._lane, min(len(self._fetched), _MOST))
         if taken:
-            self._claim(taken, once)
+            self._start_claim(taken, real)
 
     def _wait_for_slots(self) -> bool:
-        """Wait until a slot is free; keeps polling meanwhile, as the group protocol wants."""
+        """Wait until a slot is free; keep polling meanwhile, as the group protocol requires."""
         since = monotonic_seconds()
         while not self._stop.requested():
-            if not self._slots.free_ahead(self._lane):
-                self._settle()  # of what was taken for it some may come back
-            crowded = self._crowded()
-            if not crowded and self._slots.wait_free_ahead(self._lane, min(_FULL_SECONDS, self._hold_seconds)):
+            if not self._slots.free_overcommit(self._lane):
+                self._finish_claim()  # some of the slots taken for it may be released
+            overloaded = self._overloaded()
+            if not overloaded and self._slots.wait_free_overcommit(
+                self._lane, min(_FULL_SECONDS, self._max_wait_seconds)
+            ):
                 self._resume()
-                if self._plenty and self._lane is not Lane.CRITICAL:
+                if self._has_backlog and self._lane is not Lane.CRITICAL:
                     self._slots.wait_half_free(self._lane, _HALF_SECONDS)
                 if self._slots.is_scarce(self._lane):
-                    # Nearly full: more will come free in a moment, and a claim costs as much for one as for a dozen.
-                    self._stop.wait(_GATHER_SECONDS)
-                return bool(self._held)
+                    # More slots come free in a moment, and a claim costs as much for one run as for a dozen.
+                    self._stop.wait(_LINGER_SECONDS)
+                return bool(self._fetched)
             health.waits()
-            self._offsets.tell_in_time()
-            self._stop.wait(_GATHER_SECONDS)
-            # Not when outcomes wait for the database: then nobody else takes them either.
-            if not crowded and monotonic_seconds() - self._held_since > self._hold_seconds:
-                self._let_go()
+            self._offsets.commit_if_due()
+            self._stop.wait(_LINGER_SECONDS)
+            # Not when outcomes wait for the database: then no other executor claims these runs either.
+            if not overloaded and monotonic_seconds() - self._fetched_since > self._max_wait_seconds:
+                self._leave_to_sweep()
             elif monotonic_seconds() - since > _PAUSE_AFTER_SECONDS:
                 self._pause()
                 polled = self._poll(0)
-                self._held = self._held + polled
+                self._fetched = self._fetched + polled
         return False
 
-    def _let_go(self) -> None:
-        """Leave what is held to the sweep, and fetch what has come since."""
-        self._settle()  # an offset must not move past what is under way
-        self._offsets.note([message for message, _ in self._held])
-        self._held = []
-        self._held = self._poll(0)
-        self._held_since = monotonic_seconds()
-        more = self._more(_MOST - len(self._held))
-        self._held = self._held + more
+    def _leave_to_sweep(self) -> None:
+        """Leave the fetched messages to the sweep, and fetch those that have arrived since."""
+        self._finish_claim()  # an offset must not move past a claim in progress
+        self._offsets.note([message for message, _ in self._fetched])
+        self._fetched = []
+        self._fetched = self._poll(0)
+        self._fetched_since = monotonic_seconds()
+        more = self._consume(_MOST - len(self._fetched))
+        self._fetched = self._fetched + more
 
-    def _poll(self, seconds: float) -> list[Fetched]:
+    def _poll(self, seconds: float) -> list[FetchedMessage]:
         message = self._consumer.poll(seconds)
-        self._nothing_came = message is None or message.error() is not None
-        return [] if message is None else self._taking.read(good([message], self._topic))
+        self._last_poll_empty = message is None or message.error() is not None
+        return [] if message is None else self._claimer.decode(without_errors([message], self._topic))
 
-    def _more(self, most: int) -> list[Fetched]:
-        return self._taking.read(good(self._consumer.consume(most, 0), self._topic)) if most > 0 else []
+    def _consume(self, most: int) -> list[FetchedMessage]:
+        if most <= 0:
+            return []
+        return self._claimer.decode(without_errors(self._consumer.consume(most, 0), self._topic))
 
-    def _claim(self, taken: int, once: int) -> None:
-        batch = self._held[:taken]
-        claim = partial(self._taking.take, batch, once=once)
-        self._under_way = _UnderWay(batch, taken, claim)
-        self._held = self._held[taken:]
-        # A claim after one that failed is waited for: only how it ends tells whether it works again.
-        if self._plenty and not self._failing:
-            self._under_way.outcome = self._claiming.submit(claim).result
+    def _start_claim(self, taken: int, real: int) -> None:
+        batch = self._fetched[:taken]
+        claim = partial(self._claimer.claim, batch, real=real)
+        self._pending = _PendingClaim(batch, taken, claim)
+        self._fetched = self._fetched[taken:]
+        # A claim after a failed one is waited for: only its end shows that claims work again.
+        if self._has_backlog and not self._last_claim_failed:
+            self._pending.result = self._claiming.submit(claim).result
         else:
-            self._settle()
+            self._finish_claim()
 
-    def _settle(self) -> None:
-        """Wait for the claim that is under way, if one is; what was not claimed is held again."""
-        claim = self._under_way
-        if claim is None:
+    def _finish_claim(self) -> None:
+        """Wait for the claim in progress, if there is one, and keep the messages it left."""
+        pending = self._pending
+        if pending is None:
             return
         started = 0
         try:
-            started, left = claim.outcome()
+            started, left = pending.result()
         except BaseException:
-            self._held, self._failing = claim.batch + self._held, True
+            self._fetched, self._last_claim_failed = pending.batch + self._fetched, True
             raise
         else:
-            left = self._keep(claim, left)
+            left = self._keep_left(pending, left)
         finally:
-            self._under_way = None  # not before: whoever asks whether this lane is idle must see one of the two
-            self._slots.give_back(self._lane, claim.taken - started)
+            self._pending = None  # not before: `idle` must find the messages in one of the two
+            self._slots.release(self._lane, pending.taken - started)
         if left:
-            # What may begin only once is not claimed ahead, and must not wait for ever: the next slot that there is, is
-            # its; unless that takes longer than a message waits here at all.
-            self._slots.hold_ahead(self._lane, self._hold_seconds)
-            self._stop.wait(_GATHER_SECONDS)
+            # At-most-once runs get no overcommitted slot, and must not wait for ever. So the next existing slot is
+            # theirs, unless that takes longer than a message may wait here.
+            self._slots.suspend_overcommit(self._lane, self._max_wait_seconds)
+            self._stop.wait(_LINGER_SECONDS)
 
-    def _keep(self, claim: _UnderWay, left: Sequence[Fetched]) -> list[Fetched]:
-        """Note a claim that went well, and hold what it left; returns that.
+    def _keep_left(self, pending: _PendingClaim, left: Sequence[FetchedMessage]) -> list[FetchedMessage]:
+        """Note the offsets of a successful claim, and keep the messages it left; return these.
 
-        Should this process die, what is left of the committed ones is the sweep's. What is left of a partition that was
-        revoked meanwhile is its next owner's: held here, it would set the group back should the partition return.
+        If this process dies, the sweep finds the runs of committed messages. Messages of a partition that was revoked
+        meanwhile belong to its next owner: kept here, they would set the group back if the partition returned.
         """
-        self._failing = False
-        self._offsets.note([message for message, _ in claim.batch])
-        ours = {id(message) for message, _ in claim.batch}
+        self._last_claim_failed = False
+        self._offsets.note([message for message, _ in pending.batch])
+        ours = {id(message) for message, _ in pending.batch}
         kept = [each for each in left if id(each.message) in ours]
-        self._held = kept + self._held
+        self._fetched = kept + self._fetched
         return kept
 
     def _pause(self) -> None:
@@ -262,10 +277,10 @@ class LaneConsumer:
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)
-        self._offsets.own(partition.partition for partition in partitions)
+        self._offsets.assign(partition.partition for partition in partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._offsets.tell()  # while they are ours
+        self._offsets.commit()  # while they are still assigned
         self._drop(partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -274,6 +289,6 @@ class LaneConsumer:
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}
         self._offsets.drop(gone)
-        self._held = [each for each in self._held if each.message.partition() not in gone]
-        if self._under_way is not None:
-            self._under_way.batch = [each for each in self._under_way.batch if each.message.partition() not in gone]
+        self._fetched = [each for each in self._fetched if each.message.partition() not in gone]
+        if self._pending is not None:
+            self._pending.batch = [each for each in self._pending.batch if each.message.partition() not in gone]

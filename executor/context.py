@@ -1,4 +1,4 @@
-"""What a handler is given beside its payload."""
+"""The context of an attempt: the first argument of every handler."""
 
 import asyncio
 import json
@@ -12,18 +12,23 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
+from tidewheel.schemas.primitives import slot
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
 
+    from tidewheel.schemas.generated.records import JobDefinition, RunRequest
+    from tidewheel.transitions.claim import Started
+
 _TOO_LARGE = {
-    "progress": (MAX_PROGRESS_BYTES, "tell a count, a percentage or a short text, and log the rest"),
-    "checkpoint": (MAX_RESULT_BYTES, "keep the data elsewhere and checkpoint where it lies"),
+    "progress": (MAX_PROGRESS_BYTES, "report a count, a percentage or a short text, and log the rest"),
+    "checkpoint": (MAX_RESULT_BYTES, "store the data elsewhere and checkpoint its address"),
 }
+_LOG = logging.getLogger("tidewheel.handler")
 
 
 class Flag:
-    """Set once, seen by every thread; an Event costs twenty times as much to make, and nobody waits on it."""
+    """A flag that is set once and read by every thread; 20 times cheaper to create than an Event, which can wait."""
 
     __slots__ = ("_is_set",)
 
@@ -31,23 +36,23 @@ class Flag:
         self._is_set = False
 
     def set(self) -> None:
-        """From now on it is set."""
+        """Set it."""
         self._is_set = True
 
     def is_set(self) -> bool:
-        """Whether it is."""
+        """Return True if it is set."""
         return self._is_set
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """What came before a run.
+    """A job's runs before this one.
 
     Args:
-        scheduled_at: The last instant of the job before this one that became a run; None where there is none.
-        result: What the last earlier run that succeeded returned, as plain values; None where it returned nothing, or
-            its result is no longer kept.
-        result_at: That run's nominal instant; None where no earlier run has succeeded.
+        scheduled_at: The job's last earlier instant that became a run; None if there is none.
+        result: Return value of the last earlier run that succeeded, as plain values. None if it returned nothing, or
+            its result has expired.
+        result_at: That run's nominal instant; None if no earlier run has succeeded.
     """
 
     scheduled_at: datetime | None = None
@@ -56,7 +61,7 @@ class Previous:
 
 
 class Completing(Protocol):
-    """What completes a run in a transaction of its handler's."""
+    """Completion of a run inside a transaction of its handler."""
 
     def complete_in(self, connection: "Connection[object]", result: object) -> None:
         """As `Context.complete_in`."""
@@ -68,38 +73,38 @@ class Completing(Protocol):
 
 
 class Channel(Protocol):
-    """The way from a handler to the executor that runs it: a call, or a pipe where the handler has its own process."""
+    """The connection from a handler to its executor: calls, or a pipe from the handler's own process."""
 
     def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        """Take a sign of life, with JSON texts to be kept; never waits."""
+        """Record a heartbeat with JSON texts to be saved; never waits."""
         ...
 
     def previous(self) -> Previous:
-        """Look up what came before; waits for the database."""
+        """Look up the job's earlier runs; waits for the database."""
         ...
 
     def completing(self) -> Completing:
-        """What completes the attempt's run in a transaction of its handler's."""
+        """Return the completion of the attempt's run inside a transaction of its handler."""
         ...
 
 
-class Silence:
-    """The channel of a context that no executor made, as in a unit test of a handler."""
+class NoChannel:
+    """The channel of a context that no executor created, as in a unit test of a handler."""
 
     def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
     def previous(self) -> Previous:
-        """Nothing came before."""
+        """Return that there are no earlier runs."""
         return Previous()
 
     def completing(self) -> Completing:
-        """There is no run that could be completed.
+        """Refuse: there is no run to complete.
 
         Raises:
             RuntimeError: Always.
         """
-        message = "this context is of no run; tidewheel.testing.run_handler makes one that takes complete_in"
+        message = "this context has no run; tidewheel.testing.run_handler creates one that accepts complete_in"
         raise RuntimeError(message)
 
 
@@ -109,15 +114,15 @@ class Context:
 
     Args:
         run_id: The run; the same for all its attempts.
-        attempt: Which attempt this is, from 1; never given twice for a run.
+        attempt: Number of this attempt, from 1; never used twice for a run.
         job_key: The job's key.
         tenant: The job's tenant.
         scheduled_at: The nominal instant, in UTC.
-        deadline_seconds: How long the attempt may take.
+        deadline_seconds: Time limit of the attempt.
         labels: The run's labels.
         idempotency_key: Send this with every effect: it is the same for all attempts of a run.
         traceparent: W3C trace context of the request, if it had one.
-        logger: A logger that carries run_id and attempt.
+        logger: A logger whose lines carry run_id, attempt and job_key.
     """
 
     run_id: UUID
@@ -131,46 +136,79 @@ class Context:
     traceparent: str | None
     logger: "logging.LoggerAdapter[logging.Logger]"
     _cancelled: Flag
-    _channel: Channel = field(default_factory=Silence)
+    _channel: Channel = field(default_factory=NoChannel)
     _checkpoint: bytes | None = None
     _began: float = field(default_factory=monotonic_seconds)
 
+    @classmethod
+    def of_attempt(
+        cls,
+        started: "Started",
+        request: "RunRequest",
+        definition: "JobDefinition",
+        *,
+        deadline_seconds: float,
+        cancelled: Flag,
+        channel: Channel,
+    ) -> "Context":
+        """Return the context of a claimed attempt.
+
+        The slots are set one by one. That takes half the time of the initialiser of a frozen dataclass.
+        """
+        context = object.__new__(cls)
+        run_id, attempt, job_key = request.run_id, started.attempt, definition.job_key
+        _set_run_id(context, started.run_id)
+        _set_attempt(context, attempt)
+        _set_job_key(context, job_key)
+        _set_tenant(context, definition.tenant)
+        _set_scheduled_at(context, request.scheduled_at)
+        _set_deadline_seconds(context, deadline_seconds)
+        _set_labels(context, {**definition.labels, **(request.labels or {})})
+        _set_idempotency_key(context, run_id)
+        _set_traceparent(context, request.traceparent)
+        _set_logger(context, logger_of(run_id, attempt, job_key))
+        _set_cancelled(context, cancelled)
+        _set_channel(context, channel)
+        _set_checkpoint(context, request.checkpoint)
+        _set_began(context, monotonic_seconds())
+        return context
+
     @property
     def cancelled(self) -> bool:
-        """Whether the attempt was asked to stop, or its time is over: a long handler looks at this now and then."""
+        """True if the attempt is requested to stop, or its time is over: a long handler checks this regularly."""
         return self._cancelled.is_set()
 
     @property
     def remaining_seconds(self) -> float:
-        """How much of the attempt's time is left; never below 0."""
+        """Seconds left of the attempt's time limit; never below 0."""
         return max(self.deadline_seconds - (monotonic_seconds() - self._began), 0.0)
 
     @property
     def deadline(self) -> datetime:
-        """When the attempt's time is over, by this machine's clock, in UTC: to hand on to others."""
+        """End of the attempt's time limit by this machine's clock, in UTC: to pass on to services that it calls."""
         return SystemClock().now() + timedelta(seconds=self.remaining_seconds)
 
     @property
     def checkpoint(self) -> object:
-        """What an earlier attempt of this run saved last, as plain values; None where none has saved anything."""
+        """The last checkpoint of an earlier attempt of this run, as plain values; None if there is none."""
         return None if self._checkpoint is None else json.loads(self._checkpoint)
 
     def heartbeat(self, progress: object = None, checkpoint: object = None) -> None:
-        """Say that the attempt goes on; from a coroutine and a thread alike, as often as one likes.
+        """Report that the attempt is alive; callable from coroutines and threads, at any rate.
 
-        It never waits: what is told is written within about a second, the newest only, and before the attempt's end.
+        It never waits. The executor saves the newest values within about a second, and before the attempt's end.
 
         Args:
-            progress: How far it is, for people: anything that can be written as JSON, up to 4 KiB. None: as before.
-            checkpoint: What the next attempt needs to go on from here, likewise, up to 64 KiB. None: as before.
+            progress: Progress for people to read: anything that serializes to JSON, up to 4 KiB. None: unchanged.
+            checkpoint: State from which the next attempt continues, likewise, up to 64 KiB. None: unchanged.
 
         Raises:
-            ValueError: It cannot be written as JSON, or is too large; nothing was told.
+            ValueError: A value does not serialize to JSON, or is too large; nothing was reported.
         """
-        self._channel.beat(_written("progress", progress), _written("checkpoint", checkpoint))
+        self._channel.beat(_to_json("progress", progress), _to_json("checkpoint", checkpoint))
 
     def previous(self) -> Previous:
-        """What came before this run; asks the database, so that a coroutine awaits `previous_async` instead.
+        """Return the job's runs before this one; queries the database, so a coroutine awaits `previous_async` instead.
 
         Raises:
             Unavailable: The database does not answer.
@@ -184,7 +222,7 @@ class Context:
         raise RuntimeError(message)
 
     async def previous_async(self) -> Previous:
-        """What came before this run, without blocking the loop.
+        """Return the job's runs before this one, without blocking the loop.
 
         Raises:
             Unavailable: The database does not answer.
@@ -192,18 +230,18 @@ class Context:
         return await asyncio.to_thread(self._channel.previous)
 
     def complete_in(self, connection: "Connection[object]", result: object = None) -> None:
-        """Complete the run inside your own PostgreSQL transaction: its effect and its completion are one.
+        """Complete the run inside your own PostgreSQL transaction: effect and completion commit together.
 
-        Roll back, and nothing has happened: the attempt goes on. Commit, and the run has succeeded: what the handler
-        still returns or raises changes nothing. Call it last, for what it locks stays locked until you commit.
+        If you roll back, nothing has happened and the attempt goes on. If you commit, the run has succeeded, and the
+        handler's return value or exception changes nothing. Call it last: its locks last until you commit.
 
         Args:
             connection: A psycopg connection to Tidewheel's database, inside the transaction that holds the effect.
             result: As a handler returns it.
 
         Raises:
-            AttemptOver: The run was cancelled, has timed out, or is in another executor's hands; the transaction has
-                failed and can only be rolled back. Let it pass.
+            AttemptOver: The run was cancelled, has timed out, or belongs to another executor. The transaction has
+                failed and can only be rolled back. Do not catch this error.
             InvalidInput: The connection or the result does not fit; nothing was written.
         """
         self._channel.completing().complete_in(connection, result)
@@ -213,14 +251,28 @@ class Context:
         await self._channel.completing().complete_in_async(connection, result)
 
 
-def _written(name: str, value: object) -> bytes | None:
-    """A value as JSON text within its bound; None where there is none."""
+_set_run_id, _set_attempt = slot(Context, "run_id"), slot(Context, "attempt")
+_set_job_key, _set_tenant = slot(Context, "job_key"), slot(Context, "tenant")
+_set_scheduled_at, _set_deadline_seconds = slot(Context, "scheduled_at"), slot(Context, "deadline_seconds")
+_set_labels, _set_idempotency_key = slot(Context, "labels"), slot(Context, "idempotency_key")
+_set_traceparent, _set_logger = slot(Context, "traceparent"), slot(Context, "logger")
+_set_cancelled, _set_channel = slot(Context, "_cancelled"), slot(Context, "_channel")
+_set_checkpoint, _set_began = slot(Context, "_checkpoint"), slot(Context, "_began")
+
+
+def logger_of(run_id: str, attempt: int, job_key: str) -> "logging.LoggerAdapter[logging.Logger]":
+    """Return a logger whose lines carry the attempt."""
+    return logging.LoggerAdapter(_LOG, {"run_id": run_id, "attempt": attempt, "job_key": job_key})
+
+
+def _to_json(name: str, value: object) -> bytes | None:
+    """Return a value as JSON text within its limit; None stays None."""
     if value is None:
         return None
     try:
         text = to_json(value, inf_nan_mode="strings")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        message = f"{name} cannot be written as JSON ({error}); use numbers, text, lists, dicts or pydantic models"
+        message = f"{name} cannot be serialized to JSON ({error}); use numbers, text, lists, dicts or pydantic models"
         raise ValueError(message) from error
     most, remedy = _TOO_LARGE[name]
     if len(text) > most:

@@ -1,4 +1,9 @@
-"""One attempt's work: its target is run, and how that ended is reported; on the event loop."""
+"""Run one attempt on the event loop: its target, its timeouts by this process's monotonic clock, and its report.
+
+A timeout that expires cancels the attempt's task, which then reports it, however the handler reacts to being cancelled.
+A coroutine that ignores the cancellation is fenced off after a grace: its attempt is over, and its slot is free when
+its code has ended.
+"""
 
 import asyncio
 import logging
@@ -6,23 +11,23 @@ from collections.abc import Callable, Mapping
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import CANCELLED, NOT_BEGUN, RELEASED, Outcome, failed, from_exception
+from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, failed, from_exception, timed_out
 from tidewheel.executor.runners.runner import Runner
-from tidewheel.executor.timeouts import Timeouts
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import TargetKind
+from tidewheel.transitions.retry import Timeout
 
 _LOG = logging.getLogger("tidewheel.executor")
 
 
-class Work:
-    """Runs attempts of every kind of target.
+class TargetDispatcher:
+    """Runs attempts with the runner of their target's kind.
 
     Args:
         runners: By kind.
-        grace_seconds: Between telling an attempt that its time is over and fencing it off.
-        is_silent: Whether nobody has heard of this executor for as long as its lease.
+        grace_seconds: Between cancelling an attempt's task and fencing the attempt off.
+        is_silent: Returns True if this executor's heartbeat is older than its lease.
     """
 
     def __init__(
@@ -30,19 +35,19 @@ class Work:
     ) -> None:
         self._runners, self._grace_seconds, self._is_silent = runners, grace_seconds, is_silent
 
-    def watch(self, attempt: Attempt, task: "asyncio.Task[None]", began: float) -> Timeouts:
-        """Let the timeouts of an attempt strike that has a task of its own, and let it be cancelled."""
-        attempt.cancel_cooperatively = task.cancel
-        return Timeouts(attempt, asyncio.get_running_loop(), began=began, grace_seconds=self._grace_seconds)
+    def watch(self, attempt: Attempt, task: "asyncio.Task[None]", began: float) -> "Timeouts":
+        """Start the timeouts of an attempt that has a task of its own."""
+        loop = asyncio.get_running_loop()
+        return Timeouts(attempt, loop, task.cancel, began=began, grace_seconds=self._grace_seconds)
 
     async def run(self, attempt: Attempt) -> None:
-        """Run one attempt and report how it ended."""
+        """Run one attempt and report its end."""
         if attempt.cancelled.is_set() or self._is_silent():
-            # Asked to stop already; or this process stood still since its claim, and others may have taken it for lost.
-            attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_BEGUN)
+            # A silent executor was suspended since its claim: another one may have taken its attempts for lost.
+            attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_STARTED)
             return
         failpoint("attempt.before_effect")
-        if not attempt.begin():  # it has waited for this loop so long that it was handed on
+        if not attempt.start():  # it was released because it waited too long for this loop
             return
         if attempt.started.schedule_to_close_at is not None:
             attempt.note_start(monotonic_seconds())
@@ -50,22 +55,103 @@ class Work:
         try:
             outcome = await runner.run(attempt) if runner else _unsupported(attempt)
         except asyncio.CancelledError as error:
-            # Asked for by us, or raised by the handler's own code, which is a failure like any other.
+            # Requested by this executor, or raised by the handler's own code, which is a failure like any other.
             outcome = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
-        except BaseException as error:  # noqa: BLE001 - a runner's fault is its attempt's outcome, never the executor's end
+        except BaseException as error:  # noqa: BLE001 - a runner's fault ends its attempt, never the executor
             outcome = from_exception(error)
-        if attempt.struck is not None and outcome.kind is not AttemptOutcome.SUCCEEDED:
-            outcome = attempt.struck
+        if attempt.stop_outcome is not None and outcome.kind is not AttemptOutcome.SUCCEEDED:
+            outcome = attempt.stop_outcome
         failpoint("attempt.after_effect")
-        if attempt.struck is RELEASED and outcome.kind is not AttemptOutcome.SUCCEEDED:
-            hand_back(attempt, RELEASED)
+        if attempt.stop_outcome is RELEASED and outcome.kind is not AttemptOutcome.SUCCEEDED:
+            release_attempt(attempt, RELEASED)
         attempt.report(outcome)
 
 
-def hand_back(attempt: Attempt, outcome: Outcome) -> None:
-    """Report the end of an attempt that this executor can work on no longer."""
+def release_attempt(attempt: Attempt, outcome: Outcome) -> None:
+    """Report the end of an attempt that this executor cannot continue."""
     if attempt.report(outcome) and outcome.kind is AttemptOutcome.RELEASED:
-        _LOG.info("handed back", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
+        _LOG.info("released", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
+
+
+class Timeouts:
+    """The timeouts of one attempt, until `end`; used on the event loop.
+
+    Args:
+        attempt: The attempt.
+        loop: The loop it runs on.
+        cancel_task: Cancels its task.
+        began: Its start, in monotonic seconds.
+        grace_seconds: How long a coroutine may ignore its cancellation.
+    """
+
+    __slots__ = ("_attempt", "_fence", "_grace_seconds", "_heartbeat", "_loop", "_schedule_to_close", "_start_to_close")
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        loop: asyncio.AbstractEventLoop,
+        cancel_task: Callable[[], object],
+        *,
+        began: float,
+        grace_seconds: float,
+    ) -> None:
+        self._attempt, self._loop, self._grace_seconds = attempt, loop, grace_seconds
+        self._fence: asyncio.TimerHandle | None = None
+        self._start_to_close: asyncio.TimerHandle | None = None
+        self._schedule_to_close: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+        elapsed = monotonic_seconds() - began
+        self._start_clock(elapsed)
+        attempt.attach(cancel_task, self)
+        attempt.note_start(began)
+        if attempt.closes_at is not None:
+            whole = (attempt.definition.schedule_to_close_ms or 0) / 1000
+            left = attempt.closes_at - monotonic_seconds()
+            self._schedule_to_close = loop.call_later(left, self._expire, Timeout.SCHEDULE_TO_CLOSE, whole)
+        # Other targets send heartbeats from outside, with the task token, while they wait: PostgreSQL keeps those.
+        seconds = attempt.heartbeat_seconds
+        if seconds is not None and attempt.definition.target.kind is TargetKind.HANDLER:
+            attempt.reset_heartbeat(attempt.last_heartbeat or began)
+            self._heartbeat = loop.call_later(seconds - elapsed, self._check_heartbeat, seconds)
+
+    def end(self) -> None:
+        """Cancel the timers: the attempt has ended."""
+        self._attempt.detach_clock()
+        self.pause()
+        for handle in (self._schedule_to_close, self._heartbeat, self._fence):
+            if handle is not None:
+                handle.cancel()
+
+    def pause(self) -> None:
+        """Shutdown start_to_close and heartbeat: waiting for a thread or a process is not the attempt's time."""
+        self._attempt.reset_heartbeat(None)
+        if self._start_to_close is not None:
+            self._start_to_close.cancel()
+            self._start_to_close = None
+
+    def restart(self) -> None:
+        """Give the attempt its full time from now on."""
+        if self._start_to_close is None and not self._attempt.reported:
+            self._attempt.reset_heartbeat(monotonic_seconds())
+            self._start_clock(0.0)
+
+    def _start_clock(self, elapsed: float) -> None:
+        seconds = self._attempt.start_to_close_seconds
+        self._start_to_close = self._loop.call_later(seconds - elapsed, self._expire, Timeout.START_TO_CLOSE, seconds)
+
+    def _check_heartbeat(self, seconds: float) -> None:
+        last = self._attempt.last_heartbeat
+        left = seconds if last is None else last + seconds - monotonic_seconds()
+        if left > 0:
+            self._heartbeat = self._loop.call_later(left, self._check_heartbeat, seconds)
+        else:
+            self._expire(Timeout.HEARTBEAT, seconds)
+
+    def _expire(self, which: Timeout, seconds: float) -> None:
+        attempt, outcome = self._attempt, timed_out(which, seconds)
+        # Other runners clean up and end by themselves. Only a user's coroutine can ignore its cancellation.
+        if attempt.expire(outcome) and attempt.definition.target.kind is TargetKind.HANDLER:
+            self._fence = self._loop.call_later(self._grace_seconds, attempt.report, outcome)
 
 
 def _unsupported(attempt: Attempt) -> Outcome:

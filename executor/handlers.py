@@ -1,11 +1,12 @@
-"""Users' handlers, by name.
+"""Registered handlers: users' functions by name, and calling them.
 
-`@handler("send-email")` on a function of (context, payload). A coroutine function runs on the loop, a plain one on a
-thread, either in a process of its own where it is told so. The payload is validated against the second parameter's
-pydantic model where it has one.
+`@handler("send-email")` registers a function of (context, payload). A coroutine function runs on the event loop, a
+plain one on a thread; with `isolation="process"` either runs in a worker process. The payload is validated against the
+second parameter's pydantic model, if it has one. The loop, threads and worker processes call it in the same way.
 """
 
 import inspect
+import json
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
@@ -14,8 +15,11 @@ from importlib import import_module
 from typing import Literal, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
+from pydantic_core import from_json
 
 from tidewheel.errors import SettingsError
+from tidewheel.executor.context import Context
+from tidewheel.executor.outcome import Outcome, failed, from_exception, serialize_result
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -31,11 +35,11 @@ class Handler:
     """A registered handler.
 
     Args:
-        name: What jobs call it.
+        name: Its name in jobs' targets.
         function: The user's function.
-        is_async: Whether it is a coroutine function.
-        payload: Validates a JSON payload; None takes any JSON value.
-        own_process: Whether it runs in a process of its own, where it can be killed and can harm nobody.
+        is_async: True for a coroutine function.
+        payload: Validates a JSON payload; None accepts any JSON value.
+        own_process: True if it runs in a worker process, where it can be killed and cannot harm other attempts.
     """
 
     name: str
@@ -43,6 +47,46 @@ class Handler:
     is_async: bool
     payload: TypeAdapter[object] | None
     own_process: bool = False
+
+    def call(self, context: Context, payload: object) -> Outcome:
+        """Call a plain function and return its outcome."""
+        try:
+            return serialize_result(self.function(context, payload))
+        except Exception as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
+            return from_exception(error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            return _process_exit(error)
+
+    async def call_async(self, context: Context, payload: object) -> Outcome:
+        """Call a coroutine function and return its outcome; a cancellation propagates."""
+        try:
+            returned = await cast("Awaitable[object]", self.function(context, payload))
+        except Exception as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
+            return from_exception(error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            return _process_exit(error)
+        return serialize_result(returned)
+
+    def read_payload(self, payload: bytes, content_type: str) -> object:
+        """Return the payload as the function takes it: its model, a JSON value, or bytes.
+
+        Raises:
+            ValueError: It does not fit the model (pydantic's error is a ValueError too).
+        """
+        if content_type != "application/json":
+            return payload
+        text = payload or b"null"  # a job without a payload has an empty one
+        if self.payload is not None:
+            return self.payload.validate_json(text)
+        try:
+            return from_json(text)
+        except ValueError:
+            return json.loads(text)  # accepts some texts that from_json refuses: lone surrogates, very deep nesting
+
+
+def invalid_payload(error: ValueError) -> Outcome:
+    """Return the outcome of a payload that does not fit: permanent, since the same bytes fail on every attempt."""
+    return failed("InvalidPayload", str(error), permanent=True)
 
 
 _HANDLERS: dict[str, Handler] = {}
@@ -52,14 +96,14 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
     """Register a function as the handler `name`.
 
     Args:
-        name: What jobs call it.
-        isolation: `process` runs it in a worker process that is killed when its time is over. Not said: a coroutine
+        name: Its name in jobs' targets.
+        isolation: `process` runs it in a worker process that is killed when its time is over. By default a coroutine
             function runs on the `loop`, a plain one on a `thread`.
 
     Raises:
-        TypeError: It was written without a name.
-        ValueError: The name is taken by another function, the function does not take (context, payload), or does not
-            run as `isolation` says.
+        TypeError: The decorator was written without a name.
+        ValueError: Another function has the name, the function does not take (context, payload), or `isolation` does
+            not suit it.
     """
     if callable(name):  # the decorator was written bare, whatever the annotation says
         message = 'write @tidewheel.handler("name"): jobs call a handler by its name'
@@ -75,7 +119,7 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
             )
             raise ValueError(message)
         known = _HANDLERS.get(name)
-        if known is not None and _place(known.function) != _place(function):
+        if known is not None and _qualified_name(known.function) != _qualified_name(function):
             message = f"handler {name!r} is {known.function.__module__}.{known.function.__qualname__} already"
             raise ValueError(message)
         adapter = _payload_adapter(function, parameters[1])
@@ -86,7 +130,7 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
 
 
 def registered() -> dict[str, Handler]:
-    """The handlers of this process, by name."""
+    """Return the handlers of this process, by name."""
     return dict(_HANDLERS)
 
 
@@ -97,7 +141,7 @@ def import_handlers(modules: str | None) -> None:
         modules: Names separated by commas.
 
     Raises:
-        SettingsError: One cannot be imported; the message says why.
+        SettingsError: A module cannot be imported; the message names the reason.
     """
     for name in filter(None, (part.strip() for part in (modules or "").split(","))):
         try:
@@ -111,7 +155,11 @@ def import_handlers(modules: str | None) -> None:
             _LOG.info('module %r has no handler of its own: none of its functions has @tidewheel.handler("name")', name)
 
 
-def _place(function: Callable[..., object]) -> tuple[str, str]:
+def _process_exit(error: BaseException) -> Outcome:
+    return failed(type(error).__name__, f"the handler tried to end the process: {error}")
+
+
+def _qualified_name(function: Callable[..., object]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
 
@@ -126,7 +174,7 @@ def _check_isolation(name: str, isolation: str | None, *, is_async: bool) -> Non
 
 
 def _advice(name: str, error: BaseException) -> str:
-    """What to do about a module that cannot be imported: where the fault is, or how modules are named and found."""
+    """Return the remedy for a module that cannot be imported: the faulty line, or how modules are named and found."""
     if name.endswith(".py"):
         return f"; write {name.removesuffix('.py')}, a module's name and not a file's"
     if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:

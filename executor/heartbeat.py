@@ -88,7 +88,7 @@ class Heartbeat:
             pass
 
     def beat_now(self) -> None:
-        """Beat at once: the lease was lost and must be entered again."""
+        """ProgressReport at once: the lease was lost and must be entered again."""
         self._next_beat = 0.0
         self.wake.set()
 
@@ -111,7 +111,7 @@ class Heartbeat:
         self.beat_now()
 
     def leave(self, *, clean: bool) -> None:
-        """Stop beating; with `clean` the row goes too, for nothing is left that a reaper would have to find."""
+        """Shutdown beating; with `clean` the row goes too, for nothing is left that a reaper would have to find."""
         self._stop.request()
         self._thread.join(timeout=10)
         if clean:

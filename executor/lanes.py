@@ -1,4 +1,4 @@
-"""Which consumers an executor has: one for each lane of each queue it serves, of the kind its group protocol takes."""
+"""Create the consumers of an executor: one for each lane of each of its queues, by the group protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from confluent_kafka import ShareConsumer
 
-from tidewheel.executor.claim_batch import Taking
+from tidewheel.executor.claim import BatchClaimer
 from tidewheel.executor.consume import LaneConsumer
 from tidewheel.executor.share_consume import ShareLaneConsumer
 from tidewheel.executor.slots import Slots
@@ -17,18 +17,18 @@ from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.settings import ExecutorSettings
 
-_MOST_SHARED = 500  # messages asked of a share group at once
-_LONGEST_HOLD = timedelta(seconds=5)  # far below the 15 s that a broker may set as the shortest lock on a message
+_MOST_SHARED = 500  # messages requested from a share group at once
+_LONGEST_WAIT = timedelta(seconds=5)  # far below 15 s, the shortest lock on a message that a broker may set
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """How this executor consumes.
+    """The topics of an executor, and how it consumes them.
 
     Args:
-        kafka: Bootstrap servers and what users pass through.
+        kafka: Bootstrap servers and the users' client settings.
         protocol: Of its groups.
-        topics: What it reads, with each topic's lane.
+        topics: Its topics, each with its lane.
     """
 
     kafka: Mapping[str, str]
@@ -37,57 +37,73 @@ class Lanes:
 
     def consumers(
         self,
-        taking: Callable[[str, Lane], Taking],
+        batch_claimer: Callable[[str, Lane], BatchClaimer],
         *,
         slots: Slots,
-        hold: timedelta,
-        crowded: Callable[[], bool],
+        max_wait: timedelta,
+        overloaded: Callable[[], bool],
         stop: Shutdown,
     ) -> Sequence[LaneConsumer | ShareLaneConsumer]:
-        """A consumer for each topic, none of them started.
+        """Return a consumer for each topic, none of them started.
 
         Args:
-            taking: Makes what claims for one.
+            batch_claimer: Creates the claimer of a topic.
             slots: Of the executor.
-            hold: How long a message may wait for a slot.
-            crowded: Whether no more is to be claimed.
-            stop: The wish to stop.
+            max_wait: How long a message may wait for a slot.
+            overloaded: Returns True if nothing more should be claimed.
+            stop: The executor's shutdown.
         """
-        made: list[LaneConsumer | ShareLaneConsumer] = []
+        created: list[LaneConsumer | ShareLaneConsumer] = []
         if self.protocol == "share":
             read_from_start(self.kafka, [_share_group(topic) for topic, _ in self.topics])
         for topic, lane in self.topics:
-            take, role = taking(topic, lane), f"executor-{lane}"
+            claimer, role = batch_claimer(topic, lane), f"executor-{lane}"
             if self.protocol == "share":
-                most, hold = min(slots.total, _MOST_SHARED), min(hold, _LONGEST_HOLD)
+                most, max_wait = min(slots.total, _MOST_SHARED), min(max_wait, _LONGEST_WAIT)
 
                 def join_group(topic: str = topic, role: str = role, most: int = most) -> ShareConsumer:
                     return share_consumer(self.kafka, group=_share_group(topic), role=role, most=most)
 
                 shared = ShareLaneConsumer(
-                    join_group, topic, lane, taking=take, slots=slots, hold=hold, crowded=crowded, stop=stop
+                    join_group,
+                    topic,
+                    lane,
+                    claimer=claimer,
+                    slots=slots,
+                    max_wait=max_wait,
+                    overloaded=overloaded,
+                    stop=stop,
                 )
-                made.append(shared)
+                created.append(shared)
             else:
                 member = consumer(self.kafka, group=f"{topic}.executors", role=role, protocol=self.protocol)
-                made.append(
-                    LaneConsumer(member, topic, lane, taking=take, slots=slots, hold=hold, crowded=crowded, stop=stop)
+                created.append(
+                    LaneConsumer(
+                        member,
+                        topic,
+                        lane,
+                        claimer=claimer,
+                        slots=slots,
+                        max_wait=max_wait,
+                        overloaded=overloaded,
+                        stop=stop,
+                    )
                 )
-        return made
+        return created
 
 
 def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: Topics, queues: Sequence[str]) -> Lanes:
-    """How an executor of these queues is to consume.
+    """Return the lanes of an executor of these queues, with a group protocol that the brokers support.
 
     Raises:
-        SettingsError: The brokers cannot do what the setting asks for.
+        SettingsError: The brokers do not support the configured protocol.
     """
     found = [(topics.runs(queue, lane), lane) for queue in queues for lane in Lane]
-    # Below `<prefix>.runs.`, as the executors' own groups are: one grant covers them all.
+    # Below `<prefix>.runs.`, like the executors' own groups: one ACL covers them all.
     probe = f"{topics.prefix}.runs.probe"
     return Lanes(kafka, group_protocol(kafka, settings.executor_group, topic=found[0][0], probe=probe), found)
 
 
 def _share_group(topic: str) -> str:
-    """Not the name of the consumer group: one name cannot be both."""
+    """Return the name of a share group; a consumer group cannot have the same one."""
     return f"{topic}.share"

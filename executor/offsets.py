@@ -1,8 +1,8 @@
-"""How far a lane has come on each of its partitions, told to its group.
+"""Offsets of a lane's partitions, committed to its group.
 
-Invariant: an offset is noted after the durable claim of what lies before it, and never told before it is noted. It is
-told a few times a second, and at once when its partition goes: a commit for each claim was a tenth of what the broker
-had to do. What is told late is read again after a crash, and the claim drops it.
+Invariant: an offset is noted after the durable claim of all messages before it, and committed after it is noted. It is
+committed five times a second, and at once when its partition is revoked: a commit for each claim was a tenth of the
+broker's work. After a crash, messages behind a late commit are read again, and the claim drops them.
 """
 
 import logging
@@ -15,55 +15,55 @@ from tidewheel.process.failpoint import failpoint
 
 _LOG = logging.getLogger("tidewheel.executor")
 
-_TELL_SECONDS = 0.2
+_COMMIT_SECONDS = 0.2  # between two commits
 
 
 class Offsets:
-    """The offsets of one topic; for one thread, and the callbacks of its polls."""
+    """The offsets of one topic; for one thread and the callbacks of its polls."""
 
     def __init__(self, consumer: Consumer, topic: str) -> None:
         self._consumer, self._topic = consumer, topic
-        self._noted: dict[int, int] = {}  # of the partitions that are ours
-        self._untold: set[int] = set()
-        self._announced_at = 0.0
+        self._noted: dict[int, int] = {}  # of the assigned partitions
+        self._uncommitted: set[int] = set()
+        self._committed_at = 0.0
 
-    def own(self, partitions: Iterable[int]) -> None:
-        """These partitions are ours from now on."""
+    def assign(self, partitions: Iterable[int]) -> None:
+        """Add partitions that were assigned."""
         self._noted |= dict.fromkeys(partitions, 0)
 
     def note(self, messages: Sequence[Message]) -> None:
-        """These were claimed, refused or left to the sweep."""
-        # The last of each partition counts, for they come in order; of those that are still ours: their next owner must
-        # not be set back or forward. Nor are we set back by a message that was left before.
+        """Note messages that were claimed, refused or left to the sweep."""
+        # The last message of each partition counts, since they are in order. Only assigned partitions count: another
+        # owner's offset must not move. A message that was left before does not set this one back.
         for partition, message in {message.partition(): message for message in messages}.items():
             offset = message.offset()
             if partition is not None and offset is not None and offset >= self._noted.get(partition, offset + 1):
                 self._noted[partition] = offset + 1
-                self._untold.add(partition)
+                self._uncommitted.add(partition)
 
-    def tell_in_time(self) -> None:
-        """Tell what was noted, unless that was done a moment ago."""
-        if self._untold and monotonic_seconds() - self._announced_at >= _TELL_SECONDS:
-            self.tell()
+    def commit_if_due(self) -> None:
+        """Commit noted offsets, unless the last commit is less than 0.2 s old."""
+        if self._uncommitted and monotonic_seconds() - self._committed_at >= _COMMIT_SECONDS:
+            self.commit()
 
-    def tell(self) -> None:
-        """Tell what was noted; waits for nobody."""
-        untold, self._untold = self._untold, set()
-        if not untold:
+    def commit(self) -> None:
+        """Commit noted offsets asynchronously."""
+        uncommitted, self._uncommitted = self._uncommitted, set()
+        if not uncommitted:
             return
-        self._announced_at = monotonic_seconds()
-        offsets = [TopicPartition(self._topic, partition, self._noted[partition]) for partition in sorted(untold)]
+        self._committed_at = monotonic_seconds()
+        offsets = [TopicPartition(self._topic, partition, self._noted[partition]) for partition in sorted(uncommitted)]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            # A rebalance took the partition: its next owner reads the messages again and the claim drops them. Or the
-            # client cannot now: nothing else may come on this partition, so it is told again.
+            # After a rebalance the next owner reads the messages again, and the claim drops them. If the client fails
+            # for another reason, the commit is repeated: this partition may get no further message.
             _LOG.info("offsets of %s not committed: %s", self._topic, error)
-            self._untold |= untold & self._noted.keys()
+            self._uncommitted |= uncommitted & self._noted.keys()
             return
         failpoint("claim.offsets_committed")
 
     def drop(self, partitions: set[int]) -> None:
-        """These are ours no more."""
+        """Drop partitions that were revoked or lost."""
         self._noted = {partition: end for partition, end in self._noted.items() if partition not in partitions}
-        self._untold -= partitions
+        self._uncommitted -= partitions

@@ -1,7 +1,4 @@
-"""How an attempt ended, as its runner tells it; bounded, so that no handler can fill the database.
-
-What a handler returned, as the outcome that holds it.
-"""
+"""Outcomes of attempts, as runners return them; bounded, so that no handler can fill the database."""
 
 import traceback
 from dataclasses import dataclass
@@ -23,16 +20,16 @@ class Outcome:
     """The end of one attempt.
 
     Args:
-        kind: What the attempt row will say.
-        result: JSON text of what was returned, at most 64 KiB.
+        kind: The outcome in the attempt's row.
+        result: JSON text of the returned value, at most 64 KiB.
         error_type: Name of the error's type, such as `ValueError` or `http_500`.
-        error_message: What it said, cut to 4096 characters.
+        error_message: Text of the error, cut to 4096 characters.
         trace: The traceback, cut to its last 32 Ki characters.
-        permanent: No further attempt makes sense.
-        retry_after: The earliest next attempt, where the target asked for one.
-        snooze: How long to wait, for a snooze.
-        not_begun: It is certain that the target did nothing: even a run that may begin once may begin again.
-        waits: How long the end may take that is told from outside; None where this is the end.
+        permanent: True if no further attempt makes sense.
+        retry_after: The earliest next attempt, if the target named one.
+        snooze: Delay of a snooze.
+        not_started: True if the target certainly did nothing: even an at-most-once run may start again.
+        waits: Time limit for an end that comes from outside, by task token; None if this is the end.
     """
 
     kind: AttemptOutcome
@@ -43,24 +40,24 @@ class Outcome:
     permanent: bool = False
     retry_after: timedelta | None = None
     snooze: timedelta = timedelta(0)
-    not_begun: bool = False
+    not_started: bool = False
     waits: timedelta | None = None
 
     @property
     def timeout(self) -> str | None:
-        """Which timeout struck, by its field's name, such as `start_to_close`; None where none did."""
+        """Field name of the timeout that expired, such as `start_to_close`; None if none did."""
         if self.kind is not AttemptOutcome.TIMED_OUT or self.error_type is None:
             return None
         return timeout_of(self.error_type)
 
 
 RELEASED = Outcome(AttemptOutcome.RELEASED)
-NOT_BEGUN = Outcome(AttemptOutcome.RELEASED, not_begun=True)
+NOT_STARTED = Outcome(AttemptOutcome.RELEASED, not_started=True)
 CANCELLED = Outcome(AttemptOutcome.CANCELLED)
 
 
 def succeeded(result: bytes | None) -> Outcome:
-    """A success; a result above 64 KiB is a failure that says so, since a retry would repeat the effect."""
+    """Return a success. A result above 64 KiB is a permanent failure: a retry would repeat the effect."""
     if result is not None and len(result) > RESULT_BYTES:
         message = f"the result has {len(result)} bytes, more than {RESULT_BYTES}; return a reference instead"
         return failed("ResultTooLarge", message, permanent=True)
@@ -68,7 +65,7 @@ def succeeded(result: bytes | None) -> Outcome:
 
 
 def waiting(timeout: timedelta) -> Outcome:
-    """No end yet: it is told from outside, with the attempt's task token, within `timeout`."""
+    """Return an outcome that is no end yet: the end comes from outside, by task token, within `timeout`."""
     return Outcome(AttemptOutcome.SUCCEEDED, waits=timeout)
 
 
@@ -79,9 +76,9 @@ def failed(
     trace: str = "",
     permanent: bool = False,
     retry_after: timedelta | None = None,
-    not_begun: bool = False,
+    not_started: bool = False,
 ) -> Outcome:
-    """A failure, its texts cut and cleaned of what PostgreSQL cannot store."""
+    """Return a failure. Its texts are cut, and cleaned of characters that PostgreSQL cannot store."""
     return Outcome(
         AttemptOutcome.FAILED,
         error_type=_clean(error_type)[:255],
@@ -89,12 +86,12 @@ def failed(
         trace=_clean(trace)[-_TRACE_CHARACTERS:] or None,
         permanent=permanent,
         retry_after=retry_after,
-        not_begun=not_begun,
+        not_started=not_started,
     )
 
 
 def timed_out(which: str, seconds: float) -> Outcome:
-    """A timeout; `which` names the one that struck."""
+    """Return the outcome of an expired timeout."""
     return Outcome(
         AttemptOutcome.TIMED_OUT,
         error_type=timeout_type(which),
@@ -104,7 +101,7 @@ def timed_out(which: str, seconds: float) -> Outcome:
 
 
 def from_exception(error: BaseException) -> Outcome:
-    """What a handler's exception means."""
+    """Return the outcome of an exception that a handler raised."""
     if isinstance(error, Snooze):
         return Outcome(AttemptOutcome.SNOOZED, snooze=error.delay)
     if isinstance(error, Cancel):
@@ -115,20 +112,20 @@ def from_exception(error: BaseException) -> Outcome:
     return failed(name, str(error), trace=trace, permanent=isinstance(error, Permanent), retry_after=after)
 
 
-def _clean(text: str) -> str:
-    # NUL has no place in PostgreSQL's text, lone surrogates none in UTF-8.
-    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-_NOTHING = succeeded(None)
-
-
-def written(returned: object) -> Outcome:
-    """A success with what the handler returned, as JSON."""
+def serialize_result(returned: object) -> Outcome:
+    """Return a success with the handler's return value as JSON."""
     if returned is None:
-        return _NOTHING
+        return _NO_RESULT
     try:
         return succeeded(to_json(returned, inf_nan_mode="strings"))
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        # Its effect is done: a retry would repeat it for the sake of a return value.
+        # Permanent: the effect is done, and a retry would repeat it for the sake of a return value.
         return failed("ResultNotSerializable", str(error), permanent=True)
+
+
+def _clean(text: str) -> str:
+    # PostgreSQL's text cannot hold NUL, and UTF-8 cannot hold lone surrogates.
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_NO_RESULT = succeeded(None)

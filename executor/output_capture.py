@@ -1,12 +1,11 @@
-"""Captures what attempts of this process print and log, each with its run, and passes it on to the process's own log.
+"""Capture output and logs of attempts in this process, and write them to the database and to a topic.
 
-Which attempt writes is a context variable, set around the handler's call. What a thread writes that a handler started
-by itself, without its context, belongs to nobody. Nothing is done for an attempt that writes nothing.
+A context variable, set around the handler's call, names the attempt that writes. Output of a thread that a handler
+started without its context belongs to no attempt. An attempt without output costs nothing.
 
-Writes what attempts print while they run: to the database each second, and to a topic where that is wanted.
-
-What an attempt has written since is written with its end. The topic takes everything as long as Kafka is there; when it
-is away output is lost to it, on purpose, and counted: no attempt waits for its log.
+While attempts run, a thread writes their output to the database each second, and to a topic if one is configured. The
+rest is written with an attempt's end. The topic gets all output while Kafka is available. Without Kafka, output is
+dropped from the topic on purpose, and counted: no attempt waits for its log.
 """
 
 import logging
@@ -24,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.attempt_output import LOGGER, telling
+from tidewheel.executor.attempt_output import LOGGER, forwarding
 from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session
 from tidewheel.process.metrics import metrics
@@ -33,12 +32,12 @@ from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 
 current: ContextVar[Attempt | None] = ContextVar("tidewheel_attempt", default=None)
 
-LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of a log record, as it is kept with the run
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of a log record, as stored with the run
 
 
 @contextmanager
 def captured() -> Generator[None]:
-    """Capture standard output, standard error and logging of this process, as long as the block."""
+    """Capture standard output, standard error and logging of this process during the block."""
     root = logging.getLogger()
     stdout, stderr, handlers = sys.stdout, sys.stderr, root.handlers[:]
     sys.stdout = cast("TextIO", _Stream(stdout))
@@ -51,12 +50,12 @@ def captured() -> Generator[None]:
 
 
 def writing() -> Attempt | None:
-    """The attempt that writes; None outside of attempts, and while what one wrote is being passed on."""
-    return None if telling.get() else current.get()
+    """Return the attempt that writes; None outside attempts, and while output is being forwarded."""
+    return None if forwarding.get() else current.get()
 
 
 class _Stream:
-    """A text stream that gives what an attempt writes to the attempt."""
+    """A text stream that passes an attempt's output to the attempt."""
 
     def __init__(self, original: TextIO) -> None:
         self._original = original
@@ -78,7 +77,7 @@ class _Stream:
 
 
 class _Bytes:
-    """The same for bytes."""
+    """A byte stream that passes an attempt's output to the attempt."""
 
     def __init__(self, original: TextIO) -> None:
         self._original = original
@@ -95,7 +94,7 @@ class _Bytes:
 
 
 class _Records(logging.Handler):
-    """Keeps an attempt's log records with it, and hands them on to the handlers that were there, as far as allowed."""
+    """Keeps an attempt's log records, and passes them to the original log handlers within the limit."""
 
     def __init__(self, handlers: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class _Records(logging.Handler):
         self.setFormatter(logging.Formatter(LINE))
 
     def handle(self, record: logging.LogRecord) -> bool:
-        # No lock of its own: the others' are taken where they write.
+        # Without this handler's own lock: the original handlers take theirs.
         attempt = None if record.name == LOGGER else writing()
         if attempt is None or self._keep(attempt, record):
             for handler in self._handlers:
@@ -114,7 +113,7 @@ class _Records(logging.Handler):
     def _keep(self, attempt: Attempt, record: logging.LogRecord) -> bool:
         try:
             text = self.format(record)
-        except Exception:  # noqa: BLE001 - a record that cannot be written must not end who logs it
+        except Exception:  # noqa: BLE001 - a record that cannot be formatted must not raise in the code that logs it
             self.handleError(record)
             return False
         line = text.encode("utf-8", "backslashreplace") + b"\n"
@@ -126,21 +125,21 @@ class _Records(logging.Handler):
 
 _EVERY_SECONDS = 1.0
 _BATCH = 100  # attempts in one statement: 6.4 MB at most
-_LAST_SECONDS = 2.0  # for what the topic is still to get when the executor ends
+_LAST_SECONDS = 2.0  # for sending the rest to the topic when the executor ends
 
-_TRIED_MS = 10_000  # how long one message is tried: later, newer output matters more
+_TRIED_MS = 10_000  # for the delivery of one message: later, newer output matters more
 
 Running = Callable[[], Iterable[Attempt]]
 
 
 class Flusher:
-    """The thread that writes what attempts have written so far.
+    """The thread that writes the output of running attempts.
 
     Args:
         session: Its own.
-        executor_id: In whose hands the attempts are.
-        running: The attempts of this process.
-        stream: Where everything goes too; None where it does not.
+        executor_id: Owner of the attempts.
+        running: Returns the attempts of this process.
+        stream: The topic for all output; None without one.
     """
 
     def __init__(self, session: Session, executor_id: UUID, running: Running, stream: "Stream | None") -> None:
@@ -149,11 +148,11 @@ class Flusher:
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what is not written yet is written with the attempts' ends."""
+        """Shutdown; the rest is written with the attempts' ends."""
         self._stop.request()
         self._thread.join(timeout=10)
         self._session.close()
@@ -164,22 +163,22 @@ class Flusher:
         run_loop(self._stop, "output of attempts", self.step)
 
     def step(self) -> float:
-        """Write what is new; returns how long to wait until the next look, in seconds."""
+        """Write new output; return the seconds until the next poll."""
         attempts = [attempt for attempt in self._running() if attempt.output is not None]
         if self._stream is not None:
             self._stream.send(attempts)
-        wanted = [(attempt, written) for attempt in attempts if (written := _new(attempt)) is not None]
-        for start in range(0, len(wanted), _BATCH):
-            self._flush(wanted[start : start + _BATCH])
+        unwritten = [(attempt, written) for attempt in attempts if (written := _new(attempt)) is not None]
+        for start in range(0, len(unwritten), _BATCH):
+            self._flush(unwritten[start : start + _BATCH])
         return _EVERY_SECONDS
 
-    def _flush(self, wanted: list[tuple[Attempt, AttemptOutput]]) -> None:
+    def _flush(self, unwritten: list[tuple[Attempt, AttemptOutput]]) -> None:
         try:
             with self._session.transaction() as connection:
-                stored = flush_outputs(connection, self._executor_id, [written for _, written in wanted])
+                stored = flush_outputs(connection, self._executor_id, [written for _, written in unwritten])
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
-        for attempt, written in wanted:
+        for attempt, written in unwritten:
             if attempt.output is not None and attempt.key in stored:
                 attempt.output.flushed(written.output_bytes)
 
@@ -190,7 +189,7 @@ def _new(attempt: Attempt) -> AttemptOutput | None:
 
 
 class Stream:
-    """The topic of outputs, keyed by run_id; used by one thread, but for `ended`."""
+    """The topic of outputs, keyed by run_id; used by one thread, except `ended`."""
 
     def __init__(self, kafka: Mapping[str, str], topic: str) -> None:
         self._topic = topic
@@ -198,18 +197,18 @@ class Stream:
         self._ended: deque[Attempt] = deque()
 
     def ended(self, attempt: Attempt) -> None:
-        """An attempt is over: what it wrote last is sent with the next look."""
+        """Send the last output of an ended attempt with the next poll."""
         self._ended.append(attempt)
 
     def send(self, attempts: Iterable[Attempt]) -> None:
-        """Send what these have written since, and those that have ended; never waits for Kafka."""
+        """Send new output of these attempts and of ended ones; never waits for Kafka."""
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         for attempt in [*attempts, *ended]:
             self._send(attempt)
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Send what is left, as far as that does not take long."""
+        """Send the rest, for two seconds at most."""
         self.send([])
         left = self._producer.flush(_LAST_SECONDS)
         if left:
@@ -226,9 +225,9 @@ class Stream:
         key = str(attempt.run_id)
         headers: list[tuple[str, str | bytes | None]] = [("run_id", key), ("attempt", str(attempt.started.attempt))]
         for piece in output.take_stream():
-            place: list[tuple[str, str | bytes | None]] = [*headers, ("offset", str(piece.offset))]
+            piece_headers: list[tuple[str, str | bytes | None]] = [*headers, ("offset", str(piece.offset))]
             try:
-                self._producer.produce(self._topic, key=key.encode(), value=piece.data, headers=place)
+                self._producer.produce(self._topic, key=key.encode(), value=piece.data, headers=piece_headers)
             except (BufferError, KafkaException):
                 metrics.count("output_bytes_dropped", len(piece.data))
 

@@ -1,14 +1,11 @@
-"""Executors in other languages: entering, beating, finishing and leaving for them, over one thread's session.
+"""Remote executors: programs in other languages that register, claim, beat, report and leave over HTTP.
 
-They run attempts elsewhere and say so over HTTP, where any answer may be lost: so every call can be repeated, and an
-outcome that was written before is superseded. What guards their attempts is the same as everywhere: the lease, which is
-their row in `executors`, and the fence.
+Any HTTP response may be lost, so every call can be repeated. An outcome that was recorded before is superseded. The
+lease, which is their row in `executors`, and the fence protect their attempts as everywhere.
 
-Claiming for executors in other languages, whose answers may be lost on their way.
-
-A claim carries a number that rises, stored with the executor in the claim's own transaction: a second one of the same
-number starts nothing but tells what the first has started, and an older one that was long under way starts nothing at
-all. The executor's row is locked meanwhile, so that a repeat waits for the first, and no reaper ends the lease.
+A claim carries a rising number, stored with the executor in the claim's own transaction. A repeat of the same number
+starts nothing and returns the attempts of the first. A delayed older one starts nothing at all. The claim locks the
+executor's row, so that a repeat waits for the first, and no reaper ends the lease meanwhile.
 """
 
 import logging
@@ -23,7 +20,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import UnknownExecutor
 from tidewheel.executor.attempt_output import Output
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.record import record
+from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.pg_arrays import integers, uuids
@@ -39,124 +36,23 @@ from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
 
+_LOG = logging.getLogger("tidewheel.executor")
+
 _SQL = Statements("tidewheel.executor")
+_ENTER = _SQL["enter_remote"]
+_BEAT = _SQL["beat_remote"]
 _LOCK = _SQL["lock_remote"]
 _COUNT_CLAIM = _SQL["count_claim"]
 _FIND_DUE = _SQL["find_due_handled"]
 _FIND_SWEEP_CLAIM = _SQL["find_sweep_claim"]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteClaim:
-    """One claim.
-
-    Args:
-        executor_id: Who asks.
-        number: Higher than that of its last claim; the same again to be told that one's answer again.
-        wishes: The runs it has messages of.
-        sweep: How many due runs of its queues it wants instead, of which it has no messages.
-        due_for: How long those have to be due.
-    """
-
-    executor_id: UUID
-    number: int
-    wishes: Sequence[Claim] = ()
-    sweep: int = 0
-    due_for: timedelta = timedelta(seconds=1)
-
-
-@dataclass(frozen=True, slots=True)
-class RemotelyClaimed:
-    """What is the executor's now: the attempts, and the messages of those that were swept.
-
-    Args:
-        started: The attempts. What is missing was lost, waits for its turn, or is left.
-        requests: Messages by run.
-        signalled: Whether executors were told something: they are to be woken after the commit.
-    """
-
-    started: Sequence[Started]
-    requests: Mapping[UUID, RunRequest]
-    signalled: bool = False
-
-
-def claim_remotely(connection: Conn, installation: Installation, claim: RemoteClaim) -> RemotelyClaimed:
-    """Claim runs for an executor in another language, in the caller's transaction.
-
-    Raises:
-        UnknownExecutor: Its lease was ended.
-    """
-    row = connection.execute(_LOCK, {"executor_id": claim.executor_id}, binary=True).fetchone()
-    if row is None:
-        raise UnknownExecutor(claim.executor_id)
-    queues, handlers, last = row
-    assert isinstance(last, int)  # noqa: S101 - the column's type
-    served = cast("list[str]", queues), cast("list[str]", handlers)
-    if claim.number < last:
-        return RemotelyClaimed((), {})
-    if claim.number == last:
-        return _told_again(connection, claim)
-    swept = _find_due(connection, claim, *served) if claim.sweep else []
-    requests = build_requests(connection, swept)
-    wishes = [*claim.wishes, *_wishes(swept, claim)]
-    connection.execute(_COUNT_CLAIM, {"executor_id": claim.executor_id, "claim_id": claim.number})
-    claimed = claim_runs(connection, installation, wishes, executor_id=claim.executor_id)
-    failpoint("claim.before_commit")
-    way = "sweep" if claim.sweep else "message"
-    metrics.count("claims", len(claimed.started), "won", way)
-    metrics.count("claims", len(wishes) - len(claimed.started), "lost", way)
-    return RemotelyClaimed(claimed.started, requests, claimed.signalled)
-
-
-def _told_again(connection: Conn, claim: RemoteClaim) -> RemotelyClaimed:
-    swept: list[DueRun] = []
-    if claim.sweep:
-        columns = {"executor_id": claim.executor_id, "claimed_from": _claimed_from(claim), "states": OWNED}
-        swept = _due_runs(connection, _FIND_SWEEP_CLAIM, columns)
-    wishes = [*claim.wishes, *_wishes(swept, claim)]
-    started = read_claims(connection, wishes, executor_id=claim.executor_id) if wishes else []
-    return RemotelyClaimed(started, build_requests(connection, swept))
-
-
-def _find_due(connection: Conn, claim: RemoteClaim, queues: list[str], handlers: list[str]) -> list[DueRun]:
-    served = [(queue, lane) for lane in Lane for queue in queues]
-    columns = {
-        "queues": [queue for queue, _ in served],
-        "lanes": [lane for _, lane in served],
-        "handlers": handlers,
-        "most": claim.sweep,
-        "due_for": claim.due_for,
-        "sources": sources(Move.CLAIM),
-    }
-    return _due_runs(connection, _FIND_DUE, columns)
-
-
-def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[DueRun]:
-    with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
-        return cursor.execute(statement, columns).fetchall()
-
-
-def _wishes(swept: Sequence[DueRun], claim: RemoteClaim) -> list[Claim]:
-    return [Claim(run.run_id, run.attempt + 1, run.job_version, _claimed_from(claim)) for run in swept]
-
-
-def _claimed_from(claim: RemoteClaim) -> str:
-    return f"sweep/{claim.number}"
-
-
-_LOG = logging.getLogger("tidewheel.executor")
-
-_ENTER = _SQL["enter_remote"]
-_BEAT = _SQL["beat_remote"]
 _READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
 _READ_SIGNALS = _SQL["read_signals"]
 _DROP_ANSWERED = _SQL["drop_answered"]
 _LEAVE = _SQL["leave_executor"]
 
-_STRAY_AFTER = timedelta(
-    seconds=60
-)  # a signal that was told at so many beats and never answered is of no attempt there
-_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
+# A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
+_STRAY_AFTER = timedelta(seconds=60)
+_LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _TRIES = 20
 
 _DEFINITIONS = Definitions()
@@ -165,8 +61,42 @@ Fence = tuple[UUID, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A signal: an attempt that is to stop."""
+class RemoteClaim:
+    """One claim of a remote executor.
+
+    Args:
+        executor_id: The executor.
+        number: Higher than that of its last claim; the same number repeats that claim's response.
+        claims: The runs of which it has messages.
+        sweep: Number of due runs of its queues that it requests instead, without messages.
+        min_age: The least time for which those must have been due.
+    """
+
+    executor_id: UUID
+    number: int
+    claims: Sequence[Claim] = ()
+    sweep: int = 0
+    min_age: timedelta = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteClaimResult:
+    """Attempts that a remote executor owns now, and the messages of those that were swept.
+
+    Args:
+        started: The attempts. A missing run was lost, buffered behind its job's active run, or left.
+        requests: Messages by run.
+        signalled: True if signals were written: the caller notifies executors after the commit.
+    """
+
+    started: Sequence[Started]
+    requests: Mapping[UUID, RunRequest]
+    signalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopSignal:
+    """A request that an attempt stops."""
 
     run_id: UUID
     attempt: int
@@ -174,7 +104,7 @@ class Told:
 
 
 class Report(Protocol):
-    """How an attempt ended, as its executor tells it."""
+    """The end of an attempt, as a remote executor reports it."""
 
     @property
     def fence(self) -> Fence:
@@ -182,13 +112,13 @@ class Report(Protocol):
         ...
 
     def read(self, definition: JobDefinition) -> tuple[Outcome, Output | None]:
-        """The outcome, and what was written meanwhile."""
+        """Return the outcome and the output."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _InHand:
-    """An attempt that is still its executor's."""
+class _OwnedAttempt:
+    """An attempt that its executor still owns."""
 
     job_id: UUID
     job_version: int
@@ -202,14 +132,13 @@ class _InHand:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempted:
-    """An attempt as `record` wants it; its message is built again only where the run's end needs it."""
+class _RemoteAttempt:
+    """An attempt to record; its message is built again only if the run's end needs it."""
 
     started: Started
     definition: JobDefinition
     output: Output | None
     request: RunRequest | None = None
-    unflushed: bool = False
 
     @property
     def run_id(self) -> UUID:
@@ -219,15 +148,18 @@ class _Attempted:
     def heartbeat_seconds(self) -> float | None:
         return None if self.definition.heartbeat_ms is None else self.definition.heartbeat_ms / 1000
 
+    def seal_output(self) -> bool:
+        return False  # the output comes with the report, and may have been flushed by another process
+
 
 class RemoteExecutors:
-    """What is done for executors in other languages, by one thread.
+    """Serves remote executors on one thread.
 
     Args:
-        session: That thread's.
-        installation: For what starts and ends write.
-        poke: Wakes relays and executors after a commit.
-        stop: Ends its waiting for rows that somebody has locked.
+        session: Of that thread.
+        installation: For the rows and events of starts and ends.
+        poke: Notifies relays and executors after a commit.
+        stop: Ends its waiting for rows that another transaction has locked.
     """
 
     def __init__(
@@ -238,7 +170,7 @@ class RemoteExecutors:
     def register(
         self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int, *, lease: timedelta
     ) -> UUID:
-        """Enter an executor that is to beat within `lease`; returns the id under which all it does is written."""
+        """Register an executor that must beat within `lease`; return its id."""
         executor_id = uuid4()
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
         with self._session.transaction() as connection:
@@ -246,14 +178,14 @@ class RemoteExecutors:
         _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)
         return executor_id
 
-    def beat(self, executor_id: UUID, *, stopping: bool) -> list[Told]:
-        """Keep the lease of an executor's attempts; returns which of them are to stop.
+    def beat(self, executor_id: UUID, *, stopping: bool) -> list[StopSignal]:
+        """Renew the lease of an executor's attempts; return those that must stop.
 
         Raises:
-            UnknownExecutor: Its lease was ended, and its attempts with it; or there never was one.
+            UnknownExecutor: Its lease was ended, and its attempts with it; or it never existed.
         """
         columns = {"executor_id": executor_id, "stopping": stopping, "stray_after": _STRAY_AFTER}
-        told: list[Told] = []
+        signals: list[StopSignal] = []
         strays: list[Fence] = []
         with self._session.transaction() as connection:
             if connection.execute(_BEAT, columns).fetchone() is None:
@@ -261,13 +193,13 @@ class RemoteExecutors:
             for run_id, attempt, kind, stray in connection.execute(_READ_SIGNALS, columns, binary=True):
                 assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
                 assert isinstance(attempt, int)  # noqa: S101 - the column's type
-                told.append(Told(run_id, attempt, Signal(str(kind))))
+                signals.append(StopSignal(run_id, attempt, Signal(str(kind))))
                 if stray:
                     strays.append((run_id, attempt))
             _drop_answered(connection, executor_id, strays)
-        return told
+        return signals
 
-    def claim(self, claim: RemoteClaim) -> RemotelyClaimed:
+    def claim(self, claim: RemoteClaim) -> RemoteClaimResult:
         """Claim runs for an executor.
 
         Raises:
@@ -281,17 +213,17 @@ class RemoteExecutors:
         return claimed
 
     def finish(self, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
-        """Write how attempts ended.
+        """Record the ends of attempts.
 
         Returns:
-            For each: `recorded`; `superseded` where the attempt is no longer this executor's, and nothing was changed;
-            `busy` where somebody has its row, to be told again.
+            For each: `recorded`; `superseded` if this executor no longer owns the attempt, and nothing was changed;
+            `busy` if another transaction has its row locked: the report must be repeated.
         """
         answers: dict[Fence, str] = {}
         left = list({report.fence: report for report in reports}.values())
         for tried in range(_TRIES):
             if tried:
-                self._stop.wait(_BUSY_SECONDS)
+                self._stop.wait(_LOCKED_SECONDS)
             with self._session.transaction() as connection:
                 answers |= self._record(connection, executor_id, left)
                 failpoint("completion.before_commit")
@@ -303,21 +235,21 @@ class RemoteExecutors:
         return answers
 
     def leave(self, executor_id: UUID) -> None:
-        """An executor goes; what it has in hand all the same is found when its lease ends."""
+        """Remove an executor; attempts it still owns go back when its lease ends."""
         with self._session.transaction() as connection:
             connection.execute(_LEAVE, {"executor_id": executor_id, "states": OWNED})
 
     def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
         fences = [report.fence for report in reports]
-        in_hand = _read_owned_attempts(connection, executor_id, fences)
-        stored = read_definitions(connection, [(row.job_id, row.job_version) for row in in_hand.values()])
-        items: list[tuple[_Attempted, Outcome]] = []
+        owned = _read_owned(connection, executor_id, fences)
+        stored = read_definitions(connection, [(row.job_id, row.job_version) for row in owned.values()])
+        items: list[tuple[_RemoteAttempt, Outcome]] = []
         for report in reports:
-            if (row := in_hand.get(report.fence)) is not None:
+            if (row := owned.get(report.fence)) is not None:
                 definition = _DEFINITIONS.of(stored[row.job_id, row.job_version])
                 outcome, output = report.read(definition)
-                items.append((_Attempted(_started(row), definition, output), outcome))
-        done = record(connection, self._installation, items, executor_id)
+                items.append((_RemoteAttempt(_started(row), definition, output), outcome))
+        done = record_outcomes(connection, self._installation, items, executor_id)
         _drop_answered(connection, executor_id, fences)
         answers = dict.fromkeys(fences, "superseded")
         for item, _ in items:
@@ -326,13 +258,77 @@ class RemoteExecutors:
         return answers
 
 
-def _read_owned_attempts(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> dict[Fence, _InHand]:
+def claim_remotely(connection: Conn, installation: Installation, claim: RemoteClaim) -> RemoteClaimResult:
+    """Claim runs for a remote executor, in the caller's transaction.
+
+    Raises:
+        UnknownExecutor: Its lease was ended.
+    """
+    row = connection.execute(_LOCK, {"executor_id": claim.executor_id}, binary=True).fetchone()
+    if row is None:
+        raise UnknownExecutor(claim.executor_id)
+    queues, handlers, last = row
+    assert isinstance(last, int)  # noqa: S101 - the column's type
+    served = cast("list[str]", queues), cast("list[str]", handlers)
+    if claim.number < last:
+        return RemoteClaimResult((), {})
+    if claim.number == last:
+        return _repeat_response(connection, claim)
+    swept = _find_due(connection, claim, *served) if claim.sweep else []
+    requests = build_requests(connection, swept)
+    claims = [*claim.claims, *_swept_claims(swept, claim)]
+    connection.execute(_COUNT_CLAIM, {"executor_id": claim.executor_id, "claim_id": claim.number})
+    claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id)
+    failpoint("claim.before_commit")
+    source = "sweep" if claim.sweep else "message"
+    metrics.count("claims", len(claimed.started), "won", source)
+    metrics.count("claims", len(claims) - len(claimed.started), "lost", source)
+    return RemoteClaimResult(claimed.started, requests, claimed.signalled)
+
+
+def _repeat_response(connection: Conn, claim: RemoteClaim) -> RemoteClaimResult:
+    swept: list[DueRun] = []
+    if claim.sweep:
+        columns = {"executor_id": claim.executor_id, "claimed_from": _source_of(claim), "states": OWNED}
+        swept = _due_runs(connection, _FIND_SWEEP_CLAIM, columns)
+    claims = [*claim.claims, *_swept_claims(swept, claim)]
+    started = read_claims(connection, claims, executor_id=claim.executor_id) if claims else []
+    return RemoteClaimResult(started, build_requests(connection, swept))
+
+
+def _find_due(connection: Conn, claim: RemoteClaim, queues: list[str], handlers: list[str]) -> list[DueRun]:
+    served = [(queue, lane) for lane in Lane for queue in queues]
+    columns = {
+        "queues": [queue for queue, _ in served],
+        "lanes": [lane for _, lane in served],
+        "handlers": handlers,
+        "most": claim.sweep,
+        "due_for": claim.min_age,
+        "sources": sources(Move.CLAIM),
+    }
+    return _due_runs(connection, _FIND_DUE, columns)
+
+
+def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[DueRun]:
+    with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
+        return cursor.execute(statement, columns).fetchall()
+
+
+def _swept_claims(swept: Sequence[DueRun], claim: RemoteClaim) -> list[Claim]:
+    return [Claim(run.run_id, run.attempt + 1, run.job_version, _source_of(claim)) for run in swept]
+
+
+def _source_of(claim: RemoteClaim) -> str:
+    return f"sweep/{claim.number}"
+
+
+def _read_owned(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> dict[Fence, _OwnedAttempt]:
     columns = {**_columns(fences), "executor_id": executor_id, "states": OWNED}
-    with connection.cursor(row_factory=class_row(_InHand), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(_OwnedAttempt), binary=True) as cursor:
         return {(row.run_id, row.attempt): row for row in cursor.execute(_READ_OWNED_ATTEMPTS, columns)}
 
 
-def _started(row: _InHand) -> Started:
+def _started(row: _OwnedAttempt) -> Started:
     return Started(
         row.run_id,
         row.attempt,

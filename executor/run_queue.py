@@ -1,13 +1,13 @@
-"""The line of attempts that are claimed and have not begun, and how they begin; nearly all of it on the event loop.
+"""Queue of claimed attempts; starts them on the event loop.
 
-Most coroutines of a busy executor end without having waited for anything. Such attempts need no task each: one task
-works them off, one after another, each in a context of its own. The first time that one waits, the task is its own from
-there on, for what it has asked asyncio for by then (a timeout, a task group) names that task; another task goes on with
-the line, and the handler gets a task each time from then on.
+Most coroutines of a busy executor end without waiting for anything. Such attempts need no task each: one drain task
+runs them one after another, each in a context of its own. If one waits, it keeps the task: whatever it has created in
+asyncio by then (a timeout, a task group) refers to it. Another task continues with the queue, and from then on that
+handler gets a task for each attempt.
 
-Nor do they need a slot each: while nothing waits, as much may be claimed beyond the slots as is worked off in a moment.
-What begins is bounded all the same: nothing does while as many wait as there are slots. What finds none within a moment
-goes back, uncharged, to executors that have one.
+Such attempts need no slot each either. While nothing waits, the executor may overcommit: claim more than it has slots,
+up to what it works off in 0.1 s. Starts stay bounded: none happens while as many attempts wait as there are slots.
+Overcommitted attempts that find no slot within 0.25 s are released, uncounted, to executors that have one.
 """
 
 import asyncio
@@ -23,77 +23,77 @@ from types import coroutine
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import NOT_BEGUN
+from tidewheel.executor.dispatch import Timeouts
+from tidewheel.executor.outcome import NOT_STARTED
 from tidewheel.executor.runners.python import LOSSES
 from tidewheel.executor.slots import Slots
-from tidewheel.executor.timeouts import Timeouts
 from tidewheel.runs import Lane
 from tidewheel.schemas.generated import records
 
-_TURN_SECONDS = 0.005  # then the loop sees to everything else
-_AHEAD_SECONDS = 0.1  # what is claimed ahead is worked off within this
-_MOST_AHEAD = 2000  # two claims: one is worked off while the next is under way
-_CALM_SECONDS = 1.0  # for so long after an attempt has waited, nothing is claimed ahead
-_PATIENCE_SECONDS = 0.25  # of what was claimed ahead: for a slot, and for a line that does not get through
+_DRAIN_SECONDS = 0.005  # of one drain; then the loop serves everything else
+_OVERCOMMIT_SECONDS = 0.1  # the time in which overcommitted attempts are worked off
+_MOST_OVERCOMMIT = 2000  # two claims: one is worked off while the next is in progress
+_COOLDOWN_SECONDS = 1.0  # without overcommit after an attempt has waited
+_LATE_SECONDS = 0.25  # the longest wait of an overcommitted attempt for a slot, or for a queue that does not progress
 
 _LOG = logging.getLogger("tidewheel.executor")
 
 Run = Coroutine[object, object, None]
 
 
-class Line:
-    """Begins attempts in their order, those of the critical lane first.
+class RunQueue:
+    """Starts attempts in order, those of the critical lane first.
 
     Args:
         slots: Of the executor.
-        brief: Names of handlers that are coroutines of this process, of which each may end without waiting.
-        run: Runs an attempt and reports its end; lets nothing pass.
-        watch: Lets the timeouts of an attempt strike, which has this task of its own and has begun at that moment.
-        on_end: Told of each attempt whose code has ended; called from every thread.
+        inline: Names of handlers that are coroutines of this process: each may end without waiting.
+        run: Runs an attempt and reports its end; raises nothing.
+        watch: Starts the timeouts of an attempt that has this task of its own since that moment.
+        on_end: Called for each attempt whose code has ended, from any thread.
     """
 
     def __init__(
         self,
         slots: Slots,
-        brief: Iterable[str],
+        inline: Iterable[str],
         *,
         run: Callable[[Attempt], Run],
         watch: Callable[[Attempt, "asyncio.Task[None]", float], Timeouts],
         on_end: Callable[[Attempt], None],
     ) -> None:
-        self._slots, self._brief = slots, set(brief)
+        self._slots, self._inline = slots, set(inline)
         self._run, self._watch, self._on_end = run, watch, on_end
-        self._queues = (_Queue(Lane.CRITICAL), _Queue(Lane.STANDARD))  # STANDARD stands for all the others
+        self._queues = (_Queue(Lane.CRITICAL), _Queue(Lane.STANDARD))  # STANDARD for all other lanes
         self._tasks: set[asyncio.Task[None]] = set()
-        self._worker: asyncio.Task[None] | None = None
-        self._will_look = False
-        self._ahead, self._calm_from = 0, 0.0
-        self._turn_ended: float | None = None  # the last one, where more could have begun at once
-        self._begun = 0
-        self._late: tuple[float, int] | None = None  # since when the line is, and how many had begun by then
+        self._drainer: asyncio.Task[None] | None = None
+        self._late_check_set = False
+        self._overcommit, self._overcommit_from = 0, 0.0
+        self._drain_ended: float | None = None  # end of the last drain, if more attempts could have started at once
+        self._started = 0
+        self._late: tuple[float, int] | None = None  # since when the queue is late, and the number started by then
         self._loop: asyncio.AbstractEventLoop
-        self._context: Context  # nobody's: what is begun from an attempt's own must not go on in it
+        self._context: Context  # of no attempt: a task that is created in an attempt's context must not inherit it
 
     def start(self) -> None:
-        """Take note of the running loop."""
+        """Set the running loop."""
         self._loop, self._context = asyncio.get_running_loop(), copy_context()
 
     def add(self, attempts: Iterable[Attempt]) -> None:
-        """Begin these, whose slots are taken; called from the claiming threads."""
+        """Queue attempts whose slots are taken; called from the claiming threads."""
         self._loop.call_soon_threadsafe(self._add, attempts)
 
     def release(self, attempt: Attempt) -> None:
-        """The code of an attempt has ended; called from every thread."""
+        """Free the slot of an attempt whose code has ended; called from any thread."""
         queue = self._queue_of(attempt)
-        queue.begun.discard(attempt)
+        queue.running.discard(attempt)
         self._on_end(attempt)
-        self._slots.give_back(queue.lane, 1)
+        self._slots.release(queue.lane, 1)
         if any(queue.attempts for queue in self._queues):
-            with suppress(RuntimeError):  # the loop is closed: nothing begins any more
-                self._loop.call_soon_threadsafe(self._go_on)
+            with suppress(RuntimeError):  # the loop is closed: no attempt starts any more
+                self._loop.call_soon_threadsafe(self._schedule)
 
     async def wait_until_empty(self, seconds: float) -> None:
-        """Let everything end, within its time."""
+        """Wait until all attempts have ended, up to this time."""
         until = monotonic_seconds() + seconds
         while self._tasks and (left := until - monotonic_seconds()) > 0:
             await asyncio.wait(set(self._tasks), timeout=left)
@@ -102,45 +102,47 @@ class Line:
         now = monotonic_seconds()
         for attempt in attempts:
             self._queue_of(attempt).attempts.append((attempt, now))
-        self._go_on()
+        self._schedule()
 
     def _queue_of(self, attempt: Attempt) -> "_Queue":
         critical, others = self._queues
         return critical if attempt.definition.lane is records.Lane.CRITICAL else others
 
-    def _go_on(self) -> None:
-        if self._worker is not None:
+    def _schedule(self) -> None:
+        if self._drainer is not None:
             return
-        if self._first() is not None:
-            self._worker = self._spawn(self._work_off())
-        elif not self._will_look and any(queue.attempts for queue in self._queues):
-            self._will_look = True
-            self._loop.call_later(_PATIENCE_SECONDS, self._look)
+        if self._next_queue() is not None:
+            self._drainer = self._spawn(self._drain())
+        elif not self._late_check_set and any(queue.attempts for queue in self._queues):
+            self._late_check_set = True
+            self._loop.call_later(_LATE_SECONDS, self._check_late)
 
-    def _first(self) -> "_Queue | None":
-        """Whose first attempt may begin now."""
+    def _next_queue(self) -> "_Queue | None":
+        """Return the queue whose first attempt may start now."""
         for queue in self._queues:
-            if queue.attempts and self._may_begin(queue.lane):
+            if queue.attempts and self._may_start(queue.lane):
                 return queue
         return None
 
-    def _may_begin(self, lane: Lane) -> bool:
+    def _may_start(self, lane: Lane) -> bool:
         critical, others = self._queues
-        return self._slots.may_begin(lane, len(critical.begun), len(others.begun))
+        return self._slots.may_start(lane, len(critical.running), len(others.running))
 
-    async def _work_off(self) -> None:
-        """Work off the line, as long as nothing waits and it is this task's turn."""
+    async def _drain(self) -> None:
+        """Run queued attempts one after another, until one waits or the drain's time is over."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine of a task
         ended: Counter[Lane] = Counter()
         now = began = monotonic_seconds()
         try:
-            while now - began < _TURN_SECONDS and not _is_cancelled(task) and (queue := self._first()) is not None:
+            while (
+                now - began < _DRAIN_SECONDS and not _is_cancelled(task) and (queue := self._next_queue()) is not None
+            ):
                 attempt, _ = queue.attempts.popleft()
-                self._begun += 1
-                if attempt.definition.target.handler not in self._brief or attempt.started.lost_attempts >= LOSSES:
-                    self._note_begun(attempt)
-                    self._spawn(self._run_apart(attempt))
+                self._started += 1
+                if attempt.definition.target.handler not in self._inline or attempt.started.lost_attempts >= LOSSES:
+                    self._note_running(attempt)
+                    self._spawn(self._run_in_own_task(attempt))
                     continue
                 context, run = copy_context(), self._run(attempt)
                 try:
@@ -151,20 +153,20 @@ class Line:
                     now = monotonic_seconds()
                     continue
                 except BaseException:
-                    # Nothing of an attempt's comes here; were it so, its slot must not be lost with it.
+                    # No attempt raises here. If one did, its slot would still be freed.
                     ended[queue.lane] += 1
                     self._on_end(attempt)
                     raise
-                self._brief.discard(attempt.definition.target.handler)
-                self._note_begun(attempt)
-                self._end_turn(ended, began)
+                self._inline.discard(attempt.definition.target.handler)
+                self._note_running(attempt)
+                self._end_drain(ended, began)
                 await self._run_to_its_end(attempt, task, now, _rest(run, context, waits_for))
                 return
         finally:
-            if self._worker is task:
-                self._end_turn(ended, began)
+            if self._drainer is task:
+                self._end_drain(ended, began)
 
-    async def _run_apart(self, attempt: Attempt) -> None:
+    async def _run_in_own_task(self, attempt: Attempt) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine of a task
         await self._run_to_its_end(attempt, task, monotonic_seconds(), self._run(attempt))
@@ -180,76 +182,76 @@ class Line:
         if not attempt.on_thread:
             attempt.release()
 
-    def _note_begun(self, attempt: Attempt) -> None:
-        self._queue_of(attempt).begun.add(attempt)
-        self._calm_down()
+    def _note_running(self, attempt: Attempt) -> None:
+        self._queue_of(attempt).running.add(attempt)
+        self._stop_overcommit()
 
-    def _calm_down(self) -> None:
-        """Claim nothing ahead, and not for a while."""
-        self._calm_from = monotonic_seconds() + _CALM_SECONDS
-        self._allow_ahead(0)
+    def _stop_overcommit(self) -> None:
+        """Shutdown overcommitting for the cooldown."""
+        self._overcommit_from = monotonic_seconds() + _COOLDOWN_SECONDS
+        self._set_overcommit(0)
 
-    def _end_turn(self, ended: Mapping[Lane, int], began: float) -> None:
-        """So many have ended without waiting: their slots are free, and it is another task's turn."""
-        self._worker = None
+    def _end_drain(self, ended: Mapping[Lane, int], began: float) -> None:
+        """Free the slots of attempts that ended without waiting, and let another task continue."""
+        self._drainer = None
         for lane, count in ended.items():
-            self._slots.give_back(lane, count)
-        # From one turn's end to the next: where the processor is short, a turn alone says little of what gets through.
+            self._slots.release(lane, count)
+        # From the end of one drain to the next: with a busy processor one drain alone overstates the throughput.
         now = monotonic_seconds()
-        count, seconds = sum(ended.values()), now - (began if self._turn_ended is None else self._turn_ended)
-        self._hand_back_late(now)
-        self._turn_ended = None if self._first() is None else now
-        if count and now >= self._calm_from and self._may_begin(Lane.STANDARD):
-            # By steps: a few quick ones tell little of what comes.
-            most = min(2 * max(self._ahead, self._slots.total), _MOST_AHEAD)
-            self._allow_ahead(min(int(_AHEAD_SECONDS * count / max(seconds, 1e-6)), most))
-        self._go_on()
+        count, seconds = sum(ended.values()), now - (began if self._drain_ended is None else self._drain_ended)
+        self._release_late(now)
+        self._drain_ended = None if self._next_queue() is None else now
+        if count and now >= self._overcommit_from and self._may_start(Lane.STANDARD):
+            # At most doubled at once: a few quick attempts predict little.
+            most = min(2 * max(self._overcommit, self._slots.total), _MOST_OVERCOMMIT)
+            self._set_overcommit(min(int(_OVERCOMMIT_SECONDS * count / max(seconds, 1e-6)), most))
+        self._schedule()
 
-    def _allow_ahead(self, count: int) -> None:
-        # Each change wakes the claiming threads: small ones are not worth it.
-        # A step of growth is none, nor is the last one.
-        is_close = 0 < count < _MOST_AHEAD and self._ahead / 2 < count < self._ahead * 2
-        if count != self._ahead and not is_close:
-            self._ahead = count
-            self._slots.allow_ahead(count)
+    def _set_overcommit(self, count: int) -> None:
+        # Each change wakes the claiming threads, so small ones are skipped.
+        # A growth step is not small, nor is the step to the maximum.
+        is_close = 0 < count < _MOST_OVERCOMMIT and self._overcommit / 2 < count < self._overcommit * 2
+        if count != self._overcommit and not is_close:
+            self._overcommit = count
+            self._slots.set_overcommit(count)
 
-    def _look(self) -> None:
-        """Nothing could begin for a while."""
-        self._will_look = False
-        self._hand_back_late(monotonic_seconds())
-        self._go_on()
+    def _check_late(self) -> None:
+        """Release late attempts after a time in which none could start."""
+        self._late_check_set = False
+        self._release_late(monotonic_seconds())
+        self._schedule()
 
-    def _hand_back_late(self, now: float) -> None:
-        """Hand back what was claimed ahead, where the line has not moved as it was expected to."""
-        before = now - _PATIENCE_SECONDS
+    def _release_late(self, now: float) -> None:
+        """Release overcommitted attempts if the queue progresses more slowly than expected."""
+        before = now - _LATE_SECONDS
         if not any(queue.attempts and queue.attempts[0][1] <= before for queue in self._queues):
             self._late = None
             return
         released, most = 0, self._most_of_late(now)
         for queue in reversed(self._queues):
-            blocked = not self._may_begin(queue.lane)
-            # What could begin soon stays; of what is blocked only what came just now.
+            blocked = not self._may_start(queue.lane)
+            # Of a blocked queue only attempts that have just arrived stay; of the others those that can start soon.
             while queue.attempts and (queue.attempts[0][1] <= before if blocked else len(queue.attempts) > most):
                 attempt, _ = queue.attempts.popleft() if blocked else queue.attempts.pop()
-                attempt.report_unbegun(NOT_BEGUN)
+                attempt.report_not_started(NOT_STARTED)
                 self._on_end(attempt)
-                self._slots.give_back(queue.lane, 1)
+                self._slots.release(queue.lane, 1)
                 released += 1
         if released:
-            self._calm_down()
-            _LOG.info("handed on %d runs that were claimed ahead and found no slot", released)
+            self._stop_overcommit()
+            _LOG.info("released %d runs that were claimed beyond the slots and found none", released)
 
     def _most_of_late(self, now: float) -> float:
-        """How many may stay in a late line that moves: what it gets through soon, as it has since it was seen late.
+        """Return how many attempts may stay in a late queue that progresses: those it starts soon, at its own rate.
 
-        At first all: this process may have had no processor, and then it is as quick as before.
+        At first all: the process may have had no processor, and then it is as fast as before.
         """
-        since, begun = self._late = self._late or (now, self._begun)
+        since, started = self._late = self._late or (now, self._started)
         seconds = now - since
-        if seconds < _PATIENCE_SECONDS:
+        if seconds < _LATE_SECONDS:
             return math.inf
-        self._late = now, self._begun
-        return max(self._slots.total, _PATIENCE_SECONDS * (self._begun - begun) / seconds)
+        self._late = now, self._started
+        return max(self._slots.total, _LATE_SECONDS * (self._started - started) / seconds)
 
     def _spawn(self, run: Run) -> "asyncio.Task[None]":
         task = self._loop.create_task(run, context=self._context.copy())
@@ -260,22 +262,22 @@ class Line:
 
 @dataclass(slots=True)
 class _Queue:
-    """Attempts of the critical lane, or of the others: which have begun, and which are in the line, since when."""
+    """Attempts of the critical lane, or of all others: those that run, and those that are queued, since when."""
 
     lane: Lane
-    begun: set[Attempt] = field(default_factory=set[Attempt])  # and not ended; not those that ended without waiting
+    running: set[Attempt] = field(default_factory=set[Attempt])  # without those that end without waiting
     attempts: deque[tuple[Attempt, float]] = field(default_factory=deque[tuple[Attempt, float]])
 
 
 def _is_cancelled(task: "asyncio.Task[None]") -> bool:
-    """Whether a handler has cancelled its task and waited for nothing: that was not for the next one."""
-    # What `uncancel` takes back is still thrown in at the next suspension in Python 3.11.
+    """Return True if a handler has cancelled its task without waiting: that must not reach the next handler."""
+    # In Python 3.11 a cancellation is thrown in at the next suspension even after `uncancel`.
     return bool(task.cancelling() or getattr(task, "_must_cancel", False))
 
 
 @coroutine
 def _rest(run: Run, context: Context, waits_for: object) -> Generator[object, object, None]:
-    """The rest of a run that was begun in a context and waits; awaited by the task that has begun it."""
+    """Continue a run that was started in a context and waits; awaited by the task that started it."""
     while True:
         try:
             sent = yield waits_for

@@ -1,10 +1,10 @@
-"""How many runs an executor takes at once.
+"""Slots: the number of attempts that an executor runs at once.
 
-Of every ten slots one is kept for the critical lane (none below ten), so that a flood of ordinary work never keeps a
-critical run waiting for a slot.
+Of every ten slots one is reserved for the critical lane (none below ten), so that ordinary work never keeps a critical
+run waiting for a slot.
 
-Runs that end without ever waiting for anything need a slot for microseconds: while all are such, more may be claimed
-than there are slots (`ahead`). What begins is bounded by `line.py`, whatever was claimed.
+Attempts that end without waiting need a slot for microseconds. While all are such, the executor may overcommit: claim
+more than it has slots. `run_queue.py` bounds the starts in any case.
 """
 
 import threading
@@ -14,11 +14,16 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Lane
 
-_KEPT_FOR_CRITICAL = 10  # one of so many
+_RESERVED_FOR_CRITICAL = 10  # one slot of so many
 
 
-class Taken(NamedTuple):
-    """Slots that were taken: how many, and how many of those there are, and are not merely allowed ahead."""
+class TakenSlots(NamedTuple):
+    """Slots that were taken.
+
+    Args:
+        taken: Their number.
+        real: The number of them that exist; the others are overcommitted.
+    """
 
     taken: int
     real: int
@@ -29,48 +34,44 @@ class Slots:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._kept = total // _KEPT_FOR_CRITICAL
-        self._critical = self._others = self._most_busy = self._ahead = 0
-        self._held_until: dict[Lane, float] = {}  # lanes for which nothing is claimed ahead
-        self._next: Lane | None = None  # whose are the next slots that come free, by `take_next`
+        self._reserved = total // _RESERVED_FOR_CRITICAL
+        self._critical = self._others = self._most_busy = self._overcommit = 0
+        self._suspended_until: dict[Lane, float] = {}  # overcommit is suspended for the sake of these lanes
+        self._next: Lane | None = None  # the lane that gets the next free slots, by `take_next`
         self._changed = threading.Condition()
 
     def take(self, lane: Lane, most: int) -> int:
-        """Take up to `most` slots for a lane, at once.
-
-        Returns:
-            How many were taken; 0 where none is free.
-        """
+        """Take up to `most` slots for a lane at once; return their number, 0 if none is free."""
         with self._changed:
             return self._take(lane, min(self._free(lane), most))
 
-    def take_ahead(self, lane: Lane, most: int) -> Taken:
-        """The same, counting those that are allowed beyond the slots there are."""
+    def take_overcommit(self, lane: Lane, most: int) -> TakenSlots:
+        """Take up to `most` slots for a lane at once, overcommitted ones included."""
         with self._changed:
             real = max(self._free(lane), 0)
-            taken = self._take(lane, min(self._free_ahead(lane), most))
-            if real and taken and self._held_until.pop(lane, None) is not None:
+            taken = self._take(lane, min(self._free_overcommit(lane), most))
+            if real and taken and self._suspended_until.pop(lane, None) is not None:
                 self._changed.notify_all()
-            return Taken(taken, min(real, taken))
+            return TakenSlots(taken, min(real, taken))
 
     def take_next(self, lane: Lane, most: int, seconds: float) -> int:
-        """Take `most` slots that there are before anybody else takes one, or what came free in time; for one thread.
+        """Take the next `most` slots that come free, before any other caller; for one thread.
 
-        Until then nobody claims ahead, and the others wait; of them the critical lane only for its own.
+        Until then no lane overcommits, and the other lanes wait. The critical lane waits only if `lane` is critical.
 
         Returns:
-            How many were taken; 0 where none came free in time.
+            The number taken; 0 if none came free in time.
         """
         with self._changed:
             self._next = lane
             try:
-                self._changed.wait_for(lambda: self._there(lane) >= most, timeout=seconds)
-                return self._take(lane, min(self._there(lane), most))
+                self._changed.wait_for(lambda: self._existing(lane) >= most, timeout=seconds)
+                return self._take(lane, min(self._existing(lane), most))
             finally:
                 self._next = None
                 self._changed.notify_all()
 
-    def give_back(self, lane: Lane, count: int) -> None:
+    def release(self, lane: Lane, count: int) -> None:
         """Free slots that were taken."""
         if count <= 0:
             return
@@ -78,90 +79,91 @@ class Slots:
             self._add(lane, -count)
             self._changed.notify_all()
 
-    def allow_ahead(self, count: int) -> None:
-        """So many more may be claimed than there are slots, until something else is said."""
+    def set_overcommit(self, count: int) -> None:
+        """Allow this many claims beyond the slots from now on."""
         with self._changed:
-            self._ahead = count
+            self._overcommit = count
             self._changed.notify_all()
 
-    def are_ahead(self) -> bool:
-        """Whether more may be claimed than there are slots: nothing that begins waits."""
-        return self._ahead > 0
+    def is_overcommitted(self) -> bool:
+        """Return True if claims beyond the slots are allowed: no running attempt waits."""
+        return self._overcommit > 0
 
-    def hold_ahead(self, lane: Lane, seconds: float) -> None:
-        """Let nobody claim ahead until this lane has taken a slot that there is, or the time is over.
+    def suspend_overcommit(self, lane: Lane, seconds: float) -> None:
+        """Allow no overcommit until this lane has taken an existing slot, or the time is over.
 
-        That is when what was claimed ahead is worked off: longer than any moment, where the processor is short.
+        Overcommitted attempts are worked off meanwhile. With a busy processor that takes longer than any fixed time.
         """
         with self._changed:
-            self._held_until[lane] = monotonic_seconds() + seconds
+            self._suspended_until[lane] = monotonic_seconds() + seconds
 
     def free(self, lane: Lane) -> int:
-        """How many a lane could take now."""
+        """Return the number of slots that a lane could take now."""
         with self._changed:
             return max(self._free(lane), 0)
 
-    def free_ahead(self, lane: Lane) -> int:
-        """The same, with what is allowed ahead."""
+    def free_overcommit(self, lane: Lane) -> int:
+        """Return the number of slots that a lane could take now, overcommitted ones included."""
         with self._changed:
-            return max(self._free_ahead(lane), 0)
+            return max(self._free_overcommit(lane), 0)
 
     def is_scarce(self, lane: Lane) -> bool:
-        """Whether hardly any is free of all that may be claimed: more will come free in a moment."""
+        """Return True if less than a quarter of all that may be claimed is free: more comes free in a moment."""
         with self._changed:
-            return self._free_ahead(lane) < (self.total + self._ahead) // 4
+            return self._free_overcommit(lane) < (self.total + self._overcommit) // 4
 
-    def may_begin(self, lane: Lane, critical: int, others: int) -> bool:
-        """Whether one more of a lane may begin where so many have begun of the critical lane, and of the others."""
-        return critical + others < self.total and (lane is Lane.CRITICAL or others < self.total - self._kept)
+    def may_start(self, lane: Lane, critical: int, others: int) -> bool:
+        """Return True if one more attempt of a lane may start beside so many critical and other running ones."""
+        return critical + others < self.total and (lane is Lane.CRITICAL or others < self.total - self._reserved)
 
     def watch(self) -> None:
-        """Begin to take note of how many are busy at most, for `spare`; for one watcher."""
+        """Start recording the greatest number of busy slots, for `unused`; for one caller."""
         with self._changed:
             self._most_busy = self._critical + self._others
 
-    def spare(self, lane: Lane) -> int:
-        """How many a lane could have taken at any moment since `watch`: what nobody needed all the while."""
+    def unused(self, lane: Lane) -> int:
+        """Return the number of slots that a lane could have taken at any moment since `watch`."""
         with self._changed:
-            reserved = 0 if lane is Lane.CRITICAL else self._kept
+            reserved = 0 if lane is Lane.CRITICAL else self._reserved
             return max(self.total - self._most_busy - reserved, 0)
 
     def wait_free(self, lane: Lane, seconds: float) -> bool:
-        """Wait until a lane could take one; returns whether that came about in time."""
+        """Wait until a lane could take a slot; return False after a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._free(lane) > 0, timeout=seconds)
 
-    def wait_free_ahead(self, lane: Lane, seconds: float) -> bool:
-        """The same, with what is allowed ahead."""
+    def wait_free_overcommit(self, lane: Lane, seconds: float) -> bool:
+        """Wait until a lane could take a slot, overcommitted ones included; return False after a timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._free_ahead(lane) > 0, timeout=seconds)
+            return self._changed.wait_for(lambda: self._free_overcommit(lane) > 0, timeout=seconds)
 
     def wait_half_free(self, lane: Lane, seconds: float) -> None:
-        """Wait until a lane could take half of what may be claimed, where anything may be ahead of the slots.
+        """Wait until a lane could take half of what may be claimed, if overcommit is allowed.
 
-        The other half is in the line meanwhile: claims come in few large batches, and the line does not run dry.
+        The other half is queued meanwhile: claims come in few large batches, and the queue does not run dry.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: not self._ahead or self._free_ahead(lane) * 2 >= self.total + self._ahead, timeout=seconds
+                lambda: not self._overcommit or self._free_overcommit(lane) * 2 >= self.total + self._overcommit,
+                timeout=seconds,
             )
 
     def _free(self, lane: Lane) -> int:
         waits = self._next is not None and (lane is not Lane.CRITICAL or self._next is Lane.CRITICAL)
-        return min(self._there(lane), 0) if waits else self._there(lane)
+        return min(self._existing(lane), 0) if waits else self._existing(lane)
 
-    def _there(self, lane: Lane) -> int:
+    def _existing(self, lane: Lane) -> int:
         if lane is Lane.CRITICAL:
-            # What others have claimed ahead is in the line behind it, and takes no slot from it.
-            return self.total - self._critical - min(self._others, self.total - self._kept)
-        return self.total - self._kept - self._critical - self._others
+            # Overcommitted attempts of other lanes are queued behind this lane, and take no slot from it.
+            return self.total - self._critical - min(self._others, self.total - self._reserved)
+        return self.total - self._reserved - self._critical - self._others
 
-    def _free_ahead(self, lane: Lane) -> int:
-        held = self._held_until and max(self._held_until.values()) > monotonic_seconds()
-        ahead = 0 if held or self._next is not None else self._ahead
+    def _free_overcommit(self, lane: Lane) -> int:
+        suspended = self._suspended_until and max(self._suspended_until.values()) > monotonic_seconds()
+        overcommit = 0 if suspended or self._next is not None else self._overcommit
         if lane is Lane.CRITICAL:
-            ahead -= max(self._others - (self.total - self._kept), 0)  # what others have of it
-        return self._free(lane) + max(ahead, 0)
+            overcommit -= max(self._others - (self.total - self._reserved), 0)  # the other lanes' part of it
+        return self._free(lane) + max(overcommit, 0)
 
     def _take(self, lane: Lane, count: int) -> int:
         taken = max(count, 0)

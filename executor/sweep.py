@@ -1,15 +1,15 @@
-"""The sweep: claims from the table what has been due for a while and Kafka has not brought.
+"""Sweep: claim due runs from the table that no message has brought for a while.
 
-It bounds every stall of Kafka, serves a queue that has no topics yet, finds a run whose message was lost, and takes
-what another executor has fetched and has no slot for. No message is published twice for it.
+It bounds every outage of Kafka, serves a queue without topics, and finds a run whose message was lost. It also claims
+runs whose messages another executor has fetched without having a slot. No message is published twice for it.
 
-A look finds what is due and too young as well, and the next look comes when the oldest of that has waited long enough:
-so a run waits for a free slot hardly longer than `every`, though nobody looks more often.
+A poll also finds runs that are due but too young. The next poll comes when the oldest of these has waited long enough.
+So a run waits for a free slot hardly longer than `every`, without more polls.
 
-While messages fill every slot, a lane is looked at all the same, but rarely: what has been due for very long is given
-the next slots that come free, a few at a time, so that it does not wait until the messages end.
+While messages fill every slot, each lane is still polled, but rarely. Runs that have been due for very long get the
+next free slots, a few at a time, so that they do not wait until the messages end.
 
-Definitions and inputs are read when there are slots: who is full reads what is due, and not what it would need for it.
+Definitions and inputs are read only when there are slots: a full executor reads the due rows alone.
 """
 
 import logging
@@ -26,8 +26,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
-from tidewheel.executor.claim import Claimer
-from tidewheel.executor.claim_batch import Begin
+from tidewheel.executor.claim import Claimer, StartRuns
 from tidewheel.executor.slots import Slots
 from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.session import Session
@@ -43,21 +42,21 @@ _LOG = logging.getLogger("tidewheel.executor")
 _READ_CLOCK = Statements("tidewheel")["read_clock"]
 _FIND_DUE_RUNS = Statements("tidewheel.executor")["find_due_runs"]
 
-_GLANCE_SECONDS = 0.05  # while messages come: a slot that stays free for so long is not about to be filled by one
-_FULL_SECONDS = 0.5  # between two looks at the wish to stop while there is no free slot
-_CHAIN_SECONDS = 1.0  # then the next glance tells whether messages would bring the rest
-_SOON_SECONDS = 0.005  # between two looks while more is waiting than there are slots for
-_MOST_MISSES = 10  # 5 s between two looks
-_PATIENCE = 10  # times `every`: at each turn messages wait 20 to 50 ms for what is claimed ahead to be worked off
-_TURN = 10  # at most one of so many slots for each turn
-_CHOICE = 4  # times what a turn has slots for: others may be after the longest due
-_UNREADABLE = 4  # more are read than there are slots: one that cannot be read keeps no slot from the next
+_QUICK_POLL_SECONDS = 0.05  # while messages arrive: a slot that stays free this long is not about to be filled by one
+_FULL_SECONDS = 0.5  # between two checks for a shutdown while no slot is free
+_BURST_SECONDS = 1.0  # of polls without waiting; then slots must stay free again before the next one
+_SOON_SECONDS = 0.005  # between two polls while more runs wait than there are slots
+_MOST_MISSES = 10  # 5 s between two polls
+_OVERDUE = 10  # times `every`: each service of overdue runs delays messages by 20 to 50 ms
+_SHARE = 10  # at most one of so many slots for each service of overdue runs
+_CHOICE = 4  # times the slots of one service: other executors may claim the oldest runs too
+_UNREADABLE = 4  # read in addition to the slots, so that an unreadable run keeps no slot from the next
 _MOST = 500
 
 
 @dataclass(frozen=True, slots=True)
 class DueRun:
-    """An open run that is due, as the sweep finds it."""
+    """A due open run, as the sweep reads it."""
 
     run_id: UUID
     job_id: UUID
@@ -75,36 +74,36 @@ class DueRun:
 Readable = Mapping[UUID, tuple[RunRequest, JobDefinition]]
 
 
-class Turns:
-    """When each lane has its turn although no slot stays free: `_PATIENCE` intervals after it was served.
+class LaneSchedule:
+    """Schedule on which each lane's overdue runs are served although no slot stays free.
 
-    One that starts nothing is tried again after an interval, and then ever more rarely: who is full asks no more often
-    than who is idle.
+    A lane is served `_OVERDUE` intervals after the last time. A service that starts nothing is repeated after one
+    interval, and then ever more rarely: a full executor polls no more often than an idle one.
     """
 
     def __init__(self, every: timedelta, now: float) -> None:
-        self.patience = every * _PATIENCE
-        self._every, self._patience = every.total_seconds(), self.patience.total_seconds()
-        self._at = dict.fromkeys(Lane, now + self._patience)
-        self._waits: dict[Lane, float] = {}  # of lanes whose last turn started nothing
+        self.overdue = every * _OVERDUE
+        self._every, self._overdue_seconds = every.total_seconds(), self.overdue.total_seconds()
+        self._at = dict.fromkeys(Lane, now + self._overdue_seconds)
+        self._waits: dict[Lane, float] = {}  # of lanes whose last service started nothing
 
-    def whose(self, now: float) -> Lane | None:
-        """The lane whose turn it is; of several the one that has waited longest."""
+    def next_lane(self, now: float) -> Lane | None:
+        """Return the lane to serve now; of several the one that has waited longest."""
         lane = min(self._at, key=self._at.__getitem__)
         return lane if self._at[lane] <= now else None
 
     def served(self, lane: Lane, now: float) -> None:
-        """Nothing of it was due, or some of that was started."""
-        self._at[lane] = now + self._patience
+        """Record that runs of a lane were started, or none was due."""
+        self._at[lane] = now + self._overdue_seconds
         self._waits.pop(lane, None)
 
     def missed(self, lane: Lane, now: float) -> None:
-        """Nothing was started of what was due: no slot came free, or others were quicker."""
-        self._waits[lane] = min(self._waits[lane] * 2, self._patience) if lane in self._waits else self._every
+        """Record that no due run of a lane was started: no slot came free, or other executors were faster."""
+        self._waits[lane] = min(self._waits[lane] * 2, self._overdue_seconds) if lane in self._waits else self._every
         self._at[lane] = now + self._waits[lane]
 
     def has_missed(self, lane: Lane) -> bool:
-        """Whether its last turn started nothing."""
+        """Return True if the last service of a lane started nothing."""
         return lane in self._waits
 
 
@@ -119,23 +118,23 @@ class Sweep:
         slots: Slots,
         queues: Sequence[str],
         handlers: frozenset[str],
-        begin: Begin,
+        start: StartRuns,
         idle: Callable[[], bool],
-        crowded: Callable[[], bool],
+        overloaded: Callable[[], bool],
         every: timedelta,
         stop: Shutdown,
     ) -> None:
         self._session, self._claimer, self._slots = session, claimer, slots
-        self._queues, self._handlers, self._begin = queues, sorted(handlers), begin
-        self._idle, self._crowded, self._every, self._stop = idle, crowded, every, stop
+        self._queues, self._handlers, self._start_runs = queues, sorted(handlers), start
+        self._idle, self._overloaded, self._every, self._stop = idle, overloaded, every, stop
         self._definitions = Definitions()
         self._marks = LowWaterMarks[tuple[str, Lane]]()
-        self._misses, self._chain_until = 0, 0.0
-        self._turns = Turns(every, monotonic_seconds())
+        self._misses, self._burst_until = 0, 0.0
+        self._schedule = LaneSchedule(every, monotonic_seconds())
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self) -> None:
@@ -148,15 +147,15 @@ class Sweep:
         run_loop(self._stop, "sweep", self.step)
 
     def step(self) -> float:
-        """One look; returns how long to wait for the next, in seconds."""
+        """Poll once; return the seconds until the next poll."""
         limits = self._limits() if self._wait_for_slots() else []
-        pause = self._look(limits) if limits else _GLANCE_SECONDS
-        if not self._crowded():
-            self._take_turn()
+        pause = self._poll(limits) if limits else _QUICK_POLL_SECONDS
+        if not self._overloaded():
+            self._serve_overdue()
         return pause
 
-    def _look(self, limits: Sequence[tuple[str, Lane, int]]) -> float:
-        """Claim what there are slots for; returns how long to wait for the next look, in seconds."""
+    def _poll(self, limits: Sequence[tuple[str, Lane, int]]) -> float:
+        """Claim due runs for the free slots; return the seconds until the next poll."""
         found = self._find(limits)
         due = [run for run in found if run.due_for >= self._every]
         lanes, swept = _by_lane(due), 0
@@ -165,70 +164,70 @@ class Sweep:
             started = self._start(lane, self._slots.take(lane, len(runs)), runs)
             swept += started
             if started or not runs:
-                self._turns.served(lane, monotonic_seconds())
+                self._schedule.served(lane, monotonic_seconds())
         return self._pause(limits, found, due, swept)
 
-    def _take_turn(self) -> None:
-        """Give the next slots to a few of what has been due for very long, in the lane that went without longest."""
-        lane = self._turns.whose(monotonic_seconds())
+    def _serve_overdue(self) -> None:
+        """Give the next free slots to a few overdue runs, of the lane that has waited longest."""
+        lane = self._schedule.next_lane(monotonic_seconds())
         if lane is None:
             return
-        most = max(self._slots.total // _TURN, 1)
-        late = self._find_late(lane, min(most * _CHOICE, _MOST))
+        most = max(self._slots.total // _SHARE, 1)
+        late = self._find_overdue(lane, min(most * _CHOICE, _MOST))
         taken = self._slots.take_next(lane, min(len(late), most), _FULL_SECONDS) if late else 0
         if self._start(lane, taken, late) or not late:
-            self._turns.served(lane, monotonic_seconds())
+            self._schedule.served(lane, monotonic_seconds())
         else:
-            self._turns.missed(lane, monotonic_seconds())
+            self._schedule.missed(lane, monotonic_seconds())
 
-    def _find_late(self, lane: Lane, most: int) -> list[DueRun]:
-        """What has been due for very long, the longest first."""
+    def _find_overdue(self, lane: Lane, most: int) -> list[DueRun]:
+        """Return overdue runs, the oldest first."""
         found = self._find([(queue, lane, most) for queue in self._queues])
-        late = _by_lane([run for run in found if run.due_for >= self._turns.patience]).get(lane, [])
-        if self._turns.has_missed(lane):
-            random.shuffle(late)  # every executor finds the same, and all but one would start nothing again
+        late = _by_lane([run for run in found if run.due_for >= self._schedule.overdue]).get(lane, [])
+        if self._schedule.has_missed(lane):
+            random.shuffle(late)  # every executor finds the same runs, and all but one would start nothing again
         return late
 
     def _wait_for_slots(self) -> bool:
-        """Wait a while until any slot is free; returns whether one is."""
-        return self._slots.wait_free(Lane.CRITICAL, _FULL_SECONDS) and not self._crowded()
+        """Wait up to half a second for a free slot; return True if there is one."""
+        return self._slots.wait_free(Lane.CRITICAL, _FULL_SECONDS) and not self._overloaded()
 
     def _limits(self) -> list[tuple[str, Lane, int]]:
-        """How many of each queue and lane there are slots for that no message is about to take."""
-        if self._idle() or monotonic_seconds() < self._chain_until:
+        """Return the number of slots for each queue and lane that no message is about to fill."""
+        if self._idle() or monotonic_seconds() < self._burst_until:
             free = {lane: self._slots.free(lane) for lane in Lane}
         else:
             self._slots.watch()
-            self._stop.wait(_GLANCE_SECONDS)
-            free = {lane: self._slots.spare(lane) for lane in Lane}
+            self._stop.wait(_QUICK_POLL_SECONDS)
+            free = {lane: self._slots.unused(lane) for lane in Lane}
         return [(queue, lane, min(free[lane], _MOST)) for lane in Lane for queue in self._queues if free[lane] > 0]
 
     def _pause(
         self, limits: Sequence[tuple[str, Lane, int]], found: Sequence[DueRun], due: Sequence[DueRun], swept: int
     ) -> float:
-        """How long to wait for the next look."""
+        """Return the seconds until the next poll."""
         now = monotonic_seconds()
         if due and not swept:
-            # Others were quicker, or a message took the slot; or nobody can claim these: it is tried ever more rarely.
+            # Other executors were faster, a message took the slot, or these cannot be claimed: poll ever more rarely.
             self._misses = min(self._misses + 1, _MOST_MISSES)
             return min(_SOON_SECONDS * (1 << self._misses), self._every.total_seconds())
         self._misses = 0
         if swept and any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits):
-            # More is waiting than there were slots for, and messages do not bring it: for a while it is taken as slots
-            # come free, without a glance at each.
-            if now >= self._chain_until:
-                self._chain_until = now + _CHAIN_SECONDS
+            # More runs wait than there were slots, and messages do not bring them. For a while they are claimed as
+            # slots come free, without waiting whether these stay free.
+            if now >= self._burst_until:
+                self._burst_until = now + _BURST_SECONDS
             return _SOON_SECONDS
         young = max((run.due_for for run in found if run.due_for < self._every), default=timedelta(0))
-        return max((self._every - young).total_seconds(), _GLANCE_SECONDS)
+        return max((self._every - young).total_seconds(), _QUICK_POLL_SECONDS)
 
-    def _find(self, wanted: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
-        """What is due."""
-        lanes = [(queue, lane) for queue, lane, _ in wanted]
+    def _find(self, limits: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
+        """Return due runs, up to these limits."""
+        lanes = [(queue, lane) for queue, lane, _ in limits]
         columns = {
-            "queues": [queue for queue, _, _ in wanted],
-            "lanes": [lane for _, lane, _ in wanted],
-            "limits": [limit for _, _, limit in wanted],
+            "queues": [queue for queue, _, _ in limits],
+            "lanes": [lane for _, lane, _ in limits],
+            "limits": [limit for _, _, limit in limits],
             "marks": self._marks.scan_from(lanes),
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
@@ -238,13 +237,13 @@ class Sweep:
             with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
                 found = cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
             earliest: dict[tuple[str, Lane], datetime | None] = dict.fromkeys(lanes)
-            for run in reversed(found):  # the longest due first, lane by lane
+            for run in reversed(found):  # the oldest first, lane by lane
                 earliest[run.queue, Lane(run.lane)] = run.publish_at
             self._marks.record(earliest, cast("datetime", clock[0] if clock else None))
         return found
 
     def _start(self, lane: Lane, taken: int, runs: Sequence[DueRun]) -> int:
-        """Claim as many as slots were taken for, and have them begun; returns how many, the other slots are free."""
+        """Claim and start as many runs as slots were taken; return their number. The other slots are released."""
         if not taken:
             return 0
         started = 0
@@ -252,19 +251,19 @@ class Sweep:
             readable = self._read(runs[: taken + _UNREADABLE])
             chosen = [run for run in runs if run.run_id in readable][:taken]
             claims = [Claim(run.run_id, run.attempt + 1, run.job_version, "sweep") for run in chosen]
-            claimed = self._claimer.claim(claims, way="sweep").started
+            claimed = self._claimer.claim(claims, source="sweep").started
             started = len(claimed)
-            self._begin([(one, *readable[one.run_id]) for one in claimed])
+            self._start_runs([(one, *readable[one.run_id]) for one in claimed])
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
         finally:
-            self._slots.give_back(lane, taken - started)
+            self._slots.release(lane, taken - started)
         if started:
             _LOG.info("swept %d runs", started)
         return started
 
     def _read(self, runs: Sequence[DueRun]) -> Readable:
-        """The messages of those that can be read: what is claimed must be begun."""
+        """Return the messages of runs that can be read: a claimed run must start."""
         with self._session.transaction() as connection:
             requests = build_requests(connection, runs)
         found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
@@ -277,7 +276,7 @@ class Sweep:
 
 
 def _by_lane(runs: Sequence[DueRun]) -> dict[Lane, list[DueRun]]:
-    """Of each lane the longest due first, whatever its queue."""
+    """Return the runs of each lane, the oldest first, of all queues."""
     lanes: dict[Lane, list[DueRun]] = {}
     for run in sorted(runs, key=lambda run: run.due_for, reverse=True):
         lanes.setdefault(Lane(run.lane), []).append(run)

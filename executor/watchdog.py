@@ -1,7 +1,7 @@
-"""Notices when the event loop stands still, because a handler blocks it, and says who.
+"""Detect an event loop that a handler blocks, and log that handler.
 
-A thread of its own, as the heartbeat is: the lease is kept meanwhile. While the loop stands nothing is claimed, and
-what was claimed and has not begun goes back at once, uncharged, to executors that can run it.
+It runs on a thread of its own, as the heartbeat does, so the lease is kept meanwhile. While the loop is blocked the
+executor claims nothing. Claimed attempts that have not started are released at once, uncounted, to other executors.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from tidewheel.process.metrics import metrics
 
 _LOG = logging.getLogger("tidewheel.executor")
 
-_LOOKS = 4  # within the time after which a stall is one
-_AGAIN_SECONDS = 30.0  # a stall that lasts is told again
+_CHECKS = 4  # within the time after which the loop counts as blocked
+_AGAIN_SECONDS = 30.0  # until a blocked loop is logged again
 _FRAMES = 25
 
 
@@ -28,31 +28,31 @@ class Watchdog:
     """The thread that watches one event loop.
 
     Args:
-        after: How long the loop may stand still.
-        on_stall: Called at each look while it stands.
+        after: The time after which the loop counts as blocked.
+        on_blocked: Called at each check while it is blocked.
     """
 
-    def __init__(self, after: timedelta, on_stall: Callable[[], None]) -> None:
-        self._after, self._on_stall = after.total_seconds(), on_stall
+    def __init__(self, after: timedelta, on_blocked: Callable[[], None]) -> None:
+        self._after, self._on_blocked = after.total_seconds(), on_blocked
         self._stop = threading.Event()
         self._ticked = monotonic_seconds()
-        self._stalled = False
+        self._blocked = False
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._loop: asyncio.AbstractEventLoop
         self._watched: int
 
     def start(self) -> None:
-        """Begin; called on the loop to be watched."""
+        """Start the thread; called on the loop to watch."""
         self._loop, self._watched = asyncio.get_running_loop(), threading.get_ident()
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Shutdown the thread."""
         self._stop.set()
 
-    def stalled(self) -> bool:
-        """Whether the loop stands still."""
-        return self._stalled
+    def blocked(self) -> bool:
+        """Return True if the loop is blocked."""
+        return self._blocked
 
     def _tick(self) -> None:
         self._ticked = monotonic_seconds()
@@ -61,50 +61,50 @@ class Watchdog:
         try:
             self._watch()
         finally:
-            self._over()
+            self._clear()
 
     def _watch(self) -> None:
-        every, told = self._after / _LOOKS, 0.0
-        looked = monotonic_seconds()
+        every, logged = self._after / _CHECKS, 0.0
+        checked = monotonic_seconds()
         while not self._stop.wait(every):
             now = monotonic_seconds()
-            if now - looked > self._after:
-                self._ticked = now  # this thread stood still too: the whole process, or the machine
-            looked, still = now, now - self._ticked
-            if still < self._after:
-                self._over()
-            elif not self._stalled or now - told >= _AGAIN_SECONDS:
-                told = now
-                self._tell(still)
-            if self._stalled:
-                metrics.set("event_loop_blocked_seconds", still)
-                self._on_stall()
+            if now - checked > self._after:
+                self._ticked = now  # this thread was suspended too: the whole process, or the machine
+            checked, seconds = now, now - self._ticked
+            if seconds < self._after:
+                self._clear()
+            elif not self._blocked or now - logged >= _AGAIN_SECONDS:
+                logged = now
+                self._report(seconds)
+            if self._blocked:
+                metrics.set("event_loop_blocked_seconds", seconds)
+                self._on_blocked()
             try:
                 self._loop.call_soon_threadsafe(self._tick)
             except RuntimeError:
                 return  # the loop has ended
 
-    def _over(self) -> None:
-        if self._stalled:
-            self._stalled = False
+    def _clear(self) -> None:
+        if self._blocked:
+            self._blocked = False
             metrics.set("event_loop_blocked_seconds", 0)
-            _LOG.warning("the event loop goes on")
+            _LOG.warning("the event loop runs again")
 
-    def _tell(self, still: float) -> None:
-        if not self._stalled:
+    def _report(self, seconds: float) -> None:
+        if not self._blocked:
             metrics.count("event_loop_stalls")
-        self._stalled = True
-        frame = sys._current_frames().get(self._watched)  # pyright: ignore[reportPrivateUsage]  # there is no other way
+        self._blocked = True
+        frame = sys._current_frames().get(self._watched)  # pyright: ignore[reportPrivateUsage]  # the only way to read another thread's stack
         attempt = _attempt_in(frame)
         about = {} if attempt is None else attempt.about
         stack = "".join(traceback.format_stack(frame, _FRAMES)) if frame else ""
-        whose = "" if attempt is None else f" in handler {attempt.definition.target.handler!r}"
-        text = 'the event loop has stood still for %.1f s%s: make it a plain function, or give it isolation="process"'
-        _LOG.error(text, still, whose, extra={**about, "stack": stack})
+        location = "" if attempt is None else f" in handler {attempt.definition.target.handler!r}"
+        text = 'the event loop has been blocked for %.1f s%s: make it a plain function, or give it isolation="process"'
+        _LOG.error(text, seconds, location, extra={**about, "stack": stack})
 
 
 def _attempt_in(frame: FrameType | None) -> Attempt | None:
-    """The attempt whose handler is in this stack; None where it runs in a task of its own."""
+    """Return the attempt whose handler is in this stack; None if it runs in a task of its own."""
     while frame is not None:
         attempt = frame.f_locals.get("attempt")
         if isinstance(attempt, Attempt):

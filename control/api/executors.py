@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.models import MOST_SWEPT, Beat, Claiming, Endings, Registration
+from tidewheel.control.api.models import MOST_SWEPT, Claiming, Endings, ProgressReport, Registration
 from tidewheel.control.api.workers import Workers
-from tidewheel.executor.remote_executors import RemoteClaim, RemotelyClaimed
+from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult
 from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode
@@ -65,7 +65,7 @@ class ExecutorsDoor:
 
     async def beat(self, request: Request) -> Response:
         """Keep a lease; tell which attempts are to stop."""
-        body, executor_id = await read_body(request, Beat), _executor_id(request)
+        body, executor_id = await read_body(request, ProgressReport), _executor_id(request)
         told = await self.workers.do(lambda desk: desk.executors.beat(executor_id, stopping=body.stopping))
         signals = [{"run_id": str(each.run_id), "attempt": each.attempt, "kind": each.kind} for each in told]
         return JSONResponse({"signals": signals})
@@ -90,7 +90,7 @@ class ExecutorsDoor:
 
     async def leave(self, request: Request) -> Response:
         """An executor goes."""
-        await read_body(request, Beat)
+        await read_body(request, ProgressReport)
         executor_id = _executor_id(request)
         await self.workers.do(lambda desk: desk.executors.leave(executor_id))
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -99,7 +99,7 @@ class ExecutorsDoor:
         names = [self.installation.topics.runs(queue, lane) for queue in body.queues for lane in Lane]
         return [{"topic": name, "group": f"{name}.executors"} for name in names]
 
-    def _started(self, started: Started, claimed: RemotelyClaimed) -> dict[str, object]:
+    def _started(self, started: Started, claimed: RemoteClaimResult) -> dict[str, object]:
         closes = None if started.schedule_to_close_at is None else started.schedule_to_close_at - started.started_at
         request = claimed.requests.get(started.run_id)
         return {

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
-from tidewheel.executor.outcome import CANCELLED, NOT_BEGUN, RELEASED, Outcome, failed, succeeded, timed_out, waiting
+from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, failed, succeeded, timed_out, waiting
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import MAX_RESULT_BYTES, Key, Queue, RunId, bounded_json, few, one_line, span
@@ -60,7 +60,7 @@ class Registration(StrictModel):
     slots: Annotated[int, Field(ge=1, le=10000)]
 
 
-class Beat(StrictModel):
+class ProgressReport(StrictModel):
     """An executor lives.
 
     Attributes:
@@ -183,10 +183,10 @@ class Ending(StrictModel):
                 trace=self.trace,
                 permanent=self.permanent,
                 retry_after=self.retry_after,
-                not_begun=not self.begun,
+                not_started=not self.begun,
             )
         if self.status == "released":
-            return RELEASED if self.begun else NOT_BEGUN
+            return RELEASED if self.begun else NOT_STARTED
         return CANCELLED if self.status == "cancelled" else succeeded(self.result)
 
 

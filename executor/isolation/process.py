@@ -1,7 +1,7 @@
-"""One worker process as its executor sees it: started, told, read, and ended with everything it has started.
+"""One worker process, from the executor's side: start it, send and receive frames, kill it with its whole group.
 
-What is started is its guardian, which leads the group and repeats the worker's end as its own. The group is killed
-before that is taken note of, so that its number cannot be somebody else's by then.
+The executor starts the supervisor, which leads the process group and ends in the same way as the worker. The group is
+killed before the supervisor is waited for: afterwards the system may reuse the group's number.
 """
 
 import logging
@@ -18,40 +18,40 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor.complete_in import Completer
-from tidewheel.executor.isolation.protocol import Frame, Frames, Garbage, Kind, packed
+from tidewheel.executor.complete_in import CompletionConfig
+from tidewheel.executor.isolation.protocol import Frame, FrameReader, Kind, ProtocolError, encode_frame
 
 _LOG = logging.getLogger("tidewheel.executor")
 
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL; a draining executor waits a second for it
-_LOOK_SECONDS = 0.1  # where the system cannot tell at once that a process has ended
+_LOOK_SECONDS = 0.1  # between two checks on systems without pidfd_open
 _READ_BYTES = 64 * 1024
-_REST_BYTES = 1024 * 1024  # of what lies in the pipe at the end; whoever goes on writing then is not listened to
+_REST_BYTES = 1024 * 1024  # read from the pipe at the end; a process that keeps writing is not read any further
 
 Sink = Callable[[bytes], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How worker processes are made.
+    """Settings of worker processes.
 
     Args:
-        modules: What they import, separated by commas.
-        memory_bytes: Their whole address space; None is no limit.
-        completer: What their handlers complete runs with.
+        modules: The modules they import, separated by commas.
+        memory_bytes: Limit of their address space; None is no limit.
+        completion: For `ctx.complete_in` of their handlers.
     """
 
     modules: str
     memory_bytes: int | None = None
-    completer: Completer | None = None
+    completion: CompletionConfig | None = None
 
 
 class Died(Exception):
-    """The process has ended; `words` say how."""
+    """The process has ended; `reason` describes its end."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self.words = words
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class WorkerProcess:
@@ -83,11 +83,11 @@ class WorkerProcess:
                 os.close(pipe)
         self._output = cast("IO[bytes]", self._process.stdout).fileno()
         self._exit = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
-        self._frames = Frames()
-        self._came: list[Frame] = []
-        self._to_send = bytearray(packed(_setup_frame(setup)))
+        self._frames = FrameReader()
+        self._received: list[Frame] = []
+        self._to_send = bytearray(encode_frame(_setup_frame(setup)))
         self._kill_at: float | None = None
-        self._words: str | None = None
+        self._end_reason: str | None = None
         self._interrupted = self._closed = self._killed = False
         self._selector = selectors.DefaultSelector()
         for pipe in (self._to_child, self._from_child, self._output):
@@ -97,18 +97,18 @@ class WorkerProcess:
                 self._selector.register(readable, selectors.EVENT_READ)
 
     def send(self, frame: Frame) -> None:
-        """Tell it something; sent while `receive` waits."""
-        self._to_send += packed(frame)
+        """Queue a frame for it; `receive` sends it while it waits."""
+        self._to_send += encode_frame(frame)
 
     def receive(self, sink: Sink, on_ring: Callable[[], object]) -> Frame:
         """Wait for its next frame.
 
         Args:
-            sink: Takes what it writes to standard output and error meanwhile.
+            sink: Called with its standard output and error meanwhile.
             on_ring: Called when the doorbell has rung.
 
         Raises:
-            Died: It has ended, and everything it had started is killed; or it sent garbage, and was.
+            Died: It has ended, or was killed after a protocol error; all processes it had started are killed.
         """
         while True:
             frame = self._next_frame()
@@ -116,12 +116,12 @@ class WorkerProcess:
                 if frame.kind is Kind.OUTCOME:
                     self._read_rest(sink)  # written before it was sent, so it is in the pipe
                 return frame
-            if self._words is not None:
-                raise Died(self._words)
+            if self._end_reason is not None:
+                raise Died(self._end_reason)
             self._wait(sink, on_ring)
 
     def interrupt(self) -> None:
-        """Ask its group to end; what is still there after a short while is killed."""
+        """Send SIGTERM to its group; kill what is left after half a second."""
         if not self._interrupted:
             self._interrupted = True
             self._signal(signal.SIGTERM)
@@ -129,23 +129,23 @@ class WorkerProcess:
 
     @property
     def interrupted(self) -> bool:
-        """Whether its group has been asked to end."""
+        """True if `interrupt` was called."""
         return self._interrupted
 
     def limit(self, seconds: float | None) -> None:
-        """Kill it after so long; None lets it live."""
+        """Kill it after this time; None cancels that."""
         self._kill_at = None if seconds is None else monotonic_seconds() + seconds
 
     def discard_output(self) -> None:
-        """Forget what threads of earlier attempts have written since."""
+        """Discard output that leftover threads of earlier attempts have written."""
         self._read_rest(lambda _: None)
 
     def alive(self) -> bool:
-        """Whether it can be told something."""
-        return self._words is None and not self._exited()
+        """Return True if it can receive frames."""
+        return self._end_reason is None and not self._exited()
 
     def end(self) -> None:
-        """Kill whatever is left of it, and let go."""
+        """Kill the rest of its group and close its pipes."""
         self._reap()
         self._selector.close()
         for pipe in (self._life, self._to_child, self._from_child, self._exit):
@@ -154,7 +154,7 @@ class WorkerProcess:
         cast("IO[bytes]", self._process.stdout).close()
 
     def _wait(self, sink: Sink, on_ring: Callable[[], object]) -> None:
-        self._want_to_write()
+        self._register_writes()
         ready = {key.fileobj for key, _ in self._selector.select(self._seconds())}
         if self._to_child in ready:
             self._write()
@@ -169,7 +169,7 @@ class WorkerProcess:
         if self._kill_at is not None and monotonic_seconds() >= self._kill_at:
             self._killed = True
             self._signal(signal.SIGKILL)
-        # Without the file descriptor that tells it, it is looked for.
+        # Without a pidfd its end is polled.
         if self._exit in ready or (self._exit is None and self._exited()):
             self._ended(sink)
 
@@ -178,7 +178,7 @@ class WorkerProcess:
             return max(self._kill_at - monotonic_seconds(), 0.01)
         return None if self._exit is not None else _LOOK_SECONDS
 
-    def _want_to_write(self) -> None:
+    def _register_writes(self) -> None:
         registered = self._to_child in self._selector.get_map()
         if self._to_send and not registered:
             self._selector.register(self._to_child, selectors.EVENT_WRITE)
@@ -191,7 +191,7 @@ class WorkerProcess:
         except BlockingIOError:
             return
         except OSError:
-            self._to_send.clear()  # it is on its way out, which is told otherwise
+            self._to_send.clear()  # it is ending, which the selector reports otherwise
 
     def _read_output(self, sink: Sink) -> bool:
         try:
@@ -217,7 +217,7 @@ class WorkerProcess:
         if data:
             self._feed(data)
         elif self._from_child in self._selector.get_map():
-            self._selector.unregister(self._from_child)  # it ends; or it has closed it, and can tell nothing any more
+            self._selector.unregister(self._from_child)  # it ends, or its handler has closed the pipe
             self._closed = True
             if self._kill_at is None:
                 self.limit(_KILL_SECONDS)
@@ -225,29 +225,31 @@ class WorkerProcess:
 
     def _feed(self, data: bytes) -> None:
         try:
-            self._came.extend(self._frames.feed(data))
-        except Garbage as error:
-            self._words = f"it wrote garbage into the executor's pipe ({error})"
+            self._received.extend(self._frames.feed(data))
+        except ProtocolError as error:
+            self._end_reason = f"it wrote bytes that are no frame into the executor's pipe ({error})"
             self._reap()
 
     def _next_frame(self) -> Frame | None:
-        return self._came.pop(0) if self._came else None
+        return self._received.pop(0) if self._received else None
 
     def _exited(self) -> bool:
-        """Whether it has ended; its entry stays, and with it the number of its group."""
+        """Return True if it has ended; it is not reaped, which keeps the number of its group."""
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     def _ended(self, sink: Sink) -> None:
-        self._signal(signal.SIGKILL)  # what it has started; its own entry is kept until it is waited for
+        self._signal(signal.SIGKILL)  # the processes it has started; its own entry stays until it is waited for
         while self._read_frames():
             pass
         self._read_rest(sink)
         code = self._reap()
         closed = self._closed and self._killed
-        self._words = self._words or ("the handler closed the pipe to the executor" if closed else _words(code))
+        self._end_reason = self._end_reason or (
+            "the handler closed the pipe to the executor" if closed else _exit_reason(code)
+        )
 
     def _reap(self) -> int:
         self._signal(signal.SIGKILL)
@@ -267,11 +269,11 @@ def _setup_frame(setup: Setup) -> Frame:
         "memory_bytes": setup.memory_bytes,
         "level": logging.getLogger().level,
     }
-    return Frame(Kind.SETUP, head, [pickle.dumps(setup.completer)])
+    return Frame(Kind.SETUP, head, [pickle.dumps(setup.completion)])
 
 
-def _words(code: int) -> str:
-    """How a process has ended, by its exit code."""
+def _exit_reason(code: int) -> str:
+    """Return a text about the end of a process with this exit code."""
     if code >= 0:
         return f"the handler's process ended with exit code {code} before the handler had"
     name = signal.Signals(-code).name

@@ -1,7 +1,7 @@
-"""What crosses the pipes between an executor and its worker processes.
+"""The protocol between an executor and its worker processes: frames over pipes.
 
-A frame is a head, which is JSON and names its kind, and parts, which are bytes or missing. Both sides are of one
-release: nothing here has to last.
+A frame has a head, which is JSON and names its kind, and parts, which are bytes or missing. Both sides are of the same
+release, so the protocol has no versions.
 """
 
 import json
@@ -16,21 +16,20 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from tidewheel.errors import Unavailable
-from tidewheel.executor.context import Channel, Context, Flag, Previous
-from tidewheel.executor.invoke import logger_of
+from tidewheel.executor.context import Channel, Context, Flag, Previous, logger_of
 from tidewheel.executor.outcome import Outcome
 from tidewheel.runs import AttemptOutcome
 
 _SIZES = struct.Struct("!II")
-_MOST_BYTES = 16 * 1024 * 1024  # a frame is a payload or a checkpoint at most; what claims to be longer is garbage
+_MOST_BYTES = 16 * 1024 * 1024  # a frame holds a payload or a checkpoint at most; a longer one is a protocol error
 _NO_PART = -1
 
 
 class Kind(StrEnum):
-    """What a frame is.
+    """Kinds of frames.
 
-    To the worker: its settings, an attempt, the wish that it stops, what came before. From it: that it is ready or
-    cannot be, an outcome, a sign of life, a question.
+    To the worker: setup, attempt, cancel, previous runs. From the worker: ready, unready, outcome, heartbeat, request
+    for previous runs.
     """
 
     SETUP = "setup"
@@ -40,42 +39,42 @@ class Kind(StrEnum):
     READY = "ready"
     UNREADY = "unready"
     OUTCOME = "outcome"
-    BEAT = "beat"
-    ASK = "ask"
+    HEARTBEAT = "heartbeat"
+    READ_PREVIOUS = "read_previous"
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message."""
+    """One message of the protocol."""
 
     kind: Kind
     head: Mapping[str, object]
     parts: Sequence[bytes | None] = ()
 
 
-class Garbage(Exception):
-    """What came is no frame of ours: somebody else writes to the pipe."""
+class ProtocolError(Exception):
+    """Bytes that are no frame: a handler has written to the pipe."""
 
 
-def packed(frame: Frame) -> bytes:
-    """A frame as bytes."""
+def encode_frame(frame: Frame) -> bytes:
+    """Return a frame as bytes."""
     sizes = [_NO_PART if part is None else len(part) for part in frame.parts]
     head = json.dumps({**frame.head, "kind": frame.kind, "parts": sizes}).encode()
     body = b"".join(part for part in frame.parts if part is not None)
     return _SIZES.pack(len(head), len(body)) + head + body
 
 
-class Frames:
-    """Frames out of what is read in whatever portions."""
+class FrameReader:
+    """Decodes frames from bytes that arrive in any portions."""
 
     def __init__(self) -> None:
         self._read = bytearray()
 
     def feed(self, data: bytes) -> Generator[Frame]:
-        """Take what was read; gives the frames that are whole.
+        """Add bytes; yield the frames that are complete.
 
         Raises:
-            Garbage: It is none of ours.
+            ProtocolError: The bytes are no frame.
         """
         self._read += data
         while len(self._read) >= _SIZES.size:
@@ -83,20 +82,20 @@ class Frames:
             end = _SIZES.size + head_size + body_size
             if end > _MOST_BYTES:
                 message = f"a frame of {end} bytes"
-                raise Garbage(message)
+                raise ProtocolError(message)
             if len(self._read) < end:
                 return
             taken = bytes(self._read[_SIZES.size : end])
             del self._read[:end]
-            yield _frame(taken[:head_size], taken[head_size:])
+            yield _decode_frame(taken[:head_size], taken[head_size:])
 
 
-def _frame(head_text: bytes, body: bytes) -> Frame:
+def _decode_frame(head_text: bytes, body: bytes) -> Frame:
     try:
         head = cast("dict[str, object]", json.loads(head_text))
         kind, sizes = Kind(str(head.pop("kind"))), cast("list[int]", head.pop("parts"))
     except (ValueError, KeyError, AttributeError) as error:
-        raise Garbage(str(error)) from error
+        raise ProtocolError(str(error)) from error
     parts: list[bytes | None] = []
     for size in sizes:
         parts.append(None if size == _NO_PART else body[:size])
@@ -104,18 +103,18 @@ def _frame(head_text: bytes, body: bytes) -> Frame:
     return Frame(kind, head, parts)
 
 
-def whose(run_id: object, attempt: object) -> dict[str, object]:
-    """The part of a head that says which attempt it is of: what one has left running may still talk in the next."""
+def attempt_head(run_id: object, attempt: object) -> dict[str, object]:
+    """Return the part of a head that names the attempt: leftover threads of one may still write during the next."""
     return {"run_id": str(run_id), "attempt": attempt}
 
 
-def whose_is(frame: Frame) -> tuple[object, object]:
-    """The attempt that a frame is of."""
+def attempt_key(frame: Frame) -> tuple[object, object]:
+    """Return the run id and the attempt of a frame."""
     return frame.head["run_id"], frame.head["attempt"]
 
 
 def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
-    """An attempt's end; `spent` where the process is better not used again."""
+    """Return the frame of an attempt's end; `spent` is True if the process should not be used again."""
     head = {
         "outcome": outcome.kind,
         "error_type": outcome.error_type,
@@ -130,7 +129,7 @@ def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
 
 
 def outcome_of(frame: Frame) -> Outcome:
-    """The outcome that a frame tells."""
+    """Return the outcome in a frame."""
     head = frame.head
     after = cast("float | None", head["retry_after"])
     return Outcome(
@@ -146,7 +145,7 @@ def outcome_of(frame: Frame) -> Outcome:
 
 
 def context_of(frame: Frame, cancelled: Flag, channel: Channel) -> Context:
-    """The context that an attempt's frame tells, with the worker's own flag and channel."""
+    """Return the context in an attempt's frame, with the worker's own flag and channel."""
     head = frame.head
     run_id, attempt, job_key = UUID(str(head["run_id"])), cast("int", head["attempt"]), str(head["job_key"])
     return Context(
@@ -166,11 +165,11 @@ def context_of(frame: Frame, cancelled: Flag, channel: Channel) -> Context:
     )
 
 
-def previous_frame(asked: Frame, ask: Callable[[], Previous]) -> Frame:
-    """What came before a run, for the attempt that asked; or why that cannot be told."""
-    attempt = whose(*whose_is(asked))
+def previous_frame(request: Frame, read: Callable[[], Previous]) -> Frame:
+    """Return the reply to a request for previous runs: the runs, or the error of reading them."""
+    attempt = attempt_head(*attempt_key(request))
     try:
-        found = ask()
+        found = read()
     except Unavailable as error:
         return Frame(Kind.PREVIOUS, {**attempt, "error": str(error)}, [None])
     head = {**attempt, "at": _text(found.scheduled_at), "result_at": _text(found.result_at)}
@@ -178,7 +177,7 @@ def previous_frame(asked: Frame, ask: Callable[[], Previous]) -> Frame:
 
 
 def previous_of(frame: Frame) -> Previous:
-    """What came before the run.
+    """Return the previous runs in a frame.
 
     Raises:
         Unavailable: The database did not answer.

@@ -1,8 +1,8 @@
 """Start a worker process and outlive it (`python -m tidewheel.executor.isolation.supervisor`).
 
-It leads the process group of the worker and of whatever that starts, and does nothing but wait: for the worker's end,
-which it repeats as its own, or for the executor's, which it notices by a pipe that ends; then it kills the group. The
-worker itself could not: a handler may hold the interpreter's lock for ever. Imports little, for each has one.
+It leads the process group of the worker and of all processes that the worker starts, and only waits. If the worker
+ends, it ends in the same way. If the executor ends, which closes a pipe, it kills the group. The worker itself could
+not: a handler may hold the interpreter's lock for ever. It imports little, since each worker has its own supervisor.
 """
 
 import os
@@ -12,16 +12,16 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-_LOOK_SECONDS = 0.1  # where the system cannot tell at once that a process has ended
+_LOOK_SECONDS = 0.1  # between two checks on systems without pidfd_open
 
 
 def main() -> NoReturn:
-    """Be a guardian; the arguments are the pipe that ends with the executor, and the worker's two."""
+    """Run the supervisor; the arguments are the pipe that ends with the executor, and the worker's two."""
     life, incoming, outgoing = map(int, sys.argv[1:4])
-    guardian, worker = os.getpid(), os.fork()
+    supervisor, worker = os.getpid(), os.fork()
     if worker == 0:
         os.close(life)
-        import_module("tidewheel.executor.isolation.worker").main(incoming, outgoing, guardian)
+        import_module("tidewheel.executor.isolation.worker").main(incoming, outgoing, supervisor)
         sys.exit(1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the worker; the executor kills the group afterwards
@@ -33,12 +33,12 @@ def main() -> NoReturn:
     elif code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
-        os.kill(guardian, -code)
+        os.kill(supervisor, -code)
     os._exit(1 if code is None or code < 0 else code)
 
 
 def _end_of(worker: int) -> int | None:
-    """Wait for the worker's exit code; None where the executor ends before."""
+    """Wait for the worker's exit code; return None if the executor ends before."""
     ended = [os.pidfd_open(worker)] if hasattr(os, "pidfd_open") else []
     while True:
         readable, _, _ = select.select([0, *ended], [], [], None if ended else _LOOK_SECONDS)

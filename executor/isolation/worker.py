@@ -1,8 +1,8 @@
-"""A process for handlers that must harm nobody, started by a guardian (`guardian.py`) for an executor.
+"""The worker process: runs isolated handlers, started by its supervisor (`supervisor.py`) for an executor.
 
-It runs one attempt at a time, told by frames over two pipes of their own; what is written to standard output and error
-goes to the executor by another. It never outlives its executor, nor does what its handlers start: the guardian kills
-their process group then.
+It runs one attempt at a time. Frames come and go over two pipes of their own, and standard output and error over a
+third. Neither the worker nor any process its handlers start outlives the executor: the supervisor then kills their
+process group.
 """
 
 import asyncio
@@ -22,20 +22,19 @@ from contextvars import copy_context
 from typing import NoReturn, cast
 
 from tidewheel.errors import TidewheelError
-from tidewheel.executor.complete_in import Completer, Completion, checked
+from tidewheel.executor.complete_in import Completion, CompletionConfig, verify_completion
 from tidewheel.executor.context import Completing, Context, Flag, Previous
-from tidewheel.executor.handlers import Handler, import_handlers, registered
-from tidewheel.executor.invoke import call, call_async, read_payload, unfit
+from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
     Frame,
-    Frames,
+    FrameReader,
     Kind,
+    attempt_head,
+    attempt_key,
     context_of,
+    encode_frame,
     outcome_frame,
-    packed,
     previous_of,
-    whose,
-    whose_is,
 )
 from tidewheel.executor.outcome import CANCELLED, Outcome, failed, from_exception
 
@@ -45,7 +44,7 @@ _LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Worker:
-    """The process, as long as it lives."""
+    """The process."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:
         self._incoming, self._outgoing = incoming, outgoing
@@ -53,12 +52,12 @@ class Worker:
         self._sending = threading.Lock()
         self._setup: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
-        self._asking: dict[tuple[object, object], queue.SimpleQueue[Frame]] = {}  # by attempt, which asks one at a time
-        self._task: _Task | None = None  # the newest that came
-        self._completer: Completer | None = None
+        self._replies: dict[tuple[object, object], queue.SimpleQueue[Frame]] = {}  # by attempt, one request at a time
+        self._task: _Task | None = None  # the newest that arrived
+        self._completion: CompletionConfig | None = None
 
     def run(self) -> NoReturn:
-        """Prepare as the first frame says, then run attempts until the executor has had enough."""
+        """Prepare as the first frame requires, then run attempts until the executor closes the pipe."""
         threading.Thread(target=self._listen, name="pipe", daemon=True).start()
         try:
             self._prepare(self._setup.get())
@@ -70,7 +69,7 @@ class Worker:
             while True:
                 outcome = self._attempt(self._tasks.get(), loop)
                 _flush()
-                # What has once filled its memory has it in pieces: better a new process.
+                # A process that has filled its memory keeps it fragmented, so a new one replaces it.
                 self._send(outcome_frame(outcome, spent=outcome.error_type == "MemoryError"))
 
     def _prepare(self, setup: Frame) -> None:
@@ -78,7 +77,7 @@ class Worker:
         sys.path[:] = cast("list[str]", head["path"])
         _restore("PYTHONPATH", cast("str | None", head["pythonpath"]))
         logging.basicConfig(stream=sys.stderr, level=cast("int", head["level"]), format=_LINE)
-        self._completer = pickle.loads(setup.parts[0]) if setup.parts[0] else None  # noqa: S301 - our own executor's
+        self._completion = pickle.loads(setup.parts[0]) if setup.parts[0] else None  # noqa: S301 - our own executor's
         import_handlers(str(head["modules"]))
         if head["memory_bytes"]:
             most = cast("int", head["memory_bytes"])
@@ -88,61 +87,61 @@ class Worker:
         frame = task.frame
         handler = registered().get(str(frame.head["handler"]))
         if handler is None:
-            message = f"its worker process knows no handler {frame.head['handler']!r}; do its modules import elsewhere?"
-            return failed("WorkerFailed", message, not_begun=True)
+            message = f"the worker process has no handler {frame.head['handler']!r}; do its modules import elsewhere?"
+            return failed("WorkerFailed", message, not_started=True)
         try:
-            payload = read_payload(frame.parts[0] or b"", str(frame.head["content_type"]), handler)
+            payload = handler.read_payload(frame.parts[0] or b"", str(frame.head["content_type"]))
         except ValueError as error:
-            return unfit(error)
-        line = _Line(self, frame)
-        context = context_of(frame, task.cancelled, line)
+            return invalid_payload(error)
+        channel = _PipeChannel(self, frame)
+        context = context_of(frame, task.cancelled, channel)
         try:
             if handler.is_async:
                 outcome = loop.run(_on_loop(task, handler, context, payload), context=copy_context())
             else:
-                outcome = call(handler, context, payload)
+                outcome = handler.call(context, payload)
         except asyncio.CancelledError as error:
             outcome = CANCELLED if task.cancelled.is_set() else from_exception(error)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its attempt's outcome
+        except BaseException as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
             outcome = from_exception(error)
         self._end_fork()
-        return line.checked(outcome)
+        return channel.verify_completion(outcome)
 
     def _end_fork(self) -> None:
-        """A child that the handler forked and that came back from it would go on as a second worker."""
+        """End a child that the handler forked and that returned from it: it would continue as a second worker."""
         if os.getpid() != self._pid:
             os._exit(0)
 
     def send(self, frame: Frame) -> None:
-        """Tell the executor something, from any thread; a child that was forked tells nothing."""
+        """Send a frame to the executor, from any thread; a forked child sends nothing."""
         if os.getpid() == self._pid:
             self._send(frame)
 
     def _send(self, frame: Frame) -> None:
-        data = memoryview(packed(frame))
+        data = memoryview(encode_frame(frame))
         with self._sending:
             while data:
                 data = data[os.write(self._outgoing, data) :]
 
-    def ask(self, frame: Frame) -> Frame:
-        """Ask the executor something and wait for the answer."""
-        answer = self._asking[whose_is(frame)] = queue.SimpleQueue()
+    def request(self, frame: Frame) -> Frame:
+        """Send a request to the executor and wait for the reply."""
+        reply = self._replies[attempt_key(frame)] = queue.SimpleQueue()
         self.send(frame)
-        return answer.get()
+        return reply.get()
 
-    def completer(self) -> Completer:
-        """What completions need.
+    def completion_config(self) -> CompletionConfig:
+        """Return the executor's settings of completions.
 
         Raises:
-            RuntimeError: The executor gave none.
+            RuntimeError: The executor sent none.
         """
-        if self._completer is None:
+        if self._completion is None:
             message = "this executor cannot complete runs in a handler's transaction"
             raise RuntimeError(message)
-        return self._completer
+        return self._completion
 
     def _listen(self) -> None:
-        frames = Frames()
+        frames = FrameReader()
         with suppress(OSError):
             while data := os.read(self._incoming, _READ_BYTES):
                 for frame in frames.feed(data):
@@ -156,15 +155,15 @@ class Worker:
                 self._task = _Task(frame)
                 self._tasks.put(self._task)
             case Kind.CANCEL:
-                if self._task is not None and whose_is(self._task.frame) == whose_is(frame):
+                if self._task is not None and attempt_key(self._task.frame) == attempt_key(frame):
                     self._task.cancel()
             case _:
-                if (answer := self._asking.pop(whose_is(frame), None)) is not None:
-                    answer.put(frame)
+                if (reply := self._replies.pop(attempt_key(frame), None)) is not None:
+                    reply.put(frame)
 
 
 class _Task:
-    """An attempt to be run, and the wish that it stops, which may come before it begins."""
+    """An attempt to run, and its cancellation, which may arrive before it starts."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -184,41 +183,41 @@ async def _on_loop(work: _Task, handler: Handler, context: Context, payload: obj
     if work.cancelled.is_set():
         return CANCELLED
     try:
-        return await call_async(handler, context, payload)
+        return await handler.call_async(context, payload)
     finally:
         work.on_cancel = None
 
 
-class _Line:
-    """The channel of one attempt: to the executor, over the pipe."""
+class _PipeChannel:
+    """The channel of one attempt to the executor, over the pipe."""
 
     def __init__(self, worker: Worker, frame: Frame) -> None:
         self._worker, self._frame = worker, frame
-        self._whose = whose(*whose_is(frame))
-        self._asking = threading.Lock()
+        self._head = attempt_head(*attempt_key(frame))
+        self._lock = threading.Lock()
         self._completion: Completion | None = None
 
     def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        self._worker.send(Frame(Kind.BEAT, self._whose, [progress, checkpoint]))
+        self._worker.send(Frame(Kind.HEARTBEAT, self._head, [progress, checkpoint]))
 
     def previous(self) -> Previous:
-        with self._asking:
-            return previous_of(self._worker.ask(Frame(Kind.ASK, self._whose)))
+        with self._lock:
+            return previous_of(self._worker.request(Frame(Kind.READ_PREVIOUS, self._head)))
 
     def completing(self) -> Completing:
-        with self._asking:
+        with self._lock:
             if self._completion is None:
                 context = context_of(self._frame, Flag(), self)
-                self._completion = Completion(self._worker.completer(), context.run_id, context.attempt)
+                self._completion = Completion(self._worker.completion_config(), context.run_id, context.attempt)
             return self._completion
 
-    def checked(self, outcome: Outcome) -> Outcome:
-        return outcome if self._completion is None else checked(outcome, self._completion)
+    def verify_completion(self, outcome: Outcome) -> Outcome:
+        return outcome if self._completion is None else verify_completion(outcome, self._completion)
 
 
-def main(incoming: int, outgoing: int, guardian: int) -> NoReturn:
-    """Be a worker, with the pipes from the executor and to it, and the process that started it."""
-    _die_with(guardian)
+def main(incoming: int, outgoing: int, supervisor: int) -> NoReturn:
+    """Run the worker, with the pipes from and to the executor, and the process id of its supervisor."""
+    _die_with(supervisor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a segfault must not fill the disk
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -228,11 +227,11 @@ def main(incoming: int, outgoing: int, guardian: int) -> NoReturn:
     Worker(incoming, outgoing).run()
 
 
-def _die_with(guardian: int) -> None:
-    """Be killed when the guardian is: nobody else would look after this process."""
+def _die_with(supervisor: int) -> None:
+    """Die with the supervisor: no other process would end this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guardian:  # it died before that
+    if os.getppid() != supervisor:  # it died before that
         sys.exit(1)
 
 

@@ -1,4 +1,7 @@
-"""Programs as the executor sees them: started by the keeper's process, read in bounded pieces, ended as a whole."""
+"""Programs of shell targets, from the executor's side: started through the supervisor, read in bounded pieces.
+
+A program and all processes that it has started end together.
+"""
 
 import asyncio
 import ctypes
@@ -13,36 +16,36 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import IO, cast
 
-from tidewheel.executor.programs import supervisor as keeper
-from tidewheel.executor.programs.supervisor import KILL, LENGTH, TERMINATE, Answer
+from tidewheel.executor.programs import supervisor
+from tidewheel.executor.programs.supervisor import KILL, LENGTH, TERMINATE, ProgramExit
 
 _PR_SET_DUMPABLE = 4  # Source: prctl(2)
 _BUSY_SECONDS = 0.01
 _CLOSE_SECONDS = 5.0
 _REST_AFTER_BYTES = 1 << 20
-_REST_SECONDS = 0.01  # at most 100 MiB a second, of which lines of one letter take the loop a quarter of its time
+_REST_SECONDS = 0.01  # at most 100 MiB/s; reading that as lines of one letter takes a quarter of the loop's time
 
 Sink = Callable[[bytes], None]
 
 
 def hide_from_programs() -> None:
-    """Let no program of this user read this process's environment or memory; one of root's can all the same."""
+    """Forbid programs of this user to read this process's environment and memory; root still can."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-class KeeperGone(Exception):
-    """The process that starts programs cannot be reached: nothing was started."""
+class SupervisorGone(Exception):
+    """The process that starts programs is gone: no program was started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is to be run.
+    """A program to run.
 
     Args:
         program: Path of the file.
-        argv: Its arguments, its own name first.
+        argv: Its arguments, starting with its own name.
         env: Its whole environment.
-        cwd: Absolute path; None is a new folder, removed afterwards.
+        cwd: Absolute path; None is a new folder that is removed afterwards.
         limits: By their names in setrlimit(2).
     """
 
@@ -54,14 +57,14 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a program ended; nothing of it is left.
+class ProgramEnd:
+    """The end of a program, with all its processes.
 
     Args:
-        exit_code: Its exit code, where it ended by itself.
+        exit_code: Its exit code, if it ended by itself.
         signal_name: The signal that killed it, such as SIGKILL.
-        errno: Why it was never started, as the system says it.
-        message: The same in words.
+        errno: The system's error number, if it was never started.
+        message: The text of that error.
     """
 
     exit_code: int | None = None
@@ -71,37 +74,37 @@ class Ending:
 
 
 class Program:
-    """One program that is kept."""
+    """One program."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[Ending] = loop.create_future()
+        self.ended: asyncio.Future[ProgramEnd] = loop.create_future()
         self._drained: list[asyncio.Future[None]] = []
         self._transports: list[asyncio.BaseTransport] = []
         self._control: asyncio.Transport | None = None
 
     def terminate(self) -> None:
-        """SIGTERM to its group."""
-        self._tell(TERMINATE)
+        """Send SIGTERM to its group."""
+        self._send_command(TERMINATE)
 
     def kill(self) -> None:
-        """SIGKILL to its group, and to what has left it."""
-        self._tell(KILL)
+        """Send SIGKILL to its group, and to processes that have left the group."""
+        self._send_command(KILL)
 
     async def drained(self, seconds: float) -> None:
-        """Wait until all that it has written is read; who holds its pipes for longer is not waited for."""
+        """Wait until all its output is read, up to this time: another process may keep its pipes open."""
         if self._drained:
             await asyncio.wait(self._drained, timeout=seconds)
 
     def close(self) -> None:
-        """Let go of it; one that still runs is killed."""
+        """Close its pipes; a program that still runs is killed."""
         for transport in self._transports:
             transport.close()
 
     async def connect(
         self, control: socket.socket, output: IO[bytes], errors: IO[bytes], sinks: Sequence[Sink]
     ) -> None:
-        """Take over what leads to it."""
+        """Take over its socket and pipes."""
         loop = asyncio.get_running_loop()
         self._control, _ = await loop.create_unix_connection(lambda: _Control(self.ended), sock=control)
         self._transports.append(self._control)
@@ -112,18 +115,18 @@ class Program:
             self._transports.append(transport)
 
     def request(self, command: Command) -> None:
-        """Say what it is."""
+        """Send the program to its supervisor."""
         assert self._control is not None  # noqa: S101 - connected
         written = json.dumps(asdict(command)).encode()
         self._control.write(LENGTH.pack(len(written)) + written)
 
-    def _tell(self, word: bytes) -> None:
+    def _send_command(self, command: bytes) -> None:
         if self._control is not None and not self._control.is_closing():
-            self._control.write(word)
+            self._control.write(command)
 
 
-class Keeper:
-    """Starts programs; its process is started with the first, and again should it be gone."""
+class ProgramStarter:
+    """Starts programs; starts its process with the first one, and again if it is gone."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,10 +139,10 @@ class Keeper:
         Args:
             command: The program.
             payload: Its standard input: a file, so that it may read it or not.
-            sinks: Told what it writes to standard output, and what to standard error.
+            sinks: Called with its standard output, and with its standard error.
 
         Raises:
-            KeeperGone: There is no process that could start it, now.
+            SupervisorGone: The process that starts programs is gone.
             OSError: This process has no descriptors left.
         """
         program = Program()
@@ -168,36 +171,36 @@ class Keeper:
         return program
 
     async def close(self) -> None:
-        """Kill what runs, and end the process."""
+        """Kill running programs and end the process."""
         for program in self._programs:
             program.kill()
         if self._programs:
             await asyncio.wait([program.ended for program in self._programs], timeout=_CLOSE_SECONDS)
-        self._let_go()
+        self._end_process()
 
     async def _send(self, descriptors: list[int]) -> None:
         again = True
         while True:
-            executor = self._socket or self._begin()
+            executor = self._socket or self._start_process()
             try:
                 socket.send_fds(executor, [b"run"], descriptors)
             except BlockingIOError:
                 await asyncio.sleep(_BUSY_SECONDS)
             except OSError as error:
-                self._let_go()
+                self._end_process()
                 if not again:
                     message = f"the process that starts programs is gone: {error}"
-                    raise KeeperGone(message) from error
+                    raise SupervisorGone(message) from error
                 again = False
             else:
                 return
 
-    def _begin(self) -> socket.socket:
+    def _start_process(self) -> socket.socket:
         """Start the process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-I", "-S", "-X", "utf8", keeper.__file__, str(theirs.fileno())]
-            # Its environment is for every program to read. A Python of shared libraries may be found by this alone.
+            command = [sys.executable, "-I", "-S", "-X", "utf8", supervisor.__file__, str(theirs.fileno())]
+            # Every program can read its environment. Some Pythons find their shared library by this variable alone.
             environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own file
@@ -211,12 +214,12 @@ class Keeper:
             except OSError as error:
                 ours.close()
                 message = f"the process that starts programs cannot be started: {error}"
-                raise KeeperGone(message) from error
+                raise SupervisorGone(message) from error
         ours.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._socket = ours
         return ours
 
-    def _let_go(self) -> None:
+    def _end_process(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -227,25 +230,25 @@ class Keeper:
 
 
 class _Control(asyncio.Protocol):
-    """Hears how the program ended."""
+    """Receives the end of the program."""
 
-    def __init__(self, ended: "asyncio.Future[Ending]") -> None:
+    def __init__(self, ended: "asyncio.Future[ProgramEnd]") -> None:
         self._ended, self._read = ended, bytearray()
 
     def data_received(self, data: bytes) -> None:
         self._read += data
         line, newline, _ = self._read.partition(b"\n")
         if newline and not self._ended.done():
-            self._ended.set_result(_ending(cast("Answer", json.loads(line))))
+            self._ended.set_result(_program_end(cast("ProgramExit", json.loads(line))))
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         if not self._ended.done():
-            self._ended.set_result(Ending(message="its keeper is gone"))
+            self._ended.set_result(ProgramEnd(message="its supervisor is gone"))
 
 
 class _Pipe(asyncio.Protocol):
-    """Passes on what arrives, with a rest after each mebibyte: who writes without end must not have the loop alone."""
+    """Passes output on, with a pause after each mebibyte: endless output must not occupy the loop."""
 
     def __init__(self, sink: Sink, drained: "asyncio.Future[None]") -> None:
         self._sink, self._drained = sink, drained
@@ -261,9 +264,9 @@ class _Pipe(asyncio.Protocol):
         if self._read >= _REST_AFTER_BYTES and self._transport is not None:
             self._read = 0
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(_REST_SECONDS, self._go_on, self._transport)
+            asyncio.get_running_loop().call_later(_REST_SECONDS, self._resume, self._transport)
 
-    def _go_on(self, transport: asyncio.ReadTransport) -> None:
+    def _resume(self, transport: asyncio.ReadTransport) -> None:
         if not transport.is_closing():
             transport.resume_reading()
 
@@ -278,7 +281,7 @@ def _pipe(sink: Sink, drained: "asyncio.Future[None]") -> Callable[[], _Pipe]:
 
 
 def _file(payload: bytes) -> IO[bytes]:
-    """A file in memory that holds the payload, at its beginning."""
+    """Return a file in memory that holds the payload, positioned at its beginning."""
     file = os.fdopen(os.memfd_create("payload"), "wb", 0)
     written = 0
     while written < len(payload):
@@ -287,12 +290,12 @@ def _file(payload: bytes) -> IO[bytes]:
     return file
 
 
-def _ending(answer: Answer) -> Ending:
+def _program_end(answer: ProgramExit) -> ProgramEnd:
     if "exit" in answer:
-        return Ending(exit_code=answer["exit"])
+        return ProgramEnd(exit_code=answer["exit"])
     if "signal" in answer:
-        return Ending(signal_name=_signal_name(answer["signal"]))
-    return Ending(errno=answer.get("errno"), message=answer.get("message", ""))
+        return ProgramEnd(signal_name=_signal_name(answer["signal"]))
+    return ProgramEnd(errno=answer.get("errno"), message=answer.get("message", ""))
 
 
 def _signal_name(number: int) -> str:

@@ -1,11 +1,11 @@
-"""Keeps the programs of shell targets: a process of its own, started by the executor.
+"""Supervise the programs of shell targets: a process of its own, started by the executor.
 
-Nothing that a program starts outlives its attempt. For each program this process forks a keeper, which starts it in a
-session of its own, adopts the daemons it leaves behind, and kills whatever is left once the program has ended, once it
-is told to, or once the executor is gone: its end of a socket closes, however it dies.
+No process that a program starts outlives its attempt. For each program this process forks a supervisor. That starts the
+program in a session of its own and adopts the daemons it leaves behind. It kills all of them once the program has
+ended, once the executor requests it, or once the executor is gone: its end of a socket closes, however it dies.
 
-It runs as a file, not as a module: nothing of Tidewheel is imported, there is one thread, and so a fork is cheap and
-may run Python before it becomes the program. Its environment is empty, for programs can read it.
+This runs as a file, not as a module. It imports nothing of Tidewheel and has one thread, so a fork is cheap and may run
+Python before it becomes the program. Its environment is empty, since programs can read it.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ import tempfile
 from pathlib import Path
 from typing import TypedDict, cast
 
-TERMINATE, KILL = b"t", b"k"  # what a keeper is told
+TERMINATE, KILL = b"t", b"k"  # commands to the supervisor of one program
 LENGTH = struct.Struct("!I")  # goes before a request
 DESCRIPTORS = 4  # control, standard input, output, error
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
-_ASKED_OF_THE_EXECUTOR = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # whose end is ours
-_RESET = (*_ASKED_OF_THE_EXECUTOR, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)  # ignored here or by Python
-_AFTER_XCPU_SECONDS = 5  # from SIGXCPU, which names the limit, to the SIGKILL that nothing survives
-_LOOK_SECONDS = 0.01
-_LOOKS = 500  # until a process that does not die of SIGKILL is given up: the kernel has it
+_SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # for the executor; this process ends with it
+_RESET = (*_SHUTDOWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)  # ignored here or by Python
+_AFTER_XCPU_SECONDS = 5  # between SIGXCPU, which names the limit, and SIGKILL
+_POLL_SECONDS = 0.01
+_MOST_POLLS = 500  # then a process that survives SIGKILL is left: it hangs in the kernel
 
 
 class Request(TypedDict):
-    """What a keeper is asked to run."""
+    """A program to run."""
 
     program: str
     argv: list[str]
@@ -47,8 +47,8 @@ class Request(TypedDict):
     limits: dict[str, int]
 
 
-class Answer(TypedDict, total=False):
-    """What became of it: an exit code, a signal's number, or why it was not started."""
+class ProgramExit(TypedDict, total=False):
+    """The end of a program: an exit code, a signal's number, or the error of its start."""
 
     exit: int
     signal: int
@@ -57,30 +57,30 @@ class Answer(TypedDict, total=False):
 
 
 def main() -> None:
-    """Fork a keeper for each set of descriptors that arrives, until the executor is gone."""
-    for number in _ASKED_OF_THE_EXECUTOR:
+    """Fork a supervisor for each set of descriptors that arrives, until the executor is gone."""
+    for number in _SHUTDOWN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors leave no zombies
     libc = ctypes.CDLL(None)
     executor = socket.socket(fileno=int(sys.argv[1]))
     while True:
         message, descriptors, _, _ = socket.recv_fds(executor, 16, DESCRIPTORS)
         if not message:
             return
-        # What cannot be forked for is let go: the executor sees that nobody keeps it.
+        # If the fork fails, the descriptors close and the executor sees that the supervisor is gone.
         with contextlib.suppress(OSError):
             if len(descriptors) == DESCRIPTORS and os.fork() == 0:
                 try:
                     executor.close()
-                    _keep(libc, *descriptors)
+                    _supervise(libc, *descriptors)
                 finally:
                     os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _keep(libc: ctypes.CDLL, control_fd: int, *streams: int) -> None:
-    """Be the keeper of one program."""
+def _supervise(libc: ctypes.CDLL, control_fd: int, *streams: int) -> None:
+    """Supervise one program."""
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for descriptor in (control_fd, *streams):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - the system's own signature
@@ -92,18 +92,18 @@ def _keep(libc: ctypes.CDLL, control_fd: int, *streams: int) -> None:
         folder = tempfile.mkdtemp(prefix="tidewheel-") if request["cwd"] is None else None
         program = _start(libc, request, folder or request["cwd"] or "/", streams)
     except OSError as error:
-        _answer(control, {"errno": error.errno or errno.EINVAL, "message": str(error.strerror or error)})
+        _send_exit(control, {"errno": error.errno or errno.EINVAL, "message": str(error.strerror or error)})
     else:
         for descriptor in streams:
             os.close(descriptor)
         _wait(control, woken, program)
-        _answer(control, _clear(program))
+        _send_exit(control, _clear(program))
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wake_on_children() -> int:
-    """A descriptor that can be read from whenever a child has ended."""
+    """Return a descriptor that becomes readable whenever a child has ended."""
     woken, wakes = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wakes, False)
@@ -113,7 +113,7 @@ def _wake_on_children() -> int:
 
 
 def _wake(number: int, frame: object) -> None:
-    """Nothing: that a signal came is written to the descriptor."""
+    """Do nothing: the wakeup descriptor has received the signal."""
 
 
 def _read(control: socket.socket) -> Request:
@@ -132,39 +132,39 @@ def _exactly(descriptor: int, length: int) -> bytes:
     return read
 
 
-def _answer(control: socket.socket, answer: Answer) -> None:
+def _send_exit(control: socket.socket, answer: ProgramExit) -> None:
     with contextlib.suppress(OSError):  # the executor is gone
         control.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def _start(libc: ctypes.CDLL, request: Request, cwd: str, streams: tuple[int, ...]) -> int:
-    """Start the program; returns its process id, which is its group's too.
+    """Start the program; return its process id, which is its group's too.
 
     Raises:
         OSError: It cannot be started.
     """
-    told, tells = os.pipe()
-    keeper = os.getpid()
+    failure_reads, failure_writes = os.pipe()
+    supervisor = os.getpid()
     program = os.fork()
     if program == 0:
         step = cwd
         try:
             os.setsid()
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != keeper:
+            if os.getppid() != supervisor:
                 os._exit(1)
             _prepare(streams, cwd)
             step = request["argv"][0]
             _limit(request["limits"])
             os.execve(request["program"], request["argv"], request["env"])  # noqa: S606 - no shell, on purpose
         except OSError as error:
-            os.write(tells, f"{error.errno}:{step}: {error.strerror}".encode(errors="replace"))
-        except ValueError as error:  # what no program can be given, such as half a surrogate pair
-            os.write(tells, f"{errno.EINVAL}:{step!a}: {error}".encode(errors="replace"))
+            os.write(failure_writes, f"{error.errno}:{step}: {error.strerror}".encode(errors="replace"))
+        except ValueError as error:  # text that no program can receive, such as half a surrogate pair
+            os.write(failure_writes, f"{errno.EINVAL}:{step!a}: {error}".encode(errors="replace"))
         finally:
             os._exit(127)
-    os.close(tells)
-    with os.fdopen(told, "rb") as failure:  # ends when the program begins
+    os.close(failure_writes)
+    with os.fdopen(failure_reads, "rb") as failure:  # ends when the program begins
         number, _, message = failure.read().decode().partition(":")
     if message:
         os.waitpid(program, 0)
@@ -191,7 +191,7 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _wait(control: socket.socket, woken: int, program: int) -> None:
-    """Wait until the program has ended, and pass on what the executor says."""
+    """Wait until the program has ended, and carry out the executor's commands."""
     watched: list[int] = [control.fileno(), woken]
     while not _ended(program):
         ready, _, _ = select.select(watched, [], [])
@@ -199,16 +199,16 @@ def _wait(control: socket.socket, woken: int, program: int) -> None:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
         if control.fileno() in ready:
-            word = _said(control)
-            if word and KILL not in word:
+            command = _read_command(control)
+            if command and KILL not in command:
                 os.killpg(program, signal.SIGTERM)
-                os.killpg(program, signal.SIGCONT)  # one that stands still would not notice
+                os.killpg(program, signal.SIGCONT)  # a stopped process would not act on SIGTERM
             else:
                 os.killpg(program, signal.SIGKILL)
                 watched = [woken]
 
 
-def _said(control: socket.socket) -> bytes:
+def _read_command(control: socket.socket) -> bytes:
     try:
         return control.recv(64)
     except OSError:
@@ -216,7 +216,7 @@ def _said(control: socket.socket) -> bytes:
 
 
 def _ended(program: int) -> bool:
-    """Whether the program has ended; adopted processes that have are buried on the way."""
+    """Return True if the program has ended; reap adopted processes that have ended."""
     while (seen := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         if seen.si_pid == program:
             return True
@@ -224,9 +224,9 @@ def _ended(program: int) -> bool:
     return False
 
 
-def _clear(program: int) -> Answer:
-    """Kill what a program that has ended leaves behind; returns how it ended."""
-    os.killpg(program, signal.SIGKILL)  # its number is not free before it is buried
+def _clear(program: int) -> ProgramExit:
+    """Kill the processes that an ended program leaves behind; return its end."""
+    os.killpg(program, signal.SIGKILL)  # its number is not reused before it is reaped
     _, status = os.waitpid(program, 0)
     _kill_adopted()
     code = os.waitstatus_to_exitcode(status)
@@ -234,8 +234,8 @@ def _clear(program: int) -> Answer:
 
 
 def _kill_adopted() -> None:
-    """Kill daemons, and what they leave behind in turn."""
-    for _ in range(_LOOKS):
+    """Kill adopted daemons, and the processes that these leave behind."""
+    for _ in range(_MOST_POLLS):
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -244,14 +244,14 @@ def _kill_adopted() -> None:
         for child in _children():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
-        select.select([], [], [], _LOOK_SECONDS)
+        select.select([], [], [], _POLL_SECONDS)
 
 
 def _children() -> list[int]:
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # Its name may hold blanks and brackets: what follows the last bracket does not. Source: proc_pid_stat(5)
+            # The name may contain blanks and brackets, the fields after the last bracket none. Source: proc_pid_stat(5)
             _, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
             if int(parent) == os.getpid():
                 found.append(int(entry.parent.name))

@@ -1,1 +1,1 @@
-"""One runner per kind of target."""
+"""Runners, one per kind of target."""

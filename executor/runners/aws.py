@@ -75,15 +75,13 @@ class LambdaRunner:
         """Invoke the function and judge its answer."""
         target = attempt.definition.target.aws_lambda
         if target is None:
-            return failed("InvalidTarget", "the job's version has no function", permanent=True, not_begun=True)
+            return failed("InvalidTarget", "the job's version has no function", permanent=True, not_started=True)
         future = self._threads.submit(self._invoke, attempt, target)
         try:
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
             if not future.cancel():
-                # The slot is free when the thread is: with the answer.
-                attempt.on_thread = True
-                future.add_done_callback(lambda _: attempt.release())
+                attempt.release_with(future)
             raise
 
     async def close(self) -> None:
@@ -228,14 +226,14 @@ def _refused(error: Exception) -> Outcome:
     name = type(error).__name__
     response = cast("_Refusal | None", getattr(error, "response", None))
     if not response:
-        return failed(name, str(error), permanent=name in _NEVER_SENT, not_begun=name in _NOT_SENT)
+        return failed(name, str(error), permanent=name in _NEVER_SENT, not_started=name in _NOT_SENT)
     told, metadata = response.get("Error"), response.get("ResponseMetadata", {})
     code, message = (told.get("Code", name), told.get("Message", "")) if told else (name, str(error))
     status = metadata.get("HTTPStatusCode", 500)
     refused = 400 <= status < 500  # before it was invoked
     after = _wait(metadata.get("HTTPHeaders", {})) if status == 429 else None
     permanent = refused and status not in _RETRIED_4XX
-    return failed(code, message, permanent=permanent, retry_after=after, not_begun=refused)
+    return failed(code, message, permanent=permanent, retry_after=after, not_started=refused)
 
 
 def _wait(headers: Mapping[str, str]) -> timedelta:

@@ -74,8 +74,8 @@ def unanswered(error: httpx.HTTPError) -> Outcome:
     """How the attempt ended that had no answer, or a broken one."""
     name = _NAMES.get(type(error), f"http_{type(error).__name__}")
     # Nothing was sent before there was a connection: that is certain, and matters to a run that may begin once.
-    not_begun = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    return failed(name, str(error) or type(error).__name__, not_begun=not_begun)
+    not_started = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    return failed(name, str(error) or type(error).__name__, not_started=not_started)
 
 
 def _result(document: dict[str, object]) -> bytes:
@@ -152,9 +152,9 @@ class HttpRunner:
             finally:
                 await response.aclose()
         except AddressRefused as error:
-            return failed("AddressRefused", str(error), permanent=True, not_begun=True)
+            return failed("AddressRefused", str(error), permanent=True, not_started=True)
         except httpx.InvalidURL as error:
-            return failed("InvalidURL", str(error), permanent=True, not_begun=True)
+            return failed("InvalidURL", str(error), permanent=True, not_started=True)
         except httpx.HTTPError as error:
             return unanswered(error)
 

@@ -86,7 +86,7 @@ class KafkaRunner:
             return failed("InvalidTarget", "the job's version has no Kafka target", permanent=True)
         if self._is_own(target.topic):
             message = f"{target.topic} is a topic of Tidewheel itself; name one that does not begin with its prefix"
-            return failed("OwnTopic", message, permanent=True, not_begun=True)
+            return failed("OwnTopic", message, permanent=True, not_started=True)
         try:
             report = await self._produce(attempt, target)
         except KafkaException as error:
@@ -188,7 +188,7 @@ def _undelivered(target: KafkaTarget, error: KafkaError) -> Outcome:
     said = f"{target.topic}: {error.str()}"
     if code not in _NOT_WRITTEN:
         said += "; the message may have been written"
-    return failed(name, said, permanent=code in _FOR_GOOD, not_begun=code in _NOT_WRITTEN)
+    return failed(name, said, permanent=code in _FOR_GOOD, not_started=code in _NOT_WRITTEN)
 
 
 def _settle(reported: "asyncio.Future[Message]", message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What a kind of target has to do."""
+"""The interface of a runner: it runs the attempts of one kind of target."""
 
 from typing import Protocol
 
@@ -10,13 +10,13 @@ class Runner(Protocol):
     """Runs attempts of one kind of target."""
 
     async def run(self, attempt: Attempt) -> Outcome:
-        """Run an attempt and say how it ended.
+        """Run an attempt and return its outcome.
 
-        Cancellation of the task means that the attempt's time is over or that it was asked to stop: clean up and let it
-        pass. Any other exception is the attempt's failure.
+        A cancellation of the task means that the attempt's time is over or that it is requested to stop: clean up and
+        re-raise. Any other exception is the attempt's failure.
         """
         ...
 
     async def close(self) -> None:
-        """Free what is held: connections, threads."""
+        """Release connections and threads."""
         ...

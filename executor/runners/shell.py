@@ -1,8 +1,7 @@
-"""Runs programs: off until an operator turns it on, bounded, and gone as a whole when their attempt is over.
+"""Run programs of shell targets: disabled by default, bounded, and killed as a whole when their attempt is over.
 
-No shell reads the arguments. A program gets the variables that are let through, its job's and the run's: nothing else
-of the executor's environment. Its payload is its standard input. What it writes is read as it comes, and the last
-64 KiB are kept.
+No shell reads the arguments. A program gets the allowed variables of the executor's environment, its job's and the
+run's, and no others. Its payload is its standard input. Its output is read as it arrives, and the last 64 KiB are kept.
 """
 
 import asyncio
@@ -12,19 +11,19 @@ import shutil
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 
-from tidewheel.executor.attempt import LET_GO_SECONDS, Attempt
+from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
 from tidewheel.executor.outcome import RELEASED, Outcome, failed, succeeded
-from tidewheel.executor.programs.process import Command, Ending, Keeper, KeeperGone, Program
+from tidewheel.executor.programs.process import Command, Program, ProgramEnd, ProgramStarter, SupervisorGone
 from tidewheel.schemas.generated.records import ShellTarget
 from tidewheel.settings import ExecutorSettings
 
-_TAIL_BYTES = 2048  # of standard error, for the message: it fits uncut
+_TAIL_BYTES = 2048  # of standard error in the message; this much is never cut
 _TAIL_LINES = 20
-_DRAIN_SECONDS = 1.0  # its processes are dead: only a stranger could still hold its pipes
-_KILLED_SECONDS = 5.0  # SIGKILL is obeyed at once, unless the kernel itself hangs, as on a lost network disk
-_BEFORE_FENCE = 0.9  # of the grace: it is dead before its run is called cancelled and the job's next may begin
+_DRAIN_SECONDS = 1.0  # for reading its pipes: its processes are dead, only an unrelated one could keep them open
+_KILLED_SECONDS = 5.0  # after SIGKILL; longer only if the kernel hangs, as on a lost network disk
+_BEFORE_FENCE = 0.9  # of the grace: it is dead before its run is recorded as cancelled and the job's next may start
 
-# The same on the next attempt. Anything else, such as no memory or no process left, may be gone by then.
+# The next attempt meets these again. Other errors, such as no memory or no process left, may be gone by then.
 _PERMANENT = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.E2BIG, errno.EINVAL, errno.EISDIR,
      errno.ELOOP, errno.ENAMETOOLONG)
@@ -40,13 +39,13 @@ class ShellRunner:
         self._settable = frozenset(names(settings.shell_job_env))
         self._passed = {name: os.environ[name] for name in names(settings.shell_env) if name in os.environ}
         self._grace = min(settings.cancel_grace.total_seconds() * _BEFORE_FENCE, settings.drain_timeout.total_seconds())
-        self._keeper = Keeper()
+        self._starter = ProgramStarter()
 
     async def run(self, attempt: Attempt) -> Outcome:
-        """Run the program and judge how it ended: exit code 0 succeeds."""
+        """Run the program and return its outcome: exit code 0 succeeds."""
         target = attempt.definition.target.shell
         if target is None or not target.argv:
-            return failed("InvalidTarget", "the job's version has no program", permanent=True, not_begun=True)
+            return failed("InvalidTarget", "the job's version has no program", permanent=True, not_started=True)
         program = self._find(target)
         if isinstance(program, Outcome):
             return program
@@ -58,29 +57,29 @@ class ShellRunner:
             del errors[:-_TAIL_BYTES]
 
         command = Command(program, target.argv, self._environment(attempt, target), target.cwd, self._limits(target))
-        starting = asyncio.ensure_future(self._keeper.start(command, attempt.payload, (attempt.write, write_error)))
+        starting = asyncio.ensure_future(self._starter.start(command, attempt.payload, (attempt.write, write_error)))
         try:
             started = await asyncio.shield(starting)
             ending = await asyncio.shield(started.ended)
         except asyncio.CancelledError:
-            handing_back = attempt.struck is RELEASED
-            await _see_through(self._end(starting, LET_GO_SECONDS / 2 if handing_back else self._grace))
+            releasing = attempt.stop_outcome is RELEASED
+            await _finish(self._end(starting, SHUTDOWN_GRACE_SECONDS / 2 if releasing else self._grace))
             raise
-        except (KeeperGone, OSError) as error:
-            return failed("ProgramNotStarted", str(error), not_begun=True)
+        except (SupervisorGone, OSError) as error:
+            return failed("ProgramNotStarted", str(error), not_started=True)
         await started.drained(_DRAIN_SECONDS)
         started.close()
         return _judge(ending, bytes(errors))
 
     async def close(self) -> None:
-        """Kill what still runs."""
-        await self._keeper.close()
+        """Kill running programs."""
+        await self._starter.close()
 
     async def _end(self, starting: "asyncio.Future[Program]", grace: float) -> None:
-        """End a program: asked first, killed after the grace."""
+        """End a program: SIGTERM, then SIGKILL after the grace."""
         try:
             program = await starting
-        except (KeeperGone, OSError):
+        except (SupervisorGone, OSError):
             return
         program.terminate()
         await asyncio.wait([program.ended], timeout=grace)
@@ -90,24 +89,24 @@ class ShellRunner:
         program.close()
 
     def _find(self, target: ShellTarget) -> str | Outcome:
-        """The file to run, or why it is not run."""
+        """Return the file to run, or the outcome that refuses it."""
         name = target.argv[0]
         if self._allowed is not None:
             if name not in self._allowed:
                 message = f"{name!r} is not among the programs that this executor runs (TIDEWHEEL_SHELL_ALLOW)"
-                return failed("ProgramRefused", message, permanent=True, not_begun=True)
+                return failed("ProgramRefused", message, permanent=True, not_started=True)
             for variable in sorted(target.env.keys() - self._settable):
-                # A variable can make an allowed program run another: no list of the bad ones would ever be whole.
+                # A variable can make an allowed program run another one. A list of dangerous ones is never complete.
                 message = f"a job may not set {variable} here: it is not named in TIDEWHEEL_SHELL_JOB_ENV"
-                return failed("ProgramRefused", message, permanent=True, not_begun=True)
+                return failed("ProgramRefused", message, permanent=True, not_started=True)
         if "/" in name:
             return name
-        # By the executor's own PATH: a job that sets another must not choose what an allowed name means.
+        # By the executor's own PATH: a job's PATH must not choose the file of an allowed name.
         found = shutil.which(name, path=os.environ.get("PATH", os.defpath))
         if found is None:
             message = f"{name!r} is no program on the executor's PATH; write an absolute path"
-            return failed("ProgramNotStarted", message, permanent=True, not_begun=True)
-        return os.path.abspath(found)  # noqa: PTH100 - links stay: some programs go by their name
+            return failed("ProgramNotStarted", message, permanent=True, not_started=True)
+        return os.path.abspath(found)  # noqa: PTH100 - links stay: some programs depend on the name they are called by
 
     def _environment(self, attempt: Attempt, target: ShellTarget) -> dict[str, str]:
         request = attempt.request
@@ -137,7 +136,7 @@ class ShellRunner:
 
 
 def names(listed: str) -> list[str]:
-    """The words of a list that commas separate."""
+    """Return the items of a list separated by commas."""
     return [word for part in listed.split(",") if (word := part.strip())]
 
 
@@ -146,8 +145,8 @@ def _lower(ours: int | None, jobs: int | None) -> int | None:
     return min(bounds, default=None)
 
 
-async def _see_through(work: Coroutine[object, object, None]) -> None:
-    """Wait for the end of work that must not be cut short, however often this task is cancelled meanwhile."""
+async def _finish(work: Coroutine[object, object, None]) -> None:
+    """Wait for the end of work that must not be interrupted, however often this task is cancelled."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with suppress(asyncio.CancelledError):
@@ -155,16 +154,16 @@ async def _see_through(work: Coroutine[object, object, None]) -> None:
     task.result()
 
 
-def _judge(ending: Ending, errors: bytes) -> Outcome:
+def _judge(ending: ProgramEnd, errors: bytes) -> Outcome:
     if ending.exit_code == 0:
         return succeeded(b'{"exit_code":0}')
     if ending.exit_code is not None:
         return failed(f"exit_{ending.exit_code}", _last_lines(errors) or f"it ended with code {ending.exit_code}")
     if ending.signal_name is not None:
-        return failed(f"signal_{ending.signal_name}", _last_lines(errors) or f"{ending.signal_name} has ended it")
+        return failed(f"signal_{ending.signal_name}", _last_lines(errors) or f"it was killed by {ending.signal_name}")
     if ending.errno is None:
-        return failed("KeeperGone", f"nobody knows how it ended: {ending.message}")
-    return failed("ProgramNotStarted", ending.message, permanent=ending.errno in _PERMANENT, not_begun=True)
+        return failed("SupervisorGone", f"the program's end is unknown: {ending.message}")
+    return failed("ProgramNotStarted", ending.message, permanent=ending.errno in _PERMANENT, not_started=True)
 
 
 def _last_lines(errors: bytes) -> str:

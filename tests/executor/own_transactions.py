@@ -13,7 +13,7 @@ from psycopg.rows import TupleRow
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import EXECUTOR, final_state
-from tidewheel.executor.complete_in import Completer, Completion
+from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 
@@ -26,7 +26,7 @@ Own = psycopg.Connection[TupleRow]
 
 def completion(database: Database, started: Started, executor_id: UUID = EXECUTOR) -> Completion:
     """What a handler's context completes its run with."""
-    return Completion(Completer(database.installation, executor_id), started.run_id, started.attempt)
+    return Completion(CompletionConfig(database.installation, executor_id), started.run_id, started.attempt)
 
 
 def work(own: psycopg.Connection[Any], done: Completion, result: object = None) -> None:
@@ -69,7 +69,7 @@ def die_at(step: int, url: str, installation: Installation, started: Started) ->
         _count_down(left)
         return answer
 
-    done = Completion(Completer(installation, EXECUTOR), started.run_id, started.attempt)
+    done = Completion(CompletionConfig(installation, EXECUTOR), started.run_id, started.attempt)
     with psycopg.connect(url, application_name=DYING) as own:
         psycopg.Connection.wait = counted  # type: ignore[method-assign]  # in a process that is made to die
         work(own, done, {"step": step})

@@ -64,11 +64,11 @@ def logged() -> Generator[Lines]:
 def test_what_is_written_first_while_the_end_is_recorded_is_not_flushed() -> None:
     """Or its row and that of the end would be one too many, and the end could not be stored."""
     attempt = attempt_of()
-    assert attempt.unflushed
+    assert attempt.seal_output()
     attempt.write(b"late")
     assert attempt.output is not None
     assert attempt.output.begin_flush() is None
-    assert attempt.unflushed
+    assert attempt.seal_output()
 
 
 @pytest.fixture

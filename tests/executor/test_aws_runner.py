@@ -146,7 +146,7 @@ def test_what_a_function_raises_is_the_attempts_failure(target: HttpTarget) -> N
     assert (outcome.error_type, outcome.error_message, outcome.trace) == (
         "LookupError", "no such order", "line 1\nline 2",
     )  # fmt: skip
-    assert (outcome.permanent, outcome.not_begun) == (False, False)
+    assert (outcome.permanent, outcome.not_started) == (False, False)
 
 
 def test_a_failure_that_is_no_json_is_a_failure_too(target: HttpTarget) -> None:
@@ -174,7 +174,7 @@ def test_a_refusal_is_tried_again_where_that_can_help(
 ) -> None:
     target.answers = [Answer(status, b'{"Message": "no"}', {"x-amzn-errortype": code})]
     outcome = run(attempt_of(job()))
-    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == (code, permanent, not_begun)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == (code, permanent, not_begun)
     assert len(target.received) == 1  # boto tries nothing again by itself
 
 
@@ -184,19 +184,19 @@ def test_throttling_is_obeyed(target: HttpTarget, headers: dict[str, str], secon
     target.answers = [Answer(429, b'{"Message": "slow down"}', told)]
     outcome = run(attempt_of(job()))
     assert (outcome.error_type, outcome.retry_after) == ("TooManyRequestsException", timedelta(seconds=seconds))
-    assert (outcome.permanent, outcome.not_begun) == (False, True)
+    assert (outcome.permanent, outcome.not_started) == (False, True)
 
 
 def test_where_nobody_answers_nothing_has_begun(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     outcome = run(attempt_of(job()))
-    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("EndpointConnectionError", False, True)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("EndpointConnectionError", False, True)
 
 
 def test_an_executor_that_knows_no_region_says_so(environment: pytest.MonkeyPatch) -> None:
     environment.delenv("AWS_DEFAULT_REGION")
     outcome = run(attempt_of(job()))
-    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("NoRegionError", True, True)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("NoRegionError", True, True)
 
 
 def test_a_result_that_is_too_large_is_cut_and_read_no_further(target: HttpTarget) -> None:

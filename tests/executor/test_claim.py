@@ -55,7 +55,7 @@ def test_who_has_not_been_heard_of_for_a_lease_beats_before_it_claims(database: 
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     with pytest.raises(Unavailable, match="heartbeat is overdue"):
-        claimer(database, told, silent=True).claim([wish(database, run_id)], way="message")
+        claimer(database, told, silent=True).claim([wish(database, run_id)], source="message")
     assert told == ["lease lost"]
     assert open_run(database, run_id).attempt == 0
 
@@ -64,11 +64,11 @@ def test_without_a_lease_nothing_is_claimed_and_the_heartbeat_is_told(database: 
     told: list[str] = []
     claiming = claimer(database, told)
     with pytest.raises(LeaseLost):
-        claiming.claim([wish(database, run_id)], way="message")
+        claiming.claim([wish(database, run_id)], source="message")
     assert told == ["lease lost"]
     assert open_run(database, run_id).attempt == 0
     database.execute(ENTER, [EXECUTOR])
-    assert len(claiming.claim([wish(database, run_id)], way="message").started) == 1
+    assert len(claiming.claim([wish(database, run_id)], source="message").started) == 1
 
 
 def test_executors_are_woken_after_a_claim_that_told_one_of_them_to_stop(database: Database) -> None:
@@ -76,12 +76,12 @@ def test_executors_are_woken_after_a_claim_that_told_one_of_them_to_stop(databas
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     claiming = claimer(database, told)
-    claiming.claim([wish(database, trigger(database))], way="message")
-    claiming.claim([wish(database, trigger(database))], way="message")
+    claiming.claim([wish(database, trigger(database))], source="message")
+    claiming.claim([wish(database, trigger(database))], source="message")
     assert told == []
-    claiming.claim([wish(database, trigger(database, overlap="cancel_other"))], way="message")
+    claiming.claim([wish(database, trigger(database, overlap="cancel_other"))], source="message")
     assert told == [Channel.SIGNALS]
-    claiming.claim([wish(database, trigger(database, overlap="terminate_other"))], way="message")
+    claiming.claim([wish(database, trigger(database, overlap="terminate_other"))], source="message")
     assert told == [Channel.SIGNALS] * 2
 
 
@@ -89,15 +89,15 @@ def test_a_holder_whose_row_somebody_has_is_asked_for_once_more_and_then_left_to
     submit(database, overlap="skip")
     database.execute(ENTER, [EXECUTOR])
     claiming = claimer(database)
-    [first] = claiming.claim([wish(database, trigger(database))], way="message").started
+    [first] = claiming.claim([wish(database, trigger(database))], source="message").started
     second = wish(database, trigger(database, overlap="terminate_other"))
     somebody = database.connection()
     somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
-    assert claiming.claim([second], way="message").started == []
+    assert claiming.claim([second], source="message").started == []
     assert open_run(database, second.run_id).state == "queued"
-    waiting = in_background(lambda: claiming.claim([second], way="sweep"))
+    waiting = in_background(lambda: claiming.claim([second], source="sweep"))
     somebody.rollback()
-    assert len(waiting.result(10).started) + len(claiming.claim([second], way="sweep").started) == 1
+    assert len(waiting.result(10).started) + len(claiming.claim([second], source="sweep").started) == 1
 
 
 def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait_for_it(database: Database) -> None:
@@ -129,9 +129,9 @@ def test_a_commit_whose_answer_is_lost_is_read_back_and_what_does_not_stand_is_n
     wanted = wish(fresh_database, trigger(fresh_database))
     fresh_database.execute(ENTER, [EXECUTOR])
     claiming = claimer(fresh_database)
-    assert claiming.claim([wanted], way="message").started == []
+    assert claiming.claim([wanted], source="message").started == []
     assert open_run(fresh_database, wanted.run_id).attempt == 0
-    [started] = claiming.claim([wanted], way="message").started
+    [started] = claiming.claim([wanted], source="message").started
     assert started.attempt == 1
 
 
@@ -140,6 +140,6 @@ def test_what_another_thread_of_this_executor_has_claimed_is_not_read_back(fresh
     submit(fresh_database)
     fresh_database.execute(ENTER, [EXECUTOR])
     first, second = (wish(fresh_database, trigger(fresh_database)) for _ in range(2))
-    assert len(claimer(fresh_database).claim([first], way="message").started) == 1
+    assert len(claimer(fresh_database).claim([first], source="message").started) == 1
     fresh_database.execute(KILL_FIRST_COMMIT)
-    assert claimer(fresh_database).claim([first, second], way="sweep").started == []
+    assert claimer(fresh_database).claim([first, second], source="sweep").started == []

@@ -9,8 +9,7 @@ from tests.executor.handlers import handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR
-from tidewheel.executor.claim import Claimer
-from tidewheel.executor.claim_batch import Begun, Taking
+from tidewheel.executor.claim import BatchClaimer, ClaimedRun, Claimer
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 
@@ -38,14 +37,14 @@ def test_runs_that_may_begin_only_once_are_not_claimed_ahead_of_the_slots(execut
     for run_id in plain | once:
         executing.publish(run_id)
     messages = _read(executing, 5)
-    begun: list[Begun] = []
-    taking = _taking(executing, begun)
-    started, left = taking.take(taking.read(messages), once=1)
+    begun: list[ClaimedRun] = []
+    claimer = _batch_claimer(executing, begun)
+    started, left = claimer.claim(claimer.decode(messages), real=1)
     assert (started, len(left)) == (3, 2)
     assert {one.run_id for one, _, _ in begun} > plain
-    assert taking.take(left, once=2) == (2, [])
+    assert claimer.claim(left, real=2) == (2, [])
     assert {one.run_id for one, _, _ in begun} == plain | once
-    taking.close()
+    claimer.close()
 
 
 def test_a_message_whose_run_id_is_none_is_left_and_the_others_are_claimed(executing: Executing) -> None:
@@ -57,14 +56,14 @@ def test_a_message_whose_run_id_is_none_is_left_and_the_others_are_claimed(execu
         executing.database.execute("UPDATE outbox SET value = %s WHERE key = %s", [damaged, str(run_id).encode()])
         executing.publish(run_id)
     executing.publish(good)
-    begun: list[Begun] = []
-    taking = _taking(executing, begun)
-    assert taking.take(taking.read(_read(executing, 5)), once=5) == (1, [])
+    begun: list[ClaimedRun] = []
+    claimer = _batch_claimer(executing, begun)
+    assert claimer.claim(claimer.decode(_read(executing, 5)), real=5) == (1, [])
     assert [one.run_id for one, _, _ in begun] == [good]
-    taking.close()
+    claimer.close()
 
 
-def _taking(executing: Executing, begun: list[Begun]) -> Taking:
+def _batch_claimer(executing: Executing, begun: list[ClaimedRun]) -> BatchClaimer:
     claimer = Claimer(
         executing.database.session(),
         executing.database.installation,
@@ -74,7 +73,7 @@ def _taking(executing: Executing, begun: list[Begun]) -> Taking:
         poke=lambda _: None,
     )
     topic = executing.topics.runs("default", "standard")
-    return Taking(topic, claimer=claimer, handlers=frozenset(handlers()), begin=begun.extend)
+    return BatchClaimer(topic, claimer=claimer, handlers=frozenset(handlers()), start=begun.extend)
 
 
 def _read(executing: Executing, count: int) -> Sequence[Message]:

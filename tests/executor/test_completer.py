@@ -27,18 +27,17 @@ from tests.transitions.acts import (
     submit,
     trigger,
 )
-from tidewheel.executor import completer as finish
-from tidewheel.executor import record
+from tidewheel.executor import completer as completer_module
+from tidewheel.executor import record_outcomes
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.completer import Finisher, Item
+from tidewheel.executor.completer import Completer, Item
 from tidewheel.executor.outcome import CANCELLED, RELEASED, failed, succeeded, timed_out
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.claim import Started
-from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import Ended
+from tidewheel.transitions.finish import Ended, finish_runs
 from tidewheel.transitions.installation import Installation
 
 SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h", "jitter": "0%"}}
@@ -58,19 +57,19 @@ class Flood:
 
 
 @contextmanager
-def finishing(database: Database, flooded: Callable[[], bool] = lambda: False) -> Generator[Finisher]:
-    finisher = Finisher(
+def completing(database: Database, in_burst: Callable[[], bool] = lambda: False) -> Generator[Completer]:
+    completer = Completer(
         database.session(),
         database.installation,
         EXECUTOR,
         lambda: None,
-        flooded=flooded,
-        helping=database.session(),
+        in_burst=in_burst,
+        second_session=database.session(),
     )
     try:
-        yield finisher
+        yield completer
     finally:
-        finisher.close()
+        completer.close()
 
 
 def _ignore(*_: object) -> None:
@@ -100,11 +99,11 @@ def test_a_batch_of_different_outcomes_is_written_each_for_what_it_is(with_job: 
         (CANCELLED, "cancelled"),
     ]
     items = [(attempt_at(with_job, begun(with_job)), outcome, state) for outcome, state in told]
-    with finishing(with_job) as finisher:
+    with completing(with_job) as completer:
         for attempt, outcome, _ in items:
-            finisher.add(attempt, outcome)
-        assert finisher.drain(30)
-        assert finisher.backlog() == 0
+            completer.add(attempt, outcome)
+        assert completer.drain(30)
+        assert completer.backlog() == 0
     still_open = {run.run_id: run.state for run in open_runs(with_job)}
     for attempt, _, state in items:
         found = still_open.get(attempt.run_id) or final_state(with_job, attempt.run_id)[0]
@@ -115,9 +114,9 @@ def test_the_last_charge_of_the_budget_is_the_end(with_job: Database) -> None:
     started = begun(with_job)
     requeue(with_job, started, AttemptOutcome.FAILED)
     second = begin(with_job, started.run_id)
-    with finishing(with_job) as finisher:
-        finisher.add(attempt_at(with_job, second), failed("ValueError", "again"))
-        assert finisher.drain(30)
+    with completing(with_job) as completer:
+        completer.add(attempt_at(with_job, second), failed("ValueError", "again"))
+        assert completer.drain(30)
     assert final_state(with_job, started.run_id) == ("failed", None)
 
 
@@ -126,9 +125,9 @@ def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> Non
     for outcome in (AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.LOST):
         requeue(with_job, begin(with_job, run_id), outcome)
     fourth = begin(with_job, run_id)
-    with finishing(with_job) as finisher:
-        finisher.add(attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
-        assert finisher.drain(30)
+    with completing(with_job) as completer:
+        completer.add(attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
+        assert completer.drain(30)
     run = open_run(with_job, run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == ("retrying", 4, 1, 2)
 
@@ -139,12 +138,12 @@ def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_
     def flooded() -> bool:
         """As long as others end, which would not have been written with the first one."""
         if others:
-            finisher.add(others.pop(), succeeded(None))
+            completer.add(others.pop(), succeeded(None))
         return bool(others)
 
-    with finishing(with_job, flooded) as finisher:
-        finisher.add(first, succeeded(None))
-        assert finisher.drain(30)
+    with completing(with_job, flooded) as completer:
+        completer.add(first, succeeded(None))
+        assert completer.drain(30)
     [written] = with_job.rows("SELECT count(*), count(DISTINCT xmin::text) FROM job_runs WHERE state = 'succeeded'")
     assert written == (3, 1)
 
@@ -152,12 +151,12 @@ def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_
 def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> None:
     looks: list[int] = []
     flood = Flood()
-    with finishing(with_job, flood.on) as finisher:
+    with completing(with_job, flood.on) as completer:
         for _ in range(3):
             started = begun(with_job)
             flood.looked = 0
-            finisher.add(attempt_at(with_job, started), succeeded(None))
-            assert finisher.drain(30)
+            completer.add(attempt_at(with_job, started), succeeded(None))
+            assert completer.drain(30)
             looks.append(flood.looked)
             assert final_state(with_job, started.run_id) == ("succeeded", None)
     first, *others = looks
@@ -167,36 +166,36 @@ def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> N
 
 def test_after_a_flood_the_first_ends_of_the_next_one_wait_again(with_job: Database) -> None:
     flood = Flood()
-    with finishing(with_job, flood.on) as finisher:
+    with completing(with_job, flood.on) as completer:
         for _ in range(2):
             flood.lasts, flood.looked = True, 0
-            finisher.add(attempt_at(with_job, begun(with_job)), succeeded(None))
-            assert finisher.drain(30)
+            completer.add(attempt_at(with_job, begun(with_job)), succeeded(None))
+            assert completer.drain(30)
             assert flood.looked > 3, "it looked again and again whether the flood was over"
             flood.lasts = False
-            until(lambda: not finisher._has_yielded, "the writer has seen that the flood is over")
+            until(lambda: not completer._has_deferred, "the writer has seen that the flood is over")
 
 
 def test_so_many_ends_wait_no_longer(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finish, "_MOST_YIELDING", 2)
-    monkeypatch.setattr(finish, "_YIELD_SECONDS", 3600.0)
+    monkeypatch.setattr(completer_module, "_MOST_DEFERRED", 2)
+    monkeypatch.setattr(completer_module, "_DEFER_SECONDS", 3600.0)
     items = [attempt_at(with_job, begun(with_job)) for _ in range(2)]
-    with finishing(with_job, lambda: True) as finisher:
-        finisher.add(items[0], succeeded(None))
-        assert not finisher.drain(0.3)
-        finisher.add(items[1], succeeded(None))
-        assert finisher.drain(30)
+    with completing(with_job, lambda: True) as completer:
+        completer.add(items[0], succeeded(None))
+        assert not completer.drain(0.3)
+        completer.add(items[1], succeeded(None))
+        assert completer.drain(30)
 
 
 def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: Database) -> None:
     started = begun(with_job)
     holding = with_job.connection()
     holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
-    with finishing(with_job) as finisher:
-        finisher.add(attempt_at(with_job, started), succeeded(None))
-        assert not finisher.drain(0.3)
+    with completing(with_job) as completer:
+        completer.add(attempt_at(with_job, started), succeeded(None))
+        assert not completer.drain(0.3)
         holding.rollback()
-        assert finisher.drain(30)
+        assert completer.drain(30)
     assert final_state(with_job, started.run_id) == ("succeeded", None)
     assert len(completions(with_job)) == 1
 
@@ -207,16 +206,16 @@ def test_a_row_that_somebody_has_for_long_keeps_no_other_outcome_waiting(with_jo
     items = [attempt_at(with_job, each) for each in (started, other, later)]
     holding = with_job.connection()
     holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
-    with finishing(with_job) as finisher:
+    with completing(with_job) as completer:
         for item in items[:2]:
-            finisher.add(item, succeeded(None))
-        until(lambda: finisher.backlog() == 1, "what nobody has is written")
-        finisher.beats.tell(items[2].key, b'"half"', None)
-        until(lambda: finisher.beats.seconds() is None, "what attempts tell of themselves is written")
-        finisher.add(items[2], succeeded(None))
-        until(lambda: finisher.backlog() == 1, "what came later is written")
+            completer.add(item, succeeded(None))
+        until(lambda: completer.backlog() == 1, "what nobody has is written")
+        completer.progress.put(items[2].key, b'"half"', None)
+        until(lambda: completer.progress.seconds_until_save() is None, "what attempts tell of themselves is written")
+        completer.add(items[2], succeeded(None))
+        until(lambda: completer.backlog() == 1, "what came later is written")
         holding.rollback()
-        assert finisher.drain(30)
+        assert completer.drain(30)
     assert [final_state(with_job, each.run_id)[0] for each in (started, other, later)] == ["succeeded"] * 3
 
 
@@ -233,10 +232,10 @@ def test_an_attempt_that_ends_itself_while_somebody_has_its_row_is_tried_again(
         flushing.rollback()
         return finish_runs(*given, **named)
 
-    monkeypatch.setattr(record, "finish_runs", end_after_the_flush)
-    with finishing(with_job) as finisher:
-        finisher.add(attempt, CANCELLED)
-        assert finisher.drain(30)
+    monkeypatch.setattr(record_outcomes, "finish_runs", end_after_the_flush)
+    with completing(with_job) as completer:
+        completer.add(attempt, CANCELLED)
+        assert completer.drain(30)
     assert final_state(with_job, started.run_id) == ("cancelled", None)
 
 
@@ -244,9 +243,9 @@ def test_a_superseded_outcome_is_let_go(with_job: Database) -> None:
     zombie = begun(with_job)
     attempt = attempt_at(with_job, zombie)
     requeue(with_job, zombie, AttemptOutcome.LOST)
-    with finishing(with_job) as finisher:
-        finisher.add(attempt, succeeded(None))
-        assert finisher.drain(30)
+    with completing(with_job) as completer:
+        completer.add(attempt, succeeded(None))
+        assert completer.drain(30)
     assert open_run(with_job, zombie.run_id).state == "retrying"
     assert completions(with_job) == []
 
@@ -256,11 +255,11 @@ def test_an_outcome_that_cannot_be_stored_is_recorded_as_that_and_costs_no_other
     fresh_database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_message <> 'poison')")
     submit(fresh_database)
     good, bad, other = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))
-    with finishing(fresh_database) as finisher:
-        finisher.add(good, succeeded(b"1"))
-        finisher.add(bad, failed("ValueError", "poison", permanent=True))
-        finisher.add(other, succeeded(b"2"))
-        assert finisher.drain(30)
+    with completing(fresh_database) as completer:
+        completer.add(good, succeeded(b"1"))
+        completer.add(bad, failed("ValueError", "poison", permanent=True))
+        completer.add(other, succeeded(b"2"))
+        assert completer.drain(30)
     assert [final_state(fresh_database, one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
     assert final_state(fresh_database, bad.run_id)[0] == "failed"
     assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
@@ -270,12 +269,12 @@ def test_an_outcome_that_cannot_be_stored_is_recorded_as_that_and_costs_no_other
 def test_outcomes_wait_while_the_database_is_away(with_job: Database) -> None:
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
-    with finishing(with_job) as finisher:
+    with completing(with_job) as completer:
         with_job.execute("ALTER TABLE open_runs RENAME TO elsewhere")
-        finisher.add(attempt, succeeded(None))
-        assert not finisher.drain(0.3)
+        completer.add(attempt, succeeded(None))
+        assert not completer.drain(0.3)
         with_job.execute("ALTER TABLE elsewhere RENAME TO open_runs")
-        until(lambda: finisher.backlog() == 0, "it is written")
+        until(lambda: completer.backlog() == 0, "it is written")
     assert final_state(with_job, started.run_id) == ("succeeded", None)
 
 
@@ -289,21 +288,24 @@ def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
 
     def noted(
         connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
-    ) -> record.Recorded:
+    ) -> record_outcomes.Recorded:
         name = threading.current_thread().name
-        if name == "finisher" and not writers:
-            until(lambda: finisher._much.set() or "finisher-2" in writers.values(), "the second writer has begun")
+        if name == "completer" and not writers:
+            until(
+                lambda: completer._backlog_event.set() or "completer-2" in writers.values(),
+                "the second writer has begun",
+            )
         writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
-        return record.record(connection, installation, batch, executor_id)
+        return record_outcomes.record_outcomes(connection, installation, batch, executor_id)
 
-    monkeypatch.setattr(finish, "record", noted)
-    monkeypatch.setattr(finish, "_BATCH", 2)
-    with finishing(with_job) as finisher:
-        finisher._items.extend((attempt, RELEASED) for attempt in items)
-        finisher.beats.tell(told.key, b'"half"', b'"here"')
-        assert finisher.drain(30)
-    assert set(writers.values()) == {"finisher", "finisher-2"}
-    assert writers[told.run_id] == "finisher"
+    monkeypatch.setattr(completer_module, "record_outcomes", noted)
+    monkeypatch.setattr(completer_module, "_BATCH", 2)
+    with completing(with_job) as completer:
+        completer._items.extend((attempt, RELEASED) for attempt in items)
+        completer.progress.put(told.key, b'"half"', b'"here"')
+        assert completer.drain(30)
+    assert set(writers.values()) == {"completer", "completer-2"}
+    assert writers[told.run_id] == "completer"
     assert {run.state for run in open_runs(with_job)} == {"queued"}
     assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(told.run_id, b'"here"')]
 
@@ -320,24 +322,24 @@ def test_where_the_first_writer_has_its_hands_full_the_second_one_goes_on_until_
 
     def noted(
         connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
-    ) -> record.Recorded:
+    ) -> record_outcomes.Recorded:
         name = threading.current_thread().name
-        if name == "finisher" and not busy.is_set():
+        if name == "completer" and not busy.is_set():
             busy.set()
             until(lambda: len(writers) == 6, "the second writer has written all that the first has not in hand")
-        elif name == "finisher-2":
+        elif name == "completer-2":
             assert all_came.wait(30)
         writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
-        return record.record(connection, installation, batch, executor_id)
+        return record_outcomes.record_outcomes(connection, installation, batch, executor_id)
 
-    monkeypatch.setattr(finish, "record", noted)
-    monkeypatch.setattr(finish, "_BATCH", 2)
-    with finishing(with_job) as finisher:
-        finisher._items.extend(items[:2] if later else items)
-        finisher._wake.set()
+    monkeypatch.setattr(completer_module, "record_outcomes", noted)
+    monkeypatch.setattr(completer_module, "_BATCH", 2)
+    with completing(with_job) as completer:
+        completer._items.extend(items[:2] if later else items)
+        completer._wake.set()
         assert busy.wait(30)
         for item in items[2:] if later else []:
-            finisher.add(*item)
+            completer.add(*item)
         all_came.set()
-        assert finisher.drain(30)
-    assert sorted(writers.values()) == ["finisher"] * 2 + ["finisher-2"] * 6
+        assert completer.drain(30)
+    assert sorted(writers.values()) == ["completer"] * 2 + ["completer-2"] * 6

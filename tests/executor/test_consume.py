@@ -20,8 +20,8 @@ from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import attempts, begin, requeue
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor import completer as finish
-from tidewheel.executor.claim_batch import Fetched, Taken, Taking
+from tidewheel.executor import completer
+from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome, Lane, RunState
 
@@ -114,7 +114,7 @@ def test_a_claim_that_fails_while_more_is_read_is_tried_again_before_what_was_re
 def test_ends_wait_for_beginnings_no_longer_than_the_flood_lasts(
     executing: Executing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finish, "_YIELD_SECONDS", 3600.0)
+    monkeypatch.setattr(completer, "_DEFER_SECONDS", 3600.0)
     executing.make_topics()
     with executing.running(slots=2, **NO_SWEEP):
         for _ in range(2):
@@ -133,13 +133,13 @@ def test_claims_that_fail_are_tried_less_and_less_often_and_told_once(
     for run_id in runs:
         executing.publish(run_id)
     lane, tried = f"consuming {executing.topics.runs('default', 'standard')}", list[float]()
-    claim = Taking.take
+    claim = BatchClaimer.claim
 
-    def watched(self: Taking, fetched: Sequence[Fetched], *, once: int) -> Taken:
+    def watched(self: BatchClaimer, fetched: Sequence[FetchedMessage], *, real: int) -> ClaimResult:
         tried.append(monotonic_seconds())
-        return claim(self, fetched, once=once)
+        return claim(self, fetched, real=real)
 
-    monkeypatch.setattr(Taking, "take", watched)
+    monkeypatch.setattr(BatchClaimer, "claim", watched)
     lock = executing.database.connection()  # held until all are let in again, or the claim is committed as it goes
     lock.execute("LOCK TABLE open_runs IN SHARE MODE")
     with caplog.at_level(logging.INFO, "tidewheel"), executing.running(slots=2, **NO_SWEEP):

@@ -72,7 +72,7 @@ def test_what_is_no_http_or_ends_early_fails_clearly_and_is_tried_again(
 ) -> None:
     with conversing(talk) as target:
         [outcome] = call(target.url())
-    assert (outcome.kind, outcome.permanent, outcome.not_begun) == (AttemptOutcome.FAILED, False, False)
+    assert (outcome.kind, outcome.permanent, outcome.not_started) == (AttemptOutcome.FAILED, False, False)
     assert outcome.error_type in {"http_protocol", "http_reset"}
     assert said in (outcome.error_message or "")
     assert outcome.error_message
@@ -85,7 +85,7 @@ def test_a_connection_that_is_reset_fails_clearly() -> None:
     with conversing(talk) as target:
         [outcome] = call(target.url())
     assert outcome.error_type in {"http_reset", "http_protocol"}
-    assert not outcome.not_begun
+    assert not outcome.not_started
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_name_server_that_does_not_answer_is_given_up() -> None:
         return []
 
     [outcome] = call("http://slow.example/", resolve=resolve, job={"start_to_close": "200ms"})
-    assert (outcome.error_type, outcome.not_begun) == ("http_connect_timeout", True)
+    assert (outcome.error_type, outcome.not_started) == ("http_connect_timeout", True)
     assert "not resolved within" in (outcome.error_message or "")
 
 

@@ -129,14 +129,14 @@ def test_an_inside_address_is_refused_unless_it_is_allowed(host: str) -> None:
 def test_a_name_that_is_not_there_is_a_failure_that_is_tried_again() -> None:
     outcome = call("http://nowhere.invalid/", allow_private=False)
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "http_connect", False)
-    assert outcome.not_begun
+    assert outcome.not_started
 
 
 def test_a_port_where_nobody_listens_is_a_failure_that_is_tried_again() -> None:
     with serving() as target:
         port = target.port
     outcome = call(f"http://127.0.0.1:{port}/")
-    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("http_connect", False, True)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("http_connect", False, True)
 
 
 def test_of_a_huge_answer_the_beginning_is_kept_and_the_rest_not_read() -> None:

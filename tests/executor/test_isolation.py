@@ -26,7 +26,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import ask, open_run
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.context import Context, Previous
-from tidewheel.executor.isolation.pool import Isolated
+from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out
 from tidewheel.executor.runners.python import PythonRunner, modules_of
@@ -44,8 +44,8 @@ async def runner(
     processes: int = 1, *, modules: str | None = None, memory_bytes: int | None = None
 ) -> AsyncGenerator[PythonRunner]:
     """A runner with its worker processes, killed at the end of the block."""
-    isolated = Isolated(Setup(modules or modules_of(HANDLERS), memory_bytes), processes=processes)
-    made = PythonRunner(HANDLERS, threads=1, isolated=isolated)
+    isolated = WorkerPool(Setup(modules or modules_of(HANDLERS), memory_bytes), processes=processes)
+    made = PythonRunner(HANDLERS, threads=1, pool=isolated)
     try:
         yield made
     finally:
@@ -118,7 +118,7 @@ def test_it_runs_in_a_process_of_its_own_which_is_kept_warm() -> None:
         ("segfault", "killed by SIGSEGV"),
         ("kill", "killed by SIGKILL; the system does that where memory is short"),
         ("close", "closed the pipe to the executor"),
-        ("garbage", "garbage"),
+        ("garbage", "bytes that are no frame"),
     ],
 )
 def test_a_process_that_dies_is_its_attempts_failure_and_another_takes_over(payload: str, message: str) -> None:
@@ -211,7 +211,7 @@ async def stopped(
 
 
 async def time_over(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
-    held.struck = timed_out("schedule_to_close", 1)
+    held.stop_as(timed_out("schedule_to_close", 1))
     task.cancel()
 
 
@@ -258,9 +258,8 @@ def test_one_that_waits_for_a_process_can_be_taken_back(tmp_path: Path) -> None:
             await until_async(file.exists, "the first runs")
             waiting = attempt("echo", 1)
             second = asyncio.create_task(made.run(waiting))
-            while waiting.withdraw is None:
+            while not (taken_back := waiting.cancel_queued()):
                 await asyncio.sleep(0)
-            taken_back = waiting.withdraw()
             for task in (first, second):
                 task.cancel()
             await asyncio.gather(first, second, return_exceptions=True)
@@ -355,7 +354,7 @@ def test_a_worker_that_cannot_get_ready_says_why_and_charges_nothing_that_may_be
             return await made.run(attempt("echo"))
 
     outcome = asyncio.run(work())
-    assert (outcome.kind, outcome.error_type, outcome.not_begun) == (AttemptOutcome.FAILED, "WorkerFailed", True)
+    assert (outcome.kind, outcome.error_type, outcome.not_started) == (AttemptOutcome.FAILED, "WorkerFailed", True)
     assert "no.such.module" in (outcome.error_message or "")
 
 

@@ -144,7 +144,7 @@ def test_tidewheels_own_topics_are_refused(sending: Sending, name: str) -> None:
 def test_a_topic_that_is_not_there_is_told_and_tried_again(sending: Sending) -> None:
     outcome = sending.send(sending.attempt())
     assert (outcome.kind, outcome.error_type) == (AttemptOutcome.FAILED, "kafka_unknown_topic")
-    assert (outcome.permanent, outcome.not_begun) == (False, True)
+    assert (outcome.permanent, outcome.not_started) == (False, True)
     assert sending.topic in (outcome.error_message or "")
 
 

@@ -59,7 +59,7 @@ def fetched(client: Consumer) -> dict[int, list[Message]]:
 def mine(client: Consumer, topic: str) -> Offsets:
     """Offsets of the partitions 0 and 1."""
     made = Offsets(client, topic)
-    made.own([0, 1])
+    made.assign([0, 1])
     return made
 
 
@@ -75,7 +75,7 @@ def test_the_newest_of_each_partition_is_told(
     mine.note([*fetched[0][:3], *fetched[1][:5]])
     mine.note(fetched[0][3:6])
     assert told(client, topic) == [None, None]
-    mine.tell()
+    mine.commit()
     until(lambda: told(client, topic) == [6, 5], "it is told")
 
 
@@ -89,16 +89,16 @@ def test_it_is_told_now_and_then(
     now = 100.0
     monkeypatch.setattr(offsets, "monotonic_seconds", lambda: now)
     mine.note(fetched[0][:1])
-    mine.tell_in_time()
+    mine.commit_if_due()
     until(lambda: told(client, topic) == [1, None], "the first is told at once")
     mine.note(fetched[0][1:2])
-    mine.tell_in_time()
+    mine.commit_if_due()
     now += 0.1
     mine.note(fetched[0][2:3])
-    mine.tell_in_time()
+    mine.commit_if_due()
     assert told(client, topic) == [1, None]
     now += 0.11
-    mine.tell_in_time()
+    mine.commit_if_due()
     until(lambda: told(client, topic) == [3, None], "the rest is told together")
 
 
@@ -107,7 +107,7 @@ def test_an_older_message_sets_nobody_back(
 ) -> None:
     mine.note(fetched[0][:5])
     mine.note(fetched[0][1:2])  # one that was left before
-    mine.tell()
+    mine.commit()
     until(lambda: told(client, topic) == [5, None], "the newest is told")
 
 
@@ -117,5 +117,5 @@ def test_of_a_partition_that_has_gone_nothing_is_told(
     mine.note([*fetched[0][:2], *fetched[1][:2]])
     mine.drop({0})
     mine.note(fetched[0][2:3])
-    mine.tell()
+    mine.commit()
     until(lambda: told(client, topic) == [None, 2], "the other one is told")

@@ -12,9 +12,9 @@ from tests.executor.attempting import attempt_of
 from tests.fixtures.services import until
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.dispatch import Work
-from tidewheel.executor.outcome import NOT_BEGUN, Outcome, succeeded
-from tidewheel.executor.run_queue import Line
+from tidewheel.executor.dispatch import TargetDispatcher
+from tidewheel.executor.outcome import NOT_STARTED, Outcome, succeeded
+from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.slots import Slots
 from tidewheel.runs import Lane
 from tidewheel.schemas.generated import records
@@ -68,15 +68,15 @@ class Running:
         self.slots = Slots(slots)
         self.ended: list[Attempt] = []
         self.outcomes: dict[int, Outcome] = {}
-        work = Work({TargetKind.HANDLER: Runner(does)}, grace_seconds=1, is_silent=lambda: False)
-        self.line = Line(self.slots, ["brief"], run=work.run, watch=work.watch, on_end=self.ended.append)
+        work = TargetDispatcher({TargetKind.HANDLER: Runner(does)}, grace_seconds=1, is_silent=lambda: False)
+        self.line = RunQueue(self.slots, ["brief"], run=work.run, watch=work.watch, on_end=self.ended.append)
         self.line.start()
 
     def attempts(self, count: int, **job: object) -> list[Attempt]:
         """Attempts, numbered from 1, whose slots are taken."""
         first = max(self.outcomes, default=0) + 1
         lane = Lane(str(job.get("lane", "standard")))
-        assert self.slots.take_ahead(lane, count).taken == count
+        assert self.slots.take_overcommit(lane, count).taken == count
         return [self.attempt(number, **job) for number in range(first, first + count)]
 
     def attempt(self, number: int, **job: object) -> Attempt:
@@ -233,11 +233,11 @@ def test_no_more_begin_than_there_are_slots_and_what_finds_none_goes_back_unbegu
         nonlocal gate
         gate = asyncio.Event()
         running = Running(does, slots=3)
-        running.slots.allow_ahead(7)
+        running.slots.set_overcommit(7)
         running.line.add(running.attempts(10))
         await running.all_ended(7)
         assert begun == [1, 2, 3]
-        assert {running.outcomes[number] for number in range(4, 11)} == {NOT_BEGUN}
+        assert {running.outcomes[number] for number in range(4, 11)} == {NOT_STARTED}
         gate.set()
         await running.all_ended(10)
         assert running.slots.free(Lane.CRITICAL) == 3
@@ -255,7 +255,7 @@ def test_a_slot_that_comes_free_is_taken_by_the_next_in_the_line() -> None:
 
     async def work() -> None:
         running = Running(does, slots=1)
-        running.slots.allow_ahead(1)
+        running.slots.set_overcommit(1)
         running.line.add(running.attempts(2))
         await until_async(lambda: 1 in gates, "the first has begun")
         gates[1].set()
@@ -293,11 +293,11 @@ def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits
 
     async def work() -> int:
         running = Running(does, slots=5)
-        assert running.slots.free_ahead(Lane.STANDARD) == 5
+        assert running.slots.free_overcommit(Lane.STANDARD) == 5
         running.line.add(running.attempts(5))
         await running.all_ended(5)
         await until_async(lambda: running.slots.free(Lane.STANDARD) == 5, "the slots are free")
-        return running.slots.free_ahead(Lane.STANDARD)
+        return running.slots.free_overcommit(Lane.STANDARD)
 
     assert (asyncio.run(work()) > 5) is not waits
 
@@ -373,7 +373,7 @@ def test_nothing_is_claimed_ahead_for_a_lane_that_is_full() -> None:
         running.outcomes[100] = succeeded(None)
         running.line.add(running.attempts(1, lane="critical"))
         await running.all_ended(1)
-        assert running.slots.free_ahead(Lane.STANDARD) == 0
+        assert running.slots.free_overcommit(Lane.STANDARD) == 0
         gate.set()
         await running.all_ended(19)
 
@@ -416,10 +416,10 @@ def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back(clock: 
     async def work() -> None:
         running = Running(does, slots=20)
         running.line.add(running.attempts(1))
-        await until_async(lambda: running.slots.free_ahead(Lane.STANDARD) > 50, "more may be claimed")
+        await until_async(lambda: running.slots.free_overcommit(Lane.STANDARD) > 50, "more may be claimed")
         running.line.add(running.attempts(50))
         await running.all_ended(51)
-        assert sum(outcome is NOT_BEGUN for outcome in running.outcomes.values()) > 0
+        assert sum(outcome is NOT_STARTED for outcome in running.outcomes.values()) > 0
         assert running.slots.free(Lane.CRITICAL) == 20
 
     asyncio.run(work())
@@ -433,7 +433,7 @@ def test_nothing_goes_back_for_a_moment_without_a_processor(clock: Clock) -> Non
     async def work() -> None:
         running = Running(does, slots=100)
         running.line.add(running.attempts(1))
-        await until_async(lambda: running.slots.free_ahead(Lane.STANDARD) > 250, "more may be claimed")
+        await until_async(lambda: running.slots.free_overcommit(Lane.STANDARD) > 250, "more may be claimed")
         running.line.add(running.attempts(250))  # all but the first within a few turns
         await running.all_ended(251)
         assert set(running.outcomes.values()) == {succeeded(None)}
@@ -450,13 +450,13 @@ def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns
         running = Running(does, slots=100)
         most = count = 0
         for _ in range(6):
-            free = running.slots.free_ahead(Lane.STANDARD)
+            free = running.slots.free_overcommit(Lane.STANDARD)
             running.line.add(running.attempts(free))
             count += free
             while len(running.ended) < count:
                 clock.busy_for(others)
                 await asyncio.sleep(0)
-            most = max(most, running.slots.free_ahead(Lane.STANDARD))
+            most = max(most, running.slots.free_overcommit(Lane.STANDARD))
         return most
 
     assert asyncio.run(ahead(0.05)) * 2 < asyncio.run(ahead(0))
@@ -471,11 +471,13 @@ def test_what_may_be_claimed_ahead_grows_by_steps_while_nothing_waits() -> None:
     async def ahead() -> list[int]:
         running, seen = Running(never_waits), list[int]()
         for round_ in range(1, 5):
-            free = running.slots.free_ahead(Lane.STANDARD)
+            free = running.slots.free_overcommit(Lane.STANDARD)
             seen.append(free)
             running.line.add(running.attempts(free))
             await running.all_ended(sum(seen))
-            await until_async(lambda free=free: running.slots.free_ahead(Lane.STANDARD) > free, f"more in {round_}")
+            await until_async(
+                lambda free=free: running.slots.free_overcommit(Lane.STANDARD) > free, f"more in {round_}"
+            )
         return seen
 
     assert asyncio.run(ahead()) == [9, 29, 49, 89]

@@ -49,5 +49,5 @@ def call(answer: bytes | None) -> Outcome:
 def test_the_pages_example_is_a_target() -> None:
     assert call(b"[1]\n") == Outcome(AttemptOutcome.SUCCEEDED, result=b"[1]")
     lost, unreached = call(b""), call(None)
-    assert (lost.error_type, lost.not_begun) == ("line_closed", False)
-    assert (unreached.error_type, unreached.not_begun) == ("line_connect", True)
+    assert (lost.error_type, lost.not_started) == ("line_closed", False)
+    assert (unreached.error_type, unreached.not_started) == ("line_connect", True)

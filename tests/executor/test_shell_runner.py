@@ -153,14 +153,14 @@ def test_it_works_in_a_new_folder_that_is_removed(tmp_path: Path, monkeypatch: p
     [
         (shell("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "exit_3", "one\ntwo"),
         (shell("sh", "-c", "echo out; exit 75"), "exit_75", "it ended with code 75"),
-        (shell("sh", "-c", "kill -SEGV $$"), "signal_SIGSEGV", "SIGSEGV has ended it"),
+        (shell("sh", "-c", "kill -SEGV $$"), "signal_SIGSEGV", "it was killed by SIGSEGV"),
     ],
 )
 def test_any_other_end_is_a_failure_that_names_it(job: dict[str, Any], error_type: str, said: str) -> None:
     outcome, _ = run(job)
     assert (outcome.kind, outcome.error_type, outcome.error_message) == (AttemptOutcome.FAILED, error_type, said)
     assert not outcome.permanent
-    assert not outcome.not_begun
+    assert not outcome.not_started
 
 
 def test_only_the_last_lines_of_standard_error_are_the_message() -> None:
@@ -182,13 +182,13 @@ def test_only_the_last_lines_of_standard_error_are_the_message() -> None:
 )
 def test_a_program_that_cannot_be_started_has_not_begun_and_will_not(job: dict[str, Any], said: str) -> None:
     outcome, _ = run(job)
-    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("ProgramNotStarted", True, True)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("ProgramNotStarted", True, True)
     assert said in (outcome.error_message or "")
 
 
 def test_only_programs_that_are_allowed_run() -> None:
     outcome, _ = run(shell("env"), shell_allow="/bin/echo, true")
-    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("ProgramRefused", True, True)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("ProgramRefused", True, True)
     assert "TIDEWHEEL_SHELL_ALLOW" in (outcome.error_message or "")
     assert run(shell("true"), shell_allow="/bin/echo, true")[0].kind is AttemptOutcome.SUCCEEDED
     assert run(shell("/bin/echo"), shell_allow="/bin/echo, true")[0].kind is AttemptOutcome.SUCCEEDED
@@ -206,7 +206,7 @@ def test_where_programs_are_restricted_a_job_sets_only_the_variables_that_the_op
     """`BASH_ENV` or `PYTHONPATH` would make an allowed script run what the job likes."""
     for variable in ("PATH", "LD_PRELOAD", "BASH_ENV", "PYTHONPATH"):
         outcome, _ = run(shell("true", env={"MODE": "full", variable: "x"}), shell_allow="true", shell_job_env="MODE")
-        assert (outcome.error_type, outcome.not_begun) == ("ProgramRefused", True)
+        assert (outcome.error_type, outcome.not_started) == ("ProgramRefused", True)
         assert variable in (outcome.error_message or "")
     outcome, _ = run(shell("true", env={"MODE": "full"}), shell_allow="true", shell_job_env="MODE")
     assert outcome.kind is AttemptOutcome.SUCCEEDED
@@ -335,7 +335,7 @@ def test_a_run_goes_on_when_the_process_that_starts_programs_was_killed() -> Non
 
 def test_a_program_that_kills_its_keeper_dies_with_it() -> None:
     outcome, output = run(shell("sh", "-c", "echo $$; kill -KILL $PPID; sleep 600"))
-    assert (outcome.error_type, outcome.permanent, outcome.not_begun) == ("KeeperGone", False, False)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("SupervisorGone", False, False)
     until(lambda: gone(int(output)), "the program is dead")
 
 

@@ -36,7 +36,7 @@ def test_who_waits_is_told_of_a_slot_that_comes_free() -> None:
     slots.take(Lane.STANDARD, 1)
     assert not slots.wait_free(Lane.STANDARD, 0)
     waiting = in_background(lambda: slots.wait_free(Lane.STANDARD, 30))
-    slots.give_back(Lane.STANDARD, 1)
+    slots.release(Lane.STANDARD, 1)
     assert waiting.result(10)
 
 
@@ -53,7 +53,7 @@ def test_many_threads_never_hold_more_than_there_are() -> None:
                 most = max(most, busy)
             with lock:
                 busy -= taken
-            slots.give_back(Lane.STANDARD, taken)
+            slots.release(Lane.STANDARD, taken)
 
     for done in [in_background(work) for _ in range(6)]:
         done.result(30)
@@ -72,70 +72,70 @@ def test_whatever_is_taken_there_is_room_for_it(total: int, wishes: list[tuple[L
         assert taken <= total
         assert lane is Lane.CRITICAL or got == 0 or taken <= total - total // 10
     for lane, count in held.items():
-        slots.give_back(lane, count)
+        slots.release(lane, count)
     assert slots.free(Lane.CRITICAL) == total
 
 
 @pytest.mark.parametrize("lane", ORDINARY)
 def test_what_is_claimed_ahead_takes_no_slot_from_who_does_not_ask_for_it(lane: Lane) -> None:
     slots = Slots(20)
-    slots.allow_ahead(30)
+    slots.set_overcommit(30)
     assert slots.free(lane) == 18
-    assert slots.free_ahead(lane) == 48
-    assert slots.take_ahead(lane, 100) == (48, 18)
+    assert slots.free_overcommit(lane) == 48
+    assert slots.take_overcommit(lane, 100) == (48, 18)
     assert slots.take(lane, 1) == slots.free(lane) == 0
     assert slots.free(Lane.CRITICAL) == 2
-    assert slots.take_ahead(Lane.CRITICAL, 100) == (2, 2)
-    slots.give_back(lane, 30)
-    slots.allow_ahead(0)
-    assert slots.free_ahead(lane) == slots.free(lane) == 0
-    slots.give_back(lane, 10)
+    assert slots.take_overcommit(Lane.CRITICAL, 100) == (2, 2)
+    slots.release(lane, 30)
+    slots.set_overcommit(0)
+    assert slots.free_overcommit(lane) == slots.free(lane) == 0
+    slots.release(lane, 10)
     assert slots.free(lane) == 8
 
 
 def test_nothing_is_claimed_ahead_until_who_needs_slots_that_there_are_has_taken_one() -> None:
     slots = Slots(20)
-    slots.allow_ahead(30)
-    assert slots.take_ahead(Lane.STANDARD, 28) == (28, 18)
-    slots.hold_ahead(Lane.STANDARD, 30)
+    slots.set_overcommit(30)
+    assert slots.take_overcommit(Lane.STANDARD, 28) == (28, 18)
+    slots.suspend_overcommit(Lane.STANDARD, 30)
     threading.Event().wait(0.2)
-    slots.give_back(Lane.STANDARD, 9)
-    assert slots.take_ahead(Lane.STANDARD, 1) == (0, 0)
-    slots.give_back(Lane.STANDARD, 3)
-    assert slots.take_ahead(Lane.BATCH, 1) == (1, 1)  # that was somebody else
-    assert slots.free_ahead(Lane.STANDARD) == 1
-    assert slots.take_ahead(Lane.STANDARD, 30) == (1, 1)
-    assert slots.free_ahead(Lane.STANDARD) == 30
+    slots.release(Lane.STANDARD, 9)
+    assert slots.take_overcommit(Lane.STANDARD, 1) == (0, 0)
+    slots.release(Lane.STANDARD, 3)
+    assert slots.take_overcommit(Lane.BATCH, 1) == (1, 1)  # that was somebody else
+    assert slots.free_overcommit(Lane.STANDARD) == 1
+    assert slots.take_overcommit(Lane.STANDARD, 30) == (1, 1)
+    assert slots.free_overcommit(Lane.STANDARD) == 30
 
 
 def test_who_never_takes_the_slot_holds_up_nobody_for_ever() -> None:
     slots = Slots(20)
-    slots.allow_ahead(30)
-    slots.hold_ahead(Lane.STANDARD, 0.2)
-    assert slots.free_ahead(Lane.STANDARD) == 18
-    until(lambda: slots.free_ahead(Lane.STANDARD) == 48, "the time is over")
+    slots.set_overcommit(30)
+    slots.suspend_overcommit(Lane.STANDARD, 0.2)
+    assert slots.free_overcommit(Lane.STANDARD) == 18
+    until(lambda: slots.free_overcommit(Lane.STANDARD) == 48, "the time is over")
 
 
 def test_who_waits_is_told_that_more_may_be_claimed_ahead() -> None:
     slots = Slots(1)
     slots.take(Lane.STANDARD, 1)
-    waiting = in_background(lambda: slots.wait_free_ahead(Lane.STANDARD, 30))
-    slots.allow_ahead(5)
+    waiting = in_background(lambda: slots.wait_free_overcommit(Lane.STANDARD, 30))
+    slots.set_overcommit(5)
     assert waiting.result(10)
     assert not slots.wait_free(Lane.STANDARD, 0)
 
 
 def test_half_of_what_may_be_claimed_is_waited_for_where_anything_is_ahead() -> None:
     slots = Slots(10)
-    slots.allow_ahead(10)
-    slots.take_ahead(Lane.STANDARD, 19)  # one slot is kept for critical work
+    slots.set_overcommit(10)
+    slots.take_overcommit(Lane.STANDARD, 19)  # one slot is kept for critical work
     waiting = in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30))
-    slots.give_back(Lane.STANDARD, 9)
+    slots.release(Lane.STANDARD, 9)
     threading.Event().wait(0.1)
     assert not waiting.done()
-    slots.give_back(Lane.STANDARD, 1)
+    slots.release(Lane.STANDARD, 1)
     waiting.result(10)
-    assert slots.free_ahead(Lane.STANDARD) == 10
+    assert slots.free_overcommit(Lane.STANDARD) == 10
 
 
 def test_nobody_waits_for_half_where_nothing_is_ahead() -> None:
@@ -147,27 +147,27 @@ def test_nobody_waits_for_half_where_nothing_is_ahead() -> None:
 @pytest.mark.parametrize("lane", ORDINARY)
 def test_who_is_next_has_the_slots_that_come_free_and_nobody_claims_ahead_until_then(lane: Lane) -> None:
     slots = Slots(20)
-    slots.allow_ahead(30)
-    assert slots.take_ahead(Lane.STANDARD, 28) == (28, 18)
+    slots.set_overcommit(30)
+    assert slots.take_overcommit(Lane.STANDARD, 28) == (28, 18)
     next_one = in_background(lambda: slots.take_next(lane, 2, 30))
-    until(lambda: not slots.free_ahead(Lane.STANDARD), "nothing is claimed ahead")
-    slots.give_back(Lane.STANDARD, 9)
-    assert slots.take_ahead(Lane.STANDARD, 30) == (0, 0)
-    assert slots.take_ahead(Lane.CRITICAL, 30) == (2, 2)  # its own, at any time
-    slots.give_back(Lane.STANDARD, 4)
+    until(lambda: not slots.free_overcommit(Lane.STANDARD), "nothing is claimed ahead")
+    slots.release(Lane.STANDARD, 9)
+    assert slots.take_overcommit(Lane.STANDARD, 30) == (0, 0)
+    assert slots.take_overcommit(Lane.CRITICAL, 30) == (2, 2)  # its own, at any time
+    slots.release(Lane.STANDARD, 4)
     threading.Event().wait(0.1)
     assert not next_one.done()  # one is there, and kept until there are two
-    assert slots.take_ahead(Lane.STANDARD, 30) == (0, 0)
-    slots.give_back(Lane.STANDARD, 2)
+    assert slots.take_overcommit(Lane.STANDARD, 30) == (0, 0)
+    slots.release(Lane.STANDARD, 2)
     assert next_one.result(10) == 2
-    assert slots.take_ahead(Lane.STANDARD, 100).real == 1
+    assert slots.take_overcommit(Lane.STANDARD, 100).real == 1
 
 
 def test_who_is_next_in_the_critical_lane_is_so_before_everybody() -> None:
     slots = Slots(10)
     assert slots.take(Lane.CRITICAL, 10) == 10
     next_one = in_background(lambda: slots.take_next(Lane.CRITICAL, 2, 30))
-    slots.give_back(Lane.CRITICAL, 2)
+    slots.release(Lane.CRITICAL, 2)
     assert next_one.result(10) == 2
     assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
 
@@ -175,13 +175,13 @@ def test_who_is_next_in_the_critical_lane_is_so_before_everybody() -> None:
 def test_who_is_next_has_those_that_came_free_in_time() -> None:
     slots = Slots(10)
     assert slots.take(Lane.STANDARD, 9) == 9
-    slots.give_back(Lane.STANDARD, 3)
+    slots.release(Lane.STANDARD, 3)
     assert slots.take_next(Lane.STANDARD, 5, 0.05) == 3
 
 
 def test_who_is_next_and_gets_none_in_time_keeps_nobody_waiting() -> None:
     slots = Slots(10)
-    slots.allow_ahead(10)
+    slots.set_overcommit(10)
     assert slots.take(Lane.STANDARD, 9) == 9
     assert slots.take_next(Lane.STANDARD, 1, 0.05) == 0
-    assert slots.free_ahead(Lane.STANDARD) == 10
+    assert slots.free_overcommit(Lane.STANDARD) == 10

@@ -13,7 +13,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts
 from tidewheel.executor.slots import Slots
-from tidewheel.executor.sweep import Turns
+from tidewheel.executor.sweep import LaneSchedule
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import Lane
 
@@ -93,43 +93,43 @@ def test_spare_slots_are_those_that_nobody_needed_all_the_while() -> None:
     slots = Slots(20)
     slots.take(Lane.STANDARD, 5)
     slots.watch()
-    assert slots.spare(Lane.STANDARD) == 13
+    assert slots.unused(Lane.STANDARD) == 13
     slots.take(Lane.STANDARD, 10)
-    slots.give_back(Lane.STANDARD, 12)
-    assert slots.spare(Lane.STANDARD) == 3
-    assert slots.spare(Lane.CRITICAL) == 5
+    slots.release(Lane.STANDARD, 12)
+    assert slots.unused(Lane.STANDARD) == 3
+    assert slots.unused(Lane.CRITICAL) == 5
     assert slots.free(Lane.STANDARD) == 15
     slots.watch()
-    assert slots.spare(Lane.STANDARD) == 15
+    assert slots.unused(Lane.STANDARD) == 15
 
 
 def test_a_lane_has_its_turn_after_ten_intervals_and_one_in_vain_is_tried_again_ever_more_rarely() -> None:
-    turns, now, waits = Turns(timedelta(seconds=1), now=0.0), 10.0, list[float]()
-    assert turns.whose(9.9) is None
+    turns, now, waits = LaneSchedule(timedelta(seconds=1), now=0.0), 10.0, list[float]()
+    assert turns.next_lane(9.9) is None
     for lane in (Lane.CRITICAL, Lane.BATCH):
         turns.served(lane, 1000.0)
     for _ in range(6):
-        assert turns.whose(now) is Lane.STANDARD
+        assert turns.next_lane(now) is Lane.STANDARD
         turns.missed(Lane.STANDARD, now)
-        waits.append(next(wait for wait in range(1, 100) if turns.whose(now + wait)))
+        waits.append(next(wait for wait in range(1, 100) if turns.next_lane(now + wait)))
         now += waits[-1]
     assert waits == [1, 2, 4, 8, 10, 10]
     assert turns.has_missed(Lane.STANDARD)
     turns.served(Lane.STANDARD, now)
     assert not turns.has_missed(Lane.STANDARD)
-    assert turns.whose(now + 9.9) is None
-    assert turns.whose(now + 10) is Lane.STANDARD
+    assert turns.next_lane(now + 9.9) is None
+    assert turns.next_lane(now + 10) is Lane.STANDARD
     turns.missed(Lane.STANDARD, now + 10)
-    assert turns.whose(now + 11) is Lane.STANDARD
+    assert turns.next_lane(now + 11) is Lane.STANDARD
 
 
 def test_of_several_lanes_the_one_that_has_waited_longest_has_its_turn() -> None:
-    turns = Turns(timedelta(seconds=1), now=0.0)
+    turns = LaneSchedule(timedelta(seconds=1), now=0.0)
     for at, lane in enumerate((Lane.BATCH, Lane.CRITICAL, Lane.STANDARD)):
         turns.served(lane, float(at))
-    assert turns.whose(20.0) is Lane.BATCH
+    assert turns.next_lane(20.0) is Lane.BATCH
     turns.missed(Lane.BATCH, 20.0)
-    assert turns.whose(20.0) is Lane.CRITICAL
+    assert turns.next_lane(20.0) is Lane.CRITICAL
 
 
 def is_over(executing: Executing, run_id: UUID) -> bool:

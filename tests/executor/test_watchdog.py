@@ -56,7 +56,7 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
     executing: Executing, gate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = noisy_handlers.handlers()
-    stalls = sample("loop_stalls_total")
+    stalls = sample("event_loop_stalls_total")
     with caplog.at_level(logging.INFO), executing.running(known=known, **STALL):
         blocking = executing.trigger("noisy.block", gate)
         until(lambda: GATES[gate].entered, "it blocks the loop")
@@ -76,7 +76,7 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
         until(lambda: sample("event_loop_blocked_seconds") == 0, "the loop goes on")
         after = executing.run("noisy.silent", 1)
     assert (after.state, after.attempt) == ("succeeded", 1)
-    assert sample("loop_stalls_total") > stalls
+    assert sample("event_loop_stalls_total") > stalls
     told = [record for record in caplog.records if "in handler 'noisy.block'" in record.getMessage()]
     assert {vars(record)["run_id"] for record in told} == {str(blocking)}
     assert "noisy_handlers.py" in vars(told[0])["stack"]
@@ -87,8 +87,8 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
 
 
 def test_a_loop_that_is_busy_but_goes_on_is_no_stall(executing: Executing) -> None:
-    stalls = sample("loop_stalls_total")
+    stalls = sample("event_loop_stalls_total")
     with executing.running(known=noisy_handlers.handlers(), stall_after=timedelta(seconds=30)):  # of a busy machine
         runs = [executing.trigger("noisy.silent", number) for number in range(50)]
         assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
-    assert sample("loop_stalls_total") == stalls
+    assert sample("event_loop_stalls_total") == stalls

@@ -110,7 +110,7 @@ STEPS = {
     "firing": Step("timers", frozenset({"tidewheel-scheduler"})),
     "relay": Step("outbox", frozenset({"tidewheel-relay-delete"})),
     "claim": Step("open_runs", frozenset(CLAIMERS)),
-    "completion": Step("attempts", frozenset({"tidewheel-executor-finish"})),
+    "completion": Step("attempts", frozenset({"tidewheel-executor-complete"})),
 }
 
 
@@ -152,7 +152,7 @@ def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
     with answers_lost(fleet):
         work.trigger("errand", 3)
         held.let_go()
-        others = {"tidewheel-intake", "tidewheel-scheduler", "tidewheel-relay-delete", "tidewheel-executor-finish"}
+        others = {"tidewheel-intake", "tidewheel-scheduler", "tidewheel-relay-delete", "tidewheel-executor-complete"}
         fleet.until(lambda: waiting(fleet) >= others and waiting(fleet) & CLAIMERS, "every COMMIT hangs")
         restart(server)
     work.wait_recovered(now())

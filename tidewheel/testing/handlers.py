@@ -16,12 +16,12 @@ from pydantic_core import to_json
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.complete_in import kept
+from tidewheel.executor.complete_in import encode_result
 from tidewheel.executor.context import Previous
 from tidewheel.executor.handlers import Handler, registered
 from tidewheel.executor.outcome import Outcome, from_exception, timed_out
 from tidewheel.executor.output_capture import captured
-from tidewheel.executor.record import next_delay
+from tidewheel.executor.record_outcomes import next_delay
 from tidewheel.executor.runners.python import PythonRunner
 from tidewheel.ids import job_id
 from tidewheel.ids import run_id as derived_run_id
@@ -213,10 +213,10 @@ class _Noted:
         self._attempt = attempt
 
     def complete_in(self, connection: Connection[object], result: object) -> None:
-        self._attempt.completed.append((connection, kept(result)))
+        self._attempt.completed.append((connection, encode_result(result)))
 
     async def complete_in_async(self, connection: AsyncConnection[object], result: object) -> None:
-        self._attempt.completed.append((connection, kept(result)))
+        self._attempt.completed.append((connection, encode_result(result)))
 
 
 async def _within_time(runner: PythonRunner, attempt: _Attempt) -> Outcome:

@@ -186,9 +186,9 @@ class _GatedClaimer(Claimer):
     def __init__(self, claimer: Claimer, gate: _Gate) -> None:
         self._behind, self._gate = claimer, gate
 
-    def claim(self, claims: Sequence[Claim], *, way: str) -> Claimed:
+    def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
         with self._gate.lock:
-            return self._behind.claim(claims, way=way) if self._gate.is_open else Claimed()
+            return self._behind.claim(claims, source=source) if self._gate.is_open else Claimed()
 
     def close(self) -> None:
         self._behind.close()

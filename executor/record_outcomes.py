@@ -1,6 +1,7 @@
-"""What outcomes mean, and writing them, in the caller's transaction: the same wherever the attempt ran.
+"""Record outcomes in the caller's transaction, for attempts of this process and of remote executors alike.
 
-Whether a failed attempt is followed by another is decided by the pure `next_attempt`.
+Each outcome ends its run, sends it back for another attempt, or starts a wait for its end from outside. The pure
+`next_attempt` decides about retries.
 """
 
 from collections.abc import Sequence
@@ -31,8 +32,8 @@ _ENDS = {
 }
 
 
-class Attempted(Protocol):
-    """What recording an outcome needs to know of its attempt."""
+class RecordableAttempt(Protocol):
+    """The facts of an attempt that recording its outcome needs."""
 
     @property
     def run_id(self) -> UUID: ...  # noqa: D102 - as in `Attempt`, and so below
@@ -46,18 +47,17 @@ class Attempted(Protocol):
     def heartbeat_seconds(self) -> float | None: ...  # noqa: D102
     @property
     def output(self) -> Output | None: ...  # noqa: D102
-    @property
-    def unflushed(self) -> bool: ...  # noqa: D102
+    def seal_output(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(slots=True)
 class Recorded:
-    """What became of outcomes; what is in neither set is written.
+    """Results of recording outcomes; outcomes in neither set are written.
 
     Args:
-        busy: Runs whose row was locked by somebody: to be tried again.
-        superseded: Runs that are over or in another attempt's hands, of those that were to end.
-        requeued: How many were to go back.
+        busy: Runs whose row another transaction holds; retry them.
+        superseded: Runs to be ended that are over already, or have a later attempt.
+        requeued: Number of runs sent back.
     """
 
     busy: set[UUID] = field(default_factory=set[UUID])
@@ -65,8 +65,8 @@ class Recorded:
     requeued: int = 0
 
 
-def record(
-    connection: Conn, installation: Installation, items: Sequence[tuple[Attempted, Outcome]], executor_id: UUID
+def record_outcomes(
+    connection: Conn, installation: Installation, items: Sequence[tuple[RecordableAttempt, Outcome]], executor_id: UUID
 ) -> Recorded:
     """Write the outcomes of an executor's attempts, at most one per run, in the caller's transaction."""
     waits, ends, requeues = list[Wait](), list[RunEnd](), list[Requeue]()
@@ -85,29 +85,29 @@ def record(
     return Recorded(busy, done.superseded, len(requeues))
 
 
-def run_wait(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> Wait | None:
-    """The wait that an outcome means; None where it means none."""
+def run_wait(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Wait | None:
+    """Return the wait for an end from outside that an outcome starts; None if it starts none."""
     if outcome.waits is None:
         return None
-    beats = attempt.heartbeat_seconds
-    heartbeat = None if beats is None else timedelta(seconds=beats)
+    seconds = attempt.heartbeat_seconds
+    heartbeat = None if seconds is None else timedelta(seconds=seconds)
     return Wait(attempt.run_id, attempt.started.attempt, executor_id, outcome.waits, heartbeat)
 
 
-def run_end(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> RunEnd | None:
-    """The end of the run that an outcome means; None where the run goes on."""
+def run_end(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> RunEnd | None:
+    """Return the end of the run that an outcome causes; None if the run goes on."""
     if outcome.waits is not None:
         return None
     reason: str | None = None
-    if outcome.kind is AttemptOutcome.SUCCEEDED:  # nearly all: nothing is to be asked about these
+    if outcome.kind is AttemptOutcome.SUCCEEDED:  # nearly all, and they need no further decision
         state = RunState.SUCCEEDED
     else:
-        outcome = _known(attempt, outcome)
+        outcome = _unknown_if_at_most_once(attempt, outcome)
         ending = _ENDS.get(outcome.kind)
         if ending is None or next_delay(attempt, outcome) is not None:
             return None
         state, reason = ending, UNKNOWN_OUTCOME if outcome.error_type == UNKNOWN_OUTCOME else outcome.timeout
-    unflushed, output, started = attempt.unflushed, attempt.output, attempt.started  # in this order: then none is made
+    unflushed, output, started = attempt.seal_output(), attempt.output, attempt.started  # sealed first: none is created
     # By position: by name it takes three times as long.
     return RunEnd(
         started.run_id,
@@ -127,8 +127,8 @@ def run_end(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> RunEnd |
     )
 
 
-def requeue(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> Requeue:
-    """How a run goes on after an outcome that does not end it."""
+def requeue(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Requeue:
+    """Return the move that sends a run back after an outcome that does not end it."""
     delay = next_delay(attempt, outcome)
     return Requeue(
         run_id=attempt.run_id,
@@ -139,17 +139,17 @@ def requeue(attempt: Attempted, outcome: Outcome, executor_id: UUID) -> Requeue:
         error_type=outcome.error_type,
         error_message=outcome.error_message,
         trace=outcome.trace,
-        unflushed=attempt.unflushed,
+        unflushed=attempt.seal_output(),
         output=attempt.output.tail() if attempt.output else None,
         output_bytes=attempt.output.written if attempt.output else None,
     )
 
 
-def next_delay(attempt: Attempted, outcome: Outcome) -> timedelta | None:
-    """The delay before a retry; None where the outcome is no failure or the last one."""
+def next_delay(attempt: RecordableAttempt, outcome: Outcome) -> timedelta | None:
+    """Return the delay before a retry; None if the outcome is no failure or the last one."""
     if outcome.kind not in {AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT}:
         return None
-    failure = Failure(outcome.error_type or "", outcome.permanent, outcome.retry_after, outcome.not_begun)
+    failure = Failure(outcome.error_type or "", outcome.permanent, outcome.retry_after, outcome.not_started)
     started = attempt.started
     return next_attempt(
         attempt.definition,
@@ -160,8 +160,8 @@ def next_delay(attempt: Attempted, outcome: Outcome) -> timedelta | None:
     )
 
 
-def _known(attempt: Attempted, outcome: Outcome) -> Outcome:
-    """Of a run that may begin once: one that is handed back after it has begun has an end that nobody knows."""
-    if outcome.kind is not AttemptOutcome.RELEASED or outcome.not_begun or not attempt.definition.at_most_once:
+def _unknown_if_at_most_once(attempt: RecordableAttempt, outcome: Outcome) -> Outcome:
+    """Return the outcome; an at-most-once attempt that is released after its start has an unknown one."""
+    if outcome.kind is not AttemptOutcome.RELEASED or outcome.not_started or not attempt.definition.at_most_once:
         return outcome
     return failed(UNKNOWN_OUTCOME, "the executor stopped before the attempt ended; it may have had its effect")

@@ -1,0 +1,139 @@
+"""Services of an executor that handlers use while they run: progress, earlier runs, completion in a transaction.
+
+A handler writes its progress from any thread and never waits. The completer takes it out and saves it. So a checkpoint
+is saved before the end of its attempt, and no older one is saved after it.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+import psycopg
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+from tidewheel.executor.complete_in import CompletionConfig
+from tidewheel.executor.context import Previous
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Cause, RunState
+from tidewheel.transitions.attempts import ProgressReport
+
+SAVE_SECONDS = 1.0  # between two saves of progress: a crash loses at most this much of it
+
+_READ_PREVIOUS = Statements("tidewheel.executor")["read_previous"]
+_MOST_RUNS = 1000  # of the job, searched backwards for one that succeeded
+
+Key = tuple[UUID, int]
+
+
+class ProgressBuffer:
+    """Progress and checkpoints that are not saved yet, the newest of each attempt; safe from every thread.
+
+    Args:
+        executor_id: Owner of the attempts; part of the fence of every save.
+        wake: Wakes the completer, which saves them.
+    """
+
+    def __init__(self, executor_id: UUID, wake: Callable[[], None]) -> None:
+        self._executor_id, self._wake = executor_id, wake
+        self._unsaved: dict[Key, ProgressReport] = {}
+        self._lock = threading.Lock()
+        self._next_save = 0.0
+
+    def put(self, key: Key, progress: bytes | None, checkpoint: bytes | None) -> None:
+        """Keep the progress of an attempt; None leaves the value that was put before."""
+        with self._lock:
+            first, before = not self._unsaved, self._unsaved.get(key)
+            if before is not None:
+                progress = before.progress if progress is None else progress
+                checkpoint = before.checkpoint if checkpoint is None else checkpoint
+            self._unsaved[key] = ProgressReport(*key, self._executor_id, progress, checkpoint)
+        if first:
+            self._wake()
+
+    def seconds_until_save(self) -> float | None:
+        """Return the seconds until the next save; None while nothing is unsaved."""
+        return max(self._next_save - monotonic_seconds(), 0.0) if self._unsaved else None
+
+    def take_all(self) -> list[ProgressReport]:
+        """Return everything that is unsaved, and set the next save to one second from now."""
+        self._next_save = monotonic_seconds() + SAVE_SECONDS
+        with self._lock:
+            return list(self._unsaved.values())
+
+    def unsaved_of(self, keys: Iterable[Key]) -> list[ProgressReport]:
+        """Return the unsaved progress of these attempts."""
+        if not self._unsaved:  # nearly always, and then no lock is needed
+            return []
+        with self._lock:
+            return [self._unsaved[key] for key in keys if key in self._unsaved]
+
+    def mark_saved(self, beats: Iterable[ProgressReport]) -> None:
+        """Drop what was saved; progress that was put since stays."""
+        with self._lock:
+            for beat in beats:
+                if self._unsaved.get((beat.run_id, beat.attempt)) is beat:
+                    del self._unsaved[beat.run_id, beat.attempt]
+
+
+class PreviousRuns:
+    """Look up a job's earlier runs over one session; safe from every thread.
+
+    Args:
+        session: Opened with the first look-up.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+
+    def before(self, job_id: UUID, scheduled_at: datetime) -> Previous:
+        """Return the runs of a job before an instant.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        columns: dict[str, object] = {
+            "job_id": job_id,
+            "at": scheduled_at,
+            "causes": [Cause.TIMER, Cause.BACKFILL],
+            "skipped": RunState.SKIPPED,
+            "succeeded": RunState.SUCCEEDED,
+            "most": _MOST_RUNS,
+        }
+        try:
+            with self._lock, self._session.transaction() as connection:
+                row = connection.execute(_READ_PREVIOUS, columns, binary=True).fetchone()
+        except psycopg.Error as error:
+            raise Unavailable(str(error)) from error
+        at, result_at, result = cast("tuple[datetime | None, datetime | None, bytes | None]", row)
+        return Previous(scheduled_at=at, result=None if result is None else json.loads(result), result_at=result_at)
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerServices:
+    """The services of one executor, shared by all its attempts.
+
+    Args:
+        progress: Keeps heartbeats' progress until it is saved; None drops it.
+        previous_runs: Looks up earlier runs; None finds none.
+        completion: For `ctx.complete_in`; None refuses it.
+        stream_output: True if all output goes to a topic too.
+    """
+
+    progress: ProgressBuffer | None = None
+    previous_runs: PreviousRuns | None = None
+    completion: CompletionConfig | None = None
+    stream_output: bool = False
+
+
+NO_SERVICES = HandlerServices()
