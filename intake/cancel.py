@@ -37,7 +37,7 @@ _LOCK_RUN = _SQL["lock_run"]
 _READ_RUN = _SQL["read_run"]
 _WANT_CANCEL = _SQL["want_cancel"]
 
-_ASKED = "asked"  # the reason where none is given
+_REQUESTED = "requested"  # the default reason
 
 
 def apply_cancels(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -62,7 +62,7 @@ class _Cancels:
             return rejected(received, UnknownRun(request.run_id))
         job_id, version, final = known
         # The open row tells; without one the run is over, and job_runs has been told while we waited for the lock.
-        state = self._cancel(columns, request.reason or _ASKED)
+        state = self._cancel(columns, request.reason or _REQUESTED)
         if state is None:
             again = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
             state = RunState(str(again[2] if again else final))

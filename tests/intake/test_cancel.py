@@ -59,7 +59,7 @@ def test_what_waits_for_a_retry_ends_at_once(with_job: Database) -> None:
     started = begun(with_job)
     requeue(with_job, started, AttemptOutcome.FAILED, timedelta(hours=1))
     assert cancel(with_job, started.run_id).run_status == "retrying"
-    assert final_state(with_job, started.run_id) == ("cancelled", "asked")
+    assert final_state(with_job, started.run_id) == ("cancelled", "requested")
 
 
 def test_what_runs_is_told_to_stop_and_its_executor_finds_the_signal(with_job: Database) -> None:

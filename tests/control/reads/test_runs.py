@@ -193,4 +193,4 @@ def test_a_cancellation_tells_how_it_stands(client: Client, database: Database) 
     with pytest.raises(Refused, match="there is no cancellation"):
         client.cancellation(number + 1)
     [reply] = ask(database, {"type": "runs.cancel", "key": "job"})
-    assert client.cancellation(reply.cancellation_id or 0).reason == "asked"
+    assert client.cancellation(reply.cancellation_id or 0).reason == "requested"
