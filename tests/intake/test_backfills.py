@@ -253,7 +253,7 @@ def test_the_calendars_of_its_versions_leave_days_out(clocked: ClockedDatabase) 
     submit(clocked, schedule="0 9 * * *")
     clocked.execute("DELETE FROM calendars")
     path, problem, _ = refused(ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all"))
-    assert (path, problem) == ("from", "version 1 names the calendar 'weekend', which is gone")
+    assert (path, problem) == ("from", "version 1 names the calendar 'weekend', which was deleted")
     assert ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all", versions="current").occurrences == 7
 
 

@@ -5,7 +5,6 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
-from tidewheel.transitions.waiting import Wait, wait_runs
 
 from tests.fixtures.database import Database
 from tests.intake.test_cancel_filter import cancel
@@ -35,6 +34,7 @@ from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler import bulk_cancel as module
 from tidewheel.scheduler.bulk_cancel import BulkCancel, Cancelled
+from tidewheel.transitions.await_external import Wait, wait_runs
 from tidewheel.transitions.finish import finish_runs
 
 

@@ -91,5 +91,5 @@ def test_calendars_leave_days_out_and_one_that_is_gone_is_refused() -> None:
     holidays = {("default", "holidays"): DaySet(days=frozenset({MIDNIGHT.date()}))}
     of = range_of(JOB, "default", [row], holidays, first=MIDNIGHT - 2 * HOUR, last=MIDNIGHT + 30 * HOUR)
     assert of.count(100) == (2 + 7, True)
-    with pytest.raises(ScheduleRefused, match="version 3 names the calendar 'holidays', which is gone"):
+    with pytest.raises(ScheduleRefused, match="version 3 names the calendar 'holidays', which was deleted"):
         range_of(JOB, "default", [row], {}, first=MIDNIGHT, last=MIDNIGHT)

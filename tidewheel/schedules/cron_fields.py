@@ -1,6 +1,6 @@
-"""What a cron expression says, once read: sets of values, held as the bits of integers.
+"""The fields of a cron expression: sets of values, as bits of integers.
 
-Pure values without a zone's rules; `wall_clock.py` walks over them and `localise.py` sets them into a zone.
+Pure values without a zone. `cron_matching.py` searches them, `zoned_cron.py` applies a zone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from functools import cache
 
 @dataclass(frozen=True, slots=True)
 class DayRule:
-    """Which days of a month an expression names.
+    """The days of a month that an expression matches.
 
     Args:
         days: Bits 1 to 31: plain days of the month.
@@ -20,7 +20,7 @@ class DayRule:
         weekdays: Bits 0 to 6, Sunday first: plain days of the week.
         nth: Bit ``7 * (n - 1) + weekday``: the n-th such weekday of the month (``5#3``).
         last_of: Bits 0 to 6: the last such weekday of the month (``5L``).
-        either: Both day fields are restricted, so a day that fits one of them is enough.
+        either: True if both day fields are restricted, so that a match of one is enough.
     """
 
     days: int = 0
@@ -33,7 +33,7 @@ class DayRule:
     either: bool = False
 
     def with_parts(self, parts: Iterable["DayRule"]) -> "DayRule":
-        """This rule and what the parts add to either field."""
+        """Return this rule with the days of the parts added."""
         whole = self
         for part in parts:
             whole = replace(
@@ -47,15 +47,15 @@ class DayRule:
         return whole
 
 
-@cache  # few rules are in use, and every search reads the answer
+@cache  # few rules are in use, and every search reads the result
 def days_by_month_shape(rule: DayRule) -> tuple[int, ...]:
-    """Bits 1 to 31 for each shape of month, at ``4 * w + length - 28`` if its first is weekday `w` (0 = Sunday)."""
+    """Return bits 1 to 31 of each shape of month, at ``4 * w + length - 28`` with `w` the first's weekday (0: Sunday)."""
     return tuple(_days_in_month(rule, weekday, length) for weekday in range(7) for length in range(28, 32))
 
 
 @dataclass(frozen=True, slots=True)
 class CronFields:
-    """An expression, read.
+    """A parsed expression.
 
     Args:
         expression: What was read, without its zone and superfluous blanks.
@@ -81,7 +81,7 @@ class CronFields:
 
 
 def bits(values: Iterable[int]) -> int:
-    """The set as an integer.
+    """Return the set as an integer.
 
     >>> bin(bits([0, 3]))
     '0b1001'
@@ -93,7 +93,7 @@ def bits(values: Iterable[int]) -> int:
 
 
 def values(mask: int) -> Iterator[int]:
-    """The members of a set of bits, ascending.
+    """Yield the members of a set of bits, ascending.
 
     >>> list(values(0b1001))
     [0, 3]
@@ -122,7 +122,7 @@ def _days_in_month(rule: DayRule, first_weekday: int, length: int) -> int:
 
 
 def _nearest_workday(day: int, first_weekday: int, length: int) -> int:
-    """The day itself, or the Monday to Friday beside it, never leaving the month."""
+    """Return the day, or the nearest Monday to Friday of the same month."""
     weekday = (first_weekday + day - 1) % 7
     if weekday == 6:
         return day - 1 if day > 1 else 3

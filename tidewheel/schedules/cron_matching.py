@@ -1,10 +1,7 @@
-"""Walks a cron expression over plain local time: no zone, no gaps, every day of 86,400 seconds.
+"""Search and count the matches of a cron expression in plain local time: no zone, no gaps, days of 86,400 seconds.
 
-Local time is an integer here: seconds since 1970-01-01 00:00 on the wall. `localise.py` turns it into instants.
-
-Counts matches of a cron expression over a stretch of plain local time, without visiting each of them.
-
-A year of a one-second job is thirty million occurrences and twelve months.
+Local time is an integer here: seconds since 1970-01-01 00:00 on the wall. `zoned_cron.py` turns it into instants.
+Counting visits months, not matches: a year of a one-second job is thirty million occurrences and twelve months.
 """
 
 from calendar import isleap
@@ -15,13 +12,13 @@ from tidewheel.schedules.tzif import EPOCH_ORDINAL
 from tidewheel.schedules.zones import FOREVER, LAST_YEAR
 
 FIRST_YEAR = 1900
-"""Occurrences are looked for from this year on: before it most places had no zone time, and cron no users."""
+"""The first year of a search: before it most places had no zone time, and cron no users."""
 
 FIRST_DAY = date(FIRST_YEAR, 1, 1).toordinal() - EPOCH_ORDINAL
-"""Days since 1970-01-01: the first on which a match counts."""
+"""The first day on which a match counts, in days since 1970-01-01."""
 
 LAST_DAY = date(LAST_YEAR, 12, 31).toordinal() - EPOCH_ORDINAL
-"""Days since 1970-01-01: the last one."""
+"""The last day on which a match counts, in days since 1970-01-01."""
 
 _DAY_SECONDS = 86_400
 _NONE = -1  # no such bit; days before 1970 are negative, hence _NO_DAY
@@ -30,7 +27,7 @@ _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def following(fields: CronFields, local: int) -> int:
-    """The first local second at or after `local` that matches, or `FOREVER` when there is none by `LAST_YEAR`."""
+    """Return the first local second at or after `local` that matches, or `FOREVER` if there is none by `LAST_YEAR`."""
     day, second = divmod(local, _DAY_SECONDS)
     if day < FIRST_DAY:
         day, second = FIRST_DAY, 0
@@ -44,7 +41,7 @@ def following(fields: CronFields, local: int) -> int:
 
 
 def preceding(fields: CronFields, local: int) -> int:
-    """The last local second at or before `local` that matches, or ``-FOREVER`` when there is none from `FIRST_YEAR`."""
+    """Return the last local second at or before `local` that matches; ``-FOREVER`` if none is from `FIRST_YEAR` on."""
     day, second = divmod(local, _DAY_SECONDS)
     if day > LAST_DAY:
         day, second = LAST_DAY, _DAY_SECONDS - 1
@@ -67,7 +64,7 @@ def _bit_until(mask: int, at: int) -> int:
 
 
 def _time_from(fields: CronFields, second: int) -> int:
-    """The first second of the day at or after `second` that matches, or `_NONE`."""
+    """Return the first second of the day at or after `second` that matches, or `_NONE`."""
     minute, rest = divmod(second, 60)
     if fields.minutes >> minute & 1:
         found = _bit_from(fields.seconds, rest)
@@ -125,7 +122,7 @@ def _day_until(fields: CronFields, day: int) -> int:
 
 
 def month_shape(fields: CronFields, year: int, month: int) -> tuple[int, int, int]:
-    """The day number before the month's first, the bits of the days that fit in it, and how many days it has."""
+    """Return the day number before the month's first, the bits of its matching days, and its length in days."""
     first = date(year, month, 1).toordinal()
     length = 29 if month == 2 and isleap(year) else _LENGTHS[month]
     days = fields.days[first % 7 * 4 + length - 28]  # ordinal 7 was a Sunday
@@ -133,7 +130,7 @@ def month_shape(fields: CronFields, year: int, month: int) -> tuple[int, int, in
 
 
 def count_matches(fields: CronFields, low: int, high: int) -> int:
-    """How many local seconds in ``[low, high)`` match; seconds since 1970-01-01 00:00 on the wall.
+    """Count the matching local seconds in ``[low, high)``; seconds since 1970-01-01 00:00 on the wall.
 
     >>> from tidewheel.schedules.cron_parser import parse_cron
     >>> count_matches(parse_cron("*/20 * * * *"), 0, 86_400)
@@ -152,14 +149,14 @@ def _until(fields: CronFields, low: int, high: int) -> int:
 
 
 def _times(fields: CronFields, second: int) -> int:
-    """How many times of day before `second` match."""
+    """Count the matching times of day before `second`."""
     minute, rest = divmod(second, 60)
     whole = (fields.minutes & ((1 << minute) - 1)).bit_count() * fields.seconds.bit_count()
     return whole + (fields.minutes >> minute & 1) * (fields.seconds & ((1 << rest) - 1)).bit_count()
 
 
 def _days(fields: CronFields, first: int, last: int) -> int:
-    """How many days in ``[first, last)`` match."""
+    """Count the matching days in ``[first, last)``."""
     found, day = 0, first
     while day < last:
         today = date.fromordinal(day + EPOCH_ORDINAL)

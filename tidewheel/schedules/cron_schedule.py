@@ -14,12 +14,12 @@ from tidewheel.schedules.zones import FOREVER
 
 @dataclass(frozen=True, slots=True)
 class CronSchedule:
-    """The union of what its entries say: an instant that two of them name is one occurrence.
+    """The union of its expressions' occurrences: an instant of two of them is one occurrence.
 
     Args:
-        entries: Expressions in their zones; shared among all schedules that say the same.
+        entries: Expressions in their zones, shared among all schedules that have them.
         bounds: Both ends belong to it.
-        hashed: An expression holds an ``H``.
+        hashed: True if an expression holds an ``H``.
     """
 
     entries: tuple[ZonedCron, ...]
@@ -27,7 +27,7 @@ class CronSchedule:
     hashed: bool = False
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first occurrence strictly later; None past the end, or past the year `LAST_YEAR`."""
+        """Return the first occurrence strictly later; None past the end, or past the year `LAST_YEAR`."""
         second = whole_second(instant) + 1
         start_at = self.bounds.start_at
         if start_at is not None:
@@ -40,7 +40,7 @@ class CronSchedule:
         return occurrence if end_at is None or occurrence <= end_at else None
 
     def before(self, instant: datetime) -> datetime | None:
-        """The last occurrence strictly earlier; None before the first."""
+        """Return the last occurrence strictly earlier; None before the first."""
         second = next_second(instant) - 1
         end_at = self.bounds.end_at
         if end_at is not None:
@@ -53,11 +53,11 @@ class CronSchedule:
         return occurrence if start_at is None or occurrence >= start_at else None
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """The occurrences in ``(start, end]``."""
+        """Yield the occurrences in ``(start, end]``."""
         return iterate(self, start, end)
 
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """How many lie in ``(start, end]``, up to `limit`; False when there are more.
+        """Count the occurrences in ``(start, end]``, up to `limit`; False if there are more.
 
         One expression is counted month by month, several by visiting at most `limit` occurrences.
         """
@@ -76,7 +76,7 @@ class CronSchedule:
 def zoned_cron(
     expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None = None
 ) -> ZonedCron:
-    """The expression in its zone (the one named inline, if there is one), one object for all who ask for the same.
+    """Return the expression in its zone (its inline zone, if it has one): one object for the same arguments.
 
     Raises:
         ScheduleRefused: The expression or the zone cannot be read.
@@ -84,7 +84,7 @@ def zoned_cron(
     return _zoned_cron(expression, timezone, gap, overlap, hash_key if uses_hash(expression) else None)
 
 
-@lru_cache(maxsize=8192)  # tens of thousands of jobs share a few hundred expressions; one walk answers for all of them
+@lru_cache(maxsize=8192)  # tens of thousands of jobs share a few hundred expressions; one search serves all of them
 def _zoned_cron(expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None) -> ZonedCron:
     fields = parse_cron(expression, hash_key=hash_key)
     return ZonedCron(fields, fields.timezone or timezone, gap, overlap)

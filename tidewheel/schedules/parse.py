@@ -1,6 +1,6 @@
-"""Schedules from their documents, and the refusal of what can never fire.
+"""Parse schedules, from submitted documents or cached from stored text, and refuse those that can never fire.
 
-A document is what a job's `schedule` field becomes once its defaults are filled in:
+A document is a job's `schedule` field once its defaults are filled in:
 
 - ``{"kind": "once", "at": …}``
 - ``{"kind": "interval", "interval_us": …, "anchor": …, "anchor_fires": …, "start_at": …, "end_at": …}``
@@ -8,9 +8,7 @@ A document is what a job's `schedule` field becomes once its defaults are filled
 - ``{"kind": "fixed_delay", "interval_us": …, "start_at": …, "end_at": …}``
 - ``{"kind": "manual"}``
 
-Instants are RFC 3339 text or aware datetimes. Paths in refusals are relative to the schedule.
-
-Schedules from their stored text, read once for all jobs that say the same.
+Instants are RFC 3339 text or aware datetimes. Paths of refusals are relative to the schedule.
 """
 
 import json
@@ -29,30 +27,30 @@ from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, ZonedCron, choice
 from tidewheel.schedules.zones import FOREVER, zone
 
 MIN_INTERVAL_US = 1_000_000
-"""One second: a shorter rhythm is a loop in a handler, not a schedule."""
+"""One second: a shorter interval is a loop in a handler, not a schedule."""
 
 MAX_INTERVAL_US = 100 * 366 * 86_400_000_000
-"""A hundred years: a longer one is a mistake in the unit."""
+"""A hundred years: a longer interval is a mistake in the unit."""
 
 MAX_EXPRESSIONS = 64
-"""Expressions of one schedule; each is asked for every occurrence."""
+"""The most expressions of one schedule; each search evaluates all of them."""
 
 _BOUNDS = ("start_at", "end_at")
 
 
 def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None) -> Schedule:
-    """The schedule a document describes.
+    """Parse a schedule document.
 
     Args:
         document: As described at the top of this module.
-        job_id: What ``H`` in a cron expression is spread by. None refuses ``H``.
+        job_id: The job by whose id ``H`` in a cron expression is spread. None refuses ``H``.
 
     >>> every = parse_schedule({"kind": "interval", "interval_us": 60_000_000, "anchor": "2026-01-01T00:00:00Z"})
     >>> str(every.after(datetime.fromisoformat("2026-01-01T00:00:59Z")))
     '2026-01-01 00:01:00+00:00'
 
     Raises:
-        ScheduleRefused: Something in it cannot be read.
+        ScheduleRefused: A part of it cannot be read.
     """
     match document.get("kind"):
         case "once":
@@ -71,12 +69,12 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
 
 
 def ensure_can_fire(schedule: Schedule, now: datetime) -> None:
-    """Nothing, when an occurrence is still to come, or none is needed.
+    """Refuse a schedule that can never fire after `now`.
 
-    A `once` whose time has passed is let through: whether it still fires is for `catch_up` to say. So is `manual`.
+    A `once` whose time has passed is accepted, since `catch_up` decides about it. So is `manual`.
 
     Raises:
-        ScheduleRefused: There will never be an occurrence after `now`; the remedy says what is in the way.
+        ScheduleRefused: There will never be an occurrence after `now`. The remedy names the cause.
     """
     match schedule:
         case CronSchedule(entries=entries, bounds=bounds):
@@ -142,7 +140,7 @@ def _cron(document: Mapping[str, object], job_id: UUID | None) -> CronSchedule:
 
 
 def _entry(expressions: list[str], number: int, read: Callable[[str], ZonedCron]) -> ZonedCron:
-    """One of the expressions; a refusal says which one when there are several."""
+    """Read one of the expressions. A refusal names it by number if there are several."""
     try:
         return read(expressions[number])
     except ScheduleRefused as refused:
@@ -180,9 +178,9 @@ def _bounds(document: Mapping[str, object]) -> Bounds:
 
 
 def schedule_from_text(text: str, job_id: UUID) -> Schedule:
-    """The schedule of a canonical JSON document; the same object for the same text.
+    """Return the schedule of a canonical JSON document: the same object for the same text.
 
-    Only a text with an ``H`` in an expression is read per job: what it says depends on the job's id.
+    A text with an ``H`` in an expression is parsed per job, since its occurrences depend on the job's id.
 
     Raises:
         ScheduleRefused: The text describes no schedule.
@@ -191,7 +189,7 @@ def schedule_from_text(text: str, job_id: UUID) -> Schedule:
 
 
 def read_schedule(text: str, job_id: UUID | None = None) -> Schedule:
-    """The schedule of a JSON document, read anew.
+    """Parse the schedule of a JSON document, without the cache.
 
     Raises:
         ScheduleRefused: The text describes no schedule.

@@ -1,6 +1,6 @@
-"""How a version's occurrences are fired beyond its schedule, read from the stored text.
+"""The policies of a job version, parsed from stored text, and jitter.
 
-Spreads jobs that share a nominal instant: a delay that is the same whenever it is computed anew.
+Jitter spreads jobs that share a nominal instant. Its delay is the same each time it is computed.
 """
 
 import json
@@ -17,7 +17,7 @@ from tidewheel.schedules.schedule import microseconds
 
 
 class CatchUp(StrEnum):
-    """What becomes of occurrences that were not fired in time."""
+    """The policy for missed occurrences."""
 
     FIRE_ONCE = "fire_once"
     FIRE_ALL = "fire_all"
@@ -29,15 +29,15 @@ class Policies:
     """The policies of one version.
 
     Args:
-        catch_up: After downtime.
-        on_resume: After a pause.
-        window: How far back `fire_all` reaches.
+        catch_up: The policy after downtime.
+        on_resume: The policy after a pause.
+        window: The span before now within which `fire_all` fires.
         jitter: The longest delay of a run.
-        jitter_percent: Likewise, in percent of the time to the next occurrence.
+        jitter_percent: The longest delay, in percent of the time to the next occurrence.
         exclude: Names of calendars on whose days nothing fires.
-        include: Names of calendars on whose days alone it fires; none: on every day.
-        shift: Whether an excluded occurrence fires on the next day that is not excluded.
-        since: When schedule or calendars were last edited: what lies before it is shifted no more.
+        include: Names of calendars on whose days only it fires; none: it fires on every day.
+        shift: True if an excluded occurrence fires on the next open day.
+        since: The last edit of schedule or calendars. Occurrences before it are no longer shifted.
     """
 
     catch_up: CatchUp = CatchUp.FIRE_ONCE
@@ -52,21 +52,23 @@ class Policies:
 
     @property
     def jitters(self) -> bool:
-        """Whether runs leave later than their instant."""
+        """True if runs start later than their instant."""
         return bool(self.jitter or self.jitter_percent)
 
     @property
     def calendars(self) -> tuple[str, ...]:
-        """Every calendar that is named."""
+        """The names of all its calendars."""
         return (*self.exclude, *self.include)
 
 
 @lru_cache(maxsize=4096)  # distinct policies in use: a handful
 def policies_from_text(text: str) -> Policies:
-    """The policies of a canonical JSON document (`tidewheel.jobs.spec.policy_document`); what is left out is default.
+    """Parse the policies of a canonical JSON document of `tidewheel.jobs.spec.policy_document`.
+
+    A missing policy has its default.
 
     Raises:
-        ValueError: The text holds none.
+        ValueError: The text is no such document.
     """
     document = cast("Mapping[str, object]", json.loads(text))
     return Policies(
@@ -94,14 +96,14 @@ def jittered(
     longest: timedelta = timedelta(0),
     percent: float = 0.0,
 ) -> datetime:
-    """When the run of an occurrence may leave: at it or later, before the next one, never part of the run's identity.
+    """Add jitter to an occurrence: the run's start, at the occurrence or later and before the next one.
 
     Args:
         occurrence: The nominal instant, aware.
-        following: The next one; None when there is none.
-        job_id: Two jobs get different delays, one job for one occurrence always the same.
+        following: The next one; None if there is none.
+        job_id: Two jobs get different delays. One job gets the same delay for one occurrence each time.
         longest: The delay is shorter than this.
-        percent: Likewise, in percent of the time to `following`, 0 to 100; nothing without one.
+        percent: The delay is shorter than this percentage of the time to `following`, 0 to 100; ignored without one.
 
     >>> from datetime import UTC
     >>> noon, job = datetime(2026, 1, 1, 12, tzinfo=UTC), UUID(int=7)

@@ -1,11 +1,8 @@
-"""The occurrences of a past range by the versions that were in force in it: counted, and walked from either end.
+"""Occurrences over ranges: a past range by job versions, the n-th from an instant, and the next few.
 
-A version is in force at T when ``after < T <= until``; the stretches of several versions share no instant. A walk can
-be left at any instant and taken up there again.
-
-The n-th occurrence from an instant: what `max_runs` becomes, once, as an `end_at`.
-
-The next occurrences of a cron expression, for whoever has no job at hand.
+A version is in force at T when ``after < T <= until``, so the spans of several versions share no instant. An iteration
+can stop at any instant and continue there. `nth_occurrence` turns `max_runs` into an `end_at` once. `next_occurrences`
+needs no job.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,14 +41,14 @@ class Version(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """A part of a range in which one version counts.
+    """The part of a range in which one version is in force.
 
     Args:
         version: The version.
         nominal: Its schedule.
-        schedule: The same under its calendars.
-        start: Occurrences are later than this,
-        end: and not later than this.
+        schedule: The schedule under its calendars.
+        start: Occurrences are later than this.
+        end: Occurrences are not later than this.
     """
 
     version: int
@@ -81,7 +78,7 @@ class Range:
     spans: tuple[VersionSpan, ...]
 
     def count(self, limit: int) -> tuple[int, bool]:
-        """How many occurrences there are, up to `limit`; False when there are more, or more than can be counted."""
+        """Count the occurrences, up to `limit`; False if there are more, or more than can be counted."""
         found = 0
         for span in self.spans:
             more, exact = span.schedule.count(span.start, span.end, limit - found)
@@ -91,11 +88,11 @@ class Range:
         return found, True
 
     def iterate(self, cursor: datetime | None, *, newest_first: bool) -> Iterator[tuple[datetime, int]]:
-        """The occurrences with their versions, one after another.
+        """Yield the occurrences with their versions.
 
         Args:
             cursor: The first instant that may come; None: from the beginning.
-            newest_first: From the last one to the first.
+            newest_first: True for descending order.
         """
         for span in reversed(self.spans) if newest_first else self.spans:
             found = _descending(span, cursor) if newest_first else _ascending(span, cursor)
@@ -106,18 +103,18 @@ class Range:
 def range_of(
     job_id: UUID, tenant: str, versions: Sequence[Version], day_sets: DaySets, *, first: datetime, last: datetime
 ) -> Range:
-    """The range from `first` to `last`, both of which belong to it.
+    """Build the range from `first` to `last`, both inclusive.
 
     Args:
         job_id: The job; an ``H`` depends on it.
-        tenant: Whose calendars are meant.
-        versions: Those in force, by time, ascending.
+        tenant: The tenant of the calendars.
+        versions: The versions in force, by time, ascending.
         day_sets: At least the calendars that `calendars_of` names, as far as they exist.
         first: UTC.
         last: UTC.
 
     Raises:
-        ScheduleRefused: A version cannot be read, or names a calendar that is gone.
+        ScheduleRefused: A version cannot be read, or names a calendar that was deleted.
         ValueError: A stored policy cannot be read.
     """
     spans: list[VersionSpan] = []
@@ -134,14 +131,14 @@ def range_of(
 
 
 def calendars_of(tenant: str, versions: Sequence[Version]) -> set[tuple[str, str]]:
-    """The calendars that these versions name, by tenant and name."""
+    """Return the calendars that these versions name, as pairs of tenant and name."""
     return {(tenant, name) for each in versions for name in policies_from_text(each.policy).calendars}
 
 
 def _ensure_there(version: int, tenant: str, policies: Policies, day_sets: DaySets) -> None:
     for name in policies.calendars:
         if (tenant, name) not in day_sets:
-            problem = f"version {version} names the calendar {name!r}, which is gone"
+            problem = f"version {version} names the calendar {name!r}, which was deleted"
             raise ScheduleRefused(problem, "put that calendar again, or choose a range without that version", "from")
 
 
@@ -162,14 +159,14 @@ MAX_NUMBER = 100_000_000
 """A one-second job for three years."""
 
 MAX_WALKED = 100_000
-"""Several expressions are counted by visiting each occurrence: this many take half a second, at submission only."""
+"""Occurrences of several expressions are counted one by one: this many take half a second, at submission only."""
 
 _SECOND = timedelta(seconds=1)
 _END = datetime.max.replace(tzinfo=UTC)
 
 
 def nth_occurrence(schedule: Schedule, after: datetime, n: int) -> datetime | None:
-    """The n-th occurrence strictly later than `after` (n from 1), or None when there are fewer.
+    """Return the n-th occurrence strictly later than `after` (n from 1), or None if there are fewer.
 
     >>> from tidewheel.schedules.parse import parse_schedule
     >>> daily = parse_schedule({"kind": "cron", "expressions": ["0 3 * * *"]})
@@ -190,7 +187,7 @@ def nth_occurrence(schedule: Schedule, after: datetime, n: int) -> datetime | No
 
 
 def _nth_by_count(schedule: Schedule, after: datetime, n: int) -> datetime | None:
-    """By doubling a stretch of time until it holds so many, then halving it."""
+    """Find the n-th occurrence by count: double a span of time until it holds so many, then bisect it."""
     low, width = after, _SECOND
     while schedule.count(after, _later(low, width), n)[0] < n:
         following = schedule.after(_later(low, width))
@@ -221,18 +218,18 @@ def next_occurrences(
     dst_overlap: str = DstOverlap.FIRST,
     hash_key: bytes | None = None,
 ) -> list[datetime]:
-    """The next `n` instants at which the expression says so: aware, in UTC, strictly later than `after`, ascending.
+    """Return the next `n` occurrences of an expression: aware, in UTC, strictly later than `after`, ascending.
 
-    Fewer come back only when there are no more; none, when the expression can never fire.
+    The result is shorter only if there are no more, and empty if the expression can never fire.
 
     Args:
         expression: Five fields, or six with seconds first; a ``CRON_TZ=`` in it outranks `timezone`.
         timezone: An IANA name.
-        after: Aware; not an occurrence of the answer itself.
-        n: How many; 0 or less gives none.
+        after: Aware; not part of the result itself.
+        n: The length of the result; 0 or less gives none.
         dst_gap: ``shift_forward`` or ``skip``.
         dst_overlap: ``first``, ``second`` or ``both``.
-        hash_key: What ``H`` is spread by.
+        hash_key: The key by which ``H`` is spread.
 
     >>> from datetime import UTC
     >>> [str(at) for at in next_occurrences("30 2 * * *", "Europe/Berlin", datetime(2026, 3, 28, 12, tzinfo=UTC), 2)]
@@ -242,8 +239,8 @@ def next_occurrences(
         ScheduleRefused: Expression, zone, choice or instant cannot be read (a ValueError).
     """
     if after.tzinfo is None:
-        problem = f"{after.isoformat()} has no offset, so it is many instants"
-        raise ScheduleRefused(problem, "give an aware datetime")
+        problem = f"{after.isoformat()} has no offset, so it is ambiguous"
+        raise ScheduleRefused(problem, "pass an aware datetime")
     zone(timezone)
     entry = zoned_cron(
         expression,
@@ -256,7 +253,7 @@ def next_occurrences(
 
 
 def occurrences_after(schedule: Schedule, after: datetime, n: int) -> list[datetime]:
-    """The next `n` occurrences of any schedule, strictly later than `after`."""
+    """Return the next `n` occurrences of any schedule, strictly later than `after`."""
     found: list[datetime] = []
     occurrence = schedule.after(after)
     while occurrence is not None and len(found) < n:

@@ -1,4 +1,4 @@
-"""Everything a decision needs of one timer, built from its row: for firing, for edits and for previews alike."""
+"""The state of one timer: everything `decide` needs, built from its row. Firing, edits and previews share it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ DaySets = Mapping[tuple[str, str], DaySet]
 
 
 class Timer(Protocol):
-    """The part of a timer's row, with its version, that a decision needs."""
+    """The columns of a timer and its version that a decision needs."""
 
     @property
     def job_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
@@ -36,19 +36,19 @@ class Timer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimerState:
-    """Where a timer stands.
+    """The state of one timer.
 
     Args:
-        schedule: What the schedule says, within its bounds.
-        effective: The same without excluded days.
-        live: The same without what people have skipped or moved: what fires by itself.
-        policies: How it is fired.
-        cursor: The first instant that nothing is recorded of yet.
-        catch_up_end: Up to here a catch-up was decided.
-        skipped: Instants that people have left out, from the cursor on.
-        moved: Nominal instants that fire at another time and have not yet, with that time.
-        dropped: Instants that were moved and that the schedule has no more.
-        overridden_until: The last instant that anything was said about.
+        schedule: The schedule, within its bounds.
+        effective: The schedule without excluded days.
+        live: The effective schedule without occurrences that users have skipped or moved.
+        policies: The policies of its version.
+        cursor: The first instant that is not recorded yet.
+        catch_up_end: The end of the catch-up that was decided.
+        skipped: Occurrences that users have skipped, from the cursor on.
+        moved: Occurrences that users have moved and that have not fired, with their new instants.
+        dropped: Moved instants that are no occurrences of the schedule any more.
+        overridden_until: The last instant with an override.
     """
 
     schedule: Schedule
@@ -64,21 +64,21 @@ class TimerState:
 
     @property
     def plain(self) -> bool:
-        """Whether every occurrence of the schedule fires at its instant."""
+        """True if every occurrence of the schedule fires at its instant."""
         return self.live is self.schedule and not self.moved
 
 
 def timer_state(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] = ()) -> TimerState:
-    """Where a timer stands.
+    """Build the state of a timer from its row.
 
     Args:
-        timer: Its row.
-        day_sets: At least the calendars that its policy names.
-        overrides: Its job's, from its cursor on, and moved ones that have not fired.
+        timer: The row.
+        day_sets: At least the calendars that its policies name.
+        overrides: Those of its job from the cursor on, and moved ones that have not fired.
 
     Raises:
         ScheduleRefused: The stored schedule cannot be read.
-        ValueError: The stored policy cannot be read.
+        ValueError: The stored policies cannot be read.
         KeyError: A calendar is missing.
     """
     schedule = schedule_from_text(timer.schedule, timer.job_id)
@@ -90,7 +90,7 @@ def timer_state(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] =
     if done and isinstance(effective, CalendarSchedule):
         effective = replace(effective, taken=done)
     waiting = {each.scheduled_at: each.moved_to for each in overrides if each.moved_to is not None and not each.done}
-    # What lies behind the cursor was an occurrence when its instant came, whatever the schedule says now.
+    # An instant behind the cursor was an occurrence at its time, whatever the schedule is now.
     dropped = {at for at in waiting if at >= timer.scheduled_at and not is_occurrence(effective, at)}
     return TimerState(
         schedule,
@@ -109,14 +109,14 @@ def timer_state(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] =
 def effective_schedule(
     schedule: Schedule, policies: Policies, tenant: str, day_sets: DaySets, *, since: datetime | None = None
 ) -> Schedule:
-    """The schedule without the days that its calendars exclude; itself where it names none.
+    """Return the schedule under its calendars; itself if it names none.
 
     Args:
         schedule: The schedule.
-        policies: Which calendars, and whether what they exclude is shifted.
-        tenant: Whose calendars are meant.
-        day_sets: At least those.
-        since: What lies at or before it is shifted no more; None: all of it is, as if these had been the days always.
+        policies: They name the calendars, and whether excluded occurrences are shifted.
+        tenant: The tenant of the calendars.
+        day_sets: At least these calendars.
+        since: Occurrences up to this instant are no longer shifted. None: all are, as if the days had never changed.
     """
     if not policies.calendars:
         return schedule
@@ -131,11 +131,11 @@ def effective_schedule(
 
 
 def _since(policies: Policies, timer: Timer, day_sets: DaySets) -> datetime | None:
-    """Since when both the version and the days that had come are as they are."""
+    """Return the last change of the version or of past days of its calendars."""
     changes = [day_sets[timer.tenant, name].since for name in policies.calendars]
     return max((at for at in (policies.since, *changes) if at is not None), default=None)
 
 
 def zone_name(schedule: Schedule) -> str:
-    """The zone whose days are meant: the first expression's, else UTC."""
+    """Return the zone of a schedule's days: that of its first expression, else UTC."""
     return schedule.entries[0].zone_name if isinstance(schedule, CronSchedule) else "UTC"
