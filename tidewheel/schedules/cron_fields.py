@@ -49,7 +49,7 @@ class DayRule:
 
 @cache  # few rules are in use, and every search reads the result
 def days_by_month_shape(rule: DayRule) -> tuple[int, ...]:
-    """Return bits 1 to 31 of each shape of month, at ``4 * w + length - 28`` with `w` the first's weekday (0: Sunday)."""
+    """Return bits 1 to 31 of each shape of month, at ``4 * w + length - 28``; `w` is its first weekday (0: Sunday)."""
     return tuple(_days_in_month(rule, weekday, length) for weekday in range(7) for length in range(28, 32))
 
 

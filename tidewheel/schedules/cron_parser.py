@@ -1,11 +1,12 @@
-"""Reads cron expressions.
+"""Parse cron expressions into `CronFields`.
 
-Five fields (minute, hour, day of month, month, day of week), or six with seconds FIRST, as Spring, Quartz and
-Kubernetes' cron library have them (croniter's own order has seconds last). Sunday is 0 or 7, Monday 1. A day fits when
-it fits either day field, if both are restricted; a day field that begins with ``*`` is not, and then both must fit.
+There are five fields (minute, hour, day of month, month, day of week), or six with seconds FIRST, as in Spring, Quartz
+and Kubernetes' cron library. croniter's own order has seconds last. Sunday is 0 or 7, Monday 1. If both day fields are
+restricted, a day matches when it fits either. A day field that begins with ``*`` is not restricted, and then both must
+fit.
 
-Our own reader refuses what has two readings, croniter expands what is left, and nothing else of croniter is used:
-which instants these local times are is decided in `localise.py`.
+Our own reader refuses an expression with two readings. croniter expands the rest, and nothing else of croniter is used.
+`zoned_cron.py` decides which instants these local times are.
 """
 
 import re
@@ -27,14 +28,18 @@ from tidewheel.schedules.cron_syntax import (
     split_expression,
 )
 
-_MAX_PROBLEMS = 4  # more in one expression, and a nearest one that works would no longer resemble it
+_MAX_PROBLEMS = 4  # with more problems the corrected expression would no longer resemble it
 
 _HASH = re.compile(r"(?:^|[\s,])h(?=[\s,(/]|$)", re.IGNORECASE | re.ASCII)
 
 
-@lru_cache(maxsize=4096)  # an expression is read at submission, in preview and by each scheduler that fires it
+@lru_cache(maxsize=4096)  # an expression is parsed at submission, in preview and by each scheduler that fires it
 def parse_cron(expression: str, *, hash_key: bytes | None = None) -> CronFields:
-    """What the expression says.
+    """Parse an expression.
+
+    Args:
+        expression: At most 256 characters.
+        hash_key: The key by which ``H`` is spread: the job id's bytes. None refuses ``H``.
 
     Args:
         expression: At most 256 characters.
@@ -67,7 +72,7 @@ def parse_cron(expression: str, *, hash_key: bytes | None = None) -> CronFields:
 
 
 def uses_hash(expression: str) -> bool:
-    """Whether what the expression says depends on the job, by an ``H``.
+    """Return True if the occurrences depend on the job's id, by an ``H``.
 
     >>> uses_hash("H 3 * * THU"), uses_hash("0 3 * mar thu")
     (True, False)
@@ -103,37 +108,38 @@ def _readable(words: list[str]) -> bool:
 
 
 def _read(words: list[str], kinds: tuple[FieldKind, ...], hash_key: bytes | None) -> list[FieldText]:
-    """Every field; the refusal names all that cannot be read and the whole expression as it would work."""
+    """Read every field. A refusal names all problems, and the whole expression as corrected."""
     read: list[FieldText] = []
     found: list[ElementRefused] = []
-    mended = words.copy()
+    corrected = words.copy()
     for index, kind in enumerate(kinds):
         while len(found) <= _MAX_PROBLEMS:
             try:
-                read.append(read_field(mended[index], kind, hash_key))
+                read.append(read_field(corrected[index], kind, hash_key))
                 break
             except ElementRefused as refused:
                 found.append(refused)
-                mended[index] = refused.mend(mended[index])
-                hash_key = hash_key or b"any"  # what follows only tries the mended text, which may hold an H for an R
-                if not mended[index]:
+                corrected[index] = refused.corrected(corrected[index])
+                # from here only the corrected text is tried, which may hold an H for an R
+                hash_key = hash_key or b"any"
+                if not corrected[index]:
                     raise _refusal(found, "", len(kinds)) from None
     if found:
-        raise _refusal(found, " ".join(mended) if len(read) == len(kinds) else "", len(kinds))
+        raise _refusal(found, " ".join(corrected) if len(read) == len(kinds) else "", len(kinds))
     return read
 
 
-def _refusal(found: list[ElementRefused], mended: str, fields: int) -> ScheduleRefused:
+def _refusal(found: list[ElementRefused], corrected: str, fields: int) -> ScheduleRefused:
     problems = dict.fromkeys(refused.problem for refused in found[:_MAX_PROBLEMS])
     hints = dict.fromkeys(refused.hint for refused in found[:_MAX_PROBLEMS] if refused.hint)
-    nearest = [f"the nearest that works is `{mended}`"] if mended else []
+    nearest = [f"the nearest that works is `{corrected}`"] if corrected else []
     if fields == len(SIX):
         hints["of six fields the first is the seconds"] = None
     return ScheduleRefused(", and ".join(problems), "; ".join([*nearest, *hints]), "cron")
 
 
 def _expand(fields: tuple[FieldText, ...]) -> list[int]:
-    """The plain elements of each field as bits; 0 for a field that has special ones only."""
+    """Expand the plain elements of each field to bits; 0 for a field that has special ones only."""
     plain = " ".join(",".join(field.plain) or "*" for field in fields)
     try:
         expanded, _ = croniter.expand(plain)

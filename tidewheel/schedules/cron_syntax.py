@@ -1,19 +1,11 @@
-"""Reads one field of a cron expression, element by element, and says what is wrong where it cannot be read.
+"""The syntax of cron expressions: split an expression into fields and elements, check each, and explain what is wrong.
 
-What passes here is unambiguous: croniter, which expands the plain elements, would read a reversed range as one that
-wraps, ``5-5`` as every value and ``R`` as a throw of dice.
+The sections are in this order: the fields, refusals, special days (``L``, ``W``, ``#``), ``H``, elements, and whole
+expressions with their zone and shorthands. Accepted elements are unambiguous. croniter, which expands the plain ones,
+would read a reversed range as one that wraps, ``5-5`` as every value, and ``R`` as random.
 
-The six fields of a cron expression: their names, bounds and words.
-
-Takes a cron expression apart: the zone in front of it, its shorthands, its fields as they stand.
-
-Reads the elements of day fields that depend on the month: ``L``, ``W``, ``#``.
-
-Source: the Quartz job scheduler's cron trigger, "Special characters"; weekdays are numbered as cron does (Sunday 0).
-
-Resolves ``H``: the same job gets the same number for ever, different jobs are spread evenly.
-
-What is wrong with one element of a cron field, before `cron.py` makes a sentence of it.
+Source of special days: the Quartz job scheduler's cron trigger, "Special characters". Weekdays are numbered as cron
+does (Sunday 0). ``H`` gives the same job the same number for ever, and spreads different jobs evenly.
 """
 
 import re
@@ -31,15 +23,15 @@ _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """One field.
+    """One field of a cron expression.
 
     Args:
-        name: As messages call it.
-        low: Smallest number.
-        high: Largest number.
-        period: What the field begins anew with.
-        names: What may be written instead of numbers, from `low` on, in lower case.
-        unit: What an interval of that field is counted in; empty when intervals know no such unit.
+        name: Its name in messages.
+        low: The smallest number.
+        high: The largest number.
+        period: The period after which the field starts again.
+        names: Words for numbers, from `low` on, in lower case.
+        unit: The unit of an interval with the same meaning; empty if intervals have none.
     """
 
     name: str
@@ -51,7 +43,7 @@ class FieldKind:
 
     @property
     def size(self) -> int:
-        """How many different values there are: 7 is Sunday too."""
+        """The number of different values: 7 is Sunday too."""
         return 7 if self is DAY_OF_WEEK else self.high - self.low + 1
 
 
@@ -71,20 +63,20 @@ class ElementRefused(Exception):
     """An element that cannot be read; never leaves this package.
 
     Args:
-        problem: What was read and why it does not fit.
-        nearest: What to write in place of `word`; empty when there is no such thing.
-        hint: What to do when a replacement does not say it all.
-        word: The part of the element that is wrong; empty when it is all of it.
+        problem: The text that was read, and why it is refused.
+        nearest: The replacement of `word`; empty if there is none.
+        hint: The remedy when a replacement does not suffice.
+        word: The wrong part of the element; empty if all of it is wrong.
     """
 
     def __init__(self, problem: str, nearest: str = "", hint: str = "", word: str = "") -> None:
         super().__init__(problem)
         self.problem, self.nearest, self.hint, self.word = problem, nearest, hint, word
         self.element = ""
-        """The whole element as it was read, in lower case; set by whoever split the field."""
+        """The whole element in lower case; set by the code that split the field."""
 
-    def mend(self, field: str) -> str:
-        """The field with the nearest thing in the element's place; empty when there is none."""
+    def corrected(self, field: str) -> str:
+        """Return the field with the element corrected; empty if there is no correction."""
         if not self.nearest:
             return ""
         better = self.nearest
@@ -95,7 +87,7 @@ class ElementRefused(Exception):
 
 
 def number_of(word: str, kind: FieldKind) -> int:
-    """The number that a number or a name stands for, within the field's bounds.
+    """Return the number of a number or name, within the field's bounds.
 
     >>> from tidewheel.schedules.cron_syntax import DAY_OF_WEEK
     >>> number_of("wed", DAY_OF_WEEK)
@@ -118,13 +110,13 @@ def number_of(word: str, kind: FieldKind) -> int:
 
 
 def _nearest(number: int, kind: FieldKind) -> int:
-    """24 o'clock and minute 60 are the next day's or hour's first; everything else is clamped."""
+    """Return the nearest number in bounds: 24 o'clock and minute 60 are the first of the next, all else is clamped."""
     wraps = kind.low == 0 and kind is not DAY_OF_WEEK and number == kind.high + 1
     return kind.low if wraps or number < kind.low else kind.high
 
 
 def unwrapped(first: int, last: int, kind: FieldKind, suffix: str = "") -> str:
-    """A range that runs backwards, written as the two that it means.
+    """Rewrite a range that runs backwards as the two ranges that it means.
 
     >>> from tidewheel.schedules.cron_syntax import HOUR
     >>> unwrapped(22, 2, HOUR)
@@ -138,12 +130,12 @@ def unwrapped(first: int, last: int, kind: FieldKind, suffix: str = "") -> str:
 
 
 def span(low: object, high: object) -> str:
-    """Bounds as messages write them."""
+    """Format bounds for messages."""
     return f"{low}\N{EN DASH}{high}"
 
 
 def shapes(kind: FieldKind) -> str:
-    """What may be written in a field, in one line."""
+    """Describe the valid texts of a field in one line."""
     words = [name.upper() for name in kind.names]
     names = f" or {span(words[0], words[-1])}" if words else ""
     return (
@@ -160,13 +152,13 @@ _NTH = re.compile(r"(\d+|[a-z]{3})(?:-(\d+|[a-z]{3}))?#(\d+)", re.ASCII)
 
 
 def special_days(element: str, kind: FieldKind) -> DayRule | None:
-    """The days an element in lower case names; None when it is none of these.
+    """Parse an element with ``L``, ``W`` or ``#``, in lower case; None if it is plain.
 
     >>> special_days("5#3", DAY_OF_WEEK) == DayRule(nth=1 << 7 * 2 + 5)
     True
 
     Raises:
-        ElementRefused: It is, but names no day there is.
+        ElementRefused: It has one of these, but names no existing day.
     """
     if kind is DAY_OF_MONTH:
         return _date(element)
@@ -209,18 +201,18 @@ HASHED = re.compile(r"h(?:\((?P<low>\d+)-(?P<high>\d+)\))?(?:/(?P<step>\d+))?", 
 """``H``, ``H/15``, ``H(0-29)``, ``H(0-29)/15``, as Jenkins has them; in lower case."""
 
 _TOPS = {DAY_OF_MONTH: 28, DAY_OF_WEEK: 6}
-"""H alone picks a day that every month has (as in Jenkins), and Sunday once."""
+"""H alone chooses a day that every month has (as in Jenkins), and Sunday once."""
 
 
 def resolve(element: str, kind: FieldKind, hash_key: bytes | None) -> str:
-    """The plain element that this job gets; with a step, one that begins within the first step of the range.
+    """Resolve ``H`` for a job to a plain element; with a step, one that begins within the first step of the range.
 
     Raises:
-        ElementRefused: No key is known, or the range is not one of the field.
+        ElementRefused: No key is given, or the range is not one of the field.
     """
     match = HASHED.fullmatch(element)
     if match is None or hash_key is None:
-        problem = "H is spread by the job's id, and none is known here"
+        problem = "H is spread by the job's id, and there is none here"
         raise ElementRefused(problem, "", "submit or preview it as a job, or write a number")
     low, high, step = match.group("low", "high", "step")
     first = number_of(low, kind) if low else kind.low
@@ -235,7 +227,7 @@ def resolve(element: str, kind: FieldKind, hash_key: bytes | None) -> str:
 
 
 def _spread(hash_key: bytes, kind: FieldKind, width: int) -> int:
-    """A number below `width`. Stored occurrences are derived from it: it never changes."""
+    """Return a number below `width`. Stored occurrences are derived from it, so it never changes."""
     digest = sha256(kind.name.encode() + b"\0" + hash_key).digest()
     return int.from_bytes(digest[:8], "big") % width
 
@@ -247,13 +239,13 @@ _RANDOM = re.compile(r"r(?:\(.*\))?(?:/\d+)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FieldText:
-    """One field, read.
+    """A parsed field.
 
     Args:
-        plain: Elements of numbers, ranges and steps, written so that croniter reads nothing else into them.
-        special: What its elements with ``L``, ``W`` or ``#`` name.
-        led_by_star: The field begins with ``*`` (or is ``?``).
-        hashed: It holds an ``H``.
+        plain: Elements of numbers, ranges and steps, unambiguous for croniter.
+        special: The days of its elements with ``L``, ``W`` or ``#``.
+        led_by_star: True if the field begins with ``*`` or is ``?``.
+        hashed: True if it holds an ``H``.
     """
 
     plain: tuple[str, ...]
@@ -263,10 +255,10 @@ class FieldText:
 
 
 def read_field(text: str, kind: FieldKind, hash_key: bytes | None) -> FieldText:
-    """The field's elements, checked and sorted.
+    """Parse a field: check its elements and sort them by kind.
 
     Raises:
-        ElementRefused: One of them cannot be read; it carries which.
+        ElementRefused: One of them cannot be read; the error holds it.
     """
     if text == "?" and kind in (DAY_OF_MONTH, DAY_OF_WEEK):
         return FieldText(("*",), led_by_star=True)
@@ -328,7 +320,7 @@ def _unreadable(element: str, kind: FieldKind) -> ElementRefused:
     if element == "?":
         return ElementRefused(f"? stands for a day field left open, not for the {kind.name}", "*")
     if not element:
-        return ElementRefused(f"the {kind.name} field holds a comma with nothing beside it", "", shapes(kind))
+        return ElementRefused(f"the {kind.name} field holds a comma without an element beside it", "", shapes(kind))
     problem = f"{element.upper()!r} cannot be read in the {kind.name} field"
     if kind is DAY_OF_WEEK and element == "l":
         return ElementRefused(problem, "5L", "5L is the month's last Friday, 6 every Saturday")
@@ -338,7 +330,7 @@ def _unreadable(element: str, kind: FieldKind) -> ElementRefused:
 
 
 MAX_EXPRESSION_CHARS = 256
-"""Longer than any expression seen in earnest; bounds what reading one can cost."""
+"""The longest expression. It exceeds any in use, and bounds the cost of parsing."""
 
 SHORTHANDS = {
     "@yearly": "0 0 1 1 *",
@@ -356,7 +348,7 @@ _INLINE_ZONE = re.compile(r"(?:CRON_TZ|TZ)=(\S*)\s+(.*)", re.DOTALL)
 
 
 def split_expression(expression: str) -> tuple[str | None, list[str]]:
-    """The zone named inline, if there is one, and the fields, shorthands written out.
+    """Split an expression into its inline zone, if it has one, and its fields; shorthands are expanded.
 
     >>> split_expression("CRON_TZ=Asia/Tokyo @daily")
     ('Asia/Tokyo', ['0', '0', '*', '*', '*'])

@@ -1,9 +1,4 @@
-"""Says in words what a cron expression means, and marks what daylight saving does to its next instants.
-
-Cron fields in English words.
-
-What a change of the clock does to one occurrence, in sentences.
-"""
+"""Describe cron expressions in English, and note the effects of daylight saving on their next occurrences."""
 
 import re
 from collections.abc import Iterable
@@ -31,7 +26,7 @@ _FEW = 6  # times of day that are listed one by one; more of them read better as
 
 
 def time_words(second: str, minute: str, hour: str) -> str:
-    """When in the day.
+    """Describe the times of day.
 
     >>> time_words("0", "30", "2,14")
     'at 02:30 and 14:30'
@@ -52,7 +47,7 @@ def time_words(second: str, minute: str, hour: str) -> str:
 
 
 def day_words(by_date: str, month: str, by_week: str) -> str:
-    """On which days.
+    """Describe the days.
 
     >>> day_words("13", "*", "5")
     'on day 13 of the month or on Friday'
@@ -72,7 +67,7 @@ def day_words(by_date: str, month: str, by_week: str) -> str:
 
 
 def listed(items: Iterable[str]) -> str:
-    """Items as a sentence lists them.
+    """Join items as in a sentence.
 
     >>> listed(["a", "b", "c"])
     'a, b and c'
@@ -82,7 +77,7 @@ def listed(items: Iterable[str]) -> str:
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers of a field that is a plain list of them; none for any other."""
+    """Return the numbers of a field that is a plain list of numbers; none for any other."""
     return sorted({int(word) for word in text.split(",")}) if re.fullmatch(r"\d+(,\d+)*", text, re.ASCII) else []
 
 
@@ -91,7 +86,7 @@ def _field(text: str, kind: FieldKind) -> str:
 
 
 def _special(element: str, kind: FieldKind) -> str:
-    """An element with H, L, W or #; empty for a plain one."""
+    """Describe an element with H, L, W or #; empty for a plain one."""
     if element.startswith("h"):
         return f"{'some' if '/' in element else 'one'} {kind.name} of the job's own ({element.upper()})"
     if kind is DAY_OF_MONTH and {"l", "w"} & {*element}:
@@ -129,7 +124,7 @@ def _element(element: str, kind: FieldKind) -> str:
 
 
 def _nth(step: str) -> str:
-    """The step as an ordinal and a blank; empty for every single one."""
+    """Return the step as an ordinal and a space; empty for a step of one."""
     number = int(step or 1)
     if number == 1:
         return ""
@@ -145,12 +140,12 @@ def _name(word: str, kind: FieldKind) -> str:
 
 
 def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
-    """The notes on the occurrence at `at`, with those on what was left out after `since`, the one before.
+    """Return the notes on the occurrence at `at`, and on times skipped after `since`, the occurrence before.
 
     Args:
         entry: The expression in its zone.
         since: Seconds since 1970-01-01 UTC.
-        at: Likewise; an occurrence.
+        at: An occurrence, in the same unit.
     """
     of = zone(entry.zone_name)
     span = of.span_at(at)
@@ -164,15 +159,15 @@ def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
 
 
 def _gap_notes(entry: ZonedCron, of: Zone, index: int, at: int) -> list[str]:
-    """What becomes of the local times that the change at the start of span `index` leaves out."""
+    """Return the note on local times in the gap at the start of span `index`."""
     start = of.starts[index]
     before, after = start + of.offsets[index - 1], start + of.offsets[index]
     first = following(entry.fields, before)
     if first >= after:
         return []
     last = preceding(entry.fields, after - 1)
-    times = f"{_clock(first)} does" if first == last else f"{_stretch(first, last)} do"
-    what = f"{times} not exist: the clock goes from {_stretch(before, after)}"
+    times = f"{_clock(first)} does" if first == last else f"{_span_text(first, last)} do"
+    what = f"{times} not exist: the clock goes from {_span_text(before, after)}"
     if after - before > CORRECTION:
         return [f"{what}, a correction of more than three hours; what falls inside is skipped"]
     if entry.gap is None:
@@ -181,7 +176,7 @@ def _gap_notes(entry: ZonedCron, of: Zone, index: int, at: int) -> list[str]:
 
 
 def _overlap_notes(entry: ZonedCron, of: Zone, span: int, at: int) -> list[str]:
-    """Whether the local time of this occurrence comes twice, and which of the two this is."""
+    """Return the note on an occurrence whose local time occurs twice."""
     local = at + of.offsets[span]
     earlier = local - of.offsets[span - 1] if span else FOREVER
     if span and earlier < of.starts[span]:
@@ -199,8 +194,8 @@ def _other(entry: ZonedCron, second: int) -> str:
     return f", and the one at {at_second(second):%H:%M} UTC is left out"
 
 
-def _stretch(low: int, high: int) -> str:
-    """Two local times, the date said once where it is the same."""
+def _span_text(low: int, high: int) -> str:
+    """Format two local times, with one date if it is the same."""
     same_day = low // 86_400 == high // 86_400
     return f"{_clock(low)} to {_clock(high).split()[1] if same_day else _clock(high)}"
 
@@ -227,12 +222,12 @@ _OVERLAP = {
 
 @dataclass(frozen=True, slots=True)
 class MarkedOccurrence:
-    """One occurrence with what the clock change does to it.
+    """An occurrence with its notes on clock changes.
 
     Args:
         at: UTC.
-        local: The same instant with the zone's offset and abbreviation then.
-        notes: One sentence for each effect; none when no clock change is near.
+        local: The same instant with the zone's offset and abbreviation at that time.
+        notes: One sentence for each effect; none if no clock change is near.
     """
 
     at: datetime
@@ -247,7 +242,7 @@ def describe(
     dst_gap: str = DstGap.SHIFT_FORWARD,
     dst_overlap: str = DstOverlap.FIRST,
 ) -> str:
-    """The expression in words; an ``H`` stays "the job's own", since no job is at hand.
+    """Describe an expression in English. An ``H`` stays "the job's own", since there is no job.
 
     >>> describe("0 9 * * 1-5", "UTC")
     'at 09:00, on Monday to Friday, by the clock of UTC.'
@@ -259,12 +254,12 @@ def describe(
     of = zone(fields.timezone or timezone)
     words = fields.expression.split()
     second, minute, hour, by_date, month, by_week = words if fields.has_seconds else ["0", *words]
-    said = f"{time_words(second, minute, hour)}, {day_words(by_date, month, by_week)}, by the clock of {of.name}."
+    text = f"{time_words(second, minute, hour)}, {day_words(by_date, month, by_week)}, by the clock of {of.name}."
     gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")
     if len(set(of.offsets)) == 1:
-        return said
+        return text
     rule = _WALL_CLOCK if fields.follows_wall_clock else f"It names times of day: {_GAP[gap]}, {_OVERLAP[overlap]}."
-    return f"{said} {rule}"
+    return f"{text} {rule}"
 
 
 def marked_occurrences(
@@ -277,9 +272,9 @@ def marked_occurrences(
     dst_overlap: str = DstOverlap.FIRST,
     hash_key: bytes | None = None,
 ) -> list[MarkedOccurrence]:
-    """The next `n` occurrences, strictly later than `after`, each with every effect of a clock change noted.
+    """Return the next `n` occurrences, strictly later than `after`, each with notes on clock changes.
 
-    What a clock change swallowed since the occurrence before is noted at the one that follows.
+    Times that a clock change skipped are noted at the occurrence that follows.
 
     Raises:
         ScheduleRefused: Expression, zone or choice cannot be read.
@@ -296,7 +291,7 @@ def marked_occurrences(
 
 
 def to_zone(at: datetime, zone_name: str) -> datetime:
-    """An instant with its zone's offset and abbreviation then.
+    """Return an instant with the zone's offset and abbreviation at that time.
 
     >>> from datetime import UTC
     >>> to_zone(datetime(2026, 7, 1, tzinfo=UTC), "Europe/Berlin").isoformat()

@@ -1,15 +1,13 @@
-"""Which days are open under a job's calendars, and when they begin and end in a zone.
+"""Open days under a job's calendars, and the occurrences that `next_business_day` shifts to them.
 
-A day is a day on the wall clock: where the clock is put back over midnight it comes in two pieces, and one that a zone
-has left out (Apia's 30 December 2011) is not open. Days are whole numbers here, 0 is 1970-01-01; instants are whole
-seconds since 1970-01-01 UTC.
+A day is a day on the wall clock. Where the clock is set back over midnight a day has two pieces. A day that a zone has
+skipped (Apia's 30 December 2011) is not open. Days are whole numbers: 0 is 1970-01-01. Instants are whole seconds since
+1970-01-01 UTC.
 
-Where occurrences of days that are not open go under `next_business_day`: the same wall time of the next open day.
-
-They are set into the zone as an entry of the schedule would be (`localise.py`): what falls into a gap of the clock is
-made up after it, or not, and of two passes of an overlap the chosen one counts. An occurrence finds its new day within
-`MAX_SHIFT_DAYS`, or it is left out: a calendar that has run out must not pour years into one day.
-Instants and wall times are whole microseconds here: since 1970-01-01 UTC, and since 1970-01-01 00:00 on the wall.
+A shifted occurrence keeps its wall time. The zone applies to it as to an expression of the schedule (`zoned_cron.py`),
+with the same policies for gaps and overlaps. It is shifted by at most `MAX_SHIFT_DAYS`, else excluded: a calendar that
+has run out must not pour years into one day. For shifts instants and wall times are whole microseconds, since
+1970-01-01 UTC and since 1970-01-01 00:00 on the wall.
 """
 
 from bisect import bisect_left, bisect_right
@@ -35,9 +33,9 @@ class OpenDays:
     """The days on which a job may fire, in one zone.
 
     Args:
-        exclude: A day that one of them has is not open.
-        include: When there are any, only a day that one of them has is open.
-        of: The zone whose days are meant.
+        exclude: Days of these are not open.
+        include: If there are any, only days of these are open.
+        of: The zone of the days.
 
     >>> days = OpenDays((DaySet(weekdays=frozenset({0, 6})),), (), zone("UTC"))
     >>> days.opens(0), days.nearest(2, 1, opens=True)  # a Thursday; from Saturday to Monday
@@ -64,15 +62,15 @@ class OpenDays:
         self._ordered = tuple(sorted(unlike))
 
     def opens(self, day: int) -> bool:
-        """Whether that day is open."""
+        """Return True if that day is open."""
         return self._regular[_weekday(day)] != (day in self._exceptions)
 
     def day_at(self, second: int) -> int:
-        """The day on the wall clock at that second."""
+        """Return the day on the wall clock at that second."""
         return (second + self._zone.offsets[self._zone.span_at(second)]) // DAY_SECONDS
 
     def nearest(self, day: int, step: int, *, opens: bool) -> int | None:
-        """The nearest day that is open (or is not), itself included, going forward (1) or back (-1); None: no such."""
+        """Return the nearest open (or closed) day, itself included, forward (1) or back (-1); None if there is none."""
         if opens in self._regular:
             while self.opens(day) != opens:
                 day += step
@@ -81,7 +79,7 @@ class OpenDays:
         return self._ordered[place] if 0 <= place < len(self._ordered) else None
 
     def following(self, second: int, *, opens: bool) -> int:
-        """The first second at or after that one which lies on a day that is open (or is not), else `FOREVER`."""
+        """Return the first second at or after that one on a day that is open (or is not), else `FOREVER`."""
         spans, index = self._zone, self._zone.span_at(second)
         while True:
             offset = spans.offsets[index]
@@ -95,7 +93,7 @@ class OpenDays:
             second = spans.starts[index]
 
     def preceding(self, second: int, *, opens: bool) -> int:
-        """The last second at or before that one which lies on a day that is open (or is not), else ``-FOREVER``."""
+        """Return the last second at or before that one on a day that is open (or is not), else ``-FOREVER``."""
         spans, index = self._zone, self._zone.span_at(second)
         while True:
             offset = spans.offsets[index]
@@ -109,7 +107,7 @@ class OpenDays:
             index -= 1
 
     def pieces(self, day: int) -> Iterator[tuple[int, int, int]]:
-        """The seconds of a day: from, until (not itself) and the offset; two pieces where the clock changes."""
+        """Yield the pieces of a day: start, end (exclusive) and offset; two pieces if the clock changes."""
         spans = self._zone
         low, high = day * DAY_SECONDS, (day + 1) * DAY_SECONDS
         for index in range(spans.span_at(low - DAY_SECONDS), spans.span_at(high + DAY_SECONDS) + 1):
@@ -122,7 +120,7 @@ class OpenDays:
 
 @lru_cache(maxsize=1024)  # distinct sets of calendars in use: a few per tenant; their days are read once
 def open_days(exclude: tuple[DaySet, ...], include: tuple[DaySet, ...], zone_name: str) -> OpenDays:
-    """The open days under these calendars in the zone of that name; one object for all who ask for the same.
+    """Return the open days under these calendars in that zone: one object for the same arguments.
 
     Raises:
         ScheduleRefused: tzdata has no such zone.
@@ -141,7 +139,7 @@ def _union(sets: tuple[DaySet, ...]) -> DaySet:
 
 
 def _missing_days(of: Zone) -> Iterator[int]:
-    """Days that never were there: a clock put forward by a day or more."""
+    """Yield the days that a clock skipped when it was set forward by a day or more."""
     for index, (before, after) in enumerate(pairwise(of.offsets), start=1):
         if after - before >= DAY_SECONDS:
             low, high = of.starts[index] + before, of.starts[index] + after
@@ -149,7 +147,7 @@ def _missing_days(of: Zone) -> Iterator[int]:
 
 
 MAX_SHIFT_DAYS = 366
-"""Days: an occurrence goes no further than to the same season."""
+"""The most days of a shift: at most to the same season."""
 
 _DAY = DAY_SECONDS * 1_000_000
 _SECOND = 1_000_000
@@ -161,10 +159,10 @@ class DayShifts:
     """The occurrences that are shifted to a day.
 
     Args:
-        schedule: What says when, on days that are not open too.
-        days: Which days are open.
-        stretches: How local times become instants.
-        since: What lies at or before it is not shifted.
+        schedule: The schedule, on days that are not open too.
+        days: The open days.
+        offset_spans: The spans of local time of the zone.
+        since: Occurrences at or before it are not shifted.
     """
 
     schedule: Schedule
@@ -173,7 +171,7 @@ class DayShifts:
     since: datetime | None = None
 
     def first(self, day: int, after: datetime) -> datetime | None:
-        """The first occurrence shifted to that open day, strictly later than an instant."""
+        """Return the first occurrence shifted to that open day, strictly later than an instant."""
         instant, sources = microseconds(after), self._sources(day)
         for low, made_up_until, high, offset, start in self._parts(day):
             if instant < start and self._of_sources(min, self._first_wall, sources, low, made_up_until) is not None:
@@ -185,7 +183,7 @@ class DayShifts:
         return None
 
     def last(self, day: int, before: datetime) -> datetime | None:
-        """The last occurrence shifted to that open day, strictly earlier than an instant."""
+        """Return the last occurrence shifted to that open day, strictly earlier than an instant."""
         instant, sources = microseconds(before), self._sources(day)
         for low, made_up_until, high, offset, start in reversed(list(self._parts(day))):
             until_wall = min(high, instant + offset - day * _DAY)
@@ -197,16 +195,16 @@ class DayShifts:
         return None
 
     def _sources(self, day: int) -> list[int]:
-        """The days whose occurrences are shifted to that one."""
+        """Return the days whose occurrences are shifted to that one."""
         earlier = self.days.nearest(day - 1, -1, opens=True)
         first = day - MAX_SHIFT_DAYS if earlier is None else max(earlier + 1, day - MAX_SHIFT_DAYS)
         return list(range(first, day))
 
     def _parts(self, day: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """The stretches of local time that concern a day, ascending.
+        """Yield the spans of local time of a day, ascending.
 
-        Each is: wall time of the day from which times are made up, from which they count, until which; offset; the
-        instant at which they are made up.
+        Each is: the wall time from which times of a gap fire at its end, the one from which times count, the one until
+        which they count, the offset, and the instant at the end of the gap.
         """
         of, low_day, high_day = self.offset_spans, day * DAY_SECONDS, (day + 1) * DAY_SECONDS
         first = bisect_right(of.starts, low_day - DAY_SECONDS) - 1
@@ -235,7 +233,7 @@ class DayShifts:
         return best((wall for day in sources if (wall := of(day, low, high)) is not None), default=None)
 
     def _first_wall(self, day: int, low: int, high: int) -> int | None:
-        """The first wall time of a day's occurrences in ``[low, high)``."""
+        """Return the first wall time of a day's occurrences in ``[low, high)``."""
         walls: list[int] = []
         for start, end, to_wall in self._ranges(day, low, high):
             at = at_microsecond(start)
@@ -245,7 +243,7 @@ class DayShifts:
         return min(walls, default=None)
 
     def _last_wall(self, day: int, low: int, high: int) -> int | None:
-        """The last wall time of a day's occurrences in ``[low, high)``."""
+        """Return the last wall time of a day's occurrences in ``[low, high)``."""
         walls: list[int] = []
         for start, end, to_wall in self._ranges(day, low, high):
             at = at_microsecond(end)
@@ -255,7 +253,7 @@ class DayShifts:
         return max(walls, default=None)
 
     def _ranges(self, day: int, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """The instants of a day's wall times in ``[low, high)``: from, until, and what makes them wall times."""
+        """Yield the instants of a day's wall times in ``[low, high)``: start, end, and the difference to wall time."""
         floor = -FOREVER * _SECOND if self.since is None else microseconds(self.since) + 1
         for start, end, offset in self.days.pieces(day):
             to_wall = offset * _SECOND - day * _DAY

@@ -1,12 +1,9 @@
-"""Reads one compiled zone file: when its offset changes, to what, and the rule that holds after its last entry.
+"""Read compiled zone files (TZif): offset changes, and the POSIX rule that holds after the last one.
 
-Source: RFC 9636 "The Time Zone Information Format (TZif)", section 3. Version 1 files (32-bit times only) are not
-read: the tzdata package has held none since 2020.
-
-Turns a zone's POSIX rule, such as ``CET-1CEST,M3.5.0,M10.5.0/3``, into instants of change, year by year.
-
-Source: IEEE Std 1003.1-2024, section 8.3 "Other Environment Variables", TZ; the hours from -167 to 167 are the
-extension of RFC 9636, section 3.3.
+Sources: RFC 9636 "The Time Zone Information Format (TZif)", section 3. Version 1 files (32-bit times only) are not
+read: the tzdata package has held none since 2020. For rules such as ``CET-1CEST,M3.5.0,M10.5.0/3``: IEEE Std
+1003.1-2024, section 8.3 "Other Environment Variables", TZ. Hours from -167 to 167 are the extension of RFC 9636,
+section 3.3.
 """
 
 import re
@@ -36,7 +33,7 @@ class ZoneFile:
 
 
 def read_zone_file(data: bytes) -> ZoneFile:
-    """The transitions, offsets and footer of one TZif file.
+    """Parse the transitions, offsets and footer of one TZif file.
 
     Raises:
         ValueError: These bytes are no TZif file of version 2 or later.
@@ -96,7 +93,7 @@ class Change:
 
 
 def changes_by_rule(footer: str, years: range) -> list[Change]:
-    """Every change the rule makes in the given years, ascending; empty when the rule knows no daylight time.
+    """Return every change by the rule in the given years, ascending; none if it has no daylight saving time.
 
     Raises:
         ValueError: The footer is no POSIX TZ string.
@@ -119,7 +116,7 @@ def changes_by_rule(footer: str, years: range) -> list[Change]:
 
 
 def _local_second(text: str, year: int) -> int:
-    """When the rule says so in that year, as local seconds since 1970-01-01 00:00."""
+    """Return the local second of a rule's change in that year, since 1970-01-01 00:00."""
     match = _DAY.fullmatch(text)
     if match is None:
         problem = f"{text!r} is no day of a POSIX TZ rule"
@@ -130,7 +127,7 @@ def _local_second(text: str, year: int) -> int:
 
 
 def _nth_weekday(year: int, month: int, week: int, weekday: int) -> int:
-    """The ordinal of the week-th weekday (0 = Sunday) of a month; week 5 is the last one."""
+    """Return the ordinal of the week-th weekday (0 = Sunday) of a month; week 5 is the last one."""
     first = date(year, month, 1).toordinal()
     following = date(year + month // 12, month % 12 + 1, 1).toordinal()
     day = first + (weekday - first) % 7 + 7 * (week - 1)

@@ -1,14 +1,14 @@
-"""Sets a cron expression into a zone: which instants its local times are.
+"""Apply a cron expression to a zone: turn its local times into instants.
 
-The rule is Debian cron's. An entry of fixed time that falls into a gap of the wall clock is made up once, at the
-first instant after the gap; in an overlap it fires in the first pass only. An entry whose minute or hour field
-begins with ``*`` follows the wall clock: every matching local time there is, in both passes, nothing made up. A
-jump of more than three hours is a correction of the clock, which is believed as it stands.
+The rule is Debian cron's. An expression of fixed times fires once for all times in a gap of the wall clock, at the
+first instant after the gap. In an overlap it fires in the first pass only. An expression whose minute or hour field
+begins with ``*`` follows the wall clock. It fires at every matching local time, in both passes, and gaps add nothing. A
+jump of more than three hours is a correction of the clock, and local times are used as they are.
 
-Every span of constant offset becomes a stretch of local time in which matches count; that, and the one instant at
-which a gap is made up, is the whole rule. No zone has two jumps so close that their stretches touch
-(a test sees to it).
-Source: cron(8) of Debian, "Notes"; read with the daemon's own behaviour under a faked clock.
+Every span of constant offset becomes a span of local time in which matches count. These spans, and the one instant
+after each gap, are the whole rule. No zone has two jumps so close that their spans touch, as a test proves.
+
+Source: cron(8) of Debian, "Notes"; compared with the daemon's own behaviour under a faked clock.
 """
 
 from bisect import bisect_right
@@ -23,18 +23,18 @@ from tidewheel.schedules.cron_matching import count_matches, following, precedin
 from tidewheel.schedules.zones import FOREVER, zone
 
 CORRECTION = 3 * 3600
-"""Seconds: a longer jump of the wall clock is no daylight saving but a correction (cron(8), Debian)."""
+"""Seconds: a longer jump of the wall clock is a correction, not daylight saving (cron(8), Debian)."""
 
 
 class DstGap(StrEnum):
-    """What becomes of a fixed-time entry whose local time does not exist."""
+    """The policy for a fixed time that does not exist."""
 
     SHIFT_FORWARD = "shift_forward"
     SKIP = "skip"
 
 
 class DstOverlap(StrEnum):
-    """In which pass a fixed-time entry fires whose local time exists twice."""
+    """The policy for a fixed time that occurs twice."""
 
     FIRST = "first"
     SECOND = "second"
@@ -45,7 +45,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def choice(text: object, of: type[_Choice], path: str) -> _Choice:
-    """The choice of that word.
+    """Parse a choice.
 
     Raises:
         ScheduleRefused: There is no such choice.
@@ -59,12 +59,15 @@ def choice(text: object, of: type[_Choice], path: str) -> _Choice:
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpans:
-    """A zone's spans as stretches of local time: matches in ``[lows[i], highs[i])`` count, at ``offsets[i]``.
+    """A zone's spans in local time: matches in ``[lows[i], highs[i])`` count, at ``offsets[i]``.
 
     Args:
         starts: As in `Zone`: seconds since 1970 UTC at which each span begins.
-        entries: Where to look from when a span is entered: its low, or the beginning of the gap before it when what
-            falls into that gap is made up at the span's start.
+        offsets: Seconds east of UTC.
+        lows: The first local second of each span that counts.
+        highs: The local second after the last one that counts.
+        entries: The local second from which a search enters a span: its low, or the start of the gap before it if times
+            in that gap fire at the span's start.
     """
 
     starts: tuple[int, ...]
@@ -78,10 +81,10 @@ class ZonedCron:
     """One expression in one zone. Instants are whole seconds since 1970-01-01 UTC.
 
     Args:
-        fields: The expression, read.
-        zone_name: The zone it is read in; a zone named in the expression has been preferred by the caller.
-        gap: For an entry of fixed time; one that follows the wall clock knows no choice.
-        overlap: Likewise.
+        fields: The parsed expression.
+        zone_name: The zone. The caller has preferred a zone named in the expression.
+        gap: For fixed times; ignored by an expression that follows the wall clock.
+        overlap: For fixed times; ignored likewise.
 
     >>> from tidewheel.schedules.cron_parser import parse_cron
     >>> berlin = ZonedCron(parse_cron("30 2 * * *"), "Europe/Berlin", DstGap.SHIFT_FORWARD, DstOverlap.FIRST)
@@ -110,7 +113,7 @@ class ZonedCron:
         return self.fields, self.zone_name, self.gap, self.overlap
 
     def following(self, second: int) -> int:
-        """The first occurrence at or after `second`; `FOREVER` when there is none."""
+        """Return the first occurrence at or after `second`; `FOREVER` if there is none."""
         asked, answer = self._last_lookup
         if asked != second:
             answer = self._search(second)
@@ -136,7 +139,7 @@ class ZonedCron:
                 local, match = entry, following(fields, entry)
 
     def preceding(self, second: int) -> int:
-        """The last occurrence at or before `second`; ``-FOREVER`` when there is none."""
+        """Return the last occurrence at or before `second`; ``-FOREVER`` if there is none."""
         spans, fields = self._stretches, self.fields
         index = bisect_right(spans.starts, second) - 1
         local = min(second + spans.offsets[index], spans.highs[index] - 1)
@@ -154,7 +157,7 @@ class ZonedCron:
                 local, match = end, preceding(fields, end)
 
     def count(self, first: int, last: int) -> int:
-        """How many occurrences lie from `first` to `last`, both included."""
+        """Count the occurrences from `first` to `last`, both inclusive."""
         spans, found = self._stretches, 0
         for index in range(max(bisect_right(spans.starts, first) - 1, 0), bisect_right(spans.starts, last)):
             low, entry = spans.lows[index], spans.entries[index]
@@ -172,7 +175,7 @@ class ZonedCron:
 
 @lru_cache(maxsize=4096)  # some 600 zones, each with the two or three choices that are in use
 def offset_spans(name: str, gap: DstGap | None, overlap: DstOverlap | None) -> OffsetSpans:
-    """The zone of that name cut into stretches for entries of fixed time; both None: for those on the wall clock.
+    """Return the local spans of a zone for fixed times; with both policies None for times on the wall clock.
 
     Raises:
         ScheduleRefused: tzdata has no such zone.

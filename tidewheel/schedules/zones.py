@@ -1,7 +1,7 @@
 """Time zones of the pinned tzdata package, as spans of constant offset.
 
-The machine's own zone files are never looked at: two schedulers with the same package agree on every instant,
-whatever their operating systems hold.
+The zone files of the operating system are never read. So two schedulers with the same package compute the same instants
+on any machine.
 """
 
 import difflib
@@ -21,8 +21,9 @@ FOREVER = 2**62
 """Later than any second a datetime can name; negated, earlier."""
 
 LAST_YEAR = 2199
-"""Zone rules are extrapolated, and occurrences looked for, to the end of this year: far enough that nothing anybody
-schedules today meets it, near enough that a search for what never comes ends in a few milliseconds."""
+"""The last year of zone rules and of searches. No schedule of today needs a later year, and a search for a date that
+never comes ends in a few milliseconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,18 @@ class Zone:
     abbreviations: tuple[str, ...]
 
     def span_at(self, second: int) -> int:
-        """The index of the span in force at that second since 1970-01-01 UTC."""
+        """Return the index of the span in force at that second since 1970-01-01 UTC."""
         return bisect_right(self.starts, second) - 1
 
 
 def zone(name: str) -> Zone:
-    """The zone of that IANA name, transitions to the end of `LAST_YEAR` included.
+    """Return the zone of that IANA name, with its transitions to the end of `LAST_YEAR`.
 
     >>> zone("Asia/Kolkata").offsets[-1]
     19800
 
     Raises:
-        ScheduleRefused: tzdata has no such zone; the remedy holds the nearest names it has.
+        ScheduleRefused: tzdata has no such zone. The remedy holds the nearest names.
     """
     if name not in zone_names():
         problem = f"{name[:64]!r} is not a time zone of tzdata {tzdata_version()}"
@@ -62,13 +63,13 @@ def zone(name: str) -> Zone:
 
 
 def tzdata_version() -> str:
-    """The IANA release that is read, such as ``2026f``."""
+    """Return the IANA release of the package, such as ``2026f``."""
     return str(tzdata.IANA_VERSION)
 
 
 @cache
 def zone_names() -> frozenset[str]:
-    """Every name that `zone` knows."""
+    """Return every name that `zone` accepts."""
     return frozenset(files("tzdata").joinpath("zones").read_text(encoding="ascii").split())
 
 
@@ -86,7 +87,7 @@ def _load(name: str) -> Zone:
 
 
 def _by_rule(file: ZoneFile) -> list[Change]:
-    """What the footer adds after the last transition that is written out."""
+    """Return the changes by the footer's rule after the last transition in the file."""
     if not file.footer:
         return []
     last = file.transitions[-1] if file.transitions else -FOREVER
@@ -95,7 +96,7 @@ def _by_rule(file: ZoneFile) -> list[Change]:
 
 
 def _nearest(name: str) -> str:
-    """A sentence with the names that look most like the one that was read."""
+    """Return a remedy with the names that are most similar."""
     hours = re.fullmatch(r"(?:UTC|GMT)?([+-])0?(\d{1,2})(?::?00)?", name.strip(), re.IGNORECASE | re.ASCII)
     if hours and f"Etc/GMT{hours[1]}{hours[2]}" in zone_names():
         turned = "-" if hours[1] == "+" else "+"
