@@ -1,6 +1,6 @@
-"""Writes `requests.jsonl` and `expected.json`, the input of `tidewheel demo`: `python examples/make_requests.py`.
+"""Write the input of `tidewheel demo`: `python examples/make_requests.py`.
 
-The same lines come out every time. What a line means is told in README.md beside this file.
+It writes `requests.jsonl` and `expected.json`, the same lines every time. README.md describes them.
 """
 
 import json
@@ -14,7 +14,7 @@ CAMERAS = 16
 MAILS = 120
 TRIALS = 60
 ZONES = ("Europe/Berlin", "America/New_York", "Asia/Kolkata")
-# Quick, so that whatever fails comes to its end within the minute.
+# Quick, so that every failing run ends within the minute.
 QUICK_RETRY = {"max_attempts": 4, "initial": "500ms", "max": "2s"}
 
 Request = dict[str, object]
@@ -58,7 +58,7 @@ def shops() -> Iterator[Request]:
 
 
 def cameras() -> Iterator[Request]:
-    """Slow webhooks, spread over the seconds by their anchors, so that an executor always has some in hand."""
+    """Yield slow webhooks, spread over the seconds, so that an executor always runs some."""
     for camera in range(1, CAMERAS + 1):
         yield job(
             f"cameras/{camera:02}/snapshot",
@@ -71,7 +71,7 @@ def cameras() -> Iterator[Request]:
 
 
 def offices() -> Iterator[Request]:
-    """Cron on the wall clock of three zones: by the second, by the minute, and by the day (which rarely fires here)."""
+    """Yield cron jobs on the wall clock of three zones: by the second, the minute and the day."""
     expressions = {
         "heartbeat": "*/5 * * * * *",
         "ticker": "1-59/3 * * * * *",
@@ -109,7 +109,7 @@ def mails() -> Iterator[Request]:
 
 
 def trials() -> Iterator[Request]:
-    """Jobs without a schedule, each triggered once after a delay; every sixth at once too, with its own payload."""
+    """Yield manual jobs, each with a delayed trigger; every sixth has one without a delay too."""
     for trial in range(1, TRIALS + 1):
         key = f"trials/reminder-{trial:02}"
         yield job(key, "delayed trigger", "manual", http("@receiver/trials"), payload={"trial": trial, "tone": "kind"})
@@ -175,7 +175,7 @@ def never() -> Request:
 
 
 def malformed() -> Iterator[Request]:
-    """Readable JSON that is refused: a zone that does not exist; a misspelt field and an attempt that cannot be."""
+    """Yield readable requests that are rejected: an unknown zone, a misspelt field, no attempts."""
     target = http("@receiver/never-reached")
     yield job("finance/month-end", "malformed", {"cron": "0 6 1 * *", "timezone": "Europe/Atlantis"}, target)
     wrong = job("finance/year-end", "malformed", {"cron": "0 25 31 12 *"}, target, retry={"max_attempts": 0})
@@ -184,7 +184,7 @@ def malformed() -> Iterator[Request]:
 
 
 def expected() -> Request:
-    """What the demo must find: which requests are refused at which fields, and which jobs end in a dead letter."""
+    """Return the rejected requests with their fields, and the jobs that end in a dead letter."""
     return {
         "rejected": {
             "finance/month-end": ["job.schedule.timezone"],
@@ -195,7 +195,7 @@ def expected() -> Request:
 
 
 def job(key: str, family: str, schedule: object, target: object, **rest: object) -> Request:
-    """A request that creates a job."""
+    """Return a request that creates a job."""
     spec = {"key": key, "schedule": schedule, "target": target, "retry": QUICK_RETRY, "labels": {"family": family}}
     return {"type": "job.submit", "job": {**spec, **rest}}
 

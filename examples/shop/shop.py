@@ -25,7 +25,7 @@ database_url = ""
 
 
 class Receipt(BaseModel):
-    """What a receipt is written from."""
+    """The payload of a receipt."""
 
     number: str
 
@@ -47,7 +47,7 @@ def write_receipt(context: tidewheel.Context, payload: Receipt) -> None:
 
 @tidewheel.handler("shop.report")
 def write_report(context: tidewheel.Context, payload: object) -> int:
-    """Sum up what was ordered."""
+    """Sum up the orders."""
     del payload
     with psycopg.connect(database_url) as connection:
         row = connection.execute("SELECT coalesce(sum(cents), 0)::bigint FROM orders").fetchone()
@@ -58,15 +58,15 @@ def write_report(context: tidewheel.Context, payload: object) -> int:
 
 @tidewheel.handler("shop.greet")
 async def greet(context: tidewheel.Context, payload: str) -> str:
-    """Greet somebody; for a test that needs nothing at all."""
+    """Greet a customer; for a test without any service."""
     context.heartbeat(progress="found the door")
     if not payload:
-        raise tidewheel.Permanent("nobody to greet")
+        raise tidewheel.Permanent("no name to greet")
     return f"good morning, {payload}"
 
 
 def compose(connection: psycopg.Connection, number: str) -> str:
-    """The text of a receipt."""
+    """Return the text of a receipt."""
     row = connection.execute("SELECT email, cents FROM orders WHERE number = %s", [number]).fetchone()
     if row is None:
         raise tidewheel.Permanent(f"there is no order {number}")
