@@ -24,18 +24,16 @@ class Case:
     Args:
         role: Who is killed.
         visit: At which visit.
-        waits: Whether the takeover waits for a lease or a group's session to end, which takes seconds.
     """
 
     role: Role
     visit: int = 1
-    waits: bool = False
 
 
 CASES = {
-    "intake.received": Case("intake", waits=True),
-    "intake.before_commit": Case("intake", waits=True),
-    "intake.after_commit": Case("intake", waits=True),
+    "intake.received": Case("intake"),
+    "intake.before_commit": Case("intake"),
+    "intake.after_commit": Case("intake"),
     "firing.locked": Case("scheduler", 2),
     "firing.before_commit": Case("scheduler", 2),
     "firing.after_commit": Case("scheduler", 2),
@@ -44,20 +42,22 @@ CASES = {
     "relay.acknowledged": Case("relay", 3),
     "relay.deleted": Case("relay", 3),
     "claim.received": Case("executor"),
-    "claim.before_commit": Case("executor", 2, waits=True),
-    "claim.after_commit": Case("executor", 2, waits=True),
-    "claim.offsets_committed": Case("executor", waits=True),
-    "attempt.before_effect": Case("executor", 3, waits=True),
-    "attempt.after_effect": Case("executor", 3, waits=True),
-    "completion.before_commit": Case("executor", 2, waits=True),
+    "claim.before_commit": Case("executor", 2),
+    "claim.after_commit": Case("executor", 2),
+    "claim.offsets_committed": Case("executor"),
+    "attempt.before_effect": Case("executor", 3),
+    "attempt.after_effect": Case("executor", 3),
+    "completion.before_commit": Case("executor", 2),
     "completion.after_commit": Case("executor", 2),
-    "retry.before_commit": Case("executor", waits=True),
+    "retry.before_commit": Case("executor"),
     "retry.after_commit": Case("executor"),
 }
 REAPING = {"reap.before_commit", "reap.after_commit"}
 OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_transactions_killed.py
 BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
-_MARKED = [pytest.param(name, marks=[pytest.mark.slow] if case.waits else []) for name, case in CASES.items()]
+# One of each service goes with every test run.
+EACH = {"intake.after_commit", "firing.after_commit", "relay.produced", "claim.after_commit", "completion.after_commit"}
+_MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) for name in CASES]
 
 
 def test_every_point_has_its_case() -> None:

@@ -3,6 +3,8 @@
 from datetime import datetime
 from uuid import UUID
 
+import pytest
+
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, ask
 from tidewheel.control.reads.backfills import BackfillProgress, backfill
@@ -42,10 +44,12 @@ def make_batch(database: Database, backfill_id: UUID) -> int:
 
 
 def look(database: Database) -> int:
-    """One look at all backfills, as a scheduler takes it; returns how many runs were made."""
+    """One look at all backfills, as a scheduler takes it with time for all; returns how many runs were made."""
     session = database.session()
     try:
-        return BackfillLoop(session, database.installation).step(range(database.installation.shards))[0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tidewheel.scheduler.backfill_loop.monotonic_seconds", lambda: 1.0)
+            return BackfillLoop(session, database.installation).step(range(database.installation.shards))[0]
     finally:
         session.close()
 

@@ -335,6 +335,7 @@ def test_two_schedulers_at_once_make_each_run_once(hourly: ClockedDatabase) -> N
     assert made_instants(hourly) == FIVE
 
 
+@pytest.mark.slow
 def test_running_schedulers_make_all_of_many_backfills(database: Database) -> None:
     now = database.now()
     keys = [f"job-{number}" for number in range(8)]

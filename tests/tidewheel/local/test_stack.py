@@ -81,6 +81,7 @@ def test_the_database_keeps_what_it_promises(own: LocalStack) -> None:
             assert connection.execute("SELECT current_setting(%s)", (name,)).fetchone() == (value,), name
 
 
+@pytest.mark.slow
 def test_data_outlive_down_and_two_ups_at_once_start_one_stack(own: LocalStack) -> None:
     info = own.up()
     with psycopg.connect(info.database_url) as connection:
