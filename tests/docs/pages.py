@@ -1,14 +1,17 @@
-"""The blocks of a page that are executed, and how: an HTML comment on the line before the fence says it.
+"""Blocks of a page that tests execute or compare.
+
+An HTML comment on the line before the fence marks a block:
 
 | comment | fence | what happens |
 | --- | --- | --- |
 | `<!-- run -->` | `sh` | the commands run in the page's shell, in which `export`, `cd` and `&` last to its end |
-| `<!-- run -->` | `python` | the program runs as a reader's file would, by `python` in that shell |
+| `<!-- run -->` | `python` | the program runs as a file, by `python` in that shell |
 | `<!-- file: NAME -->` | any | the text is written to a file of that name |
-| `<!-- output -->` | any | compared with what the block before it printed on standard output |
+| `<!-- output -->` | any | compared with the standard output of the block before it |
+| `<!-- record: NAME -->` | any | compared with a real record (`test_records.py`) |
 
-Values that differ from one run to the next are shown as they were in one: before the comparison every UUID, instant
-(with its day) and port is replaced on both sides. `…` stands for anything within a line.
+Values that differ between runs are shown as in one run: before the comparison every UUID, instant (with its day) and
+port is replaced on both sides. `…` matches any text within a line.
 """
 
 import os
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(
-    r"^<!-- (?P<what>run|output|sql|(?:file|record): (?P<name>[^\n]+?)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^<!-- (?P<what>run|output|(?:file|record): (?P<name>[^\n]+?)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _VARYING = (
@@ -31,7 +34,7 @@ _VARYING = (
     (re.compile(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) <instant>"), "<day> <instant>"),
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:<port>"),
 )
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,11 @@ class Block:
     """One marked block.
 
     Args:
-        line: Where its fence stands in the page.
-        what: `run`, `output` or `file`.
-        name: Of the file.
+        line: Line of its fence in the page.
+        what: `run`, `output`, `file` or `record`.
+        name: Of the file or the record.
         language: As the fence says.
-        text: What is in it.
+        text: Its content.
     """
 
     line: int
@@ -54,7 +57,7 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The marked blocks of a page, in its order."""
+    """Yield the marked blocks of a page, in its order."""
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start()) + 2
@@ -62,12 +65,12 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def fits(shown: str, printed: str) -> bool:
-    """Whether a block of output shows what was printed, but for what differs from run to run.
+    """Return True if a block shows the printed text, apart from values that differ between runs.
 
     >>> fits("at 2026-11-20T10:00:30Z: … done", "at 2031-01-01T00:00:00.5+01:00: all done"), fits("a", "b")
     (True, False)
     """
-    lines, found = _settled(shown), _settled(printed)
+    lines, found = _normalised(shown), _normalised(printed)
     if len(lines) != len(found):
         return False
     patterns = (".*".join(re.escape(part) for part in line.split("…")) for line in lines)
@@ -75,7 +78,7 @@ def fits(shown: str, printed: str) -> bool:
 
 
 class Shell:
-    """One bash for a page, in a folder of its own; everything started in it ends with it."""
+    """One bash for a page, in its own folder; it ends every process that it started."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._folder = folder
@@ -92,7 +95,7 @@ class Shell:
             )
 
     def run(self, block: Block) -> str:
-        """Run a block; returns what it printed.
+        """Run a block and return its output.
 
         Raises:
             AssertionError: A command failed, or took too long.
@@ -102,7 +105,7 @@ class Shell:
             program = self._folder / f"line_{block.line}.py"
             program.write_text(block.text, encoding="utf-8")
             commands = f"python {program.name}\n"
-        printed, status = self._ask(commands)
+        printed, status = self._execute(commands)
         assert status == 0, f"exit status {status} of the block at line {block.line}:\n{printed}{self.errors()}"
         return printed
 
@@ -111,29 +114,29 @@ class Shell:
         (self._folder / block.name).write_text(block.text, encoding="utf-8")
 
     def errors(self) -> str:
-        """What its commands said on standard error."""
+        """Return the end of its standard error."""
         return (self._folder / "stderr.log").read_text(errors="replace")[-4000:]
 
     def close(self) -> None:
-        """End what was started here and wait for it."""
+        """End its processes and wait for them."""
         if self._process.poll() is None:
-            self._ask("kill $(jobs -p) 2>/dev/null; wait\n")
+            self._execute("kill $(jobs -p) 2>/dev/null; wait\n")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(_PATIENCE_SECONDS)
+        self._process.wait(_TIMEOUT_SECONDS)
         self._process.stdout.close()
 
-    def _ask(self, commands: str) -> tuple[str, int]:
+    def _execute(self, commands: str) -> tuple[str, int]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         mark = f"end-{secrets.token_hex(8)}"
-        # Programs must not read what the shell is to read next; a command that fails is noted, and the shell lives on.
+        # Programs must not read the shell's next input. A failed command is recorded, and the shell goes on.
         self._process.stdin.write(
             f"failed=0; trap 'failed=$?' ERR\n{{ {commands}\n}} </dev/null\ntrap - ERR; echo; echo {mark} $failed\n"
         )
         self._process.stdin.flush()
-        late = threading.Timer(_PATIENCE_SECONDS, lambda: os.killpg(self._process.pid, signal.SIGKILL))
+        late = threading.Timer(_TIMEOUT_SECONDS, lambda: os.killpg(self._process.pid, signal.SIGKILL))
         late.start()
         lines: list[str] = []
         try:
@@ -146,7 +149,7 @@ class Shell:
         return "".join(lines), -1
 
 
-def _settled(text: str) -> list[str]:
+def _normalised(text: str) -> list[str]:
     for pattern, name in _VARYING:
         text = pattern.sub(name, text)
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,4 +1,7 @@
-"""Writes docs/settings.md and docs/metrics.md: `python -m tests.docs.reference`. A test compares them with the code."""
+"""Write docs/settings.md and docs/metrics.md: `python -m tests.docs.reference`.
+
+A test compares them with the code.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -37,8 +40,8 @@ _SETTINGS_HEAD = """\
 Generated from `tidewheel/settings.py` by `python -m tests.docs.reference`; a test compares the two. Edit the models.
 
 A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a
-setting has its name in lower case without the prefix: `lease = "20s"`. One file may serve every service; a name in it
-that is no service's is refused, with the nearest one. In the environment a name that no model knows is ignored.
+setting has its name in lower case without the prefix: `lease = "20s"`. One file may serve every service. An unknown
+name in it is refused, with the nearest known one. In the environment an unknown name is ignored.
 
 A **duration** is written as in requests: `10s`, `5m`, `1h30m`, `250ms`, ISO 8601 (`PT5S`), or a number of seconds. A
 value that does not fit ends the process with exit code 1 and one line that names the variable.
@@ -48,7 +51,7 @@ _OUTSIDE: tuple[tuple[str, str, str], ...] = (
     (
         "`TIDEWHEEL_KAFKA_CONFIG_<KEY>`",
         "every Kafka client",
-        "passed through: `TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME` is `sasl.username`. Refused, because a promise rests on"
+        "passed through: `TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME` is `sasl.username`. Refused, since promises depend on"
         " them: `acks`, `enable.idempotence`, `enable.auto.commit`, `enable.auto.offset.store`, `auto.offset.reset`,"
         " `partitioner`",
     ),
@@ -75,12 +78,12 @@ Generated from `METRICS` in `tidewheel/process/metrics.py` by `python -m tests.d
 Edit the table.
 
 A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or
-`TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. Every service registers every metric; one that is not its
-business stays at 0 or has no sample. A histogram has `_bucket`, `_sum` and `_count`. What to alert on:
+`TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. Every service registers every metric. Metrics of other
+services stay at 0 or have no sample. A histogram has `_bucket`, `_sum` and `_count`. Alert rules:
 [operations](operations.md#alerts).
 
 `requests`, `occurrences`, `attempts` and `runs_ended` are counted before their transaction's COMMIT: one that is rolled
-back and repeated counts twice. They show rates; what is exact lies in the tables and on the topics.
+back and repeated counts twice. They show rates; the exact numbers are in the tables and on the topics.
 """
 _NONE = "none"
 
@@ -94,12 +97,12 @@ def main() -> None:
 
 
 def pages() -> dict[Path, str]:
-    """The text of each generated page."""
+    """Return the text of each generated page."""
     return {DOCS / "settings.md": settings_page(), DOCS / "metrics.md": metrics_page()}
 
 
 def settings_page() -> str:
-    """Every setting: name, default, what it takes, meaning."""
+    """Return every setting: name, default, accepted values, meaning."""
     parts = [_SETTINGS_HEAD, _section("Every service", Connections.model_fields)]
     for service, model in _SERVICES.items():
         own = {name: field for name, field in model.model_fields.items() if name not in Connections.model_fields}
@@ -109,7 +112,7 @@ def settings_page() -> str:
 
 
 def metrics_page() -> str:
-    """Every metric as Prometheus sees it."""
+    """Return every metric as Prometheus sees it."""
     rows: list[tuple[str, ...]] = []
     for metric in METRICS:
         suffix = "_total" if metric.kind is Kind.COUNTER else ""
@@ -141,7 +144,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _written(value: object) -> str:
-    """A value as the environment takes it."""
+    """Return a value in the environment's form."""
     match value:
         case timedelta():
             return format_duration(value)

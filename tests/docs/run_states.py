@@ -1,4 +1,4 @@
-"""Write docs/run-states.md from tidewheel/runs.py: `python -m tests.docs.run_states`. A test compares the two."""
+"""Write docs/run-states.md: `python -m tests.docs.run_states`. A test compares it with the code."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""The examples in docstrings run, each module under the name it is imported by."""
+"""Examples in docstrings run, each module under its import name."""
 
 import doctest
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""docs/guarantees.md claims only what has a test: each test that it names stands in the file named before it."""
+"""docs/guarantees.md promises only what has a test: each test that it names exists."""
 
 import re
 
@@ -8,7 +8,7 @@ PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"\]\(\.\./(?P<file>tests/\S+?\.py)\)|`(?P<test>test_\w+)`")
 
 
-def test_every_test_that_is_named_stands_in_its_file() -> None:
+def test_named_tests_exist_in_their_files() -> None:
     file, missing, named = "", list[str](), 0
     for found in NAMED.finditer(PAGE):
         file = found["file"] or file
@@ -21,7 +21,7 @@ def test_every_test_that_is_named_stands_in_its_file() -> None:
     assert not missing
 
 
-def test_every_promise_names_a_file_of_tests() -> None:
+def test_every_promise_names_its_tests() -> None:
     promises, _, _ = PAGE.partition("## Never promised")
     paragraphs = [text for text in promises.split("\n\n") if text.startswith("**")]
     assert len(paragraphs) > 15

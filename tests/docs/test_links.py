@@ -1,4 +1,4 @@
-"""Every relative link of every page leads somewhere, and so does what follows its #."""
+"""Relative links of pages lead to files and headings that exist."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ _WORDS = re.compile(r"[^\w\- ]")
 
 
 def all_pages() -> list[Path]:
-    """Every Markdown file of the project, links between folders not followed."""
+    """Return every Markdown file of the project; links between folders are not followed."""
     found = [*ROOT.glob("*.md")]
     for folder in (*FOLDERS, "docs", "compose", "examples"):
         real = (path for path in (ROOT / folder).rglob("*.md") if not any(up.is_symlink() for up in path.parents))
@@ -25,29 +25,29 @@ def all_pages() -> list[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a # may name in a page, as GitHub derives it from the headings."""
+    """Return the anchors of a page, as GitHub derives them from the headings."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     return {_WORDS.sub("", found["title"].lower()).replace(" ", "-") for found in _HEADING.finditer(text)}
 
 
 def links(page: Path) -> list[str]:
-    """The relative links of a page, code left out."""
+    """Return the relative links of a page, without code."""
     text = _CODE.sub("", _FENCE.sub("", page.read_text(encoding="utf-8")))
     targets = (found["target"] for found in _LINK.finditer(text))
     return [target for target in targets if not target.startswith(("http://", "https://", "mailto:"))]
 
 
-def test_all_pages_are_looked_at() -> None:
+def test_all_pages_are_found() -> None:
     names = {str(page.relative_to(ROOT)) for page in all_pages()}
     assert {"README.md", "docs/time.md", "scheduler/README.md", "tidewheel/local/README.md"} <= names
 
 
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_relative_links_exist(page: Path) -> None:
     for target in links(page):
         path, _, anchor = unquote(target).partition("#")
         led_to = (page.parent / path).resolve() if path else page
-        assert led_to.exists(), f"{target} leads nowhere"
+        assert led_to.exists(), f"{target} does not exist"
         assert led_to.is_relative_to(ROOT), f"{target} leads out of the project"
         if anchor:
             assert anchor in anchors(led_to), f"{target}: no such heading"

@@ -1,4 +1,4 @@
-"""What README and quickstart tell a reader to do, done: every marked block runs, and prints what is shown."""
+"""README, quickstart and other pages: every marked block runs and prints the text that is shown."""
 
 import os
 import sys
@@ -16,12 +16,14 @@ PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("page", PAGES)
-def test_a_reader_gets_what_the_page_shows(page: str, stack: LocalStack, info: StackInfo, tmp_path: Path) -> None:
+def test_blocks_of_a_page_run_and_print_the_shown_output(
+    page: str, stack: LocalStack, info: StackInfo, tmp_path: Path
+) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "TIDEWHEEL_HOME": str(stack.home),
-        # A reader's tests start a stack of their own; here there is one.
+        # A reader's tests start a stack of their own; these use the running one.
         DATABASE_VARIABLE: info.database_url,
         KAFKA_VARIABLE: info.bootstrap,
     }
@@ -39,7 +41,7 @@ def test_a_reader_gets_what_the_page_shows(page: str, stack: LocalStack, info: S
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_page_has_blocks_that_run(page: str) -> None:
+def test_page_has_blocks_that_run(page: str) -> None:
     found = [block.what for block in blocks(ROOT / page)]
     assert found.count("run") >= 3
     assert found.count("output") >= 2

@@ -1,4 +1,4 @@
-"""The generated pages say what the code says."""
+"""Generated pages equal the code."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ PAGES = pages()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_generated_page_is_what_the_code_says(page: Path) -> None:
+def test_generated_page_equals_the_code(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == PAGES[page], "run `python -m tests.docs.reference`"

@@ -1,4 +1,4 @@
-"""docs/run-states.md says what tidewheel/runs.py says."""
+"""docs/run-states.md equals tidewheel/runs.py."""
 
 import re
 
@@ -8,11 +8,11 @@ from tidewheel.runs import FINAL, MOVES, Move, RunState
 ARROW = re.compile(r"^    (\w+) --> (\w+): (\w+)$", re.MULTILINE)
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_page_equals_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.docs.run_states`"
 
 
-def test_every_arrow_of_the_diagram_is_a_row_of_the_table_and_no_row_is_missing() -> None:
+def test_diagram_has_exactly_the_rows_of_the_table() -> None:
     drawn = {(RunState(source), RunState(to), Move(move)) for source, to, move in ARROW.findall(page())}
     assert drawn == {(source, MOVES[move].target, move) for move in Move for source in MOVES[move].sources}
 
