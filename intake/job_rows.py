@@ -89,7 +89,7 @@ class NewJob(NamedTuple):
         key: Its key; the spec of a job that was submitted without one has none.
         spec: The spec as submitted.
         spec_hash: The hash of the spec as submitted.
-        known: The cached pattern and schedule of the spec; None if it has none.
+        cached: The cached template and schedule of the spec; None if it has none.
         start: The start of its schedule.
     """
 
@@ -99,7 +99,7 @@ class NewJob(NamedTuple):
     key: str
     spec: JobSpec
     spec_hash: bytes
-    known: CachedSpec | None
+    cached: CachedSpec | None
     start: ScheduleStart
 
     @property
@@ -164,10 +164,10 @@ class _Rows:
         self._now = instant(now)
         cache: dict[tuple[str, SpecTemplate, ScheduleTemplate, str], tuple[_SharedColumns, _DefinitionTemplate]] = {}
         for job, shard in zip(jobs, shards, strict=True):
-            if job.known is None:
+            if job.cached is None:
                 self._add_uncached(job, shard)
                 continue
-            pattern, timing = job.known
+            pattern, timing = job.cached
             same = job.tenant, pattern, timing, job.start.text
             cached = cache.get(same)
             if cached is None:

@@ -121,7 +121,7 @@ class _Creation:
     def _job(self, received: ReceivedRequest) -> NewJob:
         request = received.request
         assert isinstance(request, JobSubmit)  # noqa: S101 - by the table of `apply`
-        known, job_id = request.known, received.job_id
+        known, job_id = request.cached, received.job_id
         start = self._starts.of(known, job_id) if known and received.key else None
         if start is None:
             known, start = None, self._computed_start(received, request)

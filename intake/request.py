@@ -84,11 +84,11 @@ class ReceivedRequest:
         if self._spec_hash is None:
             request = self.request
             assert isinstance(request, JobSubmit)  # noqa: S101 - no other request has a spec
-            spec, known = request.job, request.known
-            if known is None:
+            spec, cached = request.job, request.cached
+            if cached is None:
                 self._spec_hash = sha256(canonical_spec(spec)).digest()
             else:
-                self._spec_hash = known.pattern.spec_hash(known.timing, spec.key, spec.payload)
+                self._spec_hash = cached.template.spec_hash(cached.schedule, spec.key, spec.payload)
         return self._spec_hash
 
     def body_hash(self) -> bytes:

@@ -88,7 +88,7 @@ def named_calendars(batch: Sequence[ReceivedRequest]) -> set[tuple[str, str]]:
     return {
         (received.tenant, name)
         for received in batch
-        if isinstance(received.request, JobSubmit) and received.request.known is None
+        if isinstance(received.request, JobSubmit) and received.request.cached is None
         for name in (*received.request.job.exclude_calendars, *received.request.job.include_calendars)
     }
 

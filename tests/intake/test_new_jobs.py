@@ -96,7 +96,7 @@ def test_new_jobs_are_the_rows_the_events_and_the_answers_that_they_are_one_by_o
     if encoding == "json":
         installation = replace(installation, content_type="application/json", encode_event=encode_json)
     known = [parse_request(document) for document in documents()]
-    assert sum(isinstance(each, JobSubmit) and each.known is not None for each in known) == len(documents()) - 2
+    assert sum(isinstance(each, JobSubmit) and each.cached is not None for each in known) == len(documents()) - 2
     replies, rows = outcome(clocked, installation, documents(), apply_requests)
     others, other_rows = outcome(clocked, installation, [whole(document) for document in documents()], apply_requests)
     assert replies == others

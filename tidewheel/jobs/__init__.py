@@ -1,1 +1,1 @@
-"""What people submit: jobs and requests, read strictly and refused in plain words."""
+"""Models of submitted jobs and requests: strict, with errors that name path, problem and remedy."""

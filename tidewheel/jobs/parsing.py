@@ -1,4 +1,4 @@
-"""From a document to the request it describes, or to why it is refused and whom to answer."""
+"""Parse a document into a request, or refuse it with all its problems."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ _MODELS: dict[str, type[AnyRequest]] = {
 
 
 class RequestRefused(InvalidInput):
-    """A request that can be read but is refused; `identity` says whom to answer.
+    """A request that is refused; `identity` holds what the reply needs.
 
     Args:
         errors: Every problem found.
-        identity: What could be read of the request all the same.
+        identity: The fields that identify the request, as far as they are readable.
     """
 
     def __init__(self, errors: tuple[FieldError, ...], identity: "RequestIdentity") -> None:
@@ -36,7 +36,7 @@ class RequestRefused(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """What tells one request from another, each None where it is absent or cannot be read."""
+    """The fields that identify a request; each is None if it is absent or unreadable."""
 
     type: str | None
     request_id: str | None
@@ -49,7 +49,7 @@ def parse_request(document: Mapping[str, object]) -> Request:
     """Return the request a document describes; `job` may be a `JobSpec` in place of an object.
 
     Raises:
-        RequestRefused: It describes none that this release can carry out; an InvalidInput that knows whom to answer.
+        RequestRefused: The document describes no request that this release supports.
     """
     try:
         if (quick := _submit_at_once(document)) is not None:
@@ -66,7 +66,10 @@ _SUBMIT_NAMES = frozenset({"type", "request_id", "tenant", "traceparent", "job"}
 
 
 def _submit_at_once(document: Mapping[str, object]) -> JobSubmit | None:
-    """The submit that a document is beyond doubt, exactly as its model reads it; of any other the model decides."""
+    """Return a plain `job.submit` without running its model; None for a document that the model must read.
+
+    The result equals what the model returns.
+    """
     job = as_object(document.get("job"))
     if not job or document.get("type") != "job.submit" or not document.keys() <= _SUBMIT_NAMES:
         return None
@@ -77,7 +80,7 @@ def _submit_at_once(document: Mapping[str, object]) -> JobSubmit | None:
         return None
     if (read := read_job(job)) is None:
         return None
-    spec, known = read
+    spec, cached = read
     fields = {
         "request_id": request_id,
         "tenant": tenant,
@@ -85,20 +88,20 @@ def _submit_at_once(document: Mapping[str, object]) -> JobSubmit | None:
         "type": "job.submit",
         "job": spec,
         "if_version": None,
-        "known": known,
+        "cached": cached,
     }
     return made(JobSubmit, fields, set(document))
 
 
 def _without_payload(document: Mapping[str, object], invalid: InvalidValue) -> dict[str, object]:
-    """A submit's document with what is wrong with its payload, found once, in the payload's place."""
+    """Return a submit's document with the payload replaced by its error, so that it is found once."""
     [error] = invalid.errors
     job = as_object(document["job"]) or {}
     return {**document, "job": {**job, "payload": UnreadableValue(error.problem, error.remedy)}}
 
 
 def request_identity(document: Mapping[str, object]) -> RequestIdentity:
-    """Return what can be read of who asked for what, however wrong the rest of a document is."""
+    """Return the readable fields that identify a request, however wrong the rest of its document is."""
     job = document.get("job")
     inner = {"key": job.key} if isinstance(job, JobSpec) else as_object(job) or {}
     kind = document.get("type")

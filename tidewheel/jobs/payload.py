@@ -1,4 +1,4 @@
-"""What a run is handed: bytes and what they are."""
+"""A run's payload: bytes and their content type."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -15,21 +15,21 @@ BYTES_CONTENT = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes to hand on, and their content type: JSON text in compact UTF-8, or bytes of any kind."""
+    """A payload and its content type: JSON text in compact UTF-8, or bytes of any kind."""
 
     content: bytes
     content_type: str
 
 
 class WithPayload(StrictModel):
-    """What may carry a payload: `payload` is any JSON value, kept as its text; `payload_base64` is bytes."""
+    """Base of models with a payload: `payload` is any JSON value, kept as text; `payload_base64` is bytes."""
 
     payload: JsonPayload = None
     payload_base64: BytesPayload | None = None
 
     @property
     def carried(self) -> Payload | None:
-        """The payload, whichever way it was given; None when none was."""
+        """The payload from either field; None if both are absent."""
         if self.payload is not None:
             return Payload(self.payload, JSON_CONTENT)
         if self.payload_base64 is not None:

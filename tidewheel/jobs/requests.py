@@ -1,4 +1,4 @@
-"""What can be asked of Tidewheel, each request a model of its own, told apart by `type`."""
+"""Requests to Tidewheel: one model per request, discriminated by `type`."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -37,20 +37,20 @@ from tidewheel.jobs.values import (
     span,
 )
 
-LONGEST_DELAY = timedelta(days=400)  # beyond that, a `once` job: a delayed trigger is an open run all the while
+LONGEST_DELAY = timedelta(days=400)  # for longer, submit a `once` job: a delayed trigger is an open run until it starts
 
 _IN_JOB = "write it inside job"
 
 
-class _Asked(StrictModel):
-    """What every request may carry."""
+class _Request(StrictModel):
+    """The fields of every request."""
 
     request_id: Key | None = None
     tenant: Tenant = "default"
     traceparent: Traceparent | None = None
 
 
-class JobSubmit(_Asked):
+class JobSubmit(_Request):
     """Create a job, or change it to this spec."""
 
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(JobSpec.model_fields, _IN_JOB)
@@ -60,18 +60,18 @@ class JobSubmit(_Asked):
     if_version: IfVersion | None = None
 
     @cached_property
-    def known(self) -> CachedSpec | None:
-        """What is known of its job, where that was read by its pattern; no field."""
+    def cached(self) -> CachedSpec | None:
+        """The cached template of its job; None if the model read the job. Not a field."""
         return None
 
 
-class JobTrigger(_Asked, WithPayload):
+class JobTrigger(_Request, WithPayload):
     """Run a job once: now, after a delay, or at an instant.
 
     Attributes:
-        payload: In place of the job's.
-        labels: In place of the job's.
-        overlap: In place of the job's.
+        payload: Replaces the job's.
+        labels: Replace the job's.
+        overlap: Replaces the job's.
     """
 
     later: ClassVar[Mapping[str, str]] = {
@@ -95,8 +95,8 @@ class JobTrigger(_Asked, WithPayload):
         return self
 
 
-class _AboutJob(_Asked):
-    """What concerns one job by its key."""
+class _AboutJob(_Request):
+    """Base of requests about one job, by its key."""
 
     key: Key
     reason: Reason | None = None
@@ -106,7 +106,7 @@ class JobPause(_AboutJob):
     """Fire no occurrence of a job until it is resumed, or until an instant.
 
     Attributes:
-        until: When it resumes by itself.
+        until: The instant at which the job resumes by itself.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {"paused_until": "write it as until"}
@@ -122,7 +122,7 @@ class JobResume(_AboutJob):
 
 
 class JobDelete(_AboutJob):
-    """Remove a job; runs that have begun finish."""
+    """Remove a job; runs that have started finish."""
 
     type: Literal["job.delete"]
     if_version: IfVersion | None = None
@@ -132,8 +132,8 @@ class JobRollback(_AboutJob):
     """Give a job the spec of an earlier version again, as a new version.
 
     Attributes:
-        version: The version whose spec is wanted.
-        if_version: Only while this is the current version.
+        version: The version whose spec the job gets.
+        if_version: Apply only while this is the current version.
     """
 
     type: Literal["job.rollback"]
@@ -142,7 +142,7 @@ class JobRollback(_AboutJob):
 
 
 class JobSkip(_AboutJob):
-    """Leave out one coming occurrence.
+    """Skip one upcoming occurrence.
 
     Attributes:
         at: The occurrence's nominal instant.
@@ -153,11 +153,11 @@ class JobSkip(_AboutJob):
 
 
 class JobMove(_AboutJob):
-    """Let one coming occurrence fire at another time; it stays the occurrence of its nominal instant.
+    """Move one upcoming occurrence to another time; it stays the occurrence of its nominal instant.
 
     Attributes:
         at: The occurrence's nominal instant.
-        to: When it fires instead.
+        to: The instant at which it fires instead.
     """
 
     type: Literal["job.move"]
@@ -166,7 +166,7 @@ class JobMove(_AboutJob):
 
 
 class JobUnskip(_AboutJob):
-    """Take back a skip or a move of an occurrence that is still to come.
+    """Retract a skip or a move of an upcoming occurrence.
 
     Attributes:
         at: The occurrence's nominal instant.
@@ -182,12 +182,12 @@ class JobBackfill(_AboutJob):
     Attributes:
         from_at: The first instant of the range.
         to_at: The last.
-        what: Those that did not fire, or all.
+        what: The occurrences that did not fire, or all.
         versions: The version in force at each instant, or the current one throughout.
-        overlap: In place of the job's policy.
-        max_concurrent: How many of its runs may be open at once.
-        order: Which end of the range comes first.
-        dry_run: Only say how many there would be.
+        overlap: Replaces the job's policy.
+        max_concurrent: The limit on open runs of this backfill.
+        order: The end of the range to start with.
+        dry_run: Only count the runs.
     """
 
     type: Literal["job.backfill"]
@@ -207,39 +207,39 @@ class JobBackfill(_AboutJob):
         return self
 
 
-class _AboutBackfill(_Asked):
-    """What concerns one backfill."""
+class _AboutBackfill(_Request):
+    """Base of requests about one backfill."""
 
     backfill_id: BackfillId
     reason: Reason | None = None
 
 
 class BackfillPause(_AboutBackfill):
-    """Make no further run of a backfill until it is resumed."""
+    """Create no further run of a backfill until it is resumed."""
 
     type: Literal["backfill.pause"]
 
 
 class BackfillResume(_AboutBackfill):
-    """Go on with a backfill."""
+    """Continue a backfill."""
 
     type: Literal["backfill.resume"]
 
 
 class BackfillCancel(_AboutBackfill):
-    """Make no further run of a backfill, and cancel those that have not begun."""
+    """Create no further run of a backfill, and cancel its runs that have not started."""
 
     type: Literal["backfill.cancel"]
 
 
-class CalendarPut(_Asked):
-    """Make or replace a named set of days; jobs that name it follow at once.
+class CalendarPut(_Request):
+    """Create or replace a named set of days; jobs that name it follow at once.
 
     Attributes:
         name: Unique in its tenant.
         days: Dates such as 2026-12-25.
         weekdays: Days of every week, such as SAT and SUN.
-        source: Where the days come from, in words; kept and shown.
+        source: The origin of the days, as text; stored and shown.
     """
 
     type: Literal["calendar.put"]
@@ -255,14 +255,14 @@ class CalendarPut(_Asked):
         return self
 
 
-class CalendarDelete(_Asked):
+class CalendarDelete(_Request):
     """Remove a calendar that no job names."""
 
     type: Literal["calendar.delete"]
     name: CalendarName
 
 
-class RunCancel(_Asked):
+class RunCancel(_Request):
     """End a run, whatever state it is in."""
 
     type: Literal["run.cancel"]
@@ -270,12 +270,12 @@ class RunCancel(_Asked):
     reason: Reason | None = None
 
 
-class RunRetry(_Asked):
-    """Make a new run of one that is over: its payload, under the job's current version.
+class RunRetry(_Request):
+    """Create a new run from one that has ended: its payload, under the job's current version.
 
     Attributes:
-        run_id: The run that is over.
-        delay: How long the new one waits.
+        run_id: The run that has ended.
+        delay: The new run starts this much later.
     """
 
     type: Literal["run.retry"]
@@ -284,15 +284,15 @@ class RunRetry(_Asked):
     reason: Reason | None = None
 
 
-class RunComplete(_Asked):
-    """Say from outside how an attempt ended.
+class RunComplete(_Request):
+    """Report the end of an attempt from outside.
 
     Attributes:
-        token: The attempt's task token, which is all the right it takes.
+        token: The attempt's task token; no other permission is needed.
         result: With `succeeded`: any JSON value.
         error_type: With `failed`: compared with the job's non_retryable.
-        error_message: With `failed`: what went wrong.
-        permanent: With `failed`: no further attempt makes sense.
+        error_message: With `failed`: the error.
+        permanent: With `failed`: do not retry.
     """
 
     type: Literal["run.complete"]
@@ -315,13 +315,13 @@ class RunComplete(_Asked):
         return self
 
 
-class RunHeartbeat(_Asked):
-    """Say from outside that an attempt goes on.
+class RunHeartbeat(_Request):
+    """Report from outside that an attempt goes on.
 
     Attributes:
         token: The attempt's task token.
-        progress: How far it is, any JSON value.
-        checkpoint: What the next attempt needs to go on from here, any JSON value.
+        progress: The progress so far, any JSON value.
+        checkpoint: State for the next attempt to continue from, any JSON value.
     """
 
     type: Literal["run.heartbeat"]
@@ -330,8 +330,8 @@ class RunHeartbeat(_Asked):
     checkpoint: Annotated[bytes | None, BeforeValidator(bounded_json(MAX_RESULT_BYTES))] = None
 
 
-class RunsCancel(_Asked):
-    """End all runs that a filter names, of those made before an instant.
+class RunsCancel(_Request):
+    """End all runs that match a filter and were created before an instant.
 
     Attributes:
         key: Of this job.
@@ -340,8 +340,8 @@ class RunsCancel(_Asked):
         lane: Of this lane.
         handler: Of this handler.
         cause: Of this cause.
-        created_before: Made before this instant; when the request is applied where it is not given.
-        include_started: Whether those that have begun are cancelled too.
+        created_before: Created before this instant; by default the instant at which the request is applied.
+        include_started: True to cancel runs that have started too.
     """
 
     type: Literal["runs.cancel"]

@@ -1,4 +1,4 @@
-"""When a failed attempt is followed by another, as submitted."""
+"""The retry policy as submitted."""
 
 import re
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ def _percentage(value: object) -> float:
 
 
 class RetryPolicy(StrictModel):
-    """When a failed attempt is followed by another.
+    """Retry policy of a job: the number of attempts and the delays between them.
 
     Attributes:
         initial: The delay before the second attempt; with `fixed`, before every one.
-        factor: With `exponential`: what the delay is multiplied by for each further attempt.
+        factor: With `exponential`: the factor from each delay to the next.
         max: With `exponential`: the longest delay, before jitter.
-        jitter: How far a delay may be off by chance, earlier or later (±), as a fraction of it.
+        jitter: The largest random deviation of a delay, earlier or later (±), as a fraction of it.
         intervals: The delays before attempts 2, 3, ...; the last one repeats.
     """
 
@@ -52,12 +52,12 @@ class RetryPolicy(StrictModel):
 
     @property
     def kind(self) -> Literal["exponential", "fixed", "intervals"]:
-        """How the delay grows: `intervals` where there are some, else `exponential` unless said otherwise."""
+        """The backoff in force: as given, else `intervals` if there are any, else `exponential`."""
         return self.backoff or ("exponential" if self.intervals is None else "intervals")
 
     @property
     def attempts(self) -> int:
-        """How many attempts may be charged; when not said, as many as the intervals have delays for, else four."""
+        """The limit on counted attempts: as given, else one more than the intervals, else four."""
         if self.max_attempts is not None:
             return self.max_attempts
         return DEFAULT_ATTEMPTS if self.intervals is None else len(self.intervals) + 1

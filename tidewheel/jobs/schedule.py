@@ -1,6 +1,6 @@
-"""When a job's runs are due, as submitted: an object with one kind in it, or a bare string.
+"""Schedules as submitted: an object with one kind in it, or a bare string.
 
-Whether a cron expression can be read and its zone exists is decided by the recurrence library, not here.
+`tidewheel.schedules` checks cron expressions and zones; these models do not.
 """
 
 import re
@@ -45,7 +45,7 @@ class IntervalSpec(StrictModel):
 
 
 class FixedDelaySpec(StrictModel):
-    """The first occurrence at once, each later one so long after the end of the last timer-made run."""
+    """The first occurrence at once, each later one a fixed time after the end of the timer's last run."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE | {"anchor": "it belongs to interval; leave it out"}
 
@@ -81,7 +81,7 @@ def _zone(value: object) -> str:
 
 
 class CronSpec(StrictModel):
-    """An occurrence whenever one of some cron expressions says so, on the wall clock of a zone."""
+    """An occurrence at every match of one of its cron expressions, on the wall clock of a zone."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS
 
@@ -92,7 +92,7 @@ class CronSpec(StrictModel):
 
 
 class ManualSpec(StrictModel):
-    """No occurrence of its own: triggers alone."""
+    """No occurrence: the job runs by triggers only."""
 
     elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
 
@@ -117,7 +117,7 @@ def read_schedule(value: object) -> ScheduleSpec:
     """Return the schedule that an object or a bare string describes.
 
     Raises:
-        InvalidValue: It describes none.
+        InvalidValue: The value describes no schedule.
     """
     if isinstance(value, ScheduleSpec):
         return value
@@ -132,10 +132,10 @@ def read_schedule(value: object) -> ScheduleSpec:
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) > 1:
         raise InvalidValue(
-            problem=f"it has {' and '.join(kinds)}, of which it can be only one", remedy="split it into several jobs"
+            problem=f"it has {' and '.join(kinds)}; a schedule has one kind", remedy="split it into several jobs"
         )
     if not kinds:
-        raise InvalidValue(problem=f"it says {_names(given)}, which is no kind of schedule", remedy=_EXAMPLES)
+        raise InvalidValue(problem=f"it has {_names(given)}, which is no kind of schedule", remedy=_EXAMPLES)
     return validate(_KINDS[kinds[0]], given)
 
 
@@ -163,9 +163,9 @@ def _from_text(text: str) -> dict[str, object]:
 
 
 def schedule_document(schedule: ScheduleSpec, start_at: datetime | None, end_at: datetime | None) -> dict[str, Json]:
-    """Return a schedule with its bounds and every default in sight: what the recurrence library reads.
+    """Return a schedule with its bounds and all defaults, as `tidewheel.schedules` reads it.
 
-    It is the form that `job_versions` stores, so its names and shapes outlast releases.
+    `job_versions` stores this form, so its names and shapes outlast releases.
     """
     bounds: dict[str, Json] = {"start_at": _text(start_at), "end_at": _text(end_at)}
     match schedule:

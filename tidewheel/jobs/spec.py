@@ -1,6 +1,6 @@
-"""A job as people submit it, with every default of this release.
+"""A job as submitted, with every default of this release.
 
-What is planned and this release cannot do yet is refused by name, with what works instead (README, "Not there yet").
+Fields of later releases are refused by name, with a remedy that works now (README, "Not there yet").
 """
 
 import re
@@ -35,9 +35,7 @@ from tidewheel.jobs.values import (
 LONGEST_ATTEMPT = timedelta(hours=24)
 LONGEST_JITTER = timedelta(hours=24)
 LONGEST_WINDOW = timedelta(days=90)  # as long as runs are kept
-_WAIT = span(
-    timedelta(milliseconds=100), LONGEST_WINDOW
-)  # reads how long a run may wait, or take with all its attempts
+_WAIT = span(timedelta(milliseconds=100), LONGEST_WINDOW)  # bounds a run's wait, and all its attempts together
 MOST_FAILURES = 1_000_000
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
@@ -47,7 +45,7 @@ _IN_RETRY = "write it inside retry"
 
 
 class Jitter(NamedTuple):
-    """How far the runs of a job are spread: a duration, or a part of the time to the next occurrence."""
+    """Random delay of a job's runs: a duration, or a percentage of the time to the next occurrence."""
 
     longest: timedelta = timedelta(0)
     percent: float = 0.0
@@ -64,12 +62,12 @@ def _jitter(value: object) -> Jitter:
 
 
 class JobSpec(WithPayload):
-    """A job: what runs, when, with what, and what happens when it does not go well.
+    """A job: target, schedule, payload and policies.
 
     Attributes:
-        key: Unique in its tenant; when absent, intake takes the request_id or the message's coordinates.
-        overlap: None when not said: see `overlap_policy`.
-        paused: Looked at only when the job is created; no part of the spec or its version.
+        key: Unique in its tenant. If absent, intake takes the request_id or the message's coordinates.
+        overlap: None if not given: see `overlap_policy`.
+        paused: Used only when the job is created; not part of the spec or its version.
     """
 
     later: ClassVar[Mapping[str, str]] = {
@@ -129,12 +127,12 @@ class JobSpec(WithPayload):
 
     @property
     def recurring(self) -> bool:
-        """Whether the schedule has more than one occurrence."""
+        """True if the schedule can have more than one occurrence."""
         return isinstance(self.schedule, IntervalSpec | FixedDelaySpec | CronSpec)
 
     @property
     def overlap_policy(self) -> OverlapPolicy:
-        """The overlap policy in force: when not said, `skip` for recurring jobs and `allow_all` for the others."""
+        """The overlap policy in force: as given, else `skip` for recurring jobs and `allow_all` for others."""
         return self.overlap or ("skip" if self.recurring else "allow_all")
 
     @model_validator(mode="after")
@@ -159,16 +157,16 @@ class JobSpec(WithPayload):
         return self
 
     @model_validator(mode="after")
-    def _somebody_beats(self) -> Self:
-        if self.heartbeat is not None and not self._told_of:
-            problem = f"a target of type {self.target.type} never says that it goes on"
-            remedy = "leave it out; start_to_close bounds an attempt (handlers beat, and who answers an async target)"
+    def _heartbeats_are_possible(self) -> Self:
+        if self.heartbeat is not None and not self._reports_heartbeats:
+            problem = f"a target of type {self.target.type} never reports a heartbeat"
+            remedy = "leave it out; start_to_close bounds an attempt (only handlers and async targets report one)"
             raise InvalidValue(problem=problem, remedy=remedy, path="heartbeat")
         return self
 
     @property
-    def _told_of(self) -> bool:
-        """Whether anybody can say that an attempt goes on."""
+    def _reports_heartbeats(self) -> bool:
+        """True if a handler or an asynchronous target can report that an attempt goes on."""
         match self.target:
             case HttpTargetSpec():
                 return self.target.is_async
@@ -179,10 +177,9 @@ class JobSpec(WithPayload):
 
 
 def policy_document(spec: JobSpec) -> dict[str, Json]:
-    """Return how the spec's occurrences are fired beyond its schedule, every default in sight.
+    """Return the policies of the spec's occurrences, with all defaults.
 
-    It is the form that `job_versions.policy` stores, so its names and shapes outlast releases; read by
-    `tidewheel.schedules.policies`.
+    `job_versions` stores this form, so its names and shapes outlast releases. `tidewheel.schedules.policies` reads it.
     """
     return {
         "catch_up": spec.catch_up,
@@ -197,15 +194,15 @@ def policy_document(spec: JobSpec) -> dict[str, Json]:
 
 
 def schedule_document(spec: JobSpec) -> dict[str, Json]:
-    """Return the spec's schedule with its bounds and every default in sight: what the recurrence library reads."""
+    """Return the spec's schedule with its bounds and all defaults, as `tidewheel.schedules` reads it."""
     return _schedule_document(spec.schedule, spec.start_at, spec.end_at)
 
 
 def canonical_spec(spec: JobSpec) -> bytes:
-    """Return the spec as submitted, before defaults, in the one form that equal specs share.
+    """Return the spec as submitted, before defaults, in the canonical form that equal specs share.
 
-    Two ways to write one value (`60s` and `1m`, a bare string and the object it stands for) are equal; a default that
-    is written out is not equal to one left out, since a later release may change it. `paused` is no part of the spec.
+    Two spellings of one value (`60s` and `1m`, a bare string and its object) are equal. A default that is written out
+    differs from one that is left out, because a later release may change it. `paused` is not part of the spec.
     """
     return canonical(_given(spec))
 
@@ -228,7 +225,7 @@ def _given(spec: JobSpec) -> dict[str, Json]:
 
 
 def _percentage(percent: float) -> str:
-    """A percentage as it may be written: with up to six decimals, and no exponent."""
+    """Return a percentage with up to six decimals and no exponent."""
     return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"
 
 

@@ -1,8 +1,8 @@
-"""What jobs have in common, read once: all of a spec but its key, its payload and its schedule.
+"""Cache of validated specs: jobs that differ in key, payload and schedule only are validated once.
 
-Jobs come by the thousand in a few patterns and on a few schedules. The models read each of those the first time, and
-what they made of it is remembered by its bytes; what is left to do for one job is to look at its key and its payload.
-What is out of the ordinary, or refused, is None here: it is for the models to read whole, and to say what is wrong.
+Thousands of jobs share a few specs and schedules. The models validate each spec and each schedule the first time; the
+results are cached by the bytes of the input. A hit leaves only the key and the payload to check. A miss is None: the
+models then read the whole document, and report its errors.
 """
 
 import marshal
@@ -31,20 +31,20 @@ from tidewheel.jobs.values import is_plain_key, json_payload
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
-_MOST_BYTES = 4096  # of what is remembered: a longer one is no pattern that many jobs have
-_PATTERNS, _TIMINGS = 2048, 16_384  # bounds on memory, at about 15 KiB and 2 KiB each
+_MOST_BYTES = 4096  # of a cached input: many jobs do not share a longer one
+_SPECS, _SCHEDULES = 2048, 16_384  # bounds on memory, at about 15 KiB and 2 KiB each
 
-# What is read together with the schedule, and bytes, of which the models make others.
+# Fields that are validated together with the schedule, and bytes, which the models convert.
 _READ_WHOLE = frozenset({"start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars", "payload_base64"})
 _NO_REFERENCES = 2  # the newest version of marshal in which equal values have equal bytes
 _MANUAL = ManualSpec()
 
 
 class SpecTemplate:
-    """All of a job but its key, its payload and its schedule.
+    """A validated spec without key, payload and schedule.
 
     Attributes:
-        spec: A job of this pattern, without key and payload, and manual.
+        spec: A job of this template, without key and payload, with a manual schedule.
     """
 
     __slots__ = ("_after", "_before", "_between", "_given", "_last", "spec")
@@ -64,41 +64,41 @@ class SpecTemplate:
         self._after = _between(parts, "payload", "schedule")
         self._last = _between(parts, "schedule", "~")[:-1]  # never empty: the target is there
 
-    def job(self, timing: "ScheduleTemplate", key: str | None, payload: bytes | None) -> JobSpec:
-        """A job of this pattern, as the model reads it."""
+    def job(self, schedule: "ScheduleTemplate", key: str | None, payload: bytes | None) -> JobSpec:
+        """Return a job of this template, equal to what the model returns."""
         # Assigned in place: the order of the fields is the model's.
-        own: dict[str, object] = {"key": key, "schedule": timing.schedule, "payload": payload}
+        own: dict[str, object] = {"key": key, "schedule": schedule.schedule, "payload": payload}
         fields = self.spec.__dict__ | own
         return made(JobSpec, fields, self._given[key is not None, payload is not None])
 
-    def shown(self, timing: "ScheduleTemplate", key: str | None) -> bytes:
-        """What `canonical_spec` returns of such a job without its payload."""
+    def shown(self, schedule: "ScheduleTemplate", key: str | None) -> bytes:
+        """Return the `canonical_spec` of such a job without its payload."""
         named = b"" if key is None else b'"key":%b,' % encode_basestring(key).encode()
         return b'{%b%b%b%b"schedule":%b,%b}' % (
-            self._before, named, self._between, self._after, timing.canonical, self._last
+            self._before, named, self._between, self._after, schedule.canonical, self._last
         )  # fmt: skip
 
-    def spec_hash(self, timing: "ScheduleTemplate", key: str | None, payload: bytes | None) -> bytes:
-        """The hash of what `canonical_spec` returns of such a job."""
+    def spec_hash(self, schedule: "ScheduleTemplate", key: str | None, payload: bytes | None) -> bytes:
+        """Return the hash of the `canonical_spec` of such a job."""
         named = b"" if key is None else b'"key":%b,' % encode_basestring(key).encode()
         carried = b"" if payload is None else b'"payload":%b,' % encode_basestring(payload.decode("latin-1")).encode()
         return sha256(
             b'{%b%b%b%b%b"schedule":%b,%b}'
-            % (self._before, named, self._between, carried, self._after, timing.canonical, self._last)
+            % (self._before, named, self._between, carried, self._after, schedule.canonical, self._last)
         ).digest()
 
 
 class ScheduleTemplate:
-    """A schedule without bounds.
+    """A validated schedule without bounds.
 
     Attributes:
         schedule: As submitted.
-        document: What the recurrence library reads.
-        canonical: As a part of `canonical_spec`.
+        document: As `tidewheel.schedules` reads it.
+        canonical: Its part of `canonical_spec`.
         kind: Its kind.
         interval_us: Its interval or fixed delay.
-        chains: Whether it is a fixed delay.
-        recurring: Whether it has more than one occurrence.
+        chains: True for a fixed delay.
+        recurring: True if it can have more than one occurrence.
     """
 
     __slots__ = ("canonical", "chains", "document", "interval_us", "kind", "recurring", "schedule")
@@ -115,17 +115,19 @@ class ScheduleTemplate:
 
 
 class CachedSpec(NamedTuple):
-    """What is known of a job that was read by its pattern."""
+    """The templates of a job that was read from the cache."""
 
-    pattern: SpecTemplate
-    timing: ScheduleTemplate
+    template: SpecTemplate
+    schedule: ScheduleTemplate
 
 
 def read_job(document: Mapping[str, object]) -> tuple[JobSpec, CachedSpec] | None:
-    """Return the job that a document describes, exactly as the model reads it; None where that has to be asked.
+    """Return the job that a document describes, from the cache; None if the model must read it.
+
+    The job equals what the model returns.
 
     Raises:
-        Misfit: Its payload does not fit.
+        InvalidValue: The payload is invalid.
     """
     key = document.get("key")
     if not is_plain_key(key) and "key" in document:
@@ -134,21 +136,21 @@ def read_job(document: Mapping[str, object]) -> tuple[JobSpec, CachedSpec] | Non
     rest.pop("key", None)
     rest.pop("payload", None)
     try:
-        timing = _remembered(rest.pop("schedule", None), _timing)
-        pattern = _remembered(rest, _pattern)
-    except ValueError:  # what marshal does not know, such as a Misread
+        schedule = _cached(rest.pop("schedule", None), _read_schedule)
+        template = _cached(rest, _read_template)
+    except ValueError:  # a value that marshal does not support, such as an UnreadableValue
         return None
-    if pattern is None or timing is None:
+    if template is None or schedule is None:
         return None
     assert key is None or isinstance(key, str)  # noqa: S101 - a plain key
     payload = json_payload(document["payload"]) if "payload" in document else None
-    return pattern.job(timing, key, payload), CachedSpec(pattern, timing)
+    return template.job(schedule, key, payload), CachedSpec(template, schedule)
 
 
 def made(model: type[M], fields: dict[str, object], given: set[str]) -> M:
-    """Return a model with these fields, of which those that are given were written out.
+    """Return a model with these fields; `given` names those that the document contains.
 
-    Without validation, and without the two microseconds that `model_construct` looks at every field for.
+    It does not validate, and saves the 2 µs in which `model_construct` checks every field.
     """
     one = _new(model)
     _set(one, "__dict__", fields)
@@ -158,13 +160,13 @@ def made(model: type[M], fields: dict[str, object], given: set[str]) -> M:
     return one
 
 
-def _remembered(value: object, read: Callable[[bytes], T | None]) -> T | None:
-    data = marshal.dumps(value, _NO_REFERENCES)  # type: ignore[arg-type]  # it says so itself where it cannot
+def _cached(value: object, read: Callable[[bytes], T | None]) -> T | None:
+    data = marshal.dumps(value, _NO_REFERENCES)  # type: ignore[arg-type]  # it raises ValueError where it cannot
     return read(data) if len(data) <= _MOST_BYTES else None
 
 
-@lru_cache(maxsize=_PATTERNS)
-def _pattern(data: bytes) -> SpecTemplate | None:
+@lru_cache(maxsize=_SPECS)
+def _read_template(data: bytes) -> SpecTemplate | None:
     document = marshal.loads(data)  # noqa: S302 - written above
     if not _READ_WHOLE.isdisjoint(document):
         return None
@@ -174,8 +176,8 @@ def _pattern(data: bytes) -> SpecTemplate | None:
         return None
 
 
-@lru_cache(maxsize=_TIMINGS)
-def _timing(data: bytes) -> ScheduleTemplate | None:
+@lru_cache(maxsize=_SCHEDULES)
+def _read_schedule(data: bytes) -> ScheduleTemplate | None:
     try:
         return ScheduleTemplate(read_schedule(marshal.loads(data)))  # noqa: S302 - written above
     except ValueError:
@@ -183,7 +185,7 @@ def _timing(data: bytes) -> ScheduleTemplate | None:
 
 
 def _between(parts: Mapping[str, bytes], low: str, high: str) -> bytes:
-    """The parts whose names lie between two others, each with a comma behind it."""
+    """Return the parts whose names lie between `low` and `high`, each followed by a comma."""
     return b"".join([b'"%b":%b,' % (name.encode(), value) for name, value in parts.items() if low < name < high])
 
 

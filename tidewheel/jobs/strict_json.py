@@ -1,4 +1,4 @@
-"""JSON as requests and events carry it, read without its traps.
+"""Read and write JSON strictly.
 
 JSON's grammar leaves some documents ambiguous. A name given twice and a number too long to read become an
 `UnreadableValue` in the value's place, so that the model refuses that field under its path. NaN and Infinity are read
@@ -17,7 +17,7 @@ from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 MAX_DOCUMENT_BYTES = 1 << 20  # Kafka's default max.message.bytes
-MAX_DEPTH = 32  # deeper is no payload anybody wrote; bounds the recursion of every reader behind us
+MAX_DEPTH = 32  # no real payload is deeper; bounds the recursion of every later reader
 MAX_CONTAINERS = 32_768  # a payload of 256 KiB holds more only at under 8 bytes each; 350,000 took 120 ms to read
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|$)', re.DOTALL)  # one pass, also where the last one has no end
@@ -46,7 +46,7 @@ def read_object(data: bytes) -> dict[str, object]:
 
 
 def read_value(data: bytes) -> object:
-    """Return the JSON value that bytes are the text of, or a UnreadableValue when they are none."""
+    """Return the JSON value that bytes are the text of, or an `UnreadableValue` if they are none."""
     try:
         return _parsed(_utf8(data))
     except UndecodableMessage as error:
@@ -57,7 +57,7 @@ def compact(value: object) -> bytes:
     """Return a JSON value as compact UTF-8 text.
 
     Raises:
-        InvalidValue: The value is none that JSON can hold, or one that others cannot read.
+        InvalidValue: JSON cannot hold the value, or not every reader could read it.
     """
     try:
         text = _written(value)
@@ -84,26 +84,26 @@ def _written(value: object) -> str:
     try:
         return "".join(_WRITE(value, 0))
     except (RecursionError, TypeError, ValueError):
-        return _COMPACT.encode(value)  # which tells a value that holds itself from one that is too deep
+        return _COMPACT.encode(value)  # distinguishes a value that holds itself from one that is too deep
 
 
 def canonical(value: object) -> bytes:
-    """Return a JSON value in the one form that equal values share: compact, names sorted."""
+    """Return a JSON value in the canonical form that equal values share: compact, names sorted."""
     return _CANONICAL.encode(value).encode()
 
 
 def as_object(value: object) -> dict[str, object] | None:
-    """Return a value if it is what a JSON object is read as."""
+    """Return the value if it is a dict, as JSON objects are read."""
     return cast(dict[str, object], value) if isinstance(value, dict) else None
 
 
 def as_list(value: object) -> Sequence[object] | None:
-    """Return a value if it is what a JSON array is read as, or a tuple."""
+    """Return the value if it is a list, as JSON arrays are read, or a tuple."""
     return cast(Sequence[object], value) if isinstance(value, list | tuple) else None
 
 
 def depth_within(data: bytes, limit: int) -> bool:
-    """Tell whether valid JSON text nests its arrays and objects at most `limit` deep."""
+    """Return True if valid JSON text nests its arrays and objects at most `limit` deep."""
     if data.count(b"[") + data.count(b"{") <= limit:
         return True
     brackets = _STRING.sub(b"", data).translate(None, _OTHERS)
@@ -147,11 +147,11 @@ def _parsed(text: str) -> object:
 
 def _loads(text: str) -> object:
     try:
-        # One decoder for all: what `json.loads` builds for each text takes as long as reading a short one.
+        # One decoder for all: building one per text, as `json.loads` does, takes as long as reading a short text.
         return json.loads(text) if text.startswith(_BYTE_ORDER_MARK) else _DECODER.decode(text)
     except json.JSONDecodeError:
         raise
-    except ValueError:  # Python refuses to read integers of more than 4,300 digits; read again, minding them
+    except ValueError:  # Python refuses integers of more than 4,300 digits: read again with a hook for them
         return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
 
 
@@ -176,11 +176,11 @@ def _unwritable(value: object) -> object:
     raise TypeError(value.problem if isinstance(value, UnreadableValue) else f"{type(value).__name__} is no JSON value")
 
 
-_BYTE_ORDER_MARK = "\ufeff"  # of which json.loads says what it is
+_BYTE_ORDER_MARK = "\ufeff"  # json.loads has a clear error for it
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_unwritable)
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
-# `_COMPACT` at work, made once and not for each value, and without its memory of what it is within.
+# The encoder of `_COMPACT`, built once instead of for each value, without its check for circular values.
 _WRITE = cast(
     "Callable[[object, int], tuple[str, ...]]",
     c_make_encoder(None, _unwritable, encode_basestring, None, ":", ",", False, False, False),  # noqa: FBT003

@@ -42,9 +42,7 @@ _OWN_PREFIXES = ("tidewheel-", "webhook-", "proxy-")
 
 def _unreserved(name: str) -> str:
     if name.startswith(RESERVED):
-        raise InvalidValue(
-            problem=f"names that begin with {RESERVED!r} are not yours", remedy="name the handler otherwise"
-        )
+        raise InvalidValue(problem=f"names that begin with {RESERVED!r} are reserved", remedy="choose another name")
     return name
 
 
@@ -148,7 +146,7 @@ def _environment(value: object) -> dict[str, str]:
         raise InvalidValue(problem=f"{len(given)} variables were read", remedy=f"write at most {MAX_VARIABLES}")
     for name, content in given.items():
         if not _VARIABLE.fullmatch(name) or name.startswith("TIDEWHEEL_"):
-            remedy = "write letters, digits and '_', no digit first; those beginning with TIDEWHEEL_ are set by itself"
+            remedy = "write letters, digits and '_', no digit first; Tidewheel sets those that begin with TIDEWHEEL_"
             raise InvalidValue(problem=f"{shown(name)} cannot be set", remedy=remedy)
         if not isinstance(content, str) or "\0" in content or len(content) > MAX_URL:
             raise InvalidValue(
@@ -235,7 +233,7 @@ TargetSpec: TypeAlias = HandlerTargetSpec | HttpTargetSpec | KafkaTargetSpec | S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetType:
-    """One type of target: all that other folders need to know of it, besides its runner and its wire record.
+    """One type of target, as other folders use it; its runner and its wire record are elsewhere.
 
     Args:
         model: The model that reads it; its field `type` names the type.
@@ -300,7 +298,7 @@ def read_target(value: object) -> TargetSpec:
     """Return the target that an object or a bare string describes.
 
     Raises:
-        InvalidValue: It describes none.
+        InvalidValue: The value describes no target.
     """
     if isinstance(value, TargetSpec):
         return value

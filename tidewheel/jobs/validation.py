@@ -1,13 +1,11 @@
-"""From what does not fit to words for whoever sent it: the field's path, what was read, what to write instead.
+"""Validate submitted documents strictly; report each invalid field with path, problem and remedy.
 
-Everything wrong with a request's shape is said at once, not only what was found first; what is wrong with a zone or a
-cron expression comes after that, from whoever reads schedules. Values come back shortened and escaped: a hostile one
-must not fill a log, nor take longer to refuse than a good one takes to accept.
+`StrictModel` is the base of all submitted models: it refuses unknown names and converts nothing silently. A model also
+lists the names of later releases and those that belong elsewhere, so that the error for such a name can explain it.
 
-What all models of what people submit have in common: unknown names are refused, nothing is converted silently.
-
-Beside its fields a model says what it will know later and what belongs elsewhere, so that the refusal of such a name
-can say so instead of calling it unknown.
+All problems of a request's shape are reported together. Errors of zones and cron expressions come later, from
+`tidewheel.schedules`. Values are shown shortened and escaped: a hostile value must not fill a log, and refusing it must
+not take longer than accepting a good one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,16 +19,16 @@ from tidewheel.errors import FieldError
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_object
 
-MOST_FIELDS = 100  # three times as many as any model has; a hostile object is refused before each name is looked at
+MOST_FIELDS = 100  # three times as many as any model has; a hostile object is refused before its names are read
 
 
 class StrictModel(BaseModel):
-    """The root of all models of what people submit.
+    """Base of all submitted models.
 
     Attributes:
-        later: Names a later release will accept, each with what works now.
-        later_values: Values a later release will accept, by field.
-        elsewhere: Names that belong in another place, each with the place.
+        later: Names that a later release will accept, each with the remedy for now.
+        later_values: Values that a later release will accept, by field.
+        elsewhere: Names that belong in another place, each with that place.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -50,7 +48,7 @@ class StrictModel(BaseModel):
 
 M = TypeVar("M", bound=StrictModel)
 
-MOST_ERRORS = 50  # enough to mend any honest request in one go
+MOST_ERRORS = 50  # enough to correct any honest request at once
 _LONGEST_READ = 60
 _LONGEST_NAME = 64
 
@@ -61,7 +59,7 @@ _MISSING = {
     "key": "name the job by the key it was submitted with",
     "run_id": "name the run by the id from a reply or an event",
 }
-_WANTED = {
+_EXPECTED = {
     "string_type": "a string",
     "string_unicode": "a string of whole characters",
     "int_type": "a whole number",
@@ -87,7 +85,8 @@ def validate(model: type[M], document: object) -> M:
     """Return the model a document describes.
 
     Raises:
-        InvalidValue: It does not fit; carries every problem, up to MOST_ERRORS, with its path from the document's root.
+        InvalidValue: The document is invalid. The error has every problem, up to MOST_ERRORS, with its path from the
+            root.
     """
     try:
         return model.model_validate(document)
@@ -96,7 +95,7 @@ def validate(model: type[M], document: object) -> M:
 
 
 def shown(value: object) -> str:
-    """Return a value as it was read, shortened, for a sentence."""
+    """Return a value as an error message shows it: shortened and escaped."""
     for kinds, show in _SHOWN:
         if isinstance(value, kinds):
             return show(value)
@@ -132,7 +131,7 @@ def _bounded(errors: Iterable[FieldError], count: int) -> list[FieldError]:
     kept: list[FieldError] = []
     for error in errors:
         if len(kept) == MOST_ERRORS:
-            kept.append(FieldError("", f"{count - MOST_ERRORS} more problems are not listed", "mend these first"))
+            kept.append(FieldError("", f"{count - MOST_ERRORS} more problems are not listed", "correct these first"))
             break
         kept.append(error)
     return kept
@@ -152,7 +151,7 @@ def _field_errors(error: ValidationError, model: type[StrictModel]) -> Iterator[
 
 
 def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) -> tuple[str, str]:
-    """Return problem and remedy for what pydantic itself found."""
+    """Return problem and remedy of an error that pydantic itself found."""
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     name = names[-1] if names else ""
     if kind == "missing":
@@ -161,8 +160,8 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
         return _unknown(name, model)
     if kind == "literal_error":
         return _none_of(name, value, str(context["expected"]), model)
-    if kind in _WANTED:
-        return f"{shown(value)} was read", f"write {_WANTED[kind]}"
+    if kind in _EXPECTED:
+        return f"{shown(value)} was read", f"write {_EXPECTED[kind]}"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return f"{shown(value)} was read", f"write {words} {context[key]:g}"

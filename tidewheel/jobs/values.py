@@ -1,8 +1,7 @@
-"""The kinds of value that fields of submitted documents have, each with its limits.
+"""Types of the fields of submitted documents, with their limits.
 
-Spans of time as people write them: `10s`, `1h30m`, `250ms`, ISO 8601 such as `PT10S`, or a number of seconds.
-
-Instants as text: RFC 3339 with an offset, and nothing else.
+A duration is `10s`, `1h30m`, `250ms`, ISO 8601 such as `PT10S`, or a number of seconds. An instant is RFC 3339 text
+with an offset, and nothing else.
 
 Source: RFC 3339 section 5.6, "Internet Date/Time Format".
 """
@@ -32,12 +31,12 @@ _SHORT = re.compile(
 _ISO = re.compile(rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?", re.ASCII)
 _ISO_CALENDAR = re.compile(r"P[\d.]*[YM]", re.ASCII)
 _MICROSECONDS = (604_800_000_000, 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1)
-_LONGEST = timedelta(days=36_525)  # a century: beyond any use, within what every reader can count
+_LONGEST = timedelta(days=36_525)  # a century: more than any use needs, and every reader can count it
 _REMEDY = "write a duration such as 10s, 5m, 1h30m, 250ms or PT10S, or a number of seconds"
 
 
 def parse_duration(value: str | float) -> timedelta:
-    """Return the span of time a duration names.
+    """Return the time span that a duration names.
 
     >>> parse_duration("1h30m") == parse_duration("PT1H30M") == parse_duration(5400)
     True
@@ -46,7 +45,7 @@ def parse_duration(value: str | float) -> timedelta:
         value: Text, or a number of seconds.
 
     Raises:
-        InvalidValue: It is none, negative, finer than a microsecond or longer than a century.
+        InvalidValue: It is no duration, negative, finer than a microsecond or longer than a century.
     """
     if isinstance(value, str):
         return _from_text(value) if len(value) <= 64 else _refuse(f"{value[:20]!r}... is no duration")
@@ -54,7 +53,7 @@ def parse_duration(value: str | float) -> timedelta:
 
 
 def format_duration(span: timedelta) -> str:
-    """Return a span of time as it may be written.
+    """Return a time span as a duration is written.
 
     >>> format_duration(timedelta(minutes=90)), format_duration(timedelta(milliseconds=250))
     ('1h30m', '250ms')
@@ -69,11 +68,11 @@ def format_duration(span: timedelta) -> str:
 
 
 def microseconds(span: timedelta) -> int:
-    """Return a span of time as a whole number of microseconds."""
+    """Return a time span as a whole number of microseconds."""
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
 
 
-@lru_cache(maxsize=4096)  # the same few durations come again and again
+@lru_cache(maxsize=4096)  # a few durations recur in all documents
 def _from_text(text: str) -> timedelta:
     match = _SHORT.fullmatch(text) or _ISO.fullmatch(text)
     if match is None or not any(match.groups()) or text.endswith("T"):
@@ -112,7 +111,7 @@ _EXAMPLE = "2026-03-29T08:00:00+02:00"
 
 
 def parse_timestamp(text: str) -> datetime:
-    """Return an instant in UTC; what is finer than a microsecond is cut off.
+    """Return an instant in UTC, truncated to the microsecond.
 
     >>> parse_timestamp("2026-03-29T08:00:00+02:00").isoformat()
     '2026-03-29T06:00:00+00:00'
@@ -233,17 +232,17 @@ def _wrong(value: object, remedy: str) -> InvalidValue:
 
 
 def is_plain_key(value: object) -> bool:
-    """Whether a value is a key beyond doubt; of any other the model of its document decides."""
+    """Return True if a value is certainly a valid key; the document's model decides about any other."""
     return type(value) is str and 0 < len(value) <= MAX_TEXT and value.isprintable()
 
 
 def is_tenant(value: object) -> bool:
-    """Whether a value is a tenant's name."""
+    """Return True if a value is a tenant's name."""
     return type(value) is str and (value == "default" or _TENANT.fullmatch(value) is not None)
 
 
 def is_traceparent(value: object) -> bool:
-    """Whether a value is a traceparent."""
+    """Return True if a value is a traceparent."""
     return type(value) is str and _TRACEPARENT.fullmatch(value) is not None
 
 
@@ -323,10 +322,10 @@ def _traceparent(text: str) -> str:
 
 
 def json_payload(value: object) -> bytes:
-    """Return any JSON value as the text that is kept and handed on.
+    """Return a JSON value as the text that is stored and delivered.
 
     Raises:
-        InvalidValue: It is none, or too long.
+        InvalidValue: JSON cannot hold it, or it is too long.
     """
     if isinstance(value, UnreadableValue):
         raise InvalidValue(problem=value.problem, remedy=value.remedy)
@@ -369,7 +368,7 @@ def _task_token(text: str) -> str:
 
 def _bounded(content: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
     if len(content) > most_bytes:
-        problem = f"it has {len(content)} bytes; at most {most_bytes} are carried"
+        problem = f"it has {len(content)} bytes; at most {most_bytes} are allowed"
         raise InvalidValue(problem=problem, remedy="store it elsewhere and send a reference")
     return content
 
@@ -381,7 +380,7 @@ def _few_labels(value: object) -> object:
 
 
 def few(value: object) -> object:
-    """Refuse a list of more than MAX_ELEMENTS before any element is looked at; return a list as a tuple."""
+    """Refuse a list of more than MAX_ELEMENTS before any element is read; return a list as a tuple."""
     if (elements := as_list(value)) is None:
         return value
     if len(elements) > MAX_ELEMENTS:
@@ -390,7 +389,7 @@ def few(value: object) -> object:
 
 
 def many_days(value: object) -> object:
-    """Refuse a list of more than MAX_DAYS before any day is looked at; return a list as a tuple."""
+    """Refuse a list of more than MAX_DAYS before any day is read; return a list as a tuple."""
     if (elements := as_list(value)) is None:
         return value
     if len(elements) > MAX_DAYS:
@@ -417,7 +416,7 @@ IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
 TaskToken = Annotated[str, AfterValidator(_task_token)]
 Traceparent = Annotated[str, AfterValidator(_traceparent)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
-# The outermost type, so that null is read too: a payload that is null is one, and not the lack of one.
+# The outermost type, so that null is read too: null is a payload, not the lack of one.
 JsonPayload = Annotated[bytes | None, BeforeValidator(json_payload)]
 BytesPayload = Annotated[bytes, BeforeValidator(_payload_base64)]
 LabelName = Annotated[str, AfterValidator(one_line(MAX_LABEL_NAME))]

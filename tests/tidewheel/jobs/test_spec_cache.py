@@ -109,9 +109,9 @@ def test_the_hash_of_a_known_job_is_that_of_its_canonical_spec(job: dict[str, An
     except RequestRefused:
         return
     assert isinstance(read, JobSubmit)
-    if read.known is None:
+    if read.cached is None:
         return
-    (pattern, timing), spec = read.known, read.job
+    (pattern, timing), spec = read.cached, read.job
     assert pattern.spec_hash(timing, spec.key, spec.payload) == sha256(canonical_spec(spec)).digest()
     without = spec.model_copy(update={"payload": None, "payload_base64": None})
     assert json.loads(pattern.shown(timing, spec.key)) == json.loads(canonical_spec(without))
@@ -122,11 +122,11 @@ def test_an_ordinary_job_is_known_and_what_is_read_with_its_schedule_is_not() ->
     for more, known in [({}, True), ({"labels": {"a": "b"}}, True), ({"max_runs": 3}, False)]:
         read = parse_request({"type": "job.submit", "job": job | more})
         assert isinstance(read, JobSubmit)
-        assert (read.known is not None) is known
+        assert (read.cached is not None) is known
 
 
 def test_a_job_given_as_a_spec_is_taken_as_it_is() -> None:
     spec = JobSpec.model_validate({"key": "a", "schedule": "manual", "target": "send-email"})
     read = parse_request({"type": "job.submit", "job": spec})
     assert isinstance(read, JobSubmit)
-    assert (read.job, read.known) == (spec, None)
+    assert (read.job, read.cached) == (spec, None)

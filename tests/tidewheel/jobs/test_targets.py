@@ -88,7 +88,7 @@ def test_what_an_executor_must_have_is_told_by_one_name(target: object, name: st
         ({"type": "http", "url": "http://a", "async_timeout": "1m"}, "job.target.async_timeout", "async: true"),
         ({"type": "http", "url": "http://a", "async": True, "async_timeout": "31d"}, "job.target.async_timeout", "30d"),
         ({"type": "shel", "argv": ["a"]}, "job.target.type", "'shell' or 'lambda'"),
-        ({"type": "handler", "name": "tidewheel.shell"}, "job.target.name", "not yours"),
+        ({"type": "handler", "name": "tidewheel.shell"}, "job.target.name", "are reserved"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_path(target: dict[str, object], path: str, words: str) -> None:
