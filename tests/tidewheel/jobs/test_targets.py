@@ -76,7 +76,7 @@ def test_what_an_executor_must_have_is_told_by_one_name(target: object, name: st
         ({"type": "shell", "command": "report | mail"}, "job.target.command", '["sh", "-c"'),
         ({"type": "shell", "argv": ["a"], "timeout": "1s"}, "job.target.timeout", "start_to_close"),
         ({"type": "shell", "argv": ["a"], "cwd": "reports"}, "job.target.cwd", "/srv/reports"),
-        ({"type": "shell", "argv": ["a"], "env": {"TIDEWHEEL_RUN_ID": "1"}}, "job.target.env", "set by itself"),
+        ({"type": "shell", "argv": ["a"], "env": {"TIDEWHEEL_RUN_ID": "1"}}, "job.target.env", "Tidewheel sets those"),
         ({"type": "shell", "argv": ["a"], "env": {"A": 1}}, "job.target.env.A", "1 was read"),
         ({"type": "shell", "argv": ["a"], "memory_bytes": 1}, "job.target.memory_bytes", ""),
         ({"type": "lambda"}, "job.target.function", "is missing"),
