@@ -5,15 +5,15 @@
 """
 
 import json
-import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from confluent_kafka import Producer
 
 from tests.docs import record_handlers
+from tests.docs.json_blocks import documents
 from tests.docs.pages import blocks, fits
 from tests.fixtures.reader import Seen, TopicReader
 from tests.strict_types import ROOT
@@ -28,7 +28,6 @@ WIRE_CONTRACT = ROOT / "docs" / "wire-contract.md"
 NAMES = ("reply", "run request", "completion", "event", "dead run", "dead message")
 SEND_EMAIL = {"key": "send-email", "schedule": "manual", "target": "send-email"}
 TRIGGER = {"type": "job.trigger", "request_id": "r-2", "key": "send-email", "payload": {"to": "a@example.org"}}
-_JSON = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +108,15 @@ def test_records_of_the_topics_page_are_real(records: Records) -> None:
 def test_replies_and_run_messages_of_pages_have_the_real_fields(records: Records) -> None:
     [reply] = records.of("replies")
     expected = list(json.loads(reply.value or b""))
-    replies = [document for document in _documents(REQUESTS) if "status" in document and "origin" in document]
+    replies = [document for document in documents(REQUESTS) if "status" in document and "origin" in document]
     assert len(replies) > 10
     assert [document["request_id"] for document in replies if list(document) != expected] == [], expected
 
     [run, *_] = records.of("runs.standard")
     message = decode(run.value or b"", RunRequest)
     real = [_fields(message), _fields(decode(message.definition, JobDefinition))]
-    shown = [list(document) for document in _documents(WIRE_CONTRACT) if "job_version" in document]
+    shown = [list(document) for document in documents(WIRE_CONTRACT) if "job_version" in document]
     assert shown == real
-
-
-def _documents(page: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a path
-    """Return the JSON objects of a page."""
-    found: list[dict[str, Any]] = []
-    for block in _JSON.finditer(page.read_text(encoding="utf-8")):
-        text, at = block[1].strip(), 0
-        while at < len(text):
-            document, at = json.JSONDecoder().raw_decode(text, at)
-            found.append(document)
-            while at < len(text) and text[at].isspace():
-                at += 1
-    return found
 
 
 def _fields(record: RunRequest | JobDefinition) -> list[str]:

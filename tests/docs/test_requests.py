@@ -1,0 +1,49 @@
+"""The requests that pages show are accepted by the parser, and their tables name real fields."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.json_blocks import documents
+from tests.strict_types import ROOT
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import JobBackfill, RunComplete, RunsCancel
+from tidewheel.jobs.spec import JobSpec
+
+PAGE = ROOT / "docs" / "requests.md"
+PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "quickstart.md")
+TABLES = {"job.submit": JobSpec, "job.backfill": JobBackfill, "runs.cancel": RunsCancel, "run.complete": RunComplete}
+_FIELD = re.compile(r"`(\w+)`")
+
+
+def _requests() -> Iterator[Any]:
+    for page in PAGES:
+        for document in documents(page):
+            if "type" in document and "status" not in document:
+                yield pytest.param(document, id=f"{page.name}-{document.get('request_id', document['type'])}")
+
+
+@pytest.mark.parametrize("document", [*_requests()])
+def test_request_of_a_page_is_accepted(document: dict[str, Any]) -> None:
+    assert parse_request(document).type == document["type"]
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_table_of_a_request_names_real_fields(section: str) -> None:
+    known = {field.alias or name for name, field in TABLES[section].model_fields.items()}
+    shown = _first_column(PAGE, section)
+    assert shown
+    assert shown - known - {"payload_base64"} == set()
+
+
+def _first_column(page: Path, section: str) -> set[str]:
+    text = page.read_text(encoding="utf-8").partition(f"## {section}\n")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    return {field for row in rows for field in _FIELD.findall(row.split("|")[1])}
+
+
+def test_requests_are_found() -> None:
+    assert len([*_requests()]) > 10
