@@ -1,7 +1,9 @@
 -- name: read_outbox
--- Due rows of the held slices between two places of each, class by class, oldest first; parked topics and what is under
--- way are passed over. The order is that of the loop: a subquery with a LIMIT that looks back is run once for each row of
--- `s`, in their order. Index: outbox_due, from the low-water mark. No lock: the slice is this relay's by an advisory lock.
+-- Returns due rows of the held slices between two positions of each, lane by lane, oldest first.
+-- Index: outbox_due, from the low-water mark.
+-- No lock: an advisory lock makes the slice this relay's.
+-- Why: rows of paused topics and rows in flight are skipped. A subquery with a LIMIT that refers to `s` runs once for each row of
+-- `s`, in their order, so the rows come in the order of the loop.
 SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[],
               %(ends)s::timestamptz[], %(end_ids)s::bigint[], %(limits)s::integer[])
@@ -22,8 +24,8 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
  ORDER BY s.position
 
 -- name: probe_outbox
--- The database's clock, and the earliest row of each class in the held slices.
--- Index: outbox_due, one descent for each of both, from the low-water mark. No lock.
+-- Returns the database's clock, and the earliest due time of each lane in the held slices.
+-- Index: outbox_due, one descent for each slice and lane, from the low-water mark. No lock.
 SELECT s.lane, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
   FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
        AS s (slice, lane, mark, mark_id)
@@ -38,15 +40,15 @@ SELECT s.lane, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
  GROUP BY s.lane
 
 -- name: delete_outbox
--- Rows whose delivery is proven. By physical address, and by id in case the table was rewritten meanwhile: such a row
--- stays and is published once more. Two arrays and not their pairs, for a join would read the whole table; and `+ 0`,
--- for else the planner would rather walk outbox_due for the ids.
--- Index: none, by tid. Lock: the rows, which nobody else touches.
+-- Deletes acknowledged rows by physical address, and by id in case the table was rewritten since.
+-- Index: none, by tid. Lock: the rows, which no other transaction touches.
+-- Why: a row of a rewritten table stays and is published again. Two arrays and not their pairs, since a join would read the whole
+-- table. `+ 0`, since the planner would otherwise scan outbox_due for the ids.
 DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
 
 -- name: set_row_aside
--- A row that Kafka refuses for good, moved to where a person looks at it; nothing when it is gone already.
--- Index: none, by tid. Lock: the row, which nobody else touches.
+-- Moves a row that Kafka refuses for good to quarantine; does nothing if it is gone.
+-- Index: none, by tid. Lock: the row, which no other transaction touches.
 WITH refused AS (
     DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
     RETURNING topic, key, value, headers
@@ -55,16 +57,16 @@ INSERT INTO quarantine (kind, topic, key, value, headers, error, created_at)
 SELECT 'outbox', topic, key, value, headers, %(error)s, tidewheel_now() FROM refused
 
 -- name: try_lock_slice
--- Whether a slice could be made this relay's own.
--- Lock: a session-wide advisory lock, one per slice, gone with the session.
+-- Returns whether the slice could be locked for this relay.
+-- Lock: a session-wide advisory lock, one per slice, released with the session.
 SELECT pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s)
 
 -- name: release_slice
--- Lets another relay have a slice.
+-- Releases a slice for another relay.
 -- Lock: the slice's advisory lock.
 SELECT pg_advisory_unlock(hashtext('tidewheel.relay'), %(slice)s)
 
 -- name: ping
--- Keeps the session that holds the locks from being taken for dead.
+-- Keeps the session that holds the locks alive.
 -- No index, no lock.
 SELECT 1

@@ -1,6 +1,6 @@
-"""What the next runs of a backfill are: which instants, of which versions, under which overlap policy.
+"""Compute the next runs of a backfill: their instants, versions and overlap policy.
 
-Reads only. Who calls has locked the backfill and its job, so that no other backfill of the job looks at the same time.
+Reads only. The caller has locked the backfill and its job, so no other backfill of the job computes at the same time.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from tidewheel.transitions.decision_inputs import read_day_sets
 _READ_VERSION_FACTS = Statements("tidewheel.scheduler")["read_version_facts"]
 
 MAX_INSTANTS = 500
-"""Instants of one batch: five milliseconds."""
+"""Instants checked in one batch: five milliseconds."""
 
 MAX_RUNS = 100
-"""Runs of one batch, as in catching up."""
+"""Runs created in one batch, as in a catch-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What becomes of the next instants.
+    """The next part of a backfill.
 
     Args:
-        runs: Those that become runs.
-        passed_over: How many are not missing.
-        cursor_at: Where the next batch begins; None where nothing is left.
-        more: Whether the next batch need not wait for a run to end.
+        runs: The runs to create.
+        passed_over: The number of instants that have a run or a record already.
+        cursor_at: The start of the next batch; None if nothing is left.
+        more: True if the next batch need not wait for a run to end.
     """
 
     runs: Sequence[NewRun]
@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What runs need of their version."""
+    """The columns of a version that its runs need."""
 
     version: int
     handler: str | None
@@ -59,16 +59,16 @@ class _Facts:
 
 
 def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime) -> Batch:
-    """Look at the next instants of a backfill.
+    """Compute the next batch of a backfill.
 
     Args:
         connection: Inside the transaction that has locked it.
         backfill: Its row.
-        opened: How many of its runs are open.
+        opened: The number of its open runs.
         now: The database's clock.
 
     Raises:
-        ScheduleRefused: A version of the range cannot be read any more, or its calendar is gone.
+        ScheduleRefused: A version of the range cannot be read any more, or its calendar was deleted.
     """
     occurrences = _range(connection, backfill).iterate(backfill.cursor_at, newest_first=backfill.newest_first)
     instants = list(islice(occurrences, MAX_INSTANTS))
@@ -93,7 +93,7 @@ def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime)
 
 
 def _range(connection: Conn, backfill: Backfill) -> Range:
-    """What is left of the backfill's range."""
+    """Return the rest of the backfill's range."""
     first, last, cursor = backfill.first_at, backfill.last_at, backfill.cursor_at
     if cursor is not None:
         first, last = (first, min(cursor, last)) if backfill.newest_first else (max(cursor, first), last)
@@ -110,16 +110,16 @@ def _read_facts(connection: Conn, job_id: UUID, versions: set[int]) -> dict[int,
 
 
 def _overlap(backfill: Backfill, facts: _Facts) -> str:
-    """The policy asked for, or the job's; one that lets no two run together then lets them wait for each other."""
+    """Return the requested policy, or the job's. One that lets no two runs overlap becomes `buffer_all`."""
     if backfill.overlap is not None:
         return backfill.overlap
     return Overlap.ALLOW_ALL if facts.overlap == Overlap.ALLOW_ALL else Overlap.BUFFER_ALL
 
 
 def _max_open(backfill: Backfill, facts: _Facts) -> int:
-    # Runs that wait for a turn get it oldest first: where the newest is to be first, nobody may wait beside it.
-    in_turn = backfill.newest_first and _overlap(backfill, facts) != Overlap.ALLOW_ALL
-    return 1 if in_turn else backfill.max_concurrent
+    # Buffered runs start oldest first. For newest first only one run may be open.
+    one_by_one = backfill.newest_first and _overlap(backfill, facts) != Overlap.ALLOW_ALL
+    return 1 if one_by_one else backfill.max_concurrent
 
 
 def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewRun:

@@ -1,8 +1,8 @@
-"""Makes the runs of backfills, some at a time, after what is on time has been fired.
+"""Create the runs of backfills, a bounded batch at a time, after timers have fired.
 
-A batch is one transaction: runs, their messages and the cursor. Killed anywhere, the next batch begins where the last
-committed one ended. The job's row is locked meanwhile, so that two backfills of one job do not make up for one instant
-twice. At most `max_concurrent` of a backfill's runs are open at any time, however they are claimed.
+A batch is one transaction: runs, their messages and the cursor. After a crash the next batch begins where the last
+committed one ended. The batch locks the job's row, so that two backfills of one job do not both create a run for one
+instant. At most `max_concurrent` runs of a backfill are open at any time.
 """
 
 import logging
@@ -39,14 +39,14 @@ _READ_BACKFILL_PLACE = _SQL["read_backfill_place"]
 _MOVE_BACKFILL_ON = _SQL["move_backfill_on"]
 _END_BACKFILL = _SQL["end_backfill"]
 
-_EVERY_SECONDS = 0.2  # between two looks: how soon a run that has ended is followed by another
-_SHARE_SECONDS = 0.05  # of each look; a batch that has begun by then is the last, for firing goes first
+_EVERY_SECONDS = 0.2  # between two steps: the longest wait of the next run after one has ended
+_SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the last, since firing comes first
 _NOBODY = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How a backfill stands: `gone` when its job was deleted under it; `open` of its runs are."""
+    """The progress of a backfill: `gone` if its job was deleted, `open` runs that have not ended."""
 
     key: str
     gone: bool
@@ -55,7 +55,7 @@ class _Progress:
 
 
 class BackfillLoop:
-    """Walks the backfills of a scheduler's shards, round and round."""
+    """Creates runs for the backfills of a scheduler's shards, in rotation."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
@@ -63,10 +63,10 @@ class BackfillLoop:
         self._after = _NOBODY
 
     def step(self, shards: Sequence[int]) -> tuple[int, float]:
-        """Make some runs, unless it is too soon.
+        """Create runs for up to `_SHARE_SECONDS`, every `_EVERY_SECONDS`.
 
         Returns:
-            How many were made, and after how many seconds to look again at the latest.
+            The number of created runs, and the seconds until the next step.
 
         Raises:
             Unavailable: The database does not answer.
@@ -75,12 +75,12 @@ class BackfillLoop:
         if now < self._next:
             return 0, self._next - now
         running = self._running(shards)
-        made = self._create(running, until=now + _SHARE_SECONDS)
+        created = self._create(running, until=now + _SHARE_SECONDS)
         self._next = monotonic_seconds() + _EVERY_SECONDS
-        return made, _EVERY_SECONDS if running else math.inf
+        return created, _EVERY_SECONDS if running else math.inf
 
     def _running(self, shards: Sequence[int]) -> list[UUID]:
-        """The backfills to be worked on, beginning after the one that was the last."""
+        """Return the open backfills, beginning after the one that was served last."""
         if not shards:
             return []
         with self._session.transaction() as connection:
@@ -89,26 +89,26 @@ class BackfillLoop:
         return sorted(found, key=lambda backfill_id: (backfill_id <= self._after, backfill_id))
 
     def _create(self, running: Sequence[UUID], *, until: float) -> int:
-        made = 0
+        created = 0
         for backfill_id in running:
             more = True
             while more and monotonic_seconds() < until:
                 self._after = backfill_id
                 written, more = create_next_runs(self._session, self._installation, backfill_id)
-                made += written
-        return made
+                created += written
+        return created
 
 
 def create_next_runs(session: Session, installation: Installation, backfill_id: UUID) -> tuple[int, bool]:
-    """Make the next runs of a backfill that is running; end one of which nothing is left, or whose job was deleted.
+    """Create the next runs of a running backfill. Finish one that has none left, cancel one whose job was deleted.
 
-    One that fails otherwise than by losing the database is paused, with the error as the reason.
+    A backfill that fails for another reason than a lost database is paused, with the error as its reason.
 
     Returns:
-        How many were made, and whether the next batch need not wait for a run to end.
+        The number of created runs, and True if the next batch need not wait for a run to end.
 
     Raises:
-        Unavailable: The database was lost; the batch happened wholly or not at all.
+        Unavailable: The database was lost. The batch happened wholly or not at all.
     """
     try:
         with session.transaction() as connection:
@@ -116,7 +116,7 @@ def create_next_runs(session: Session, installation: Installation, backfill_id: 
             failpoint("backfilling.before_commit")
     except Unavailable:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns one backfill, and all the others go on
+    except Exception as error:  # noqa: BLE001 - any error concerns one backfill, and all the others go on
         _pause_failed(session, installation, backfill_id, error)
         return 0, False
     failpoint("backfilling.after_commit")
@@ -141,7 +141,7 @@ def _batch(connection: Conn, installation: Installation, backfill_id: UUID) -> t
 
 
 def _lock(connection: Conn, backfill_id: UUID) -> Backfill | None:
-    """Lock a backfill and its job; None where it is over, or somebody has the one or the other."""
+    """Lock a backfill and its job; None if it has ended, or another transaction holds one of them."""
     with connection.cursor(row_factory=class_row(Backfill), binary=True) as cursor:
         backfill = cursor.execute(_LOCK_OPEN_BACKFILL, {"backfill_id": backfill_id}).fetchone()
     if backfill is None or not connection.execute(_LOCK_BACKFILLED_JOB, {"job_id": backfill.job_id}).fetchone():
@@ -194,9 +194,9 @@ def _end(
 
 
 def _pause_failed(session: Session, installation: Installation, backfill_id: UUID, error: Exception) -> None:
-    # PostgreSQL's own words in one line, without the row that it would quote beside them.
-    said = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
-    reason = f"{type(error).__name__}: {said}"[:1000]
+    # The primary message of a PostgreSQL error, without the detail, which quotes the row.
+    message = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
+    reason = f"{type(error).__name__}: {message}"[:1000]
     _LOG.error("backfill %s is paused: %s", backfill_id, reason)
     with session.transaction() as connection:
         backfill = _lock(connection, backfill_id)

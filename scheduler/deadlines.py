@@ -1,9 +1,9 @@
-"""Ends, or sends back, open runs whose deadline has passed while no executor has them.
+"""End or requeue open runs whose deadline has passed while no executor owns them.
 
-A run that waits for its start, its turn, its next attempt or an answer from outside is nobody's: PostgreSQL keeps its
-deadline, and any scheduler acts on it. While an executor has a run, that executor does. Nobody else is about to begin a
-run whose deadline has passed, for claims refuse it; a heartbeat or an answer from outside that comes first wins, since
-the row is locked before it is judged.
+No executor owns a run that waits for its start, for the job's active run, for its next attempt or for an external
+result. PostgreSQL keeps its deadline, and any scheduler acts on it. While an executor owns a run, that executor
+enforces its deadlines. No claim starts a run whose deadline has passed. A heartbeat or an external result that comes
+first wins, since each row is locked before the decision.
 """
 
 import logging
@@ -39,14 +39,14 @@ _LOCK_TIMED_TIMERS = _SQL["lock_timed_timers"]
 _LOCK_TIMED_JOBS = _SQL["lock_timed_jobs"]
 
 _STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
-_AHEAD = timedelta(seconds=1)  # how far a probe looks, and how long it is trusted
-_BUSY_SECONDS = 0.05  # a row that somebody else has locked is looked at again this soon
+_AHEAD = timedelta(seconds=1)  # the range of a probe, and the time for which its result holds
+_BUSY_SECONDS = 0.05  # until the next step when other transactions hold all overdue rows
 _MOST = 500  # runs in one transaction: some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class OverdueRun:
-    """An open run whose deadline has passed, with what must be locked before it."""
+    """An open run whose deadline has passed, with the keys of the rows to lock before it."""
 
     run_id: UUID
     job_id: UUID
@@ -56,7 +56,7 @@ class OverdueRun:
 
 @dataclass(frozen=True, slots=True)
 class LockedOverdueRun:
-    """Such a run under its lock."""
+    """An overdue run under its lock."""
 
     run_id: UUID
     job_id: UUID
@@ -72,7 +72,7 @@ class LockedOverdueRun:
 
 
 class Deadlines:
-    """Looks at the earliest deadline, at most once a second unless one is about to pass."""
+    """Probes the earliest deadline at most once a second, unless one is about to pass, and times out runs."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
@@ -81,7 +81,7 @@ class Deadlines:
         self._next_look = 0.0
 
     def step(self) -> tuple[int, float]:
-        """Time out some runs; returns how many, and for how many seconds nothing is to be done.
+        """Time out up to `_MOST` runs; return their number and the seconds until the next step.
 
         Raises:
             Unavailable: The database does not answer.
@@ -98,7 +98,7 @@ class Deadlines:
         return moved, pause
 
     def _pause(self) -> float:
-        """Seconds until the next deadline, as far as one look sees; not above 0 where one has passed."""
+        """Return the seconds until the next deadline, at most `_AHEAD`; 0 or less if one has passed."""
         columns: dict[str, object] = {"ahead": _AHEAD, "states": _STATES, "left": uuids(self._failed)}
         with self._session.transaction() as connection:
             row = connection.execute(_PROBE_DEADLINES, columns, binary=True).fetchone()
@@ -116,8 +116,8 @@ class Deadlines:
             return self._apply(found)
         except Unavailable:
             raise
-        except Exception as error:  # noqa: BLE001 - one by one tells which it is, and the others must not wait for it
-            _LOG.warning("a batch of %d timeouts failed (%s); taking them one by one", len(found), error)
+        except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
+            _LOG.warning("a batch of %d timeouts failed (%s); applying them one by one", len(found), error)
             return sum(self._apply_alone(one) for one in found)
 
     def _apply_alone(self, one: OverdueRun) -> int:
@@ -125,7 +125,7 @@ class Deadlines:
             return self._apply([one])
         except Unavailable:
             raise
-        except Exception:  # noqa: BLE001 - the others must not wait for it
+        except Exception:  # noqa: BLE001 - the remaining runs must not wait for it
             _LOG.exception("a run whose deadline has passed stays open", extra={"run_id": str(one.run_id)})
             self._failed.add(one.run_id)
             return 0
@@ -150,7 +150,7 @@ class Deadlines:
 
 
 def expired_timeout(row: LockedOverdueRun) -> Timeout:
-    """Which timeout it was: of several that have passed, one that is final, then the one that came first."""
+    """Return the timeout that has passed: of several a final one first, then the earliest."""
     if (
         row.schedule_to_close_at is not None
         and row.schedule_to_close_at <= row.now
@@ -165,7 +165,7 @@ def expired_timeout(row: LockedOverdueRun) -> Timeout:
 
 
 def decide_timeout(row: LockedOverdueRun, definition: JobDefinition) -> RunEnd | Requeue:
-    """What becomes of a run whose deadline has passed."""
+    """Decide whether an overdue run ends or is requeued."""
     which = expired_timeout(row)
     if which is Timeout.ASYNC_TIMEOUT and definition.target.kafka is not None:
         which = Timeout.REPLY_TIMEOUT
@@ -195,7 +195,7 @@ def _milliseconds(which: Timeout, definition: JobDefinition) -> int:
 def _lock_before(
     connection: Conn, found: Sequence[OverdueRun], definitions: Mapping[tuple[UUID, int], JobDefinition]
 ) -> None:
-    """Take what an end may have to wait for, before any open run: timers, then jobs, as edits do."""
+    """Lock timers, then jobs, before any open run: the same order as edits."""
     known = [(one, definitions[one.job_id, one.job_version]) for one in found]
     timers = {one.job_id for one, known_as in known if known_as.fixed_delay and one.cause == Cause.TIMER}
     jobs = {one.job_id for one, known_as in known if known_as.pause_on_failure is not None}

@@ -1,6 +1,6 @@
 -- name: probe_timers
--- The database's clock, and when each of these shards has its earliest timer.
--- Index: timers_due, one descent a shard, from its mark. No lock.
+-- Returns the database's clock, and the earliest due_at of each of these shards.
+-- Index: timers_due, one descent a shard, from its low-water mark. No lock.
 SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
   FROM unnest(%(shards)s::smallint[], %(marks)s::timestamptz[]) AS s (shard, mark)
   LEFT JOIN LATERAL (
@@ -12,8 +12,9 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
   ) AS earliest ON true
 
 -- name: lock_due_timers
--- The timers that are due, with what firing needs of their versions. A pause ends at its instant, never ahead of it.
--- Index: timers_due, job_versions_pkey. Lock: each timer; rows locked by others (an edit, another scheduler) are passed over.
+-- Locks due timers and returns them with the columns of their versions that firing needs.
+-- Index: timers_due, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped.
+-- Why: a pause ends at its instant, never ahead of it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
        v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
@@ -29,8 +30,8 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
 
 -- name: lock_timer
--- One timer, for firing job by job after a batch has failed.
--- Index: timers_pkey, job_versions_pkey. Lock: the timer, passed over when somebody has it.
+-- Locks one timer, to fire job by job after a batch has failed.
+-- Index: timers_pkey, job_versions_pkey. Lock: the timer, skipped if another transaction holds it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
        v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
@@ -39,7 +40,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
    FOR UPDATE OF t SKIP LOCKED
 
 -- name: park_timer
--- Takes the timer of a job that was set aside out of the way, unless an edit came first; an edit brings it back.
+-- Disables the timer of a quarantined job, unless an edit came first; an edit enables it again.
 -- Index: timers_pkey. Lock: the row.
 UPDATE timers
    SET due_at = 'infinity', hold_reason = 'quarantine'
@@ -47,13 +48,13 @@ UPDATE timers
 RETURNING tenant, shard, version
 
 -- name: set_job_aside
--- Keeps the error of a job that could not be fired.
+-- Records the error of a job that could not be fired.
 -- No index, no lock.
 INSERT INTO quarantine (kind, tenant, job_id, error, created_at)
 VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
 
 -- name: resume_jobs
--- Jobs whose pause has come to its end by itself.
+-- Resumes jobs whose paused_until has passed.
 -- Index: jobs_pkey. Lock: the jobs' rows, in job_id order, after their timers'.
 UPDATE jobs AS j
    SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, consecutive_failures = 0,
@@ -62,27 +63,27 @@ UPDATE jobs AS j
 RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
 
 -- name: read_key
--- A job's key, for the event that says it was set aside.
+-- Returns a job's key, for the event job.quarantined.
 -- Index: jobs_pkey. No lock.
 SELECT key FROM jobs WHERE job_id = %(job_id)s
 
 -- name: lock_tzdata
--- With which tzdata the timers were computed, or how far a change to another has come; and the database's clock.
--- Index: settings_pkey. Lock: the row, before any timer; passed over when another scheduler works on it.
+-- Returns the tzdata version of the timers, or the progress of a change to another one, and the database's clock.
+-- Index: settings_pkey. Lock: the row, before any timer; skipped if another scheduler holds it.
 SELECT value, tidewheel_now() FROM settings WHERE name = 'tzdata' FOR UPDATE SKIP LOCKED
 
 -- name: store_tzdata
--- The same, after a batch of timers.
--- Index: settings_pkey. Lock: the row, locked already.
+-- Stores the progress of a change of tzdata after a batch of timers.
+-- Index: settings_pkey. Lock: the row, already locked.
 UPDATE settings SET value = %(value)s WHERE name = 'tzdata'
 
 -- name: scan_timers
--- Some timers in the order of their jobs.
+-- Returns some timers in the order of their jobs.
 -- Index: timers_pkey. No lock.
 SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)s
 
 -- name: read_cron_timers
--- Those of these timers that stand at an instant of some zone's clock that is still ahead.
+-- Returns those of these timers that have a cron schedule and a future instant.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
        v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
@@ -94,37 +95,38 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
    AND v.schedule LIKE '%%"kind":"cron"%%'
 
 -- name: read_written_ahead
--- The instants ahead whose runs are written.
+-- Returns the future instants of these jobs whose runs exist.
 -- Index: open_runs_by_job. No lock.
 SELECT job_id, scheduled_at FROM open_runs
  WHERE job_id = ANY (%(job_ids)s) AND cause = 'timer' AND scheduled_at > %(now)s
 
 -- name: lock_retimed_timers
--- Timers to be set anew; alone, for what the lock waited for may have brought another version.
--- Index: timers_pkey. Lock: each timer, in job_id order, waiting for a firing or an edit under way.
+-- Locks the timers to reschedule.
+-- Index: timers_pkey. Lock: each timer, in job_id order; waits for a firing or an edit.
+-- Why: alone, since a transaction that it waited for may have stored another version.
 SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
 
 -- name: lock_retimed_jobs
--- Their jobs' rows, for one that can never fire again is finished.
+-- Locks the jobs of rescheduled timers, since a job that can never fire again is finished.
 -- Index: jobs_pkey. Lock: each job, in job_id order, after its timer and before its open runs.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
 
 -- name: read_locked_at
--- The clock that decides what is due, read after the locks were taken.
+-- Returns the database's clock after the locks were taken; it decides what is due.
 -- No index, no lock.
 SELECT tidewheel_now()
 
 -- name: forget_moves
--- Moved occurrences that are none any more.
+-- Deletes moves of instants that are no occurrences any more.
 -- Index: overrides_pkey. Lock: the rows, under their timers' locks.
 DELETE FROM overrides AS v
  USING unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS gone (job_id, scheduled_at)
  WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
 
 -- name: find_lost_timers
--- Jobs of a shard that should have a timer and have none: something outside Tidewheel removed it. The two indexes first,
--- side by side: of ten million jobs a minute's share is 160,000, and their rows would be read all over the table.
+-- Returns jobs of a shard that should have a timer and have none: something outside Tidewheel deleted it.
 -- Index: jobs_pkey (a shard is a range of job_id), timers_pkey; once a minute, one shard. No lock.
+-- Why: the two indexes are compared first. Of ten million jobs one shard has 160,000, whose rows are spread over the table.
 WITH bare AS MATERIALIZED (
     SELECT j.job_id
       FROM jobs AS j
@@ -142,9 +144,9 @@ SELECT found.job_id
  LIMIT 1000
 
 -- name: release_held_chains
--- Timers of fixed_delay jobs that are held by a run that is not open: no transaction leaves such a one behind. The run is
--- that of the instant at which the timer stands; others may be open that were made before the job was deleted.
--- Index: jobs_fixed_delay, timers_pkey, open_runs_by_job; once a minute. Lock: the timers, passed over when taken.
+-- Releases timers of fixed_delay jobs that wait for a run that is not open; no transaction leaves one behind.
+-- Index: jobs_fixed_delay, timers_pkey, open_runs_by_job; once a minute. Lock: the timers, skipped if held.
+-- Why: the run is that of the timer's instant. Runs from before a deletion of the job may be open too.
 WITH stuck AS (
     SELECT t.job_id
       FROM jobs AS j
@@ -163,7 +165,7 @@ UPDATE timers AS t
                     WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
 
 -- name: lock_job_without_timer
--- Such a job again, under its lock: an edit may have mended it meanwhile.
+-- Locks a job without a timer and returns it, unless an edit has restored the timer.
 -- Index: jobs_pkey, timers_pkey. Lock: the job's row.
 SELECT j.tenant, j.shard, j.version, v.schedule,
        (SELECT max(r.scheduled_at) FROM job_runs AS r WHERE r.job_id = j.job_id AND r.cause = 'timer') AS last_at,
@@ -176,7 +178,7 @@ SELECT j.tenant, j.shard, j.version, v.schedule,
    FOR UPDATE OF j
 
 -- name: mend_timer
--- Gives such a job its timer again, with what people said about its occurrences: a moved one may be due before the next.
+-- Inserts the missing timer of a job, with its overrides: a moved occurrence may be due before the next one.
 -- Index: timers_pkey, overrides_pkey. Lock: the new row.
 INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, overridden)
 SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, said.moved_to), %(scheduled_at)s,
@@ -190,8 +192,8 @@ SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, s
 ON CONFLICT (job_id) DO NOTHING
 
 -- name: find_cancellations
--- The cancellations by filter that are not finished.
--- Index: cancellations_open, which holds no others. No lock.
+-- Returns the cancellations by filter that are not finished.
+-- Index: cancellations_open, which holds only these. No lock.
 SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler, cause, created_before, include_started,
        coalesce(reason, created_by) AS reason
   FROM cancellations
@@ -200,7 +202,7 @@ SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler
  LIMIT 100
 
 -- name: next_cancelled_job
--- The next job of a cancellation by labels that has open runs.
+-- Returns the next job of a cancellation by labels that has open runs.
 -- Index: cancelled_jobs_pkey, open_runs_by_job. No lock.
 SELECT j.job_id
   FROM cancelled_jobs AS j
@@ -211,8 +213,8 @@ SELECT j.job_id
  LIMIT 1
 
 -- name: find_cancelled_of_job
--- Some of the runs that a cancellation names, of one job, and the last one that was looked at.
--- Index: open_runs_by_job, walked from the last one. No lock: what is found is locked when it is ended.
+-- Returns some runs of one job that a cancellation matches, and the last run that was scanned.
+-- Index: open_runs_by_job, scanned from the last position. No lock: each run is locked when it ends.
 SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
        s.place = %(looked_at)s AS further
   FROM (
@@ -235,8 +237,8 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
  LIMIT %(most)s
 
 -- name: find_cancelled
--- The same of all jobs.
--- Index: open_runs_pkey, walked from the last one. No lock.
+-- Returns the same of all jobs.
+-- Index: open_runs_pkey, scanned from the last position. No lock: each run is locked when it ends.
 SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
        s.place = %(looked_at)s AS further
   FROM (
@@ -259,13 +261,13 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
  LIMIT %(most)s
 
 -- name: lock_cancellation
--- One of them, for a batch of its runs.
--- Index: cancellations_pkey. Lock: the row, passed over when another scheduler works on it.
+-- Locks a cancellation for a batch of its runs.
+-- Index: cancellations_pkey. Lock: the row, skipped if another scheduler holds it.
 SELECT id FROM cancellations WHERE id = %(id)s AND finished_at IS NULL FOR UPDATE SKIP LOCKED
 
 -- name: lock_cancelled_chains
--- The timers of fixed_delay jobs whose runs are about to end, before the runs.
--- Index: timers_pkey, jobs_pkey. Lock: each timer, in job_id order, waiting for an edit under way.
+-- Locks the timers of fixed_delay jobs whose runs are about to end, before the runs.
+-- Index: timers_pkey, jobs_pkey. Lock: each timer, in job_id order; waits for an edit.
 SELECT t.job_id
   FROM timers AS t
  WHERE t.job_id = ANY (%(job_ids)s::uuid[])
@@ -274,31 +276,31 @@ SELECT t.job_id
    FOR UPDATE OF t
 
 -- name: lock_cancelled
--- Of the runs that were found running those that still are.
--- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others (an end, a hand-back) are passed over.
+-- Locks those of these runs that are still running.
+-- Index: open_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (an end, a release) are skipped.
 SELECT run_id FROM open_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[]) AND state = ANY (%(states)s)
  ORDER BY run_id
    FOR UPDATE SKIP LOCKED
 
 -- name: count_cancelled
--- How many it has ended, or asked to stop.
--- Index: cancellations_pkey. Lock: the row, locked already.
+-- Adds to the number of runs that a cancellation has ended or requested to stop.
+-- Index: cancellations_pkey. Lock: the row, already locked.
 UPDATE cancellations SET cancelled_count = cancelled_count + %(more)s WHERE id = %(id)s
 
 -- name: finish_cancellation
--- None is left: claims need not consult it any more.
+-- Finishes a cancellation that matches no open run. Claims do not consult it any more.
 -- Index: cancellations_pkey. Lock: the row.
 UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s AND finished_at IS NULL
 
 -- name: forget_cancelled_jobs
--- The jobs of a cancellation that is finished.
+-- Deletes the jobs of a finished cancellation.
 -- Index: cancelled_jobs_pkey. Lock: the rows.
 DELETE FROM cancelled_jobs WHERE cancellation_id = %(id)s
 
 -- name: find_wanted_cancels
--- Cancels by id that met a run in somebody's hands, with the runs as they stand; those that are over have no job.
--- Index: pending_cancels_pkey, open_runs_pkey. No lock: what is found is locked when it is ended.
+-- Returns pending cancels with their runs; a run that has ended has no job_id.
+-- Index: pending_cancels_pkey, open_runs_pkey. No lock: each run is locked when it ends.
 SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.executor_id
   FROM pending_cancels AS w
   LEFT JOIN open_runs AS o ON o.run_id = w.run_id
@@ -307,13 +309,13 @@ SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.execut
  LIMIT %(most)s
 
 -- name: forget_wanted_cancels
--- Such cancels that are carried out, or came too late.
--- Index: pending_cancels_pkey. Lock: the rows; a twin that another scheduler deletes is waited for.
+-- Deletes pending cancels that were applied or came too late.
+-- Index: pending_cancels_pkey. Lock: the rows; waits for another scheduler that deletes the same row.
 DELETE FROM pending_cancels WHERE id = ANY (%(ids)s)
 
 -- name: scan_active_runs
--- Some of the turns that are waited for, and whether their holder is still open.
--- Index: active_runs_waiting, open_runs_pkey. No lock: what is found is asked again under it.
+-- Returns some active runs that have waiters, and whether their run is still open.
+-- Index: active_runs_waiting, open_runs_pkey. No lock: the result is checked again under a lock.
 SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
   FROM (
     SELECT t.job_id, t.run_id FROM active_runs AS t WHERE t.has_waiters AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(most)s
@@ -321,12 +323,13 @@ SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id OF
  ORDER BY w.job_id
 
 -- name: lock_active_runs
--- Turns whose holder may be gone.
--- Index: active_runs_pkey. Lock: each turn, in job_id order; those that somebody has are handed on by whoever that is.
+-- Locks active runs whose holder may be gone.
+-- Index: active_runs_pkey. Lock: each row, in job_id order; rows that another transaction holds are skipped, since it transfers
+-- them.
 SELECT job_id FROM active_runs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE SKIP LOCKED
 
 -- name: find_unmarked_waiters
--- Jobs of a shard with runs that wait for a turn which is not marked as waited for: somebody has removed it.
+-- Returns jobs of a shard with buffered runs whose active run is not marked has_waiters: a manual change.
 -- Index: open_runs_by_job (a shard is a range of job_id), active_runs_waiting; once a minute, one shard. No lock.
 SELECT DISTINCT o.job_id, o.tenant
   FROM open_runs AS o
@@ -336,12 +339,12 @@ SELECT DISTINCT o.job_id, o.tenant
  LIMIT 1000
 
 -- name: drop_stale_signals
--- Signals of runs that have ended which no executor has taken away: it has died.
+-- Deletes signals of ended runs that no executor has read: it has died.
 -- No index: a handful of rows, once a minute. Lock: the rows.
 DELETE FROM signals WHERE kind = %(terminate)s AND created_at < tidewheel_now() - %(stale_after)s::interval
 
 -- name: find_open_backfills
--- Backfills of these shards whose runs are to be made, and paused ones whose job was deleted under them.
+-- Returns running backfills of these shards, and paused ones whose job was deleted.
 -- Index: backfills_open, job_versions_pkey. No lock.
 SELECT b.backfill_id
   FROM backfills AS b
@@ -354,8 +357,8 @@ SELECT b.backfill_id
  LIMIT 1000
 
 -- name: lock_open_backfill
--- One of them, unless it has ended meanwhile.
--- Index: backfills_pkey. Lock: the row, passed over when a request or another scheduler has it.
+-- Locks an open backfill and returns it.
+-- Index: backfills_pkey. Lock: the row, skipped if a request or another scheduler holds it.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
        max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, created_at, made, passed_over
   FROM backfills
@@ -363,12 +366,12 @@ SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at
    FOR UPDATE SKIP LOCKED
 
 -- name: lock_backfilled_job
--- Its job, so that two backfills of one job do not both find the same instant missing, and nobody deletes it meanwhile.
--- Index: jobs_pkey. Lock: the row, passed over when an edit or a deletion has it; triggers go on.
+-- Locks a backfill's job, so that no other backfill finds the same instant missing and no request deletes the job.
+-- Index: jobs_pkey. Lock: the row, skipped if an edit or a deletion holds it; triggers go on.
 SELECT job_id FROM jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: read_backfill_place
--- How a backfill stands: its job's key, whether the job was deleted under it, how many of its runs are open.
+-- Returns the progress of a backfill: its job's key, whether the job was deleted, and the number of its open runs.
 -- Index: jobs_pkey, job_versions_pkey, open_runs_pkey. No lock.
 SELECT j.key,
        EXISTS (SELECT FROM job_versions AS v
@@ -381,30 +384,30 @@ SELECT j.key,
  WHERE j.job_id = %(job_id)s
 
 -- name: read_version_facts
--- What runs need of the versions they are made from.
+-- Returns the columns of versions that their runs need.
 -- Index: job_versions_pkey. No lock: versions do not change.
 SELECT version, handler, queue, lane, overlap, definition
   FROM job_versions
  WHERE job_id = %(job_id)s AND version = ANY (%(versions)s)
 
 -- name: move_backfill_on
--- What was made of a backfill, and where it goes on.
--- Index: backfills_pkey. Lock: the row, locked already.
+-- Adds a batch to a backfill's counts and moves its cursor.
+-- Index: backfills_pkey. Lock: the row, already locked.
 UPDATE backfills
    SET made = made + %(made)s, passed_over = passed_over + %(passed_over)s, cursor_at = %(cursor_at)s
  WHERE backfill_id = %(backfill_id)s
 
 -- name: end_backfill
--- A backfill that is finished, cancelled with its job, or paused because its runs could not be made.
--- Index: backfills_pkey. Lock: the row, locked already.
+-- Sets the state of a backfill: finished, cancelled with its job, or paused by an error.
+-- Index: backfills_pkey. Lock: the row, already locked.
 UPDATE backfills
    SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
  WHERE backfill_id = %(backfill_id)s
 
 -- name: probe_deadlines
--- The database's clock, and the earliest deadline up to a moment from now of a run that no executor has. Those that one has
--- are few there: it ends them itself.
+-- Returns the database's clock, and the earliest deadline within `ahead` of a run that no executor owns.
 -- Index: open_runs_deadline. No lock.
+-- Why: few runs near their deadline are owned by an executor, since it ends them itself.
 SELECT (SELECT tidewheel_now()),
        (SELECT o.deadline_at
           FROM open_runs AS o
@@ -415,7 +418,7 @@ SELECT (SELECT tidewheel_now()),
          LIMIT 1)
 
 -- name: find_passed
--- Some of those whose deadline has passed, the longest ago first.
+-- Returns some runs whose deadline has passed, the longest ago first.
 -- Index: open_runs_deadline. No lock.
 SELECT o.run_id, o.job_id, o.job_version, o.cause
   FROM open_runs AS o
@@ -426,19 +429,19 @@ SELECT o.run_id, o.job_id, o.job_version, o.cause
  LIMIT %(most)s
 
 -- name: lock_timed_timers
--- Timers of fixed_delay jobs whose runs may end, before the runs.
--- Index: timers_pkey. Lock: each timer, in job_id order, waiting for an edit under way.
+-- Locks the timers of fixed_delay jobs whose runs may end, before the runs.
+-- Index: timers_pkey. Lock: each timer, in job_id order; waits for an edit.
 SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
 
 -- name: lock_timed_jobs
--- Jobs whose failures in a row are counted, after the timers and before the runs.
--- Index: jobs_pkey. Lock: each job, in job_id order, waiting for an edit under way.
+-- Locks jobs whose consecutive failures are counted, after the timers and before the runs.
+-- Index: jobs_pkey. Lock: each job, in job_id order; waits for an edit.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
 
 -- name: lock_passed
--- Those that are still nobody's and past their deadline.
--- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others (a heartbeat, an answer, a cancel, another
--- scheduler) are passed over.
+-- Locks and returns those of these runs that no executor owns and whose deadline has passed.
+-- Index: open_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (a heartbeat, a result, a
+-- cancel, another scheduler) are skipped.
 SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts, o.executor_id, o.deadline_at, o.schedule_to_close_at,
        o.external_deadline_at, (SELECT tidewheel_now()) AS now
   FROM open_runs AS o
@@ -449,9 +452,9 @@ SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts,
    FOR UPDATE SKIP LOCKED
 
 -- name: find_unhandled
--- What due runs wait for that no live executor of their queue has, with how many and the run that has waited longest.
--- The oldest of each queue and lane are looked at, so many of them: what nobody takes stays among them.
+-- Returns the handlers and queues that due runs need and no live executor has, with the number of runs and the oldest.
 -- Index: open_runs_due, from one queue and lane to the next, then its head. No lock.
+-- Why: it checks the oldest runs of each queue and lane, since runs that no executor claims stay among them.
 WITH RECURSIVE lanes AS (
     (SELECT o.queue, o.lane FROM open_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
     UNION ALL
@@ -492,7 +495,7 @@ SELECT w.tenant, w.queue, w.handler, w.runs, w.run_id, w.since
  ORDER BY w.tenant, w.queue, w.handler
 
 -- name: note_unhandled
--- Takes note of what is to be announced; returns what was not announced lately.
+-- Records announcements; returns those that were not announced lately.
 -- Index: unhandled_announcements_pkey. Lock: the rows, in the order of their keys.
 INSERT INTO unhandled_announcements AS u (tenant, queue, handler, announced_at)
 SELECT w.tenant, w.queue, w.handler, tidewheel_now()
@@ -502,12 +505,12 @@ SELECT w.tenant, w.queue, w.handler, tidewheel_now()
 RETURNING tenant, queue, handler, announced_at
 
 -- name: forget_unhandled
--- What was announced long ago and not since.
+-- Deletes announcements that have not been repeated for long.
 -- No index: a handful of rows. Lock: the rows.
 DELETE FROM unhandled_announcements WHERE announced_at < (SELECT tidewheel_now()) - %(kept_for)s::interval
 
 -- name: read_unhandled_jobs
--- The jobs of the runs that an announcement names.
+-- Returns the jobs of the runs that an announcement names.
 -- Index: open_runs_pkey, jobs_pkey. No lock.
 SELECT o.run_id, o.job_id, j.key, o.shard, o.job_version
   FROM open_runs AS o

@@ -33,7 +33,7 @@ from tests.transitions.overlapping import signals
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler import bulk_cancel as module
-from tidewheel.scheduler.bulk_cancel import BulkCancel, Cancelled
+from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
 from tidewheel.transitions.await_external import Wait, wait_runs
 from tidewheel.transitions.finish import finish_runs
 
@@ -51,10 +51,10 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SCAN_ROWS", 5)
 
 
-def carry_out(database: Database, *, most: int = 200) -> list[Cancelled]:
+def carry_out(database: Database, *, most: int = 200) -> list[CancelResult]:
     """Step until there is nothing more to do at once; returns what was done."""
     cancelling = BulkCancel(database.session(), database.installation)
-    steps: list[Cancelled] = []
+    steps: list[CancelResult] = []
     while not steps or steps[-1].more:
         assert len(steps) < most
         steps.append(cancelling.step())
