@@ -1,4 +1,4 @@
-"""The alert rules ask for what the services export, and docs/operations.md lists them all."""
+"""The alert rules use exported metrics, and docs/operations.md lists all of them."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tidewheel.process.metrics import METRICS, Kind
 FILE = ROOT / "compose" / "alerts.yml"
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
-# What may stand in an expression beside our metrics and their labels.
+# The words of an expression besides metrics and their labels.
 # Source: Prometheus documentation, "Querying basics", "Operators", "Functions".
 FUNCTIONS = {"abs", "histogram_quantile", "increase", "max", "rate", "sum"}
 WORDS = {"by", "le"}
@@ -49,8 +49,8 @@ def series_in(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_a_rule_is_one_that_prometheus_takes(rule: dict[str, Any]) -> None:
-    """Its shape; that `promtool check rules` takes the file was seen by hand."""
+def test_rule_has_the_shape_that_prometheus_requires(rule: dict[str, Any]) -> None:
+    """Check the shape; `promtool check rules` was run by hand."""
     assert {"alert", "expr", "labels", "annotations"} <= set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Tidewheel[A-Z][A-Za-z]+", rule["alert"])
     assert SPAN.fullmatch(rule.get("for", "0s"))
@@ -61,7 +61,7 @@ def test_a_rule_is_one_that_prometheus_takes(rule: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_a_rule_asks_for_what_is_exported(rule: dict[str, Any]) -> None:
+def test_rule_uses_exported_metrics_and_labels(rule: dict[str, Any]) -> None:
     read = list(tokens(rule["expr"]))
     words = {text for kind, text in read if kind == "word"}
     assert words & set(SERIES)
@@ -75,18 +75,18 @@ def test_a_rule_asks_for_what_is_exported(rule: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_what_is_told_of_a_rule_names_labels_that_it_has(rule: dict[str, Any]) -> None:
-    told = " ".join(rule["annotations"].values())
-    assert set(re.findall(r"\$labels\.([a-z_]+)", told)) <= LABELS | {"instance"}
-    assert told.count("{{") == told.count("}}")
+def test_annotations_use_labels_of_the_rule(rule: dict[str, Any]) -> None:
+    text = " ".join(rule["annotations"].values())
+    assert set(re.findall(r"\$labels\.([a-z_]+)", text)) <= LABELS | {"instance"}
+    assert text.count("{{") == text.count("}}")
 
 
 def test_names_are_unique() -> None:
     assert len({rule["alert"] for rule in rules()}) == len(rules())
 
 
-def test_the_page_lists_the_rules_and_what_they_ask_for() -> None:
-    section = PAGE.split("## What to alert on", 1)[1].split("\n## ", 1)[0]
+def test_page_lists_the_rules_and_their_metrics() -> None:
+    section = PAGE.split("## Alerts", 1)[1].split("\n## ", 1)[0]
     rows = {found[1]: found[0] for found in re.findall(r"^(\|.*\| `(Tidewheel[A-Za-z]+)` \|)$", section, re.MULTILINE)}
     assert set(rows) == {rule["alert"] for rule in rules()}
     for rule in rules():
