@@ -1,77 +1,89 @@
--- Who exists and what they asked for: installation settings, tenants, jobs with their versions, and the timers.
+-- Jobs: the clock, installation settings, tenants, jobs with their versions, calendars, timers, and skipped
+-- occurrences.
 
--- The clock that decides what is due. STABLE, so that an index serves a comparison with it and every row of a statement
--- sees one instant; databases made for tests put an offset behind it, nothing else ever replaces it.
+-- The clock that decides what is due. STABLE: an index serves a comparison with it, and all rows of a statement see one
+-- time. Databases made for tests add an offset to it; no other code replaces it.
 CREATE FUNCTION tidewheel_now() RETURNS timestamptz
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN clock_timestamp();
 
+-- `task_token_key` signs and checks task tokens. A token is a signature, so no row is written before it is sent out. A
+-- client that can read this table can end any run by SQL too.
 CREATE TABLE settings (
     name  text PRIMARY KEY,
     value jsonb NOT NULL
 );
-COMMENT ON TABLE settings IS 'Facts of this installation; shards never changes';
-INSERT INTO settings (name, value) VALUES ('shards', '64');
+COMMENT ON TABLE settings IS 'facts of this installation; the value of shards never changes';
+INSERT INTO settings (name, value)
+VALUES ('shards', '64'),
+       ('tzdata', 'null'),
+       ('task_token_key', to_jsonb(encode(sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea), 'hex')));
 
 CREATE TABLE tenants (
     tenant     text PRIMARY KEY,
-    paused     boolean NOT NULL DEFAULT false,
-    limits     jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT tidewheel_now()
 );
 INSERT INTO tenants (tenant) VALUES ('default');
 
--- One narrow-ish row per job; the wide and immutable part lies in job_versions.
+-- One small row per job; job_versions holds the large and immutable part. No foreign key to tenants: intake checks the
+-- tenant of each request. With that key and the one of job_versions, two look-ups with row locks for each new job were
+-- half of PostgreSQL's work for it (docs/performance.md).
 CREATE TABLE jobs (
-    job_id        uuid PRIMARY KEY,
-    tenant        text NOT NULL REFERENCES tenants,
-    key           text NOT NULL,
-    bucket        smallint NOT NULL CHECK (bucket BETWEEN 0 AND 4095),
-    shard         smallint NOT NULL,
-    version       integer NOT NULL,
-    spec_hash     bytea,
-    schedule_kind text,
-    interval_anchor timestamptz,
-    interval_us      bigint,
-    labels        jsonb,
-    paused        boolean NOT NULL DEFAULT false,
-    paused_by     text,
-    pause_reason  text,
-    paused_at     timestamptz,
-    paused_until  timestamptz,
+    job_id               uuid PRIMARY KEY,
+    tenant               text NOT NULL,
+    key                  text NOT NULL,
+    bucket               smallint NOT NULL CHECK (bucket BETWEEN 0 AND 4095),
+    shard                smallint NOT NULL,
+    version              integer NOT NULL,
+    spec_hash            bytea,
+    schedule_kind        text,
+    interval_anchor      timestamptz,
+    interval_us          bigint,
+    labels               jsonb,
+    paused               boolean NOT NULL DEFAULT false,
+    paused_by            text,
+    pause_reason         text,
+    paused_at            timestamptz,
+    paused_until         timestamptz,
     consecutive_failures integer NOT NULL DEFAULT 0,
-    created_at    timestamptz NOT NULL,
-    updated_at    timestamptz NOT NULL,
-    finished_at   timestamptz,
-    deleted_at    timestamptz
+    created_at           timestamptz NOT NULL,
+    updated_at           timestamptz NOT NULL,
+    finished_at          timestamptz,
+    deleted_at           timestamptz
 ) WITH (fillfactor = 85);
 COMMENT ON COLUMN jobs.version IS '0 only inside the transaction that creates the job';
-COMMENT ON COLUMN jobs.interval_anchor IS 'when an interval was first accepted; kept across edits that leave interval_us alone';
-COMMENT ON COLUMN jobs.deleted_at IS 'a tombstone: re-creation continues the versions';
+COMMENT ON COLUMN jobs.interval_anchor IS 'the time at which an interval was first accepted; kept across edits that keep interval_us';
+COMMENT ON COLUMN jobs.deleted_at IS 'set on a deleted job; creating it again continues its versions';
 CREATE INDEX jobs_by_key ON jobs (tenant, key);
 CREATE INDEX jobs_fixed_delay ON jobs (job_id) WHERE schedule_kind = 'fixed_delay' AND deleted_at IS NULL;
 
+-- No foreign key to jobs, as above: a version is written in the transaction that writes its job, and nowhere else. Code
+-- that removes a job's row must remove its versions too.
 CREATE TABLE job_versions (
-    job_id       uuid NOT NULL REFERENCES jobs,
-    version      integer NOT NULL CHECK (version > 0),
-    tenant       text NOT NULL,
-    effective_at timestamptz NOT NULL,
-    spec         jsonb NOT NULL,
-    schedule     text NOT NULL,
-    catch_up     text NOT NULL,
-    on_resume    text NOT NULL,
-    handler      text,
-    queue        text NOT NULL,
-    lane         text NOT NULL,
-    overlap      text NOT NULL,
-    definition   bytea NOT NULL,
+    job_id        uuid NOT NULL,
+    version       integer NOT NULL CHECK (version > 0),
+    tenant        text NOT NULL,
+    effective_at  timestamptz NOT NULL,
+    spec          jsonb NOT NULL,
+    schedule      text NOT NULL,
+    handler       text,
+    queue         text NOT NULL,
+    lane          text NOT NULL,
+    overlap       text NOT NULL,
+    definition    bytea NOT NULL,
+    policy        text NOT NULL DEFAULT '{}',
+    retired_at    timestamptz,
+    has_deadlines boolean NOT NULL DEFAULT false,
     PRIMARY KEY (job_id, version)
 );
-COMMENT ON COLUMN job_versions.spec IS 'as submitted, before defaults, without the payload (which lies in definition)';
-COMMENT ON COLUMN job_versions.schedule IS 'canonical JSON with defaults explicit: the memo key of recurrence';
-COMMENT ON COLUMN job_versions.definition IS 'Avro JobDefinition, single-object: copied into every run request';
+COMMENT ON COLUMN job_versions.spec IS 'as submitted, before defaults, without the payload, which is part of definition';
+COMMENT ON COLUMN job_versions.schedule IS 'canonical JSON with explicit defaults; with policy the cache key of a decision';
+COMMENT ON COLUMN job_versions.policy IS 'canonical JSON with explicit defaults: catch_up, window, on_resume, jitter, calendars';
+COMMENT ON COLUMN job_versions.definition IS 'Avro JobDefinition in single-object encoding; copied into every run request';
+COMMENT ON COLUMN job_versions.retired_at IS 'the deletion of its job; a version in force at T has effective_at < T <= retired_at';
+COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';
 
--- The timer row is the job's lock: firing, edit, pause, resume and delete all meet on it.
+-- The timer row is the job's lock: firing, edit, pause, resume and delete lock it first.
 CREATE TABLE timers (
     job_id       uuid PRIMARY KEY,
     tenant       text NOT NULL,
@@ -79,16 +91,25 @@ CREATE TABLE timers (
     due_at       timestamptz NOT NULL,
     scheduled_at timestamptz NOT NULL,
     version      integer NOT NULL,
-    catch_up_end timestamptz
+    catch_up_end timestamptz,
+    hold_reason  text CHECK (hold_reason IN ('pause', 'quarantine', 'run')),
+    overridden   boolean NOT NULL DEFAULT false
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON COLUMN timers.due_at IS 'when firing must look at it; infinity while paused';
-COMMENT ON COLUMN timers.scheduled_at IS 'the next unfired instant; the cursor of a catch-up';
+COMMENT ON COLUMN timers.due_at IS 'the time at which the scheduler must decide; infinity while paused without an end';
+COMMENT ON COLUMN timers.scheduled_at IS 'the first occurrence without a record; the position of a catch-up';
+COMMENT ON COLUMN timers.catch_up_end IS 'the end of a catch-up that was decided: occurrences up to it fire without a new decision';
+COMMENT ON COLUMN timers.hold_reason IS 'pause: due_at is paused_until or infinity; quarantine: firing failed; run: a fixed_delay job with an open run';
+COMMENT ON COLUMN timers.overridden IS 'true if firing must read overrides';
 CREATE INDEX timers_due ON timers (shard, due_at);
+
+-- The time from which the next caught-up run may be published, in microseconds since 1970. A sequence, because moving
+-- it takes no lock until commit: punctual firing does not wait for a catch-up.
+CREATE SEQUENCE catch_up_pace MINVALUE 0 START 0;
 
 CREATE TABLE overrides (
     job_id       uuid NOT NULL,
@@ -96,51 +117,69 @@ CREATE TABLE overrides (
     tenant       text NOT NULL,
     kind         text NOT NULL CHECK (kind IN ('skip', 'move')),
     moved_to     timestamptz,
-    created_at      timestamptz NOT NULL,
-    created_by      text,
+    created_at   timestamptz NOT NULL,
+    created_by   text,
+    done_at      timestamptz,
+    reason       text,
     PRIMARY KEY (job_id, scheduled_at)
 );
-COMMENT ON TABLE overrides IS 'one coming occurrence skipped or moved; identity stays the nominal instant';
+COMMENT ON TABLE overrides IS 'one upcoming occurrence skipped or moved; scheduled_at stays its identity';
+COMMENT ON COLUMN overrides.done_at IS 'the time at which a moved occurrence became a run';
+COMMENT ON COLUMN overrides.reason IS 'the reason in the request';
 
--- The ledger of what did not fire, long spans as one row.
+-- The record of occurrences that did not fire; a long span is one row.
 CREATE TABLE skips (
     skip_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     job_id      uuid NOT NULL,
     tenant      text NOT NULL,
     job_version integer NOT NULL,
-    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'bound', 'manual', 'catch_up_limit')),
+    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'manual', 'catch_up_limit')),
     first_at    timestamptz NOT NULL,
     last_at     timestamptz NOT NULL,
     occurrences bigint NOT NULL,
     is_exact    boolean NOT NULL DEFAULT true,
-    created_at     timestamptz NOT NULL
-);
-COMMENT ON COLUMN skips.is_exact IS 'false where the span holds more occurrences than were worth counting';
-CREATE INDEX skips_by_job ON skips (job_id, first_at);
-
--- What could not be worked with, kept for a person to look at.
-CREATE TABLE quarantine (
-    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind     text NOT NULL CHECK (kind IN ('job', 'outbox')),
-    tenant   text,
-    job_id   uuid,
-    topic    text,
-    key      bytea,
-    value    bytea,
-    headers  bytea[],
-    error    text NOT NULL,
     created_at  timestamptz NOT NULL
 );
-CREATE INDEX quarantine_by_job ON quarantine (job_id) WHERE job_id IS NOT NULL;
+COMMENT ON COLUMN skips.is_exact IS 'false if the span holds more occurrences than were counted';
+CREATE INDEX skips_by_job ON skips (job_id, first_at);
 
-CREATE TABLE audit_log (
-    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    created_at     timestamptz NOT NULL,
-    tenant      text NOT NULL,
-    actor       text,
-    action      text NOT NULL,
-    subject     text NOT NULL,
-    before_hash bytea,
-    after_hash  bytea
+-- Named sets of days of a tenant.
+CREATE TABLE calendars (
+    tenant     text NOT NULL REFERENCES tenants,
+    name       text NOT NULL,
+    version    integer NOT NULL,
+    days       date[] NOT NULL,
+    weekdays   smallint[] NOT NULL,
+    source     text,
+    updated_at timestamptz NOT NULL,
+    since      timestamptz,
+    PRIMARY KEY (tenant, name)
 );
-CREATE INDEX audit_log_by_tenant ON audit_log (tenant, created_at);
+COMMENT ON COLUMN calendars.weekdays IS '0 is Sunday, as in cron';
+COMMENT ON COLUMN calendars.source IS 'the origin of the days, such as the name of a file';
+COMMENT ON COLUMN calendars.since IS 'the last change of past days: occurrences before it are not shifted again';
+
+CREATE TABLE job_calendars (
+    tenant text NOT NULL,
+    name   text NOT NULL,
+    job_id uuid NOT NULL REFERENCES jobs,
+    PRIMARY KEY (tenant, name, job_id),
+    FOREIGN KEY (tenant, name) REFERENCES calendars
+);
+COMMENT ON TABLE job_calendars IS 'the jobs whose current version names a calendar: a change of it sets their timers again';
+CREATE INDEX job_calendars_by_job ON job_calendars (job_id);
+
+-- Jobs and outbox rows that the services cannot process, kept for an operator.
+CREATE TABLE quarantine (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind       text NOT NULL CHECK (kind IN ('job', 'outbox')),
+    tenant     text,
+    job_id     uuid,
+    topic      text,
+    key        bytea,
+    value      bytea,
+    headers    bytea[],
+    error      text NOT NULL,
+    created_at timestamptz NOT NULL
+);
+CREATE INDEX quarantine_by_job ON quarantine (job_id) WHERE job_id IS NOT NULL;

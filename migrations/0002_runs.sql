@@ -1,7 +1,9 @@
--- What occurrences and triggers become. Partitions are made by tidewheel/postgres/partitions.py, a day at a time, cut by run_id
--- alone (its first 48 bits are milliseconds); there is no default partition.
+-- Runs: their identity and outcome, the open ones, attempts, cancellations, dead letters, backfills.
+-- tidewheel/postgres/partitions.py creates the partitions, one per day. They are cut by run_id alone, whose first 48
+-- bits are milliseconds. There is no default partition.
 
--- Identity, origin and outcome. Written at firing, once more at the end. The primary key is the uniqueness of occurrences.
+-- Identity, origin and outcome of a run. Written when it is created and when it ends. The primary key makes occurrences
+-- unique.
 CREATE TABLE job_runs (
     run_id        uuid NOT NULL PRIMARY KEY,
     job_id        uuid NOT NULL,
@@ -12,7 +14,7 @@ CREATE TABLE job_runs (
     queue         text NOT NULL,
     lane          text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch')),
     scheduled_at  timestamptz NOT NULL,
-    created_at       timestamptz NOT NULL,
+    created_at    timestamptz NOT NULL,
     parent_run_id uuid,
     root_run_id   uuid,
     state         text NOT NULL DEFAULT 'queued' CHECK (state IN (
@@ -24,10 +26,10 @@ CREATE TABLE job_runs (
     reason        text,
     error_type    text
 ) PARTITION BY RANGE (run_id);
-COMMENT ON COLUMN job_runs.state IS 'the terminal state; until then open_runs has the true one';
+COMMENT ON COLUMN job_runs.state IS 'the terminal state; open_runs holds the state of an open run';
 CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at);
 
--- What a run carries beyond its version; no row where there is nothing.
+-- The inputs of a run beyond its job's version, and the progress of its attempt. Most runs have no row here.
 CREATE TABLE run_inputs (
     run_id               uuid NOT NULL PRIMARY KEY,
     tenant               text NOT NULL,
@@ -38,60 +40,75 @@ CREATE TABLE run_inputs (
     traceparent          text,
     request_id           text,
     checkpoint           bytea,
-    checkpoint_attempt   integer
+    checkpoint_attempt   integer,
+    late_ms              bigint,
+    progress             bytea,
+    progress_at          timestamptz,
+    progress_attempt     integer
 ) PARTITION BY RANGE (run_id);
+COMMENT ON COLUMN run_inputs.late_ms IS 'the delay of a run that catches up a missed occurrence';
+COMMENT ON COLUMN run_inputs.progress_attempt IS 'the attempt that reported progress';
 
--- One row from create_runs until the run is terminal: what sweep, cancel, deadlines and listings read.
+-- One row from create_runs until the run is terminal. Sweep, cancel, deadlines and lists read it.
 CREATE TABLE open_runs (
-    run_id       uuid PRIMARY KEY,
-    job_id       uuid NOT NULL,
-    tenant       text NOT NULL,
-    shard        smallint NOT NULL,
-    queue        text NOT NULL,
-    lane         text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch')),
-    handler      text,
-    cause        text NOT NULL CHECK (cause IN ('timer', 'trigger', 'backfill', 'workflow', 'retry')),
-    overlap      text NOT NULL CHECK (overlap IN (
+    run_id               uuid PRIMARY KEY,
+    job_id               uuid NOT NULL,
+    tenant               text NOT NULL,
+    shard                smallint NOT NULL,
+    queue                text NOT NULL,
+    lane                 text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch')),
+    handler              text,
+    cause                text NOT NULL CHECK (cause IN ('timer', 'trigger', 'backfill', 'workflow', 'retry')),
+    overlap              text NOT NULL CHECK (overlap IN (
         'skip', 'buffer_one', 'buffer_all', 'cancel_other', 'terminate_other', 'allow_all')),
-    state        text NOT NULL CHECK (state IN (
+    state                text NOT NULL CHECK (state IN (
         'queued', 'buffered', 'running', 'waiting', 'retrying', 'cancelling', 'blocked')),
-    job_version  integer NOT NULL,
-    attempt      integer NOT NULL DEFAULT 0,
+    job_version          integer NOT NULL,
+    attempt              integer NOT NULL DEFAULT 0,
     failed_attempts      integer NOT NULL DEFAULT 0,
-    lost_attempts         integer NOT NULL DEFAULT 0,
-    scheduled_at timestamptz NOT NULL,
-    publish_at   timestamptz NOT NULL,
-    deadline_at  timestamptz,
-    created_at      timestamptz NOT NULL,
-    started_at   timestamptz,
-    executor_id  uuid,
-    token_hash   bytea,
-    claimed_from      text
+    lost_attempts        integer NOT NULL DEFAULT 0,
+    scheduled_at         timestamptz NOT NULL,
+    publish_at           timestamptz NOT NULL,
+    deadline_at          timestamptz,
+    created_at           timestamptz NOT NULL,
+    started_at           timestamptz,
+    executor_id          uuid,
+    claimed_from         text,
+    schedule_to_close_at timestamptz,
+    external_deadline_at timestamptz
 ) WITH (
-    -- Room in the page, so that a claim (which grows the row and touches no indexed column) stays HOT.
-    fillfactor = 70,
+    -- A claim makes the row longer and changes no indexed column. With room for a second version of each row it stays
+    -- on its page and touches no index (docs/performance.md).
+    fillfactor = 40,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON COLUMN open_runs.handler IS 'null for targets that any executor can run';
-COMMENT ON COLUMN open_runs.publish_at IS 'not claimable before; infinity while buffered, blocked or waiting';
-COMMENT ON COLUMN open_runs.claimed_from IS 'topic/partition/offset@timestamp of the message of the last claim';
+COMMENT ON COLUMN open_runs.handler IS 'what an executor must have: a handler''s name, tidewheel.shell or tidewheel.lambda; null if any executor will do';
+COMMENT ON COLUMN open_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';
+COMMENT ON COLUMN open_runs.deadline_at IS 'the earliest timeout that the scheduler enforces: schedule_to_start until an attempt starts, schedule_to_close_at, external_deadline_at, an external heartbeat';
+COMMENT ON COLUMN open_runs.executor_id IS 'the executor that owns the attempt; of a waiting run the one that started it';
+COMMENT ON COLUMN open_runs.claimed_from IS 'the message of the last claim as topic/partition/offset@timestamp, or sweep';
+COMMENT ON COLUMN open_runs.schedule_to_close_at IS 'the time at which schedule_to_close expires';
+COMMENT ON COLUMN open_runs.external_deadline_at IS 'the time limit for the external completion of a waiting run';
 CREATE INDEX open_runs_due ON open_runs (queue, lane, publish_at);
-CREATE INDEX open_runs_by_job ON open_runs (job_id);
+CREATE INDEX open_runs_by_job ON open_runs (job_id, scheduled_at); -- finds a job's oldest buffered run first
 CREATE INDEX open_runs_deadline ON open_runs (deadline_at) WHERE deadline_at IS NOT NULL;
 
--- Who holds a job's turn. Claim and end both lock this row before they look.
+-- The active run of each job whose policy limits overlaps. Claim and end lock this row before they read further.
 CREATE TABLE active_runs (
-    job_id uuid PRIMARY KEY,
-    tenant text NOT NULL,
-    run_id uuid NOT NULL
+    job_id      uuid PRIMARY KEY,
+    tenant      text NOT NULL,
+    run_id      uuid NOT NULL,
+    has_waiters boolean NOT NULL DEFAULT false
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 );
+COMMENT ON COLUMN active_runs.has_waiters IS 'true if runs may wait: without it a release is one DELETE';
+CREATE INDEX active_runs_waiting ON active_runs (job_id) WHERE has_waiters;
 
 CREATE TABLE attempts (
     run_id        uuid NOT NULL,
@@ -104,32 +121,22 @@ CREATE TABLE attempts (
         'succeeded', 'failed', 'timed_out', 'cancelled', 'lost', 'released', 'snoozed')),
     error_type    text,
     error_message text,
-    claimed_from       text,
+    claimed_from  text,
     PRIMARY KEY (run_id, attempt)
 ) PARTITION BY RANGE (run_id);
 
--- Results, traces and output: kept shorter than the attempts they belong to; no row where there is nothing.
+-- Results, tracebacks and output: kept for a shorter time than their attempts. An attempt without any has no row.
 CREATE TABLE attempt_outputs (
-    run_id  uuid NOT NULL,
-    attempt integer NOT NULL,
-    tenant  text NOT NULL,
-    result  bytea,
-    trace   text,
-    output  bytea,
+    run_id       uuid NOT NULL,
+    attempt      integer NOT NULL,
+    tenant       text NOT NULL,
+    result       bytea,
+    trace        text,
+    output       bytea,
+    output_bytes bigint,
     PRIMARY KEY (run_id, attempt)
 ) PARTITION BY RANGE (run_id);
-
-CREATE TABLE joins (
-    child_run_id uuid PRIMARY KEY,
-    tenant       text NOT NULL,
-    child_job_id uuid NOT NULL,
-    root_run_id  uuid NOT NULL,
-    generation   integer NOT NULL,
-    parents      jsonb NOT NULL,
-    marks        jsonb NOT NULL DEFAULT '{}',
-    created_at      timestamptz NOT NULL
-);
-COMMENT ON TABLE joins IS 'which parents of a workflow run have ended, and how';
+COMMENT ON COLUMN attempt_outputs.output_bytes IS 'the number of bytes written in all, of which output holds the last 64 KiB';
 
 CREATE TABLE signals (
     run_id      uuid NOT NULL,
@@ -137,24 +144,69 @@ CREATE TABLE signals (
     kind        text NOT NULL CHECK (kind IN ('cancel', 'terminate')),
     tenant      text NOT NULL,
     executor_id uuid NOT NULL,
-    created_at     timestamptz NOT NULL,
+    created_at  timestamptz NOT NULL,
     PRIMARY KEY (run_id, attempt, kind)
 );
 CREATE INDEX signals_by_executor ON signals (executor_id);
 
 CREATE TABLE cancellations (
-    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant      text NOT NULL,
-    job_id      uuid,
-    queue       text,
-    lane        text,
-    handler     text,
-    cause       text,
-    created_before timestamptz NOT NULL,
-    created_by     text,
-    finished_at timestamptz
+    id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant          text NOT NULL,
+    job_id          uuid,
+    queue           text,
+    lane            text,
+    handler         text,
+    cause           text,
+    created_before  timestamptz NOT NULL,
+    created_by      text,
+    finished_at     timestamptz,
+    labels          jsonb,
+    include_started boolean NOT NULL DEFAULT false,
+    cancelled_count bigint NOT NULL DEFAULT 0,
+    reason          text,
+    created_at      timestamptz NOT NULL DEFAULT tidewheel_now()
 );
-COMMENT ON TABLE cancellations IS 'filters that every claim consults until their rows and events are written';
+COMMENT ON TABLE cancellations IS 'filters that every claim reads until their runs and events are written';
+COMMENT ON COLUMN cancellations.labels IS 'only runs of jobs with these labels at that time, which are in cancelled_jobs';
+COMMENT ON COLUMN cancellations.include_started IS 'true if runs that have started are cancelled too';
+COMMENT ON COLUMN cancellations.cancelled_count IS 'the number of runs that have ended or have a cancel request so far';
+CREATE INDEX cancellations_open ON cancellations (tenant) WHERE finished_at IS NULL;
+
+-- A table, because every claim looks jobs up here: an array of ten thousand would be unpacked for each run.
+CREATE TABLE cancelled_jobs (
+    cancellation_id bigint NOT NULL,
+    job_id          uuid NOT NULL,
+    tenant          text NOT NULL,
+    PRIMARY KEY (cancellation_id, job_id)
+);
+COMMENT ON TABLE cancelled_jobs IS 'the jobs with the labels of a cancellation when it was accepted';
+
+-- Cancels by id that met a run whose row a long transaction holds. The scheduler applies them within about a second of
+-- that transaction's end, unless the run is over then. No index by run: the table is mostly empty, and two requests to
+-- cancel one run do no harm.
+CREATE TABLE pending_cancels (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    run_id     uuid NOT NULL,
+    tenant     text NOT NULL,
+    reason     text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT tidewheel_now()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE pending_cancels IS 'run.cancel requests for runs whose rows another transaction held';
+
+-- The effects of a completion in a client's own transaction. A row commits or rolls back with the completion. The
+-- scheduler applies and deletes it within about a second. The run is the primary key: a run ends once.
+CREATE TABLE deferred_effects (
+    run_id         uuid PRIMARY KEY,
+    job_id         uuid NOT NULL,
+    tenant         text NOT NULL,
+    ended_at       timestamptz NOT NULL,
+    chain_at       timestamptz,
+    reset_failures boolean NOT NULL,
+    release_job    boolean NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON COLUMN deferred_effects.chain_at IS 'the run''s scheduled time, if the job''s next fire time counts from its end';
+COMMENT ON COLUMN deferred_effects.reset_failures IS 'true if the job''s consecutive failures are to be reset';
+COMMENT ON COLUMN deferred_effects.release_job IS 'true if the run may be its job''s active run';
 
 CREATE TABLE failed_runs (
     run_id        uuid PRIMARY KEY,
@@ -172,22 +224,65 @@ CREATE TABLE failed_runs (
     error_type    text,
     error_message text
 );
+COMMENT ON TABLE failed_runs IS 'copies of failed runs, which outlive their partition of job_runs';
 CREATE INDEX failed_runs_by_tenant ON failed_runs (tenant, finished_at);
 
 CREATE TABLE dead_letters (
-    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant     text,
-    kind       text NOT NULL CHECK (kind IN ('run', 'message')),
-    run_id     uuid UNIQUE,
-    job_id     uuid,
-    topic      text,
-    partition  integer,
-    "offset"   bigint,
-    key        bytea,
-    value      bytea,
-    reason     text NOT NULL,
-    created_at    timestamptz NOT NULL,
+    id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant          text,
+    kind            text NOT NULL CHECK (kind IN ('run', 'message')),
+    run_id          uuid UNIQUE,
+    job_id          uuid,
+    topic           text,
+    partition       integer,
+    "offset"        bigint,
+    key             bytea,
+    value           bytea,
+    reason          text NOT NULL,
+    created_at      timestamptz NOT NULL,
     redriven_run_id uuid,
+    redriven_at     timestamptz,
+    headers         bytea[],
     UNIQUE (topic, partition, "offset")
 );
-CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, created_at);
+COMMENT ON COLUMN dead_letters.redriven_run_id IS 'the latest run that it was redriven as; null for a message';
+COMMENT ON COLUMN dead_letters.headers IS 'of a target''s reply, as in outbox; they hold its task token, so they are published nowhere';
+CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, created_at, id);
+CREATE INDEX dead_letters_by_job ON dead_letters (job_id, created_at, id) WHERE job_id IS NOT NULL;
+
+-- Past ranges that are run on request; the scheduler creates their runs a few at a time. The ids of a backfill's runs
+-- hold its created_at in their first 48 bits, and no other backfill of the job has the same.
+CREATE TABLE backfills (
+    backfill_id    uuid PRIMARY KEY,
+    tenant         text NOT NULL,
+    job_id         uuid NOT NULL,
+    shard          smallint NOT NULL,
+    state          text NOT NULL CHECK (state IN ('running', 'paused', 'finished', 'cancelled')),
+    first_at       timestamptz NOT NULL,
+    last_at        timestamptz NOT NULL,
+    what           text NOT NULL CHECK (what IN ('missing_only', 'all')),
+    versions       text NOT NULL CHECK (versions IN ('as_of', 'current')),
+    job_version    integer NOT NULL,
+    overlap        text,
+    newest_first   boolean NOT NULL,
+    max_concurrent integer NOT NULL,
+    occurrences    bigint NOT NULL,
+    wanted         bigint NOT NULL,
+    made           bigint NOT NULL DEFAULT 0,
+    passed_over    bigint NOT NULL DEFAULT 0,
+    cursor_at      timestamptz,
+    request_id     text,
+    traceparent    text,
+    reason         text,
+    created_at     timestamptz NOT NULL,
+    finished_at    timestamptz
+);
+COMMENT ON COLUMN backfills.job_version IS 'the current version when the backfill was accepted';
+COMMENT ON COLUMN backfills.overlap IS 'null: the policy of the job, or one after another if that allows no overlap';
+COMMENT ON COLUMN backfills.occurrences IS 'the number of occurrences in the range when it was accepted';
+COMMENT ON COLUMN backfills.wanted IS 'the number of these that were to run';
+COMMENT ON COLUMN backfills.cursor_at IS 'the next time to decide; null if none is left';
+COMMENT ON COLUMN backfills.created_at IS 'in whole milliseconds';
+CREATE INDEX backfills_open ON backfills (shard, backfill_id) WHERE state IN ('running', 'paused');
+CREATE UNIQUE INDEX backfills_by_job ON backfills (job_id, created_at);
+CREATE INDEX backfills_by_tenant ON backfills (tenant, created_at);

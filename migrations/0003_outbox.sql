@@ -1,6 +1,6 @@
--- What leaves for Kafka. Appended in the transaction that makes it true, deleted after the broker has acknowledged it.
--- No primary key: the relay deletes by the row's physical address and its id together, which saves an index on the
--- hottest table there is (docs/adr/0004-outbox.md).
+-- Outbox: messages for Kafka. A row is inserted by the transaction that it reports, and deleted after the broker's
+-- acknowledgement. No primary key: the relay deletes by physical address and id together, which saves an index on the
+-- busiest table (docs/adr/0004-outbox.md).
 CREATE TABLE outbox (
     id         bigint GENERATED ALWAYS AS IDENTITY,
     slice      smallint NOT NULL,
@@ -16,6 +16,6 @@ CREATE TABLE outbox (
     autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON COLUMN outbox.slice IS 'the range of shards whose relay carries it';
+COMMENT ON COLUMN outbox.slice IS 'the range of shards, which one relay publishes';
 COMMENT ON COLUMN outbox.headers IS 'name, value, name, value, …';
 CREATE INDEX outbox_due ON outbox (slice, lane, publish_at, id);

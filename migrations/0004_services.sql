@@ -1,39 +1,55 @@
--- Who is alive and how far they have read.
+-- Services: processes with their heartbeats, replies to requests, consumed offsets, stored schemas.
 
 CREATE TABLE members (
-    member_id  uuid PRIMARY KEY,
-    role       text NOT NULL CHECK (role IN ('scheduler', 'relay')),
-    name       text NOT NULL,
-    heartbeat_count    bigint NOT NULL DEFAULT 0,
-    last_heartbeat_at    timestamptz NOT NULL,
-    started_at timestamptz NOT NULL
+    member_id         uuid PRIMARY KEY,
+    role              text NOT NULL CHECK (role IN ('scheduler', 'relay')),
+    name              text NOT NULL,
+    heartbeat_count   bigint NOT NULL DEFAULT 0,
+    last_heartbeat_at timestamptz NOT NULL,
+    started_at        timestamptz NOT NULL
 );
 
 CREATE TABLE executors (
-    executor_id uuid PRIMARY KEY,
-    name        text NOT NULL,
-    queues      text[] NOT NULL,
-    handlers    text[] NOT NULL,
-    slots       integer NOT NULL,
-    heartbeat_count     bigint NOT NULL DEFAULT 0,
-    last_heartbeat_at     timestamptz NOT NULL,
-    started_at  timestamptz NOT NULL,
-    stopping    boolean NOT NULL DEFAULT false
+    executor_id       uuid PRIMARY KEY,
+    name              text NOT NULL,
+    queues            text[] NOT NULL,
+    handlers          text[] NOT NULL,
+    slots             integer NOT NULL,
+    heartbeat_count   bigint NOT NULL DEFAULT 0,
+    last_heartbeat_at timestamptz NOT NULL,
+    started_at        timestamptz NOT NULL,
+    stopping          boolean NOT NULL DEFAULT false,
+    group_protocol    text,
+    lease             interval,
+    last_claim_seq    bigint
 );
-COMMENT ON COLUMN executors.heartbeat_count IS 'the lease: attempts end as lost_attempts after it was watched standing still';
+COMMENT ON COLUMN executors.handlers IS 'the names of its handlers, with tidewheel.shell or tidewheel.lambda if it runs such targets';
+COMMENT ON COLUMN executors.heartbeat_count IS 'the lease: if the reaper sees it unchanged for that long, the attempts are lost';
+COMMENT ON COLUMN executors.lease IS 'its own setting of how long heartbeat_count may stay unchanged; null: the reaper''s setting';
+COMMENT ON COLUMN executors.last_claim_seq IS 'of an executor in another language: its latest claim; else null';
+
+-- Handlers that runs need and no executor has.
+CREATE TABLE unhandled_announcements (
+    tenant       text NOT NULL,
+    queue        text NOT NULL,
+    handler      text NOT NULL,
+    announced_at timestamptz NOT NULL,
+    PRIMARY KEY (tenant, queue, handler)
+);
+COMMENT ON TABLE unhandled_announcements IS 'the last event about a queue without an executor for a handler; an empty handler: the queue has no executor';
 
 CREATE TABLE requests (
     tenant     text NOT NULL,
     request_id text NOT NULL,
     body_hash  bytea NOT NULL,
     reply      bytea NOT NULL,
-    created_at    timestamptz NOT NULL,
+    created_at timestamptz NOT NULL,
     PRIMARY KEY (tenant, request_id)
 );
-COMMENT ON TABLE requests IS 'first answers, kept 8 days; only requests that name a request_id';
+COMMENT ON TABLE requests IS 'replies to requests with a request_id, kept 8 days: a repeated request gets the same reply';
 CREATE INDEX requests_by_age ON requests (created_at);
 
--- The offsets that intake goes by. The epoch is the fence: a zombie's update hits no row.
+-- The offsets from which intake consumes. The epoch is the fence: an update by an outdated member matches no row.
 CREATE TABLE intake_offsets (
     topic       text NOT NULL,
     partition   integer NOT NULL,
@@ -51,4 +67,4 @@ CREATE TABLE schemas (
     schema      text NOT NULL,
     stored_at   timestamptz NOT NULL DEFAULT tidewheel_now()
 );
-COMMENT ON TABLE schemas IS 'every released schema, so that an older reader can look a newer writer''s up';
+COMMENT ON TABLE schemas IS 'every released schema, so that an older reader finds the schema of a newer writer';

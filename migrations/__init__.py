@@ -1,1 +1,1 @@
-"""What rests: numbered SQL and the runner that applies it."""
+"""The database schema: numbered SQL, and the runner that applies it."""

@@ -1,7 +1,7 @@
-"""Applies the numbered SQL of this folder: forward only, checksummed, one runner at a time.
+"""Apply the numbered SQL of this folder: forward only, with checksums, by one runner at a time.
 
-The database remembers each file with the hash of its text, so a released migration that was edited afterwards is
-refused instead of being half there. All pending files go in one transaction each, in the order of their numbers.
+The database records each applied file with the hash of its text. A released file that was edited afterwards is refused,
+so that no database holds half of it. Each pending file is one transaction, in the order of the numbers.
 """
 
 import re
@@ -18,7 +18,7 @@ from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
 
-_NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # a runner waits for another, and an index takes its time
+_NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # to wait for a runner, or for a new index, takes long
 
 _FILE = re.compile(r"^(?P<number>\d{4})_[a-z0-9_]+\.sql$")
 
@@ -30,8 +30,8 @@ _RECORD = _SQL["record_migration"]
 _LOCK = _SQL["lock_migrations"]
 
 
-class Standing(StrEnum):
-    """Where one migration stands in one database."""
+class MigrationState(StrEnum):
+    """The state of one migration in one database."""
 
     APPLIED = "applied"
     PENDING = "pending"
@@ -53,16 +53,16 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One migration in one database."""
+    """One migration with its state in one database."""
 
     name: str
-    standing: Standing
+    state: MigrationState
     applied_at: datetime | None
 
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    """The migrations of this release in the order of their numbers."""
+    """Return the migrations of this release, in the order of their numbers."""
     found: list[Migration] = []
     for entry in resources.files("tidewheel.migrations").iterdir():
         match = _FILE.match(entry.name)
@@ -70,24 +70,24 @@ def migrations() -> tuple[Migration, ...]:
             found.append(Migration(int(match["number"]), entry.name, trusted(entry.read_text(encoding="utf-8"))))
     found.sort(key=lambda migration: migration.number)
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
-        message = f"the numbers of the migrations have a gap or a double: {[m.name for m in found]}"
+        message = f"the numbers of the migrations have a gap or a duplicate: {[m.name for m in found]}"
         raise MigrationError(message)
     return tuple(found)
 
 
 def status(url: str) -> list[Status]:
-    """Where each migration stands.
+    """Return the state of each migration.
 
     Raises:
-        Unavailable: The database does not answer.
-        MigrationError: An applied file was edited. What a newer release has applied is no error.
+        Unavailable: The database does not respond.
+        MigrationError: An applied file was edited. A migration of a newer release is no error.
     """
     with connect(url, "tidewheel-migrate") as connection:
         applied = _read_applied(connection)
     return [
         Status(
             migration.name,
-            Standing.APPLIED if migration.name in applied else Standing.PENDING,
+            MigrationState.APPLIED if migration.name in applied else MigrationState.PENDING,
             applied.get(migration.name),
         )
         for migration in migrations()
@@ -95,23 +95,25 @@ def status(url: str) -> list[Status]:
 
 
 def migrate(url: str, *, dry_run: bool = False) -> list[str]:
-    """Apply what is pending, and store the schemas of this release.
+    """Apply the pending migrations and store the schemas of this release.
 
     Args:
         url: The database.
-        dry_run: Run everything, then roll back.
+        dry_run: Apply everything, then roll back.
 
     Returns:
-        The names of the files applied (or that would be).
+        The names of the applied files; with `dry_run` of those that would be applied.
 
     Raises:
-        Unavailable: The database does not answer.
-        MigrationError: An applied file was edited. What a newer release has applied is no error.
+        Unavailable: The database does not respond.
+        MigrationError: An applied file was edited. A migration of a newer release is no error.
     """
-    from tidewheel.migrations.stored_schemas import store_schemas  # brings the codec, which `require_current` needs not
+    from tidewheel.migrations.stored_schemas import (
+        store_schemas,  # imports the codec, which `require_current` does not need
+    )
 
     with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection:
-        # Session-wide, so that a second runner waits for all files and not only for one; gone with the connection.
+        # The session holds it, so that a second runner waits for all files; released with the connection.
         connection.execute(_LOCK)
         applied = _read_applied(connection)
         connection.execute(_MAKE_TABLE)
@@ -131,10 +133,10 @@ def migrate(url: str, *, dry_run: bool = False) -> list[str]:
 
 
 def require_current(connection: Conn) -> None:
-    """See that the database has every migration this release needs; called by each service at start.
+    """Check that the database has every migration of this release; each service calls it when it starts.
 
     Raises:
-        MigrationError: Some are missing; the message says what to run.
+        MigrationError: Some are missing; the message names the command to run.
     """
     applied = _read_applied(connection)
     missing = [migration.name for migration in migrations() if migration.name not in applied]
@@ -150,7 +152,7 @@ def _read_applied(connection: Conn) -> dict[str, datetime]:
     known = {migration.name: migration.checksum for migration in migrations()}
     applied: dict[str, datetime] = {}
     for name, checksum, applied_at in connection.execute(_APPLIED).fetchall():
-        # A database that is ahead is fine: migrations before a deploy (`pre`) are made for the old code too.
+        # A newer database is accepted: migrations before a deploy (`pre`) suit the old code too.
         if str(name) in known and known[str(name)] != checksum:
             message = f"{name} was edited after it was applied to this database; restore the released file"
             raise MigrationError(message)

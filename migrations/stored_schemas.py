@@ -1,4 +1,4 @@
-"""The schemas of each release, stored by fingerprint, so that an older reader can look a newer writer's up."""
+"""Store the schemas of each release by fingerprint: an older reader finds a newer writer's schema."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _SQL = Statements("tidewheel.migrations")
 _STORE_SCHEMA = _SQL["store_schema"]
 _FIND_SCHEMA = _SQL["find_schema"]
 
-_MISSING_SECONDS = 5.0  # an id that nobody knows costs one connection in so long, and a deploy is noticed after it
+_MISSING_SECONDS = 5.0  # an unknown id opens one connection per interval; a deploy is noticed after it
 _MISSING_KEPT = 1000
 
 
@@ -25,15 +25,16 @@ def store_schemas(connection: Conn) -> None:
 
 
 def find_schema(connection: Conn, fingerprint: bytes) -> str | None:
-    """The stored schema of this fingerprint, if there is one."""
+    """Return the stored schema of this fingerprint; None if there is none."""
     row = connection.execute(_FIND_SCHEMA, {"fingerprint": fingerprint}).fetchone()
     return str(row[0]) if row else None
 
 
 def lookup_in(url: str) -> Callable[[bytes], str | None]:
-    """A look-up for the codec: asks this database for schemas that this release does not know.
+    """Return a look-up for the codec: it reads schemas that this release does not know from a database.
 
-    The look-up raises Unavailable when the database does not answer: a good message must not be taken for a bad one.
+    The look-up raises Unavailable if the database does not respond, so that a valid message is not taken for an invalid
+    one.
     """
     missing: dict[bytes, float] = {}
 

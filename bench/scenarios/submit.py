@@ -18,7 +18,7 @@ REQUESTS = 100_000
 _WARM_SHARE = 10  # the first of so many parts is not timed
 _FLOOR_ROWS = 50_000
 _STILL_SECONDS = 8.0  # that intake may stand still: its group puts out who is silent for 9 or 10
-_WRITTEN = ("jobs", "job_versions", "timers", "dedupe", "audit_log", "outbox")
+_WRITTEN = ("jobs", "job_versions", "timers", "outbox")
 
 
 def measure(server: Server, options: Options) -> Round:
@@ -68,7 +68,7 @@ def copy_floor(connection: Conn, requests: int) -> float:
     """Rows of jobs a second that a plain COPY of what was written does; empties the tables."""
     tables = [table for table in _WRITTEN if _one(connection, "SELECT to_regclass(%s) IS NOT NULL", table) is True]
     taken = baselines.take_rows(connection, tables, min(requests, _FLOOR_ROWS))
-    connection.execute("TRUNCATE jobs, job_versions, timers, outbox, audit_log CASCADE")
+    connection.execute("TRUNCATE jobs, job_versions, timers, outbox CASCADE")
     for each in taken:
         connection.execute(f"TRUNCATE {each.table} CASCADE".encode())
     connection.execute("SET session_replication_role = replica")  # rows of one job may lie in different parts

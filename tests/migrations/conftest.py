@@ -1,4 +1,4 @@
-"""Databases that no migration has touched; they go with the stack, since dropping one costs more than the test."""
+"""Databases without any migration; they stay until the stack ends, since dropping one costs more than the test."""
 
 from collections.abc import Iterator
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""The runner of migrations: once, in order, by one at a time, and never over an edited file."""
+"""The migration runner: each file once, in order, by one runner at a time, and never an edited file."""
 
 from contextlib import closing
 from datetime import timedelta
@@ -15,7 +15,7 @@ from tests.strict_types import ROOT
 from tests.transitions.stepping import in_background
 from tidewheel.clock import SystemClock
 from tidewheel.errors import MigrationError, Unavailable
-from tidewheel.migrations.runner import Standing, migrate, migrations, require_current, status
+from tidewheel.migrations.runner import MigrationState, migrate, migrations, require_current, status
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
 
 NAMES = [migration.name for migration in migrations()]
@@ -34,40 +34,40 @@ LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.migrations'))
 UNLOCK: LiteralString = "SELECT pg_advisory_unlock(hashtext('tidewheel.migrations'))"
 
 
-def standings(database: Database) -> list[Standing]:
-    return [each.standing for each in status(database.url)]
+def states(database: Database) -> list[MigrationState]:
+    return [each.state for each in status(database.url)]
 
 
-def test_the_files_are_numbered_without_a_gap_and_hashed_as_they_lie_there() -> None:
+def test_files_are_numbered_without_a_gap_and_hashed_byte_for_byte() -> None:
     files = sorted((ROOT / "migrations").glob("[0-9]*.sql"))
     assert [path.name for path in files] == NAMES
     assert [migration.number for migration in migrations()] == [*range(1, len(files) + 1)]
     assert [migration.checksum for migration in migrations()] == [sha256(p.read_bytes()).hexdigest() for p in files]
 
 
-def test_everything_is_applied_once_and_in_order(empty_database: Database) -> None:
-    assert standings(empty_database) == [Standing.PENDING] * len(NAMES)
+def test_migrations_are_applied_once_and_in_order(empty_database: Database) -> None:
+    assert states(empty_database) == [MigrationState.PENDING] * len(NAMES)
     assert migrate(empty_database.url) == NAMES
     first = empty_database.rows(APPLIED)
     assert [(name, checksum) for name, checksum, _ in first] == [(m.name, m.checksum) for m in migrations()]
     assert [at for _, _, at in first] == sorted(at for _, _, at in first)
-    told = [(each.name, each.applied_at) for each in status(empty_database.url)]
-    assert told == [(name, at) for name, _, at in first]
-    assert standings(empty_database) == [Standing.APPLIED] * len(NAMES)
-    # Again: nothing is done, and nothing is touched.
+    reported = [(each.name, each.applied_at) for each in status(empty_database.url)]
+    assert reported == [(name, at) for name, _, at in first]
+    assert states(empty_database) == [MigrationState.APPLIED] * len(NAMES)
+    # A second migrate changes nothing.
     assert migrate(empty_database.url) == []
     assert empty_database.rows(APPLIED) == first
     with empty_database.transaction() as connection:
         require_current(connection)
 
 
-def test_a_dry_run_names_what_it_would_do_and_leaves_nothing(empty_database: Database) -> None:
+def test_dry_run_names_the_pending_files_and_leaves_nothing(empty_database: Database) -> None:
     assert migrate(empty_database.url, dry_run=True) == NAMES
     assert empty_database.value(THINGS) == 0
     assert migrate(empty_database.url) == NAMES
 
 
-def test_a_dry_run_on_a_current_database_changes_nothing(fresh_database: Database) -> None:
+def test_dry_run_on_a_current_database_changes_nothing(fresh_database: Database) -> None:
     fresh_database.execute("DELETE FROM schemas")
     before = fresh_database.rows(APPLIED)
     assert migrate(fresh_database.url, dry_run=True) == []
@@ -76,7 +76,7 @@ def test_a_dry_run_on_a_current_database_changes_nothing(fresh_database: Databas
 
 
 @pytest.mark.parametrize("name", [NAMES[0], LAST])
-def test_an_edited_file_is_refused_by_everyone_and_nothing_is_applied(fresh_database: Database, name: str) -> None:
+def test_edited_file_is_refused_and_nothing_is_applied(fresh_database: Database, name: str) -> None:
     fresh_database.execute("UPDATE tidewheel_migrations SET checksum = 'another' WHERE name = %s", [name])
     remedy = f"^{name} was edited after it was applied to this database; restore the released file$"
     for refused in (migrate, status):
@@ -86,7 +86,7 @@ def test_an_edited_file_is_refused_by_everyone_and_nothing_is_applied(fresh_data
         require_current(connection)
 
 
-def test_a_refused_runner_leaves_the_lock_to_the_next(fresh_database: Database) -> None:
+def test_refused_runner_releases_the_lock(fresh_database: Database) -> None:
     fresh_database.execute("UPDATE tidewheel_migrations SET checksum = checksum || 'x'")
     with pytest.raises(MigrationError):
         migrate(fresh_database.url)
@@ -94,41 +94,41 @@ def test_a_refused_runner_leaves_the_lock_to_the_next(fresh_database: Database) 
     assert migrate(fresh_database.url) == []
 
 
-def test_a_database_that_is_ahead_is_served(fresh_database: Database) -> None:
-    """Migrations before a deploy are made for the old code too."""
+def test_database_with_newer_migrations_is_accepted(fresh_database: Database) -> None:
+    """Migrations before a deploy suit the old code too."""
     fresh_database.execute("INSERT INTO tidewheel_migrations VALUES ('9999_later_pre.sql', 'of another release')")
     assert migrate(fresh_database.url) == []
-    assert standings(fresh_database) == [Standing.APPLIED] * len(NAMES)
+    assert states(fresh_database) == [MigrationState.APPLIED] * len(NAMES)
     with fresh_database.transaction() as connection:
         require_current(connection)
 
 
-def test_a_service_is_told_what_is_missing_and_what_to_run(fresh_database: Database, empty_database: Database) -> None:
-    def told(database: Database) -> str:
+def test_service_on_an_old_database_names_what_is_missing(fresh_database: Database, empty_database: Database) -> None:
+    def refusal(database: Database) -> str:
         with database.transaction() as connection:
             with pytest.raises(MigrationError) as caught:
                 require_current(connection)
             assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         return str(caught.value)
 
-    assert told(empty_database) == f"the database lacks {', '.join(NAMES)}; run `tidewheel migrate`"
+    assert refusal(empty_database) == f"the database lacks {', '.join(NAMES)}; run `tidewheel migrate`"
     fresh_database.execute("DELETE FROM tidewheel_migrations WHERE name = %s", [LAST])
-    assert told(fresh_database) == f"the database lacks {LAST}; run `tidewheel migrate`"
+    assert refusal(fresh_database) == f"the database lacks {LAST}; run `tidewheel migrate`"
 
 
-def test_of_two_runners_at_once_the_second_waits_and_finds_nothing_to_do(empty_database: Database) -> None:
+def test_second_of_two_runners_waits_and_finds_nothing_to_do(empty_database: Database) -> None:
     with closing(empty_database.connection(autocommit=True)) as holding:
         holding.execute(LOCK)
         runners = [in_background(lambda: migrate(empty_database.url)) for _ in range(2)]
-        until(lambda: empty_database.value(WAITING) == 2, "both wait for their turn")
+        until(lambda: empty_database.value(WAITING) == 2, "both runners wait")
         assert empty_database.value(THINGS) == 0
         holding.execute(UNLOCK)
         assert sorted(runner.result(30) for runner in runners) == [[], NAMES]
-    assert standings(empty_database) == [Standing.APPLIED] * len(NAMES)
+    assert states(empty_database) == [MigrationState.APPLIED] * len(NAMES)
 
 
-def test_a_file_that_fails_leaves_those_before_it_and_is_taken_up_again(empty_database: Database) -> None:
-    empty_database.execute("CREATE TABLE outbox (somebody text)")
+def test_failed_file_leaves_earlier_ones_applied_and_is_retried(empty_database: Database) -> None:
+    empty_database.execute("CREATE TABLE outbox (other text)")
     with pytest.raises(psycopg.errors.DuplicateTable):
         migrate(empty_database.url)
     failed = next(name for name in NAMES if "outbox" in name)
@@ -138,7 +138,7 @@ def test_a_file_that_fails_leaves_those_before_it_and_is_taken_up_again(empty_da
     assert migrate(empty_database.url) == left
 
 
-def test_partitions_stand_ready_for_days_without_a_scheduler(empty_database: Database) -> None:
+def test_migrate_creates_partitions_for_the_next_days(empty_database: Database) -> None:
     today = day_of(SystemClock().now())
     migrate(empty_database.url)
     for ahead in range(AHEAD_DAYS + 1):
@@ -147,8 +147,8 @@ def test_partitions_stand_ready_for_days_without_a_scheduler(empty_database: Dat
             assert empty_database.value("SELECT to_regclass(%s) IS NOT NULL", [name]), name
 
 
-def test_partitions_that_are_missing_are_made_by_migrating_again(fresh_database: Database) -> None:
-    """A runner that was killed after its last commit has not made them, and the next has no file to apply."""
+def test_migrating_again_creates_missing_partitions(fresh_database: Database) -> None:
+    """A runner that is killed after its last commit has not created them; the next has no file to apply."""
     later = day_of(SystemClock().now()) + timedelta(days=AHEAD_DAYS)
     there = "SELECT to_regclass(%s) IS NOT NULL"
     name = f"job_runs_{later:%Y%m%d}"
@@ -160,7 +160,7 @@ def test_partitions_that_are_missing_are_made_by_migrating_again(fresh_database:
     assert fresh_database.value(there, [name])
 
 
-def test_a_database_that_does_not_answer_is_told_as_such() -> None:
+def test_unreachable_database_raises_unavailable() -> None:
     for attempt in (migrate, status):
         with pytest.raises(Unavailable):
             attempt("postgresql://127.0.0.1:1/none")

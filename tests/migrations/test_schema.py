@@ -1,24 +1,24 @@
-"""What the tables promise beyond their columns."""
+"""The promises of the tables beyond their columns."""
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, about, ask, submit
 from tidewheel.transitions.claim import Claim, claim_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
-NOBODYS = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox"}
+WITHOUT_TENANT = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox"}
 
 
-def test_every_table_belongs_to_a_tenant_but_for_those_that_are_nobodys(shared_database: Database) -> None:
+def test_every_table_but_the_listed_ones_has_a_tenant(shared_database: Database) -> None:
     found = shared_database.rows(
         "SELECT c.relname, bool_or(a.attname = 'tenant')"
         " FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid"
         " WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition"
         " GROUP BY c.relname"
     )
-    assert {name for name, has_tenant in found if not has_tenant} == NOBODYS
+    assert {name for name, has_tenant in found if not has_tenant} == WITHOUT_TENANT
 
 
-def test_columns_of_later_work_are_there_from_the_start(shared_database: Database) -> None:
+def test_columns_that_each_release_needs_exist(shared_database: Database) -> None:
     wanted = {
         ("jobs", "bucket"), ("jobs", "shard"), ("job_runs", "cause"), ("job_runs", "queue"), ("job_runs", "lane"),
         ("open_runs", "overlap"), ("open_runs", "failed_attempts"), ("open_runs", "lost_attempts"),
@@ -31,13 +31,13 @@ def test_columns_of_later_work_are_there_from_the_start(shared_database: Databas
     assert wanted <= set(found)
 
 
-def test_the_number_of_shards_is_written_once(shared_database: Database) -> None:
+def test_first_migration_writes_the_settings(shared_database: Database) -> None:
     settings = dict(shared_database.rows("SELECT name, value FROM settings"))
     assert settings.keys() == {"shards", "task_token_key", "tzdata"}
     assert settings["shards"] == 64
 
 
-def test_the_clock_is_stable_within_a_statement_and_goes_on_within_a_transaction(shared_database: Database) -> None:
+def test_clock_is_stable_within_a_statement_and_advances_within_a_transaction(shared_database: Database) -> None:
     assert shared_database.value("SELECT provolatile FROM pg_proc WHERE proname = 'tidewheel_now'") in {"s", b"s"}
     with shared_database.transaction() as connection:
         first = connection.execute("SELECT tidewheel_now()").fetchone()
@@ -47,12 +47,12 @@ def test_the_clock_is_stable_within_a_statement_and_goes_on_within_a_transaction
     assert str(first[0]) < str(second[0])
 
 
-def test_there_is_no_default_partition(shared_database: Database) -> None:
+def test_no_table_has_a_default_partition(shared_database: Database) -> None:
     assert shared_database.rows("SELECT partrelid::regclass::text FROM pg_partitioned_table WHERE partdefid <> 0") == []
 
 
-def test_a_claim_is_a_hot_update(fresh_database: Database) -> None:
-    """It touches no indexed column: where there is room in the page, no index is written."""
+def test_claim_is_a_hot_update(fresh_database: Database) -> None:
+    """A claim changes no indexed column: with room in the page it writes no index."""
     submit(fresh_database)
     ask(fresh_database, *(about("job.trigger") for _ in range(500)))
     one_a_page = "SELECT DISTINCT ON ((ctid::text::point)[0]) run_id FROM open_runs ORDER BY (ctid::text::point)[0]"

@@ -1,4 +1,4 @@
-"""Every schema of a release is stored by its fingerprint, so that any reader finds it."""
+"""Every schema of a release is stored by its fingerprint, so that every reader finds it."""
 
 import pytest
 
@@ -20,14 +20,14 @@ def test_every_schema_of_this_release_is_stored_and_found(database: Database) ->
     assert stored == sorted((s.fingerprint, s.name, s.version, s.text) for s in schemas)
 
 
-def test_storing_them_again_changes_nothing(database: Database) -> None:
+def test_storing_schemas_again_changes_nothing(database: Database) -> None:
     before = database.rows("SELECT * FROM schemas ORDER BY fingerprint")
     with database.transaction() as connection:
         store_schemas(connection)
     assert database.rows("SELECT * FROM schemas ORDER BY fingerprint") == before
 
 
-def test_a_release_without_a_new_migration_still_stores_its_schemas(fresh_database: Database) -> None:
+def test_release_without_a_new_migration_stores_its_schemas(fresh_database: Database) -> None:
     schemas = all_schemas()
     fresh_database.execute("DELETE FROM schemas WHERE fingerprint = %s", [schemas[0].fingerprint])
     assert migrate(fresh_database.url) == []
@@ -41,13 +41,13 @@ def test_schemas_of_other_releases_are_kept_and_found(fresh_database: Database) 
     assert lookup_in(fresh_database.url)(newer) == '"string"'
 
 
-def test_what_nobody_stored_is_not_found(database: Database) -> None:
+def test_unknown_fingerprint_is_not_found(database: Database) -> None:
     lookup = lookup_in(database.url)
     assert lookup(b"\x02" * 8) is None
     assert lookup(b"\x02" * 8) is None
     assert lookup(all_schemas()[0].fingerprint) == all_schemas()[0].text
 
 
-def test_a_database_that_does_not_answer_is_not_taken_for_one_without_the_schema() -> None:
+def test_unreachable_database_is_not_an_unknown_schema() -> None:
     with pytest.raises(Unavailable):
         lookup_in("postgresql://127.0.0.1:1/none")(b"\x03" * 8)

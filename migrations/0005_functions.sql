@@ -1,21 +1,6 @@
--- What applications do in transactions of their own, beside their own rows: complete a run, enqueue one.
+-- Functions that applications call in their own transactions.
 
--- What a completion in a user's transaction sets off elsewhere. A row commits or falls with the completion; the scheduler
--- does what it says and deletes it, within a second or so. No primary key but the run's: a run ends once.
-CREATE TABLE deferred_effects (
-    run_id     uuid PRIMARY KEY,
-    job_id     uuid NOT NULL,
-    tenant     text NOT NULL,
-    ended_at   timestamptz NOT NULL,
-    chain_at timestamptz,
-    reset_failures boolean NOT NULL,
-    release_job boolean NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON COLUMN deferred_effects.chain_at IS 'the run''s nominal instant, where the job''s next one is counted from its end';
-COMMENT ON COLUMN deferred_effects.reset_failures IS 'whether the job''s failures in a row are to be forgotten';
-COMMENT ON COLUMN deferred_effects.release_job IS 'whether the run may hold its job''s turn';
-
--- Fails: what a zombie's transaction holds must not be committed, whatever its code does with the error.
+-- Always raises an error, so that a zombie's transaction cannot be committed, even if its code ignores the error.
 CREATE FUNCTION tidewheel_attempt_over(run_id uuid, attempt integer) RETURNS void
     LANGUAGE plpgsql STABLE
 AS $$
@@ -25,8 +10,8 @@ BEGIN
 END
 $$;
 
--- A triggered run in the caller's own transaction, from any language: a request in the outbox, which commits or rolls back
--- with the caller's rows and is applied by intake exactly once, by its request_id. Returns the request_id.
+-- Triggers a run in the caller's own transaction, from any language; returns the request_id. It inserts a request into
+-- the outbox, which commits or rolls back with the caller's rows. Intake applies it exactly once, by its request_id.
 CREATE FUNCTION tidewheel_enqueue(
     key        text,
     payload    jsonb DEFAULT NULL,
@@ -70,7 +55,8 @@ BEGIN
         RAISE EXCEPTION 'payload: it has % bytes, more than 262144', octet_length(payload::text)
             USING ERRCODE = 'program_limit_exceeded', HINT = 'store it elsewhere and pass a reference';
     END IF;
-    -- As in tidewheel/jobs/strict_json.py and values.py: what intake would refuse must not be committed here.
+    -- The limits of tidewheel/jobs/strict_json.py and values.py: a request that intake would refuse must not be
+    -- committed.
     IF jsonb_path_exists(payload, 'strict $.**{32 to last} ? (@.type() == "object" || @.type() == "array")') THEN
         RAISE EXCEPTION 'payload: it is nested more than 32 deep' USING ERRCODE = 'program_limit_exceeded', HINT = 'flatten it';
     END IF;
@@ -80,7 +66,7 @@ BEGIN
         RAISE EXCEPTION 'payload: it holds more than 32000 arrays and objects'
             USING ERRCODE = 'program_limit_exceeded', HINT = 'store it elsewhere and pass a reference';
     END IF;
-    -- JSON has no such bounds, but whoever reads the message: 4300 digits of a whole number, else what a double holds.
+    -- JSON has no such limits, but its readers do: 4300 digits of an integer, and the range of a double otherwise.
     IF octet_length(payload::text) > 308
        AND EXISTS (SELECT FROM jsonb_path_query(payload, 'strict $.** ? (@.type() == "number")') AS n (value)
                     WHERE abs(n.value::numeric) >= CASE WHEN strpos(n.value::text, '.') = 0 THEN 1e4300
@@ -135,24 +121,13 @@ BEGIN
     RETURN request_id;
 END
 $$;
-COMMENT ON FUNCTION tidewheel_enqueue IS 'a triggered run in the caller''s own transaction; returns the request_id';
+COMMENT ON FUNCTION tidewheel_enqueue IS 'triggers a run in the caller''s own transaction; returns the request_id';
 
--- It works with its owner's rights, so that an application needs none but that of calling it: nobody has it unasked. What
--- it names is looked up where these tables are, and in no temporary ones that a caller could have made.
+-- It runs with its owner's rights, so that an application needs only the right to call it, which must be granted. Names
+-- in it are looked up in the schema of these tables, and never in temporary tables that a caller may have created.
 REVOKE ALL ON FUNCTION tidewheel_enqueue FROM PUBLIC;
 DO $$
 BEGIN
     EXECUTE format('ALTER FUNCTION tidewheel_enqueue SET search_path = %I, pg_temp', current_schema());
 END
 $$;
-
--- Cancels by id that met a run in the hands of a transaction that lasts. The scheduler carries them out within a second or
--- so of its end, unless the run is over then. No index by run: there is mostly none, and two wishes for a run do no harm.
-CREATE TABLE pending_cancels (
-    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    run_id  uuid NOT NULL,
-    tenant  text NOT NULL,
-    reason  text NOT NULL,
-    created_at timestamptz NOT NULL DEFAULT tidewheel_now()
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE pending_cancels IS 'run.cancel of runs whose rows somebody held';
