@@ -28,7 +28,7 @@ class Clock(Protocol):
     """The start_to_close clock of an attempt; used on the event loop."""
 
     def pause(self) -> None:
-        """Shutdown it while the attempt waits for a thread or a process."""
+        """Stop it while the attempt waits for a thread or a process."""
         ...
 
     def restart(self) -> None:
@@ -173,7 +173,7 @@ class Attempt:
                 loop.call_soon_threadsafe(clock.restart)
 
     def release_with(self, future: "Future[Outcome]") -> None:
-        """Release the slot when this thread's future is done, not when the task ends: a thread cannot be stopped."""
+        """Release the slot when this thread's future is done, not with the task: a thread cannot be stopped."""
         self.on_thread = True
         future.add_done_callback(lambda _: self.release())
 
@@ -289,7 +289,7 @@ class Attempt:
         self.on_release(self)
 
     def seal_output(self) -> bool:
-        """Shutdown flushing its output: its end is being recorded. Return True if none was ever flushed."""
+        """Stop flushing its output: its end is being recorded. Return True if none was ever flushed."""
         with self._lock:
             if self.output is None:
                 self._output_sealed = True

@@ -65,7 +65,7 @@ class Output:
             return self._end()
 
     def begin_flush(self) -> tuple[bytes, int] | None:
-        """Return the tail to write to the database while the attempt runs, and the number of bytes written so far.
+        """Return the tail to flush while the attempt runs, and the number of bytes written so far.
 
         Returns:
             None if nothing is new, or the attempt's end is being recorded. Otherwise its row may exist from now on.

@@ -73,7 +73,7 @@ class ClaimResult(NamedTuple):
 
 
 class BatchClaimer:
-    """Claims the runs of one lane's messages; one thread may decode while another one claims an earlier batch.
+    """Claims the runs of one lane's messages; one thread may decode while another one claims.
 
     Args:
         topic: The lane's topic, for log lines.

@@ -35,7 +35,7 @@ NOT_COMMITTED = "NotCommitted"
 
 @dataclass(frozen=True, slots=True)
 class CompletionConfig:
-    """Settings that all completions of one executor share; can be pickled, for handlers in worker processes.
+    """Settings that all completions of one executor share; can be pickled for worker processes.
 
     Args:
         installation: Topics and encoding.

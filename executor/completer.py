@@ -108,7 +108,7 @@ class Completer:
             return self._changed.wait_for(lambda: self.backlog() == 0, timeout=seconds)
 
     def close(self) -> None:
-        """Shutdown writing; a reaper ends what is left when the lease is over."""
+        """Stop writing; a reaper ends what is left when the lease is over."""
         self._stop.request()
         for thread in self._threads:
             thread.join(timeout=10)
@@ -189,7 +189,7 @@ class Completer:
             self._being_written -= len(items)
 
     def _save_progress(self, backoff: Backoff) -> None:
-        """Save the progress of running attempts; without a database it waits, and only the newest values are kept."""
+        """Save the progress of running attempts; without a database only the newest values are kept."""
         beats = self.progress.take_all()
         try:
             with self._session.transaction() as connection:
@@ -204,7 +204,7 @@ class Completer:
         self.progress.mark_saved(beats)
 
     def _write_with_retries(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
-        """Write a batch as soon as the database accepts it; return the items whose rows are locked, for a retry."""
+        """Write a batch as soon as the database accepts it; return the items whose rows are locked."""
         batch = self._latest_per_run(batch)
         while batch and not self._stop.requested():
             try:

@@ -1,4 +1,4 @@
-"""Consume one lane of one queue in a consumer group: fetch messages, claim their runs, then commit the offsets.
+"""Consume one lane in a consumer group: fetch messages, claim their runs, then commit the offsets.
 
 An offset moves past messages that were claimed, refused or left to the sweep. It never moves before the claim is
 committed, and never waits for the work: a run that takes hours blocks no partition. `offsets.py` commits them. A full

@@ -28,7 +28,7 @@ _LOG = logging.getLogger("tidewheel.handler")
 
 
 class Flag:
-    """A flag that is set once and read by every thread; 20 times cheaper to create than an Event, which can wait."""
+    """A flag that is set once and read by every thread; 20 times cheaper to create than an Event."""
 
     __slots__ = ("_is_set",)
 
@@ -185,7 +185,7 @@ class Context:
 
     @property
     def deadline(self) -> datetime:
-        """End of the attempt's time limit by this machine's clock, in UTC: to pass on to services that it calls."""
+        """End of the attempt's time limit by this machine's clock, in UTC; pass it to services you call."""
         return SystemClock().now() + timedelta(seconds=self.remaining_seconds)
 
     @property
@@ -208,7 +208,7 @@ class Context:
         self._channel.beat(_to_json("progress", progress), _to_json("checkpoint", checkpoint))
 
     def previous(self) -> Previous:
-        """Return the job's runs before this one; queries the database, so a coroutine awaits `previous_async` instead.
+        """Return the job's runs before this one; blocks, so a coroutine awaits `previous_async` instead.
 
         Raises:
             Unavailable: The database does not answer.

@@ -1,4 +1,4 @@
-"""Run one attempt on the event loop: its target, its timeouts by this process's monotonic clock, and its report.
+"""Run one attempt on the event loop: its target, its timeouts by monotonic clock, and its report.
 
 A timeout that expires cancels the attempt's task, which then reports it, however the handler reacts to being cancelled.
 A coroutine that ignores the cancellation is fenced off after a grace: its attempt is over, and its slot is free when
@@ -123,7 +123,7 @@ class Timeouts:
                 handle.cancel()
 
     def pause(self) -> None:
-        """Shutdown start_to_close and heartbeat: waiting for a thread or a process is not the attempt's time."""
+        """Stop start_to_close and heartbeat: waiting for a thread or a process is not the attempt's time."""
         self._attempt.reset_heartbeat(None)
         if self._start_to_close is not None:
             self._start_to_close.cancel()

@@ -1,4 +1,4 @@
-"""Services of an executor that handlers use while they run: progress, earlier runs, completion in a transaction.
+"""Services of an executor for running handlers: progress, earlier runs, completion in a transaction.
 
 A handler writes its progress from any thread and never waits. The completer takes it out and saves it. So a checkpoint
 is saved before the end of its attempt, and no older one is saved after it.

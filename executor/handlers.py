@@ -85,7 +85,7 @@ class Handler:
 
 
 def invalid_payload(error: ValueError) -> Outcome:
-    """Return the outcome of a payload that does not fit: permanent, since the same bytes fail on every attempt."""
+    """Return the outcome of an invalid payload: permanent, since the same bytes fail on every attempt."""
     return failed("InvalidPayload", str(error), permanent=True)
 
 
@@ -174,7 +174,7 @@ def _check_isolation(name: str, isolation: str | None, *, is_async: bool) -> Non
 
 
 def _advice(name: str, error: BaseException) -> str:
-    """Return the remedy for a module that cannot be imported: the faulty line, or how modules are named and found."""
+    """Return the remedy for a failed import: the faulty line, or how modules are named and found."""
     if name.endswith(".py"):
         return f"; write {name.removesuffix('.py')}, a module's name and not a file's"
     if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:

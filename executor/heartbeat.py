@@ -1,6 +1,6 @@
-"""Keeps the lease of this executor's attempts alive, and reads which of them are to stop.
+"""Heartbeat: renew this executor's lease, and read the signals for its attempts.
 
-A thread of its own, so that a blocked event loop does not cost the lease.
+It runs on a thread of its own, so that a blocked event loop does not cost the lease.
 """
 
 import logging
@@ -32,14 +32,14 @@ _READ_SIGNALS = _SQL["read_signals"]
 _DROP_SIGNALS = _SQL["drop_terminates"]
 
 _SIGNALS_SECONDS = 0.5
-_STRAY_AFTER = timedelta(seconds=10)  # a claim that has committed is begun long before
+_STRAY_AFTER = timedelta(seconds=10)  # a committed claim is in memory long before
 
-# Tells whether there is such an attempt here.
+# Returns False if there is no such attempt here.
 OnSignal = Callable[[UUID, int, Signal], bool]
 
 
 class Heartbeat:
-    """The thread that beats."""
+    """The thread that renews the lease."""
 
     def __init__(
         self,
@@ -78,40 +78,40 @@ class Heartbeat:
         self._stop.wakes(self.wake)
         self._entered = threading.Event()
         self._next_beat = 0.0
-        self._beaten = monotonic_seconds()
+        self._last_heartbeat = monotonic_seconds()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self, stop: Shutdown) -> None:
-        """Enter the executor; returns when it is entered, or asked to stop before."""
+        """Register the executor; return when it is registered, or a shutdown is requested before."""
         self._thread.start()
         while not self._entered.wait(_SIGNALS_SECONDS) and not stop.requested():
             pass
 
     def beat_now(self) -> None:
-        """ProgressReport at once: the lease was lost and must be entered again."""
+        """Beat at once: the lease was lost and the executor must be registered again."""
         self._next_beat = 0.0
         self.wake.set()
 
     @property
     def entered(self) -> bool:
-        """Whether it was ever entered."""
+        """True if it was ever registered."""
         return self._entered.is_set()
 
     def silent_seconds(self) -> float:
-        """For how long nothing of this executor has been heard, as far as it can know itself."""
-        return monotonic_seconds() - self._beaten
+        """Return the age of the last heartbeat."""
+        return monotonic_seconds() - self._last_heartbeat
 
     def is_silent(self) -> bool:
-        """Whether that is longer than the lease: others may have taken it for lost."""
-        return monotonic_seconds() - self._beaten > self._lease_seconds
+        """Return True if that is longer than the lease: another executor may have taken this one for lost."""
+        return monotonic_seconds() - self._last_heartbeat > self._lease_seconds
 
     def stopping(self) -> None:
-        """Say from now on that this executor is on its way out."""
+        """Record that this executor is shutting down."""
         self._columns["stopping"] = True
         self.beat_now()
 
     def leave(self, *, clean: bool) -> None:
-        """Shutdown beating; with `clean` the row goes too, for nothing is left that a reaper would have to find."""
+        """Stop beating; with `clean` delete the row too, since no attempt is left for a reaper."""
         self._stop.request()
         self._thread.join(timeout=10)
         if clean:
@@ -127,7 +127,7 @@ class Heartbeat:
         while not self._stop.requested():
             health.turns("heartbeat")
             try:
-                self._round()
+                self._beat_cycle()
             except (Unavailable, psycopg.Error) as error:
                 backoff.wait(error)
                 continue
@@ -136,9 +136,9 @@ class Heartbeat:
             self.wake.clear()
         health.ends()
 
-    def _round(self) -> None:
-        begun = monotonic_seconds()
-        beat = begun >= self._next_beat
+    def _beat_cycle(self) -> None:
+        now = monotonic_seconds()
+        beat = now >= self._next_beat
         if not beat and not self._busy():
             return
         with self._session.transaction() as connection:
@@ -146,18 +146,18 @@ class Heartbeat:
                 self._beat(connection)
             rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
         if beat:
-            self._beaten = begun  # before it was written: what was heard of it since is not sooner than that
+            self._last_heartbeat = now  # the time before the write: a reaper sees the write no earlier
             self._next_beat = monotonic_seconds() + self._every.total_seconds()
             self._entered.set()
-        self._pass_on(rows)
+        self._deliver(rows)
 
-    def _pass_on(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Tell the attempts; a `terminate` that was acted upon goes: its run is over, and nobody else takes it away."""
+    def _deliver(self, rows: Sequence[tuple[object, ...]]) -> None:
+        """Deliver signals, and delete a delivered `terminate`: its run is over, so no end deletes it."""
         acted: list[tuple[UUID, int]] = []
         for run_id, attempt, kind, stray in rows:
             assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
             assert isinstance(attempt, int)  # noqa: S101 - the column's type
-            # One that is not here is over, unless its claim has been committed and it is not begun yet.
+            # An attempt that is not here is over, unless its claim is committed and it is not in memory yet.
             here = self._on_signal(run_id, attempt, Signal(str(kind)))
             if kind == Signal.TERMINATE and (here or stray):
                 acted.append((run_id, attempt))
@@ -167,13 +167,13 @@ class Heartbeat:
                 connection.execute(_DROP_SIGNALS, {**columns, "terminate": Signal.TERMINATE})
 
     def _beat(self, connection: Conn) -> None:
-        asked = monotonic_seconds()
+        sent_at = monotonic_seconds()
         row = connection.execute(_BEAT, self._columns, binary=True).fetchone()
-        assert row is not None  # noqa: S101 - entered or beaten
-        self._skew.record(cast("datetime", row[0]), since=asked)
+        assert row is not None  # noqa: S101 - inserted or updated
+        self._skew.record(cast("datetime", row[0]), since=sent_at)
         if self.entered and (row[1] == 0 or self.is_silent()):
-            # Its lease was ended: what it had claimed is somebody else's, and what has not begun must not. Of one that
-            # stood still inside a claim the row stays, and its attempts were taken all the same.
+            # Its lease was ended: its attempts may run elsewhere, so those that have not started must not start here.
+            # If it was suspended inside a claim, its row stays, but its attempts were taken all the same.
             what = "was ended" if row[1] == 0 else "was over"
-            _LOG.warning("the lease of executor %s %s; entered again", self._columns["executor_id"], what)
+            _LOG.warning("the lease of executor %s %s; registered again", self._columns["executor_id"], what)
             self._on_reentry()

@@ -1,4 +1,4 @@
-"""The executor process: consumers, sweep, heartbeat, reaper and completer on threads, attempts on the event loop."""
+"""The executor process: its threads, its event loop with the attempts, and its shutdown."""
 
 import asyncio
 import logging
@@ -212,7 +212,7 @@ class Executor:
         self._running.pop(attempt.key, None)
 
     def _on_signal(self, run_id: UUID, number: int, kind: Signal) -> bool:
-        """Shutdown an attempt, and fence it off if it goes on; return False if it is not here.
+        """Stop an attempt, and fence it off if it goes on; return False if it is not here.
 
         A cancelled attempt has a grace period. The run of a terminated one has ended already.
         """

@@ -1,7 +1,7 @@
 -- name: beat_executor
--- The executor says that it lives: this counter is the lease of all its attempts. The first beat enters it. Brings the
--- database's clock along.
--- Index: executors_pkey. Lock: its own row (not its key, so that claims go on).
+-- Renew the lease of all attempts of an executor; the first beat inserts its row. Returns the database's clock.
+-- Index: executors_pkey.
+-- Lock: its own row, not the row's key, so that claims continue.
 INSERT INTO executors (
     executor_id, name, queues, handlers, slots, group_protocol, lease, heartbeat_count, last_heartbeat_at, started_at, stopping)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, %(lease)s, 0, tidewheel_now(),
@@ -11,51 +11,58 @@ ON CONFLICT (executor_id) DO UPDATE
 RETURNING last_heartbeat_at, heartbeat_count
 
 -- name: hold_lease
--- Makes sure that nobody has ended this executor's lease, and that nobody does while it claims; and that what the claims
--- consult (cancellations) was written either before them or after. One statement, for every claim pays its way there.
--- Index: executors_pkey. Lock: its own row's key, shared; the advisory one `claims`, shared.
+-- Lock this executor's lease for a claim; no row means that a reaper has ended it.
+-- Index: executors_pkey.
+-- Lock: its own row's key, shared; the advisory lock `claims`, shared.
+-- Why: no reaper ends the lease during the claim, and cancellations are written either before the claim or after it. Both
+-- in one statement, since every claim pays for it.
 SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
   FROM executors
  WHERE executor_id = %(executor_id)s
    FOR KEY SHARE
 
 -- name: leave_executor
--- The executor has handed everything back and goes; with a run still in its hands the row stays for a reaper.
--- Index: executors_pkey; reads open_runs once, at the end of a process. Lock: its own row.
+-- Delete the row of an executor that has released everything; with an attempt left the row stays for a reaper.
+-- Index: executors_pkey; reads open_runs once, at the end of a process.
+-- Lock: its own row.
 DELETE FROM executors
  WHERE executor_id = %(executor_id)s
    AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s))
 
 -- name: watch_executors
--- Every executor's counter and lease, and since when the server runs: the reaper compares them with what it saw before.
--- No index: a handful of rows. No lock.
+-- Return every executor's counter and lease, and the server's start time, for the reaper to compare.
+-- No index: few rows. No lock.
 SELECT executor_id, heartbeat_count, pg_postmaster_start_time(), coalesce(extract(epoch FROM lease), 0)::float8 FROM executors
 
 -- name: lock_lease
--- An executor whose counter still stands where it was seen; not while a claim of its own is under way, or stands still.
--- Index: executors_pkey. Lock: the row, passed over when somebody has it.
+-- Lock an executor whose counter is unchanged; no row while a claim of its own is in progress or suspended.
+-- Index: executors_pkey.
+-- Lock: the row, skipped if another transaction holds it.
 SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count = %(heartbeat_count)s FOR UPDATE SKIP LOCKED
 
 -- name: is_silent
--- Whether an executor's counter still stands where it was seen, whoever has its row.
+-- Return a row if an executor's counter is unchanged, even if another transaction holds the row.
 -- Index: executors_pkey. No lock.
 SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count = %(heartbeat_count)s
 
 -- name: end_lease
--- Ends the lease of an executor that has no attempts left.
--- Index: executors_pkey. Lock: the row, which lock_lease has locked already.
+-- Delete an executor that has no attempts left.
+-- Index: executors_pkey.
+-- Lock: the row, which lock_lease has locked already.
 DELETE FROM executors WHERE executor_id = %(executor_id)s
 
 -- name: find_leased_runs
--- The attempts of an executor that fell silent. A later statement than lock_lease, to see every claim before it.
+-- Return the attempts of an executor that missed its lease.
 -- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. No lock.
+-- Why: a statement after lock_lease, so that it sees every earlier claim.
 SELECT run_id, job_id, job_version, attempt, lost_attempts, state FROM open_runs
  WHERE executor_id = %(executor_id)s AND state = ANY (%(states)s)
  ORDER BY run_id
 
 -- name: find_orphans
--- Executors that have attempts in hand and no row: a safety net that should stay empty.
--- Index: none; reads open_runs once a minute, by one reaper at a time. Lock: an advisory one, passed over when taken.
+-- Return executors that own attempts and have no row: a safety net that should find nothing.
+-- Index: none; reads open_runs once a minute, by one reaper at a time.
+-- Lock: an advisory one, skipped if it is taken.
 SELECT DISTINCT o.executor_id
   FROM open_runs AS o
  WHERE (SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.orphans')))
@@ -63,10 +70,10 @@ SELECT DISTINCT o.executor_id
    AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
 -- name: find_due_runs
--- Open runs that are due and that this executor could run, the longest due first, with how long: what Kafka has not
--- brought yet, or will not. Those that a cancellation names are left out, or a backlog of them would keep what is behind
--- it from being found; a subquery for each row, so that the walk still ends at the last one that is wanted.
--- Index: open_runs_due, from the mark; past 20,000 rows of a lane it looks no further. No lock; the claim decides.
+-- Return due open runs that this executor can run, the oldest first, with their age, for the sweep.
+-- Index: open_runs_due, from the low-water mark; reads at most 20,000 rows of a lane. No lock; the claim decides.
+-- Why: runs that a cancellation names are left out, or a backlog of them would hide the runs behind it. A subquery for each
+-- row lets the scan end at the last row needed.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
        (SELECT tidewheel_now()) - o.publish_at AS due_for
   FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[], %(marks)s::timestamptz[])
@@ -92,37 +99,43 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
   ) AS o
 
 -- name: read_signals
--- Attempts of this executor that are to stop, and whether they should have been known for long.
+-- Return the signals for attempts of this executor, and whether each is old.
 -- Index: signals_by_executor. No lock.
 SELECT run_id, attempt, kind, created_at < (SELECT tidewheel_now()) - %(stray_after)s::interval
   FROM signals
  WHERE executor_id = %(executor_id)s
 
 -- name: drop_terminates
--- Signals that were acted upon, of runs that had ended before.
--- Index: signals_pkey. Lock: the rows.
+-- Delete delivered signals of runs that had ended before.
+-- Index: signals_pkey.
+-- Lock: the rows.
 DELETE FROM signals AS s
  USING unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS done (run_id, attempt)
  WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.kind = %(terminate)s
 
 -- name: enter_remote
--- An executor in another language enters; its claims are counted, so that one that is sent twice starts nothing twice.
--- Index: executors_pkey. Lock: the new row.
+-- Insert a remote executor.
+-- Index: executors_pkey.
+-- Lock: the new row.
+-- Why: its claims are numbered, so that a repeated one starts nothing twice.
 INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, heartbeat_count, last_heartbeat_at, started_at, last_claim_seq)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0)
 
 -- name: beat_remote
--- An executor in another language says that it lives; nobody enters by it, for whoever lost the lease lost its attempts.
--- Index: executors_pkey. Lock: its own row, waiting for a claim of its own.
+-- Renew the lease of a remote executor; never inserts a row, since a lost lease has lost its attempts.
+-- Index: executors_pkey.
+-- Lock: its own row, waiting for a claim of its own.
 UPDATE executors
    SET heartbeat_count = heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
  WHERE executor_id = %(executor_id)s AND last_claim_seq IS NOT NULL
 RETURNING last_heartbeat_at
 
 -- name: lock_remote
--- Makes sure that nobody ends this lease while it claims, and that its claims come one after another; and that what the
--- claims consult was written either before them or after, as hold_lease does.
--- Index: executors_pkey. Lock: its own row until commit; the advisory one `claims`, shared.
+-- Lock a remote executor for a claim; no row means that its lease was ended.
+-- Index: executors_pkey.
+-- Lock: its own row until commit; the advisory lock `claims`, shared.
+-- Why: no reaper ends the lease during the claim, and its claims follow one another. Cancellations are written either before
+-- the claim or after it, as for hold_lease.
 SELECT e.queues, e.handlers, e.last_claim_seq
   FROM executors AS e
  CROSS JOIN pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
@@ -130,14 +143,15 @@ SELECT e.queues, e.handlers, e.last_claim_seq
    FOR NO KEY UPDATE OF e
 
 -- name: count_claim
--- Takes note of the newest claim.
--- Index: executors_pkey. Lock: its own row, which lock_remote has locked already.
+-- Set the number of the newest claim.
+-- Index: executors_pkey.
+-- Lock: its own row, which lock_remote has locked already.
 UPDATE executors SET last_claim_seq = %(claim_id)s WHERE executor_id = %(executor_id)s
 
 -- name: find_due_handled
--- Open runs of these queues that have been due for a while, whose handlers such an executor has; the critical lane first.
--- Those that a cancellation names are left out, as in find_due_runs.
--- Index: open_runs_due; past 20,000 rows of a lane it looks no further. No lock; the claim that follows decides.
+-- Return open runs of these queues that a remote executor can run and that have been due for a while, critical first.
+-- Index: open_runs_due; reads at most 20,000 rows of a lane. No lock; the claim that follows decides.
+-- Why: runs that a cancellation names are left out, as in find_due_runs.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
   FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
  CROSS JOIN LATERAL (
@@ -162,43 +176,46 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
  LIMIT %(most)s
 
 -- name: find_sweep_claim
--- What a sweep of an executor in another language has started, when it asks a second time; as they were before.
--- Index: none on executor_id; read only after an answer was lost. No lock: its own row keeps its claims apart.
+-- Return the runs that a sweep of a remote executor has started, as they were before, for a repeated claim.
+-- Index: none on executor_id; read only after a response was lost.
+-- No lock: its own row keeps its claims apart.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
        o.publish_at
   FROM open_runs AS o
  WHERE o.executor_id = %(executor_id)s AND o.claimed_from = %(claimed_from)s AND o.state = ANY (%(states)s)
 
 -- name: read_owned_attempts
--- The attempts of an executor that are still in its hands, of those it reports about.
--- Index: open_runs_pkey. No lock; what is written about them carries the same fence.
+-- Return those of the reported attempts that their executor still owns.
+-- Index: open_runs_pkey. No lock; every write about them carries the same fence.
 SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
  WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: drop_answered
--- Signals of runs that had ended before, which an executor in another language has answered.
--- Index: signals_pkey. Lock: the rows.
+-- Delete signals that a remote executor has answered, of runs that had ended before.
+-- Index: signals_pkey.
+-- Lock: the rows.
 DELETE FROM signals AS s
  USING unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS done (run_id, attempt)
  WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.executor_id = %(executor_id)s AND s.kind = %(terminate)s
 
 -- name: hold_attempt
--- Whether an attempt may still complete its run: nobody else ends it, cancels it or sends it back from now on.
--- Index: open_runs_pkey. Lock: the row, waiting for whoever has it; what became of it meanwhile is looked at again.
+-- Lock an attempt that may still complete its run; from then on no other transaction ends, cancels or requeues it.
+-- Index: open_runs_pkey.
+-- Lock: the row, waiting for another transaction and then reading the row's new version.
 SELECT run_id FROM open_runs
  WHERE run_id = %(run_id)s AND attempt = %(attempt)s AND executor_id = %(executor_id)s AND state = %(running)s
    FOR UPDATE
 
 -- name: refuse_completion
--- Fails, and so makes sure that what the transaction holds is never committed. No index, no lock.
+-- Fail, so that the transaction is never committed. No index, no lock.
 SELECT tidewheel_attempt_over(%(run_id)s, %(attempt)s)
 
 -- name: read_previous
--- The last instant of a job before another that became a run, and the last run before it that succeeded with what it
--- returned. Neither is looked for further back than so many runs.
--- Index: by job in every partition of runs, walked from the instant; outputs by run and attempt. No lock.
+-- Return the job's last earlier instant that became a run, and its last earlier run that succeeded, with the result.
+-- Index: by job in every partition of runs, scanned backwards from the instant; outputs by run and attempt. No lock.
+-- Why: neither is searched for beyond this many runs.
 SELECT (SELECT r.scheduled_at
           FROM (SELECT e.scheduled_at, e.cause, e.state
                   FROM job_runs AS e

@@ -1,9 +1,9 @@
-"""Ends the attempts of executors that fell silent.
+"""Reaper: end the attempts of executors that missed their lease.
 
-An executor is lost only after this process has itself watched its counter stand still for the whole lease, by its own
-monotonic clock, with the database answering throughout and its start time unchanged: a database restart, a long
-fail-over or a sleeping reaper ends nobody's run. Every executor runs a reaper; the row's deletion decides which acts.
-A lost attempt is followed by another, but for a run that may be attempted once: nobody knows how that one ended.
+An executor is lost only after this process itself has seen its counter unchanged for the whole lease, by its own
+monotonic clock, while the database answered throughout with an unchanged start time. So a database restart, a long
+fail-over or a suspended reaper ends no run. Every executor runs a reaper, and deleting the row decides which one acts.
+Another attempt follows a lost one, except for an at-most-once run: its end is unknown.
 """
 
 import logging
@@ -41,14 +41,14 @@ _END_LEASE = _SQL["end_lease"]
 _FIND_LEASED_RUNS = _SQL["find_leased_runs"]
 _FIND_ORPHANS = _SQL["find_orphans"]
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _ORPHANS_SECONDS = 60.0
-_GAP_SECONDS = 3.0  # two looks further apart than this are no watching: this process itself was away
+_GAP_SECONDS = 3.0  # two polls further apart than this count for nothing: this process itself was suspended
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A counter, and since when it stands there."""
+    """A counter, and since when it has this value."""
 
     counter: int
     since: float
@@ -56,7 +56,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """An attempt in the hands of an executor that fell silent."""
+    """An attempt owned by an executor that missed its lease."""
 
     run_id: UUID
     job_id: UUID
@@ -67,7 +67,7 @@ class Leased:
 
 
 class Watch:
-    """What this process has seen of the others' counters; pure, so that its rule can be tested without waiting."""
+    """Counters of all executors as this process has seen them; pure, so that tests need not wait."""
 
     def __init__(self, lease: timedelta) -> None:
         self._lease_seconds = lease.total_seconds()
@@ -76,20 +76,20 @@ class Watch:
         self._last_look = 0.0
 
     def forget(self) -> None:
-        """The database did not answer: nothing was watched."""
+        """Drop everything seen: the database did not answer."""
         self._seen.clear()
 
     def look(
         self, counters: dict[UUID, int], server_start: object, now: float, leases: Mapping[UUID, float] | None = None
     ) -> list[tuple[UUID, int]]:
-        """Take note of the counters; returns the executors that were silent for the whole lease, with their counter.
+        """Record the counters; return the executors that missed their whole lease, with their counter.
 
         Args:
             counters: Every executor's counter.
-            server_start: Since when the database runs.
+            server_start: Start time of the database server.
             now: Monotonic seconds.
-            leases: Seconds that executors have by their own settings, where those are longer than this one's: a reaper
-                with a short lease must not end the attempts of those that beat as they were told.
+            leases: Leases of the executors in seconds. The longer of its own and this process's applies: a reaper with
+                a short lease must not end the attempts of an executor that is configured to beat less often.
         """
         if server_start != self._server_start or now - self._last_look > _GAP_SECONDS:
             self._seen.clear()
@@ -109,7 +109,7 @@ class Watch:
 
 
 class Reaper:
-    """The thread that watches and ends leases."""
+    """The thread that watches executors and ends leases."""
 
     def __init__(
         self, session: Session, installation: Installation, *, lease: timedelta, max_lost: int, stop: Shutdown
@@ -122,7 +122,7 @@ class Reaper:
         self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self) -> None:
@@ -134,7 +134,7 @@ class Reaper:
         run_loop(self._stop, "reaper", self.step)
 
     def step(self) -> float:
-        """One look at the counters; returns how long to wait for the next, in seconds."""
+        """Poll the counters once; return the seconds until the next poll."""
         try:
             with self._session.transaction() as connection:
                 rows = connection.execute(_WATCH_EXECUTORS, binary=True).fetchall()
@@ -150,14 +150,14 @@ class Reaper:
         if now >= self._next_orphans:
             self._next_orphans = now + _ORPHANS_SECONDS
             self._find_orphans()
-        return _LOOK_SECONDS
+        return _POLL_SECONDS
 
     def _reap_or_wait(self, executor_id: UUID, counter: int) -> None:
         try:
             with self._session.transaction() as connection:
                 columns = {"executor_id": executor_id, "heartbeat_count": counter}
                 locked = connection.execute(_LOCK_LEASE, columns).fetchone() is not None
-                # One that was stopped inside a claim of its own has its row; its attempts go back all the same.
+                # An executor that was suspended inside a claim holds its row locked; its attempts go back all the same.
                 if not locked and connection.execute(_IS_SILENT, columns).fetchone() is None:
                     return
                 lost, busy = self._send_back(connection, executor_id)
@@ -165,16 +165,16 @@ class Reaper:
                     connection.execute(_END_LEASE, columns)
                 failpoint("reap.before_commit")
         except Unavailable as error:
-            # Its rows are in somebody's hands: the others must not wait for that, and it comes again in a second.
+            # Another transaction holds its rows. The next poll tries again, and other executors do not wait for it.
             _LOG.info("executor %s is not reaped yet: %s", executor_id, error)
             return
         failpoint("reap.after_commit")
         metrics.count("leases_lost", lost)
         if lost or locked:
-            _LOG.warning("executor %s fell silent; %d attempts end as lost", executor_id, lost)
+            _LOG.warning("executor %s missed its lease; %d attempts end as lost", executor_id, lost)
 
     def _find_orphans(self) -> None:
-        """Attempts whose executor has no row: nothing of ours leaves them, so whoever finds one twice sends it back."""
+        """Send back attempts whose executor has no row, if two polls find them; no code path should leave any."""
         with self._session.transaction() as connection:
             rows = connection.execute(_FIND_ORPHANS, {"states": OWNED}, binary=True).fetchall()
             found = {cast("UUID", executor) for (executor,) in rows}
@@ -184,15 +184,15 @@ class Reaper:
         self._orphans = found - self._orphans
 
     def _send_back(self, connection: Conn, executor_id: UUID) -> tuple[int, int]:
-        """End the attempts of an executor; returns how many ended, and how many are in somebody's hands."""
+        """End the attempts of an executor; return the numbers of ended and of locked ones."""
         columns = {"executor_id": executor_id, "states": OWNED}
         with connection.cursor(row_factory=class_row(Leased), binary=True) as cursor:
             rows = cursor.execute(_FIND_LEASED_RUNS, columns).fetchall()
-        once = self._attempted_once(connection, rows)
+        at_most_once = self._at_most_once(connection, rows)
         ends: list[RunEnd] = []
         requeues: list[Requeue] = []
         for row in rows:
-            if (end := self._end(row, executor_id, once=row.run_id in once)) is not None:
+            if (end := self._end(row, executor_id, at_most_once=row.run_id in at_most_once)) is not None:
                 ends.append(end)
             else:
                 requeues.append(Requeue(row.run_id, row.attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
@@ -200,12 +200,12 @@ class Reaper:
         busy |= requeue_runs(connection, self._installation, requeues).busy
         return len(rows) - len(busy), len(busy)
 
-    def _end(self, row: Leased, executor_id: UUID, *, once: bool) -> RunEnd | None:
-        """The end of a lost attempt's run; None where it goes on."""
+    def _end(self, row: Leased, executor_id: UUID, *, at_most_once: bool) -> RunEnd | None:
+        """Return the end of a lost attempt's run; None if the run goes on."""
         if row.state == RunState.CANCELLING:
             return RunEnd(row.run_id, row.attempt, RunState.CANCELLED, executor_id, reason="lost")
         failed = RunEnd(row.run_id, row.attempt, RunState.FAILED, executor_id, outcome=AttemptOutcome.LOST)
-        if once:
+        if at_most_once:
             message = "the executor was lost while it ran this; it may have had its effect"
             return failed._replace(reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
         if row.lost_attempts + 1 >= self._max_lost:
@@ -213,8 +213,8 @@ class Reaper:
             return failed._replace(reason="max_lost", error_type="Lost", error_message=message)
         return None
 
-    def _attempted_once(self, connection: Conn, rows: Sequence[Leased]) -> set[UUID]:
-        """Which of these runs may be attempted once."""
+    def _at_most_once(self, connection: Conn, rows: Sequence[Leased]) -> set[UUID]:
+        """Return the at-most-once runs among these."""
         if not rows:
             return set()
         stored = read_definitions(connection, [(row.job_id, row.job_version) for row in rows])

@@ -1,4 +1,4 @@
-"""Record outcomes in the caller's transaction, for attempts of this process and of remote executors alike.
+"""Record outcomes in the caller's transaction, for attempts of local and remote executors.
 
 Each outcome ends its run, sends it back for another attempt, or starts a wait for its end from outside. The pure
 `next_attempt` decides about retries.

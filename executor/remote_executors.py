@@ -1,4 +1,4 @@
-"""Remote executors: programs in other languages that register, claim, beat, report and leave over HTTP.
+"""Remote executors: programs in other languages that claim, beat and report over HTTP.
 
 Any HTTP response may be lost, so every call can be repeated. An outcome that was recorded before is superseded. The
 lease, which is their row in `executors`, and the fence protect their attempts as everywhere.

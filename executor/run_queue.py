@@ -187,7 +187,7 @@ class RunQueue:
         self._stop_overcommit()
 
     def _stop_overcommit(self) -> None:
-        """Shutdown overcommitting for the cooldown."""
+        """Stop overcommitting for the cooldown."""
         self._overcommit_from = monotonic_seconds() + _COOLDOWN_SECONDS
         self._set_overcommit(0)
 
@@ -242,7 +242,7 @@ class RunQueue:
             _LOG.info("released %d runs that were claimed beyond the slots and found none", released)
 
     def _most_of_late(self, now: float) -> float:
-        """Return how many attempts may stay in a late queue that progresses: those it starts soon, at its own rate.
+        """Return how many attempts may stay in a late queue that progresses: those it starts soon.
 
         At first all: the process may have had no processor, and then it is as fast as before.
         """
@@ -262,7 +262,7 @@ class RunQueue:
 
 @dataclass(slots=True)
 class _Queue:
-    """Attempts of the critical lane, or of all others: those that run, and those that are queued, since when."""
+    """Attempts of the critical lane or of all others: running ones, and queued ones with their time."""
 
     lane: Lane
     running: set[Attempt] = field(default_factory=set[Attempt])  # without those that end without waiting
@@ -270,7 +270,7 @@ class _Queue:
 
 
 def _is_cancelled(task: "asyncio.Task[None]") -> bool:
-    """Return True if a handler has cancelled its task without waiting: that must not reach the next handler."""
+    """Return True if a handler has cancelled its task without waiting: the next one must not see that."""
     # In Python 3.11 a cancellation is thrown in at the next suspension even after `uncancel`.
     return bool(task.cancelling() or getattr(task, "_must_cancel", False))
 

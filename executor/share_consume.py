@@ -1,4 +1,4 @@
-"""Consume one lane of one queue in a share group: several executors read one partition, each its own messages.
+"""Consume one lane in a share group: several executors read one partition, each its own messages.
 
 A message is acknowledged after the durable claim, whichever executor won it, and never kept for the work. A message
 that finds no slot in time is acknowledged too: from then on the sweep of an executor with a free slot finds its run. It

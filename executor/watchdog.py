@@ -47,7 +47,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Shutdown the thread."""
+        """Stop the thread."""
         self._stop.set()
 
     def blocked(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pool of warm worker processes for isolated handlers: they can be killed, and cannot harm other attempts.
+"""Pool of warm worker processes for isolated handlers: killable, and harmless to other attempts.
 
 Each process has a thread. The thread starts the process, sends it an attempt, receives its frames until the attempt has
 ended, and starts another process if this one dies. The event loop waits for none of that.

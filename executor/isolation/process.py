@@ -1,4 +1,4 @@
-"""One worker process, from the executor's side: start it, send and receive frames, kill it with its whole group.
+"""One worker process, from the executor's side: start, exchange frames, kill with its whole group.
 
 The executor starts the supervisor, which leads the process group and ends in the same way as the worker. The group is
 killed before the supervisor is waited for: afterwards the system may reuse the group's number.

@@ -104,7 +104,7 @@ def _decode_frame(head_text: bytes, body: bytes) -> Frame:
 
 
 def attempt_head(run_id: object, attempt: object) -> dict[str, object]:
-    """Return the part of a head that names the attempt: leftover threads of one may still write during the next."""
+    """Return the part of a head that names the attempt: leftover threads of an earlier one may write too."""
     return {"run_id": str(run_id), "attempt": attempt}
 
 

@@ -1,4 +1,4 @@
-"""The worker process: runs isolated handlers, started by its supervisor (`supervisor.py`) for an executor.
+"""The worker process: runs isolated handlers for an executor, started by `supervisor.py`.
 
 It runs one attempt at a time. Frames come and go over two pipes of their own, and standard output and error over a
 third. Neither the worker nor any process its handlers start outlives the executor: the supervisor then kills their

@@ -1,4 +1,4 @@
-"""Programs of shell targets, from the executor's side: started through the supervisor, read in bounded pieces.
+"""Programs of shell targets, from the executor's side: start, bounded reads, and end.
 
 A program and all processes that it has started end together.
 """

@@ -1,7 +1,7 @@
-"""Which addresses targets may reach, and connecting to those alone.
+"""Guard of the addresses that HTTP targets may reach.
 
-Every address that a name resolves to is checked, and the checked address is the one connected to: no second look-up in
-between, whatever a name server answers the next time.
+Every address that a name resolves to is checked, and the checked address is the one connected to. There is no second
+look-up in between that a name server could answer differently.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from typing import TypeAlias, cast
 
 import httpcore
 
-CONNECT_SECONDS = 5.0  # for look-up, connection and TLS each; a network that answers does so within one retransmission
+CONNECT_SECONDS = 5.0  # for look-up, connection and TLS each; a working network answers within one retransmission
 
-# Look-ups block a thread each. Those of a name server that does not answer must not keep all others from being made;
-# each is given up after 5 s, while its thread may be held for half a minute.
+# Each look-up blocks a thread. An unresponsive name server must not block the look-ups of other names: a look-up fails
+# after 5 s, but its thread may be blocked for half a minute.
 _LOOK_UPS = 32
 
 # IPv4 in the last four bytes: NAT64 (RFC 6052), IPv4-compatible (RFC 4291 section 2.5.5.1), IPv4-translated (RFC 2765).
 _V4_IN_V6 = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))
-# Python's `is_global` of 3.11 does not know them: local-use NAT64 (RFC 8215), site-local (RFC 3879).
+# Missing in Python 3.11's `is_global`: local-use NAT64 (RFC 8215), site-local (RFC 3879).
 _INSIDE_V6 = tuple(ipaddress.ip_network(text) for text in ("64:ff9b:1::/48", "fec0::/10"))
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -53,7 +53,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         seconds = CONNECT_SECONDS if timeout is None else timeout
         addresses = await self._checked(host, port, seconds)
         failure: httpcore.ConnectError | httpcore.ConnectTimeout = httpcore.ConnectError(f"{host} has no address")
-        # All of them together have the time of one, so that a name with many dead addresses is no longer wait.
+        # Together they have the time limit of one, so that a name with many dead addresses takes no longer.
         each = seconds / max(len(addresses), 1)
         for address in addresses:
             try:
@@ -68,7 +68,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Never: a URL cannot ask for it."""
+        """Refuse: a URL cannot name a socket."""
         raise httpcore.ConnectError(path)
 
     async def sleep(self, seconds: float) -> None:
@@ -76,7 +76,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         await self._backend.sleep(seconds)
 
     def close(self) -> None:
-        """Let the threads go that look names up."""
+        """Stop the threads of the look-ups."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _checked(self, host: str, port: int, seconds: float) -> Sequence[str]:
@@ -90,7 +90,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             message = f"{host} cannot be resolved: {error}"
             raise httpcore.ConnectError(message) from error
         if not self._allow_private and not all(is_public(ipaddress.ip_address(address)) for address in addresses):
-            # The address itself is not told: it may be what somebody wants to find out.
+            # Without the address itself, which an attacker may want to find out.
             message = f"{host} is an address that targets must not reach; TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it"
             raise AddressRefused(message)
         return addresses
@@ -104,7 +104,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 
 def is_public(address: Address) -> bool:
-    """Whether targets may reach an address without being allowed to.
+    """Return True if targets may reach an address without a permission.
 
     >>> [is_public(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::ffff:10.0.0.1", "1.1.1.1")]
     [False, False, True]

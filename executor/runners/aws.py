@@ -1,8 +1,8 @@
-"""Invokes AWS Lambda functions and waits for what they return.
+"""Invoke AWS Lambda functions and wait for their responses.
 
-boto3 is an extra and is imported with the first invocation; an executor without it leaves such runs to others. The
-retries are the job's: boto makes none. An invocation cannot be called back: on timeout, cancel and stop it is left to
-end by itself, and its answer is not looked at.
+boto3 is an extra and is imported with the first invocation. An executor without it leaves such runs to other executors.
+The job's policy makes the retries, boto makes none. An invocation cannot be recalled: after a timeout, a cancellation
+or a shutdown it ends by itself, and its response is ignored.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ _CONNECT_SECONDS = 5
 _LONGEST_SECONDS = 1024  # AWS ends an invocation after 15 minutes at the latest. Source: Lambda quotas, "Timeout"
 _THREADS = 200  # invocations at once; as many as HTTP targets have connections
 _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
-_THROTTLED = timedelta(seconds=1)  # where the answer names no time
-_RETRIED_4XX = frozenset({408, 409, 425, 429})  # 409: the function is being changed
+_THROTTLED = timedelta(seconds=1)  # if the response names no delay
+_RETRIED_4XX = frozenset({408, 409, 425, 429})  # 409: the function is being updated
 
-# By name, for boto3 may not be there to import them from. Nothing was sent.
+# Errors before anything was sent; by name, since boto3 may not be installed.
 _NOT_SENT = frozenset(
     ("ConnectTimeoutError", "CredentialRetrievalError", "EndpointConnectionError", "NoCredentialsError",
      "NoRegionError", "ParamValidationError", "PartialCredentialsError", "ProxyConnectionError")
@@ -58,7 +58,7 @@ class _Session(Protocol):
 
 
 def has_boto() -> bool:
-    """Whether this executor can invoke functions: boto3 is installed."""
+    """Return True if this executor can invoke functions: boto3 is installed."""
     return find_spec("boto3") is not None
 
 
@@ -69,10 +69,10 @@ class LambdaRunner:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lambda")
         self._session: _Session | None = None
         self._clients: dict[tuple[str | None, int], _Client] = {}
-        self._lock = threading.Lock()  # sessions are not safe from several threads, clients are
+        self._lock = threading.Lock()  # sessions are not thread-safe, clients are
 
     async def run(self, attempt: Attempt) -> Outcome:
-        """Invoke the function and judge its answer."""
+        """Invoke the function and return the outcome of its response."""
         target = attempt.definition.target.aws_lambda
         if target is None:
             return failed("InvalidTarget", "the job's version has no function", permanent=True, not_started=True)
@@ -85,7 +85,7 @@ class LambdaRunner:
             raise
 
     async def close(self) -> None:
-        """Let idle threads go; busy ones end with the process."""
+        """Stop idle threads; busy ones end with the process."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for client in self._clients.values():
             client.close()
@@ -104,11 +104,11 @@ class LambdaRunner:
         try:
             response = self._client(target, attempt.start_to_close_seconds).invoke(**request)
             return _judge(attempt, response)
-        except Exception as error:  # noqa: BLE001 - whatever boto raises is the attempt's outcome
+        except Exception as error:  # noqa: BLE001 - any exception of boto is the attempt's outcome
             return _refused(error)
 
     def _client(self, target: LambdaTarget, seconds: float) -> _Client:
-        """A client for a region, with at least so much time for an answer; its connections are kept."""
+        """Return the client for a region with at least this read timeout; it keeps its connections."""
         key = _region(target), _at_least(seconds)
         with self._lock:
             if key not in self._clients:
@@ -129,14 +129,14 @@ class LambdaRunner:
 
 
 def _region(target: LambdaTarget) -> str | None:
-    """The target's own region, or its ARN's; None is the executor's."""
+    """Return the target's region, or its ARN's; None is the executor's."""
     if target.region is None and target.function.startswith("arn:"):
         return target.function.split(":")[3]
     return target.region
 
 
 def _at_least(seconds: float) -> int:
-    """A power of two above `seconds`, so that a handful of clients serve every timeout; the attempt's own is exact.
+    """Return a power of two above `seconds`, so that a few clients serve every timeout.
 
     >>> [_at_least(seconds) for seconds in (0.2, 4, 300, 86_400)]
     [2, 8, 512, 1024]
@@ -145,7 +145,7 @@ def _at_least(seconds: float) -> int:
 
 
 def _context(attempt: Attempt) -> str:
-    """The run, as functions read it: `context.client_context.custom` in Python."""
+    """Return the client context with the run: `context.client_context.custom` in a Python function."""
     custom = {
         "run_id": attempt.request.run_id,
         "attempt": str(attempt.started.attempt),
@@ -156,7 +156,7 @@ def _context(attempt: Attempt) -> str:
 
 
 def _event(attempt: Attempt) -> bytes:
-    """The payload; bytes, which no event may be, as the base64 that they were submitted as."""
+    """Return the payload as an event; bytes become base64, since events are JSON."""
     if attempt.payload_content_type == "application/json":
         return attempt.payload
     return json.dumps({"payload_base64": base64.b64encode(attempt.payload).decode()}).encode()
@@ -166,7 +166,7 @@ def _judge(attempt: Attempt, response: _Response) -> Outcome:
     stream = response.get("Payload")
     body = b"" if stream is None else stream.read(RESULT_BYTES + 1)
     if stream is not None:
-        stream.close()  # what is longer is not read
+        stream.close()  # the rest is not read
     if log := response.get("LogResult"):
         attempt.write(base64.b64decode(log))
     if "FunctionError" in response:
@@ -175,7 +175,7 @@ def _judge(attempt: Attempt, response: _Response) -> Outcome:
 
 
 def _result(body: bytes) -> bytes | None:
-    """What the function returned; cut where it is too long, for its effect is done."""
+    """Return the function's result; a long one is cut, since its effect is done."""
     if not body:
         return None
     text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
@@ -193,20 +193,20 @@ def _no_number(text: str) -> None:
 
 
 def _failure(body: bytes) -> Outcome:
-    """What the function raised. Source: Lambda developer guide, "Function errors"."""
+    """Return the outcome of a function error. Source: Lambda developer guide, "Function errors"."""
     try:
-        told = json.loads(body)
+        document = json.loads(body)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        document = None
+    if not isinstance(document, dict):
         return failed("FunctionError", body.decode("utf-8", "replace"))
-    error = cast("Mapping[str, object]", told)
+    error = cast("Mapping[str, object]", document)
     frames = error.get("stackTrace")
     trace = "\n".join(str(frame) for frame in cast("list[object]", frames)) if isinstance(frames, list) else ""
     return failed(str(error.get("errorType") or "FunctionError"), str(error.get("errorMessage") or ""), trace=trace)
 
 
-class _Told(TypedDict):
+class _ErrorDetail(TypedDict):
     Code: str
     Message: str
 
@@ -217,18 +217,18 @@ class _Metadata(TypedDict, total=False):
 
 
 class _Refusal(TypedDict, total=False):
-    Error: _Told
+    Error: _ErrorDetail
     ResponseMetadata: _Metadata
 
 
 def _refused(error: Exception) -> Outcome:
-    """Why there is no answer of the function's."""
+    """Return the outcome of an invocation without a response of the function."""
     name = type(error).__name__
     response = cast("_Refusal | None", getattr(error, "response", None))
     if not response:
         return failed(name, str(error), permanent=name in _NEVER_SENT, not_started=name in _NOT_SENT)
-    told, metadata = response.get("Error"), response.get("ResponseMetadata", {})
-    code, message = (told.get("Code", name), told.get("Message", "")) if told else (name, str(error))
+    detail, metadata = response.get("Error"), response.get("ResponseMetadata", {})
+    code, message = (detail.get("Code", name), detail.get("Message", "")) if detail else (name, str(error))
     status = metadata.get("HTTPStatusCode", 500)
     refused = 400 <= status < 500  # before it was invoked
     after = _wait(metadata.get("HTTPHeaders", {})) if status == 429 else None

@@ -1,9 +1,7 @@
-"""Calls HTTP targets, with the run's id as idempotency key, over connections that are kept.
+"""Call HTTP targets over kept connections, with the run's id as idempotency key.
 
-What bounds the whole call is the attempt's time, by cancelling its task: only connecting has a bound of its own. No
-redirect is followed, no proxy of the environment used, no cookie kept.
-
-What an HTTP target's answer means; read up to a bound, whatever is sent.
+The attempt's time limit bounds the whole call, by cancelling its task; only connecting has a limit of its own. The
+runner follows no redirect, uses no proxy of the environment, and keeps no cookie. It reads a response up to 48 KiB.
 """
 
 import asyncio
@@ -27,10 +25,10 @@ from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
 from tidewheel.transitions.installation import Installation
 from tidewheel.webhooks import read_secrets, signature_headers
 
-_BODY_BYTES = 48 * 1024  # of the answer kept; text stays below the 64 KiB of a result, what JSON escapes may not
+_BODY_BYTES = 48 * 1024  # of the response; as text below the 64 KiB of a result, unless JSON escapes it
 _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
 _RETRIED_4XX = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
-_SHOWN_CHARACTERS = 1024  # of an answer or a location, in an error's message
+_SHOWN_CHARACTERS = 1024  # of a response or a location, in an error's message
 
 _NAMES: Mapping[type[httpx.HTTPError], str] = {
     httpx.ConnectError: "http_connect",
@@ -42,7 +40,7 @@ _NAMES: Mapping[type[httpx.HTTPError], str] = {
 
 
 async def read_bounded(response: httpx.Response) -> bytes:
-    """The beginning of an answer's body; the rest is not read."""
+    """Read the beginning of a response's body."""
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
@@ -52,39 +50,39 @@ async def read_bounded(response: httpx.Response) -> bytes:
 
 
 def judge(response: httpx.Response, body: bytes) -> Outcome:
-    """How the attempt ended that was answered so: 2xx succeeds."""
+    """Return the outcome of a response: 2xx succeeds."""
     text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
     if response.is_success:
-        # Cut again as JSON: escapes and replacements can make text several times as long.
+        # Cut again as JSON: escapes and replacements can make the text several times as long.
         result = _result({"status": response.status_code, "body": text})
         if len(result) > RESULT_BYTES:
             result = _result({"status": response.status_code, "body": text[:_CUT_CHARACTERS], "cut": True})
         return succeeded(result)
     permanent = response.status_code < 500 and response.status_code not in _RETRIED_4XX
     url = response.request.url.copy_with(query=None, username=None, password=None)
-    said = f"{url} answered {response.status_code} {response.reason_phrase}"
+    description = f"{url} answered {response.status_code} {response.reason_phrase}"
     if response.has_redirect_location:
-        said += f", a redirect to {response.headers['location'][:_SHOWN_CHARACTERS]}, which is not followed"
-    message = f"{said}: {text[:_SHOWN_CHARACTERS]}"
+        description += f", a redirect to {response.headers['location'][:_SHOWN_CHARACTERS]}, which is not followed"
+    message = f"{description}: {text[:_SHOWN_CHARACTERS]}"
     after = _retry_after(response.headers)
     return failed(f"http_{response.status_code}", message, permanent=permanent, retry_after=after)
 
 
-def unanswered(error: httpx.HTTPError) -> Outcome:
-    """How the attempt ended that had no answer, or a broken one."""
+def connection_failed(error: httpx.HTTPError) -> Outcome:
+    """Return the outcome of a call without a response, or with a broken one."""
     name = _NAMES.get(type(error), f"http_{type(error).__name__}")
-    # Nothing was sent before there was a connection: that is certain, and matters to a run that may begin once.
+    # Before the connection nothing was sent. An at-most-once run may then start again.
     not_started = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
     return failed(name, str(error) or type(error).__name__, not_started=not_started)
 
 
 def _result(document: dict[str, object]) -> bytes:
-    """A result in the compact form in which JSON events carry it as a value, not as base64."""
+    """Return a result in the compact form that JSON events carry as a value, not as base64."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _retry_after(headers: httpx.Headers) -> timedelta | None:
-    """Seconds, or an HTTP date, which is read against the server's own clock. Source: RFC 9110 section 10.2.3."""
+    """Return the delay in Retry-After: seconds, or a date by the server's clock (RFC 9110, 10.2.3)."""
     value = headers.get("retry-after")
     if value is None:
         return None
@@ -97,7 +95,7 @@ def _retry_after(headers: httpx.Headers) -> timedelta | None:
 
 
 def _served_at(headers: httpx.Headers) -> datetime:
-    """When the server said so by its own clock; ours stands in where it has none. Source: RFC 9110 section 6.6.1."""
+    """Return the response's Date, or this machine's time without one. Source: RFC 9110 section 6.6.1."""
     with suppress(ValueError, TypeError):
         return parsedate_to_datetime(headers.get("date")).astimezone(UTC)
     return SystemClock().now()
@@ -105,17 +103,17 @@ def _served_at(headers: httpx.Headers) -> datetime:
 
 _KEPT_CONNECTIONS = 200
 _KEPT_SECONDS = 30
-_LEFT_SECONDS = 1.0  # for the body of an answer that says enough by its status: read so that the connection is kept
+_LEFT_SECONDS = 1.0  # for the body of a 202 response: read so that the connection can be kept
 
 
 class HttpRunner:
     """Calls HTTP targets.
 
     Args:
-        allow_private: Whether targets may reach loopback, private and link-local addresses.
-        secrets: What requests are signed with.
-        task_token_key: What task tokens are made with.
-        resolve: How names are looked up, where not by the system.
+        allow_private: True if targets may reach loopback, private and link-local addresses.
+        secrets: Keys that sign requests.
+        task_token_key: Key of task tokens.
+        resolve: Resolves names in place of the system.
     """
 
     def __init__(
@@ -128,18 +126,18 @@ class HttpRunner:
     ) -> None:
         self._secrets, self._task_token_key = secrets, task_token_key
         self._backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
-        # The transport alone: a client of httpx would keep cookies, and send them with other jobs' requests.
+        # Without a client of httpx, which would keep cookies and send them with other jobs' requests.
         self._transport = httpx.AsyncHTTPTransport(retries=0, trust_env=False)
         self._transport._pool = httpcore.AsyncConnectionPool(  # pyright: ignore[reportPrivateUsage]
             ssl_context=httpx.create_ssl_context(trust_env=False),
-            max_connections=None,  # slots bound them: nobody waits behind targets that hang
+            max_connections=None,  # slots bound them: no attempt waits behind targets that hang
             max_keepalive_connections=_KEPT_CONNECTIONS,
             keepalive_expiry=_KEPT_SECONDS,
             network_backend=self._backend,
         )
 
     async def run(self, attempt: Attempt) -> Outcome:
-        """Send the payload and judge the answer."""
+        """Send the payload and return the outcome of the response."""
         target = attempt.definition.target.http
         if target is None:
             return failed("InvalidTarget", "the job's version has no HTTP target", permanent=True)
@@ -156,7 +154,7 @@ class HttpRunner:
         except httpx.InvalidURL as error:
             return failed("InvalidURL", str(error), permanent=True, not_started=True)
         except httpx.HTTPError as error:
-            return unanswered(error)
+            return connection_failed(error)
 
     async def close(self) -> None:
         """Close the kept connections."""
@@ -178,7 +176,7 @@ class HttpRunner:
 
 
 def http_runner(settings: ExecutorSettings, installation: Installation) -> HttpRunner:
-    """The runner that an executor's settings describe."""
+    """Return the runner of an executor with these settings."""
     secret = settings.webhook_secret
     return HttpRunner(
         allow_private=settings.http_allow_private,
@@ -189,7 +187,7 @@ def http_runner(settings: ExecutorSettings, installation: Installation) -> HttpR
 
 async def _outcome(response: httpx.Response, target: HttpTarget) -> Outcome:
     if response.status_code == HTTPStatus.ACCEPTED and target.async_timeout_ms is not None:
-        # The target has taken it on: what becomes of the rest of its answer must not make it be asked again.
+        # The target has accepted the request. A failure in the rest of its response must not repeat it.
         with suppress(httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(_LEFT_SECONDS):
                 await read_bounded(response)
@@ -201,7 +199,7 @@ def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
     ours = {
         "content-type": attempt.payload_content_type,
         "accept": "*/*",
-        "accept-encoding": "identity",  # an answer that unpacks to a gigabyte is not unpacked
+        "accept-encoding": "identity",  # a compressed response could unpack to a gigabyte
         "user-agent": "tidewheel",
         **{name.lower(): value for name, value in given.items()},
         "idempotency-key": attempt.request.run_id,

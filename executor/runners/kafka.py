@@ -1,8 +1,9 @@
-"""Sends messages to users' topics: the payload, with the run's headers.
+"""Produce to Kafka targets: the payload, with the run's headers.
 
-One producer for all of them, made with the first. Delivery reports come by one thread, so that an attempt that waits
-for its own costs a future. A message that was handed to the client cannot be called back: an attempt that is cut short
-says that it may still be written. Tidewheel's own topics are no targets, for a job could then feed itself.
+All attempts share one producer, created with the first. One thread serves the delivery reports, so that an attempt that
+waits for its own costs a future. A message that the client has accepted cannot be recalled: the output of an
+interrupted attempt notes that it may still be written. Tidewheel's own topics are refused as targets: a job could then
+feed itself.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ from tidewheel.transitions.installation import Installation
 
 REPLY_TOPIC_HEADER = "tidewheel-reply-topic"
 
-_POLL_SECONDS = 0.5  # the longest sleep of the reporting thread, which wakes with each report: how long closing takes
-_FULL_SECONDS = 0.05  # the client's queue is full: its oldest message is gone by then, or Kafka is away
+_POLL_SECONDS = 0.5  # the longest sleep of the report thread, which wakes with each report; bounds the time of closing
+_FULL_SECONDS = 0.05  # the client's queue is full: by then its oldest message has left, or Kafka is down
 _LEAVE_SECONDS = 1.0
-# A topic that the broker does not know is looked for so long: made a moment ago, it may not be known everywhere.
+# For an unknown topic: a new one may not have reached every broker yet.
 _TOPIC_SEEN_MS = 5000
 
-# What another attempt would meet again. Source: librdkafka, rdkafka.h, rd_kafka_resp_err_t.
+# Errors that the next attempt would meet again. Source: librdkafka, rdkafka.h, rd_kafka_resp_err_t.
 _FOR_GOOD = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -43,7 +44,7 @@ _FOR_GOOD = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
-# With these nothing was written, which matters to a run that may begin once.
+# Errors after which nothing was written: an at-most-once run may start again.
 _NOT_WRITTEN = _FOR_GOOD | {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -67,8 +68,8 @@ class KafkaRunner:
     """Produces to users' topics.
 
     Args:
-        config: Bootstrap servers and what users pass through.
-        installation: Whose topics are no targets, and what task tokens are made with.
+        config: Bootstrap servers and the users' client settings.
+        installation: For its topics, which are no targets, and its key of task tokens.
     """
 
     def __init__(self, config: Mapping[str, str], installation: Installation) -> None:
@@ -80,7 +81,7 @@ class KafkaRunner:
         self._closed = False
 
     async def run(self, attempt: Attempt) -> Outcome:
-        """Produce the payload, and wait until the broker has it."""
+        """Produce the payload and wait for its delivery report."""
         target = attempt.definition.target.kafka
         if target is None:
             return failed("InvalidTarget", "the job's version has no Kafka target", permanent=True)
@@ -99,66 +100,72 @@ class KafkaRunner:
         return succeeded(place.encode())
 
     async def close(self) -> None:
-        """Let go of the producer; what it has not sent by now is not sent."""
+        """Close the producer; unsent messages are dropped."""
         self._closed = True
-        made, self._producer = self._producer, None
-        if made is not None:
-            made.purge()
-            await asyncio.to_thread(made.flush, _LEAVE_SECONDS)
+        client, self._producer = self._producer, None
+        if client is not None:
+            client.purge()
+            await asyncio.to_thread(client.flush, _LEAVE_SECONDS)
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
     async def _produce(self, attempt: Attempt, target: KafkaTarget) -> Message:
-        """Hand the message over and wait for its report.
+        """Produce the message and wait for its report.
 
         Raises:
-            KafkaException: The client does not take it.
+            KafkaException: The client refuses it.
         """
         loop = asyncio.get_running_loop()
         reported: asyncio.Future[Message] = loop.create_future()
 
         def report(error: KafkaError | None, message: Message) -> None:
             if error is not None and error.fatal():
-                self._retire(made)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._retire(client)
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(_settle, reported, message)
 
         key = attempt.definition.job_key if target.key is None else target.key
         headers = self._headers(attempt, target)
         while True:
-            made = self._made()
+            client = self._get_producer()
             try:
-                made.produce(target.topic, value=attempt.payload, key=key.encode(), headers=headers, on_delivery=report)
+                client.produce(
+                    target.topic, value=attempt.payload, key=key.encode(), headers=headers, on_delivery=report
+                )
                 break
             except BufferError:
                 await asyncio.sleep(_FULL_SECONDS)
             except KafkaException as error:
                 if cast("KafkaError", error.args[0]).fatal():
-                    self._retire(made)
+                    self._retire(client)
                 raise
         try:
             return await reported
         except asyncio.CancelledError:
-            attempt.write(f"cut short: the message may have been written to {target.topic}, or may still be\n".encode())
+            attempt.write(
+                f"interrupted: the message may have been written to {target.topic}, or may still be\n".encode()
+            )
             raise
 
-    def _made(self) -> Producer:
+    def _get_producer(self) -> Producer:
         if self._producer is None:
-            self._producer = made = producer(self._config, role="executor-target")
+            self._producer = client = producer(self._config, role="executor-target")
             self._threads = [thread for thread in self._threads if thread.is_alive()]
-            self._threads.append(threading.Thread(target=self._report, args=(made,), name="kafka-reports", daemon=True))
+            self._threads.append(
+                threading.Thread(target=self._report, args=(client,), name="kafka-reports", daemon=True)
+            )
             self._threads[-1].start()
         return self._producer
 
-    def _retire(self, made: Producer) -> None:
-        """A producer that will never send again: the next attempt makes another."""
-        if self._producer is made:
+    def _retire(self, client: Producer) -> None:
+        """Drop a producer after a fatal error: the next attempt creates another one."""
+        if self._producer is client:
             self._producer = None
 
-    def _report(self, made: Producer) -> None:
-        """Serve one producer's reports as long as it is in use, and until nothing of it is under way."""
-        while (made is self._producer or len(made)) and not self._closed:
-            made.poll(_POLL_SECONDS)
+    def _report(self, client: Producer) -> None:
+        """Serve one producer's reports while it is in use or has unreported messages."""
+        while (client is self._producer or len(client)) and not self._closed:
+            client.poll(_POLL_SECONDS)
 
     def _headers(self, attempt: Attempt, target: KafkaTarget) -> Headers:
         request = attempt.request
@@ -185,10 +192,10 @@ class KafkaRunner:
 def _undelivered(target: KafkaTarget, error: KafkaError) -> Outcome:
     code = error.code()
     name = _NAMES.get(code, f"kafka_{error.name().strip('_').lower()}")
-    said = f"{target.topic}: {error.str()}"
+    message = f"{target.topic}: {error.str()}"
     if code not in _NOT_WRITTEN:
-        said += "; the message may have been written"
-    return failed(name, said, permanent=code in _FOR_GOOD, not_started=code in _NOT_WRITTEN)
+        message += "; the message may have been written"
+    return failed(name, message, permanent=code in _FOR_GOOD, not_started=code in _NOT_WRITTEN)
 
 
 def _settle(reported: "asyncio.Future[Message]", message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Run Python handlers: coroutines on the event loop, plain functions on threads, isolated ones in worker processes.
+"""Run Python handlers: coroutines on the loop, functions on threads, isolated ones in processes.
 
 A handler runs in a worker process if it is registered so, or if executors of its run have been lost twice.
 """
@@ -78,7 +78,7 @@ class PythonRunner:
             raise
 
     async def close(self) -> None:
-        """Shutdown idle threads and kill worker processes; busy threads end with the process."""
+        """Stop idle threads and kill worker processes; busy threads end with the process."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._pool.close)
 

@@ -1,4 +1,4 @@
-"""Run programs of shell targets: disabled by default, bounded, and killed as a whole when their attempt is over.
+"""Run programs of shell targets: disabled by default, bounded, killed as a whole at the end.
 
 No shell reads the arguments. A program gets the allowed variables of the executor's environment, its job's and the
 run's, and no others. Its payload is its standard input. Its output is read as it arrives, and the last 64 KiB are kept.

@@ -131,7 +131,7 @@ def test_one_that_stands_still_inside_a_claim_begins_nothing_that_was_taken_from
     in_the_way.wait_completed()
     assert entered(fleet, sleeper)
     sleeper.resume()
-    fleet.until(lambda: sleeper.has_logged("was over; entered again"), "it has seen for how long it was silent")
+    fleet.until(lambda: sleeper.has_logged("was over; registered again"), "it has seen for how long it was silent")
     in_the_way.let_go(1)
     fleet.until(lambda: sleeper.has_logged("a late report changes nothing"), "its late report has been looked at")
     claimed.let_go()

@@ -137,7 +137,7 @@ def test_what_was_claimed_before_a_freeze_and_not_begun_is_never_begun_after_it(
     claimed.wait_begun(2)
     in_the_way.wait_completed()
     sleeper.resume()
-    fleet.until(lambda: sleeper.has_logged("entered again"), "it has seen that its lease is gone")
+    fleet.until(lambda: sleeper.has_logged("registered again"), "it has seen that its lease is gone")
     in_the_way.let_go(1)
     fleet.until(lambda: sleeper.has_logged("a late report changes nothing"), "its late report has been looked at")
     work.trigger("errand", 5)
