@@ -24,7 +24,7 @@ def migrate(
     """Migrate the database to this release's schema."""
     url = Connections.load().database()
     if status:
-        standing = [(row.name, row.standing.value, row.applied_at) for row in runner.status(url)]
+        standing = [(row.name, row.state.value, row.applied_at) for row in runner.status(url)]
         _print([f"{standing:<8} {name}" for name, standing, _ in standing], {"migrations": standing}, output)
         return
     applied = runner.migrate(url, dry_run=dry_run)
