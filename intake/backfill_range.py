@@ -1,4 +1,4 @@
-"""What a backfill's range holds, or why it is refused: bounded, whatever is asked for."""
+"""Count the occurrences of a backfill's range within bounds, or refuse the range."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from tidewheel.schedules.simple import FixedDelay, Manual
 from tidewheel.transitions.backfills import MOST_VERSIONS, VersionInForce, read_covered_instants, read_versions
 from tidewheel.transitions.decision_inputs import read_day_sets
 
-MOST_OCCURRENCES = 100_000
-"""Of one backfill: a day of a one-second job; looking at each takes a second at most."""
+MAX_OCCURRENCES = 100_000
+"""The occurrences of one backfill, a day of a one-second job; to count them takes a second at most."""
 
 RUNS_KEPT = timedelta(days=90)
-"""The retention of runs: what fired longer ago is not known any more."""
+"""The retention of runs: older runs are dropped."""
 
 _KEY, _FROM, _TO = "key", "from", "to"
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # run ids count from here
@@ -27,51 +27,55 @@ _TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a range holds.
+class RangeCount:
+    """The occurrences of a range.
 
     Args:
-        occurrences: How many.
-        wanted: How many of them are to be run.
+        occurrences: The number of occurrences.
+        wanted: The number of them that the backfill runs.
     """
 
     occurrences: int
     wanted: int
 
 
-def find_occurrences(connection: Conn, job_id: UUID, version: int, request: JobBackfill, *, now: datetime) -> Found:
-    """Count what a backfill would run; who calls has locked the job.
+def find_occurrences(
+    connection: Conn, job_id: UUID, version: int, request: JobBackfill, *, now: datetime
+) -> RangeCount:
+    """Count the occurrences that a backfill would run; the caller has locked the job.
 
     Args:
-        connection: To read by.
+        connection: The connection to read by.
         job_id: The job.
         version: Its current version.
-        request: What is asked for.
-        now: The database's clock.
+        request: The request.
+        now: The time by the database's clock.
 
     Raises:
-        InvalidInput: The range is not one to be backfilled.
+        InvalidInput: The range cannot be backfilled.
     """
     _ensure_past(request, now)
     current = _range(connection, job_id, request, version)
     if request.to_at > now:
-        raise _still_to_come(request, current, now)
-    asked = current if request.versions == "current" else _range(connection, job_id, request, None)
-    _ensure_computed(asked)
-    count, exact = asked.count(MOST_OCCURRENCES)
+        raise _in_the_future(request, current, now)
+    requested = current if request.versions == "current" else _range(connection, job_id, request, None)
+    _ensure_computed(requested)
+    count, exact = requested.count(MAX_OCCURRENCES)
     if not exact:
-        problem = f"the range holds at least {count + 1} occurrences; a backfill runs {MOST_OCCURRENCES} at most"
+        problem = f"the range holds at least {count + 1} occurrences; a backfill runs {MAX_OCCURRENCES} at most"
         raise _refused(_TO, problem, "split the range into several")
     if not count:
-        raise _nothing_there(asked, current, request, now)
-    return Found(count, count if request.what == "all" else _missing(connection, job_id, asked, request, count))
+        raise _no_occurrences(requested, current, request, now)
+    return RangeCount(
+        count, count if request.what == "all" else _missing(connection, job_id, requested, request, count)
+    )
 
 
-def _missing(connection: Conn, job_id: UUID, asked: Range, request: JobBackfill, count: int) -> int:
+def _missing(connection: Conn, job_id: UUID, requested: Range, request: JobBackfill, count: int) -> int:
     accounted = read_covered_instants(connection, job_id, request.from_at, request.to_at)
     if accounted.is_empty:
         return count
-    return sum(at not in accounted for at, _ in asked.iterate(None, newest_first=False))
+    return sum(at not in accounted for at, _ in requested.iterate(None, newest_first=False))
 
 
 def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | None) -> Range:
@@ -100,32 +104,31 @@ def _ensure_past(request: JobBackfill, now: datetime) -> None:
         raise _refused(_FROM, problem, f"write {format_timestamp(_EARLIEST)} or later")
     known_since = now - RUNS_KEPT
     if request.what == "missing_only" and request.from_at < known_since:
-        problem = (
-            f"{format_timestamp(request.from_at)} is more than {RUNS_KEPT.days} days ago: what fired then is not known"
-        )
+        at, days = format_timestamp(request.from_at), RUNS_KEPT.days
+        problem = f"{at} is more than {days} days ago: the runs of that time are dropped"
         raise _refused(_FROM, problem, f"write {format_timestamp(known_since)} or later, or `what: all`")
 
 
-def _ensure_computed(asked: Range) -> None:
-    for stretch in asked.spans:
+def _ensure_computed(requested: Range) -> None:
+    for stretch in requested.spans:
         if isinstance(stretch.nominal, FixedDelay):
             problem = f"version {stretch.version} is a fixed_delay: its occurrences are those recorded, none is missing"
             raise _refused(_KEY, problem, "trigger the job, or choose a range without that version")
 
 
-def _still_to_come(request: JobBackfill, current: Range, now: datetime) -> InvalidInput:
+def _in_the_future(request: JobBackfill, current: Range, now: datetime) -> InvalidInput:
     last = max((at for each in current.spans if (at := each.schedule.before(now + _TICK))), default=now)
     problem = (
-        f"{format_timestamp(request.to_at)} is still to come: it is {format_timestamp(now)} by the database's clock"
+        f"{format_timestamp(request.to_at)} is in the future: it is {format_timestamp(now)} by the database's clock"
     )
     return _refused(_TO, problem, f"write {format_timestamp(last)} or earlier")
 
 
-def _nothing_there(asked: Range, current: Range, request: JobBackfill, now: datetime) -> InvalidInput:
-    if asked is not current and current.count(1)[0]:
+def _no_occurrences(requested: Range, current: Range, request: JobBackfill, now: datetime) -> InvalidInput:
+    if requested is not current and current.count(1)[0]:
         problem = "no version in force then has an occurrence in the range"
-        if not asked.spans:
-            problem = "there was no such job then"
+        if not requested.spans:
+            problem = "the job did not exist then"
         return _refused(_FROM, problem, "write `versions: current`")
     schedules = [each.schedule for each in current.spans]
     if all(isinstance(schedule, Manual) for schedule in schedules):

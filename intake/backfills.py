@@ -1,12 +1,11 @@
-"""`job.backfill`: a past range is looked at, bounded and written down; the scheduler makes its runs.
+"""`job.backfill`, and `backfill.pause`, `backfill.resume` and `backfill.cancel`; the scheduler creates the runs.
 
-Everything is decided under the job's lock: how many backfills it has, which versions its range has, and the instant
-that tells this backfill's runs from those of all others. Asked for again under the same name, it is found, not made.
+A backfill is checked and written under the job's lock. The lock covers the number of its backfills, the versions of the
+range, and the time that is part of this backfill's run ids. A repeated request finds the same backfill.
 
-`backfill.pause`, `backfill.resume` and `backfill.cancel`: each idempotent, answered with the state that stands then.
-
-A pause makes no further run. A cancellation ends those that never began in the same transaction: at most a thousand can
-be open at once. What has begun goes on, also between two attempts. What is over stays as it is.
+The other three are idempotent, and their replies have the backfill's state. A paused backfill creates no further run. A
+cancellation ends the runs that never started in the same transaction; at most 1,000 are open at once. Started runs go
+on, also between two attempts. Ended runs stay as they are.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownBackfill, UnknownJob
 from tidewheel.ids import hashed_id, run_range
-from tidewheel.intake.backfill_range import Found, find_occurrences
+from tidewheel.intake.backfill_range import RangeCount, find_occurrences
 from tidewheel.intake.locks import job_id_of, lock_jobs, read_now
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResume, JobBackfill
@@ -37,15 +36,27 @@ _SQL = Statements("tidewheel.intake")
 _READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
 _FIND_BACKFILL = _SQL["find_backfill"]
 _ADD_BACKFILL = _SQL["add_backfill"]
+_LOCK_BACKFILL = _SQL["lock_backfill"]
+_READ_JOB_KEY = _SQL["read_job_key"]
+_MOVE_BACKFILL = _SQL["move_backfill"]
+_LOCK_UNBEGUN_OF_BACKFILL = _SQL["lock_unbegun_of_backfill"]
 
-MOST_UNFINISHED = 100
-"""Backfills of one job at once: each is looked at several times a second."""
+_UNSTARTED = [RunState.QUEUED, RunState.BUFFERED]
+_REASON = "backfill_cancelled"
+_EVENTS = {
+    BackfillState.PAUSED: "job.backfill_paused",
+    BackfillState.RUNNING: "job.backfill_resumed",
+    BackfillState.CANCELLED: "job.backfill_cancelled",
+}
+
+MAX_UNFINISHED = 100
+"""Unfinished backfills of one job: the scheduler reads each several times a second."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _BackfilledJob:
     job_id: UUID
     key: str
     shard: int
@@ -56,27 +67,51 @@ class _Job:
 
 
 def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Accept backfills, in the caller's transaction; an answer for each request, in their order."""
+    """Apply backfills in the caller's transaction; return a reply for each request, in their order."""
     ids = sorted({job_id_of(received) for received in batch})
-    lock_jobs(connection, installation, batch)  # their timers too: a pause of one may be next in the transaction
-    with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
+    lock_jobs(connection, installation, batch)  # timers too: a later request of the transaction may pause the job
+    with connection.cursor(row_factory=class_row(_BackfilledJob), binary=True) as cursor:
         found = cursor.execute(_READ_BACKFILLED_JOBS, {"job_ids": ids})
         jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
-    return [_answer(connection, installation, received, jobs.get(job_id_of(received))) for received in batch]
+    return [_accept(connection, installation, received, jobs.get(job_id_of(received))) for received in batch]
 
 
-def _answer(connection: Conn, installation: Installation, received: ReceivedRequest, job: _Job | None) -> Reply:
+def apply_backfill_pauses(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+) -> list[Reply]:
+    """Pause backfills in the caller's transaction; return a reply for each request, in their order."""
+    return [_move(connection, installation, received, (BackfillState.RUNNING,)) for received in batch]
+
+
+def apply_backfill_resumes(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+) -> list[Reply]:
+    """Resume backfills in the caller's transaction; return a reply for each request, in their order."""
+    return [_move(connection, installation, received, (BackfillState.PAUSED,)) for received in batch]
+
+
+def apply_backfill_cancels(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+) -> list[Reply]:
+    """Cancel backfills in the caller's transaction; return a reply for each request, in their order."""
+    sources = (BackfillState.RUNNING, BackfillState.PAUSED)
+    return [_move(connection, installation, received, sources) for received in batch]
+
+
+def _accept(
+    connection: Conn, installation: Installation, received: ReceivedRequest, job: _BackfilledJob | None
+) -> Reply:
     request = received.request
-    assert isinstance(request, JobBackfill)  # noqa: S101 - by accept's table
+    assert isinstance(request, JobBackfill)  # noqa: S101 - by the table of `apply`
     if job is None:
         return rejected(received, UnknownJob(received.tenant, received.key or ""))
     backfill_id = _backfill_id(received, job.job_id)
-    known = connection.execute(_FIND_BACKFILL, {"backfill_id": backfill_id}, binary=True).fetchone()
-    if known and not request.dry_run:
-        return _accepted(received, job, occurrences=known[0], backfill_id=str(backfill_id), unchanged=True)
+    existing = connection.execute(_FIND_BACKFILL, {"backfill_id": backfill_id}, binary=True).fetchone()
+    if existing and not request.dry_run:
+        return _accepted(received, job, occurrences=existing[0], backfill_id=str(backfill_id), unchanged=True)
     now = read_now(connection)
     try:
-        _ensure_few(job, request)
+        _ensure_not_too_many(job, request)
         found = find_occurrences(connection, job.job_id, job.version, request, now=now)
     except Refused as refused:
         return rejected(received, refused)
@@ -90,7 +125,7 @@ def _answer(connection: Conn, installation: Installation, received: ReceivedRequ
     return _accepted(received, job, occurrences=found.wanted, backfill_id=str(backfill_id))
 
 
-def _accepted(received: ReceivedRequest, job: _Job, **facts: object) -> Reply:
+def _accepted(received: ReceivedRequest, job: _BackfilledJob, **facts: object) -> Reply:
     return accepted(received, job_id=str(job.job_id), job_version=job.version, **facts)
 
 
@@ -99,19 +134,21 @@ def _backfill_id(received: ReceivedRequest, job_id: UUID) -> UUID:
     return hashed_id(b"backfill%b%b" % (job_id.bytes, seed)) if seed else uuid4()
 
 
-def _ensure_few(job: _Job, request: JobBackfill) -> None:
-    if job.unfinished >= MOST_UNFINISHED and not request.dry_run:
-        problem = f"the job has {job.unfinished} backfills that are not finished, and may have {MOST_UNFINISHED}"
+def _ensure_not_too_many(job: _BackfilledJob, request: JobBackfill) -> None:
+    if job.unfinished >= MAX_UNFINISHED and not request.dry_run:
+        problem = f"the job has {job.unfinished} backfills that are not finished, and may have {MAX_UNFINISHED}"
         raise InvalidInput([FieldError("key", problem, "wait for them, or cancel some")])
 
 
-def _created_at(job: _Job, now: datetime) -> datetime:
-    """A millisecond that no other backfill of the job has: it tells their runs apart."""
+def _created_at(job: _BackfilledJob, now: datetime) -> datetime:
+    """Return a millisecond that no other backfill of the job has; their run ids differ by it."""
     created_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
     return created_at if job.last_made_at is None else max(created_at, job.last_made_at + _MILLISECOND)
 
 
-def _backfill(backfill_id: UUID, request: JobBackfill, job: _Job, found: Found, created_at: datetime) -> Backfill:
+def _backfill(
+    backfill_id: UUID, request: JobBackfill, job: _BackfilledJob, found: RangeCount, created_at: datetime
+) -> Backfill:
     newest_first = request.order == "newest_first"
     return Backfill(
         backfill_id=backfill_id,
@@ -137,42 +174,11 @@ def _backfill(backfill_id: UUID, request: JobBackfill, job: _Job, found: Found, 
     )
 
 
-_LOCK_BACKFILL = _SQL["lock_backfill"]
-_READ_JOB_KEY = _SQL["read_job_key"]
-_MOVE_BACKFILL = _SQL["move_backfill"]
-_LOCK_UNBEGUN_OF_BACKFILL = _SQL["lock_unbegun_of_backfill"]
-
-_UNBEGUN = [RunState.QUEUED, RunState.BUFFERED]
-_REASON = "backfill_cancelled"
-
-
-def apply_backfill_pauses(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
-) -> list[Reply]:
-    """Pause backfills, in the caller's transaction; an answer for each request, in their order."""
-    return [_move(connection, installation, received, (BackfillState.RUNNING,)) for received in batch]
-
-
-def apply_backfill_resumes(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
-) -> list[Reply]:
-    """Resume backfills, in the caller's transaction; an answer for each request, in their order."""
-    return [_move(connection, installation, received, (BackfillState.PAUSED,)) for received in batch]
-
-
-def apply_backfill_cancels(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
-) -> list[Reply]:
-    """Cancel backfills, in the caller's transaction; an answer for each request, in their order."""
-    sources = (BackfillState.RUNNING, BackfillState.PAUSED)
-    return [_move(connection, installation, received, sources) for received in batch]
-
-
 def _move(
     connection: Conn, installation: Installation, received: ReceivedRequest, sources: Sequence[BackfillState]
 ) -> Reply:
     request = received.request
-    assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by accept's table
+    assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by the table of `apply`
     found = _lock(connection, UUID(request.backfill_id), received.tenant)
     if found is None:
         return rejected(received, UnknownBackfill(request.backfill_id))
@@ -181,7 +187,7 @@ def _move(
     row = connection.execute(_READ_JOB_KEY, {"job_id": found.job_id}, binary=True).fetchone()
     key = str(row[0]) if row else ""
     if changed:
-        state = _target(request)
+        state = _new_state(request)
         _write(connection, installation, found, state, job_key=key, reason=request.reason)
     return accepted(
         received,
@@ -194,7 +200,7 @@ def _move(
     )
 
 
-def _target(request: BackfillPause | BackfillResume | BackfillCancel) -> BackfillState:
+def _new_state(request: BackfillPause | BackfillResume | BackfillCancel) -> BackfillState:
     match request:
         case BackfillPause():
             return BackfillState.PAUSED
@@ -202,13 +208,6 @@ def _target(request: BackfillPause | BackfillResume | BackfillCancel) -> Backfil
             return BackfillState.RUNNING
         case BackfillCancel():
             return BackfillState.CANCELLED
-
-
-_KINDS = {
-    BackfillState.PAUSED: "job.backfill_paused",
-    BackfillState.RUNNING: "job.backfill_resumed",
-    BackfillState.CANCELLED: "job.backfill_cancelled",
-}
 
 
 def _write(
@@ -227,14 +226,14 @@ def _write(
     }  # fmt: skip
     connection.execute(_MOVE_BACKFILL, columns)
     if cancelled:
-        _end_unbegun(connection, installation, backfill, reason or _REASON)
-    append_backfill_event(connection, installation, _KINDS[state], backfill, job_key=job_key, now=now, reason=reason)
+        _cancel_unstarted(connection, installation, backfill, reason or _REASON)
+    append_backfill_event(connection, installation, _EVENTS[state], backfill, job_key=job_key, now=now, reason=reason)
 
 
-def _end_unbegun(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
+def _cancel_unstarted(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
     first, last = run_range(backfill.job_id, backfill.created_at)
     columns: dict[str, object] = {
-        "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": _UNBEGUN
+        "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": _UNSTARTED
     }  # fmt: skip
     rows = connection.execute(_LOCK_UNBEGUN_OF_BACKFILL, columns, binary=True).fetchall()
     ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]

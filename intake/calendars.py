@@ -1,10 +1,9 @@
 """`calendar.put` and `calendar.delete`: named sets of days, and the timers of the jobs that name them.
 
-A change holds at once and exactly: in one transaction what is overdue is settled under the days that were, the runs
-whose instant is ahead are taken back, and the timers are set anew under the days that are. Locks: calendars, then
-timers, jobs, open_runs. Both go by one reading of the clock. A submit shares its calendars before it takes its timers,
-so that no change passes it by; firing only reads them, since a change holds the timers. Rows written: calendars,
-job_calendars, timers.
+A change takes effect at once and exactly. One transaction fires the overdue occurrences under the old days, retracts
+the runs whose instant is ahead, and sets the timers under the new days, all by one reading of the clock. Lock order:
+calendars, timers, jobs, open_runs. A submit locks its calendars for share before it locks timers, so that no change
+misses it. Firing only reads calendars, since a change holds the timers. Rows written: calendars, job_calendars, timers.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,16 +47,16 @@ _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _READ_TIMERLESS = _SQL["read_timerless"]
 _REVIVE_JOBS = _SQL["revive_jobs"]
 
-MOST_JOBS = 50_000
-"""Jobs that a change of a calendar reaches: about 0.1 ms each, 0.3 ms where it is overdue, of a transaction's 60 s."""
+MAX_JOBS = 50_000
+"""The jobs that a change may reach: about 0.1 ms each, 0.3 ms for an overdue one, of the 60 s of a transaction."""
 
 _TICK = timedelta(microseconds=1)
-_TRIES = 3  # a calendar is deleted between two statements of ours
+_TRIES = 3  # another transaction may delete the calendar between two statements
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A calendar's row, locked; version 0 is a mere place for a new one."""
+class _CalendarRow:
+    """A calendar's row, locked; a new one has the version 0."""
 
     version: int
     days: DaySet
@@ -65,24 +64,28 @@ class _Row:
 
 
 def apply_calendar_puts(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Make or replace calendars, in the caller's transaction; an answer for each request, in their order."""
-    return [_put(connection, installation, received) for received in batch]
+    """Create or replace calendars in the caller's transaction; return a reply for each request, in their order."""
+    return [_put_calendar(connection, installation, received) for received in batch]
 
 
 def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Remove calendars that no job names, in the caller's transaction; an answer for each request, in their order."""
-    return [_delete(connection, received) for received in batch]
+    """Delete calendars that no job names, in the caller's transaction; return a reply for each, in their order."""
+    return [_delete_calendar(connection, received) for received in batch]
 
 
-def lock_calendars(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
-    """Hold calendars, by tenant and name, against change until the transaction ends, before any timer is locked.
+def lock_calendars(connection: Conn, calendars: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
+    """Lock calendars for share until the transaction ends; call it before any timer is locked.
+
+    Args:
+        connection: Inside a transaction.
+        calendars: The calendars, by tenant and name.
 
     Returns:
-        Their days; nothing for one that does not exist.
+        The days of those that exist.
     """
-    if not wanted:
+    if not calendars:
         return {}
-    pairs = sorted(set(wanted))
+    pairs = sorted(set(calendars))
     columns = {"tenants": [tenant for tenant, _ in pairs], "names": [name for _, name in pairs]}
     connection.execute(_LOCK_CALENDARS_FOR_SHARE, columns)
     return read_day_sets(connection, pairs)
@@ -91,7 +94,7 @@ def lock_calendars(connection: Conn, wanted: Collection[tuple[str, str]]) -> Map
 def unknown_calendars(
     connection: Conn, tenant: str, spec: JobSpec, known: Collection[tuple[str, str]]
 ) -> InvalidInput | None:
-    """Why a spec is refused that names calendars which do not exist; None when it names none."""
+    """Return the refusal of a spec that names calendars which do not exist; None if all exist."""
     missing = [
         (f"job.{field}.{number}", name)
         for field in ("exclude_calendars", "include_calendars")
@@ -103,14 +106,14 @@ def unknown_calendars(
     names = _names(connection, tenant)
     return InvalidInput(
         [
-            FieldError(path, f"tenant {tenant!r} has no calendar {name!r}", _instead(name, names))
+            FieldError(path, f"tenant {tenant!r} has no calendar {name!r}", _suggestion(name, names))
             for path, name in missing
         ]
     )
 
 
 def write_job_calendars(connection: Conn, named: Mapping[UUID, tuple[str, Iterable[str]]]) -> None:
-    """Write down which calendars jobs name from now on: by job, its tenant and their names, which it holds."""
+    """Write the calendars that jobs name: by job, its tenant and the names, which the transaction has locked."""
     if not named:
         return
     connection.execute(_DROP_JOB_CALENDARS, {"job_ids": list(named)})
@@ -124,56 +127,56 @@ def write_job_calendars(connection: Conn, named: Mapping[UUID, tuple[str, Iterab
         connection.execute(_ADD_JOB_CALENDARS, columns)
 
 
-def _put(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
+def _put_calendar(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
     request = received.request
-    assert isinstance(request, CalendarPut)  # noqa: S101 - by accept's table
-    row = _enter(connection, received.tenant, request.name)
-    wanted = DaySet(frozenset(request.days), frozenset(request.weekdays))
-    if row.version and (row.days, row.source) == (wanted, request.source):
+    assert isinstance(request, CalendarPut)  # noqa: S101 - by the table of `apply`
+    row = _lock_or_insert(connection, received.tenant, request.name)
+    new = DaySet(frozenset(request.days), frozenset(request.weekdays))
+    if row.version and (row.days, row.source) == (new, request.source):
         return accepted(received, unchanged=True)
     columns: dict[str, object] = {
         "tenant": received.tenant,
         "name": request.name,
-        "days": sorted(wanted.days),
-        "weekdays": sorted(wanted.weekdays),
+        "days": sorted(new.days),
+        "weekdays": sorted(new.weekdays),
         "source": request.source,
         "since": None,
     }
-    jobs = _jobs_of(connection, received.tenant, request.name) if row.version and row.days != wanted else []
+    jobs = _jobs_of(connection, received.tenant, request.name) if row.version and row.days != new else []
     if not jobs:
-        columns["since"] = _since(row, wanted, read_now(connection))
+        columns["since"] = _since(row, new, read_now(connection))
         connection.execute(_UPDATE_CALENDAR, columns)
         return accepted(received)
-    if len(jobs) > MOST_JOBS:
+    if len(jobs) > MAX_JOBS:
         return rejected(received, _too_many(len(jobs)))
     locked = lock_jobs_by_id(connection, installation, jobs)
     existing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
     apply_overdue(connection, installation, locked, existing_jobs, keep_pauses=existing_jobs)
-    columns["since"] = _since(row, wanted, locked.now)
+    columns["since"] = _since(row, new, locked.now)
     connection.execute(_UPDATE_CALENDAR, columns)
-    _set_anew(connection, installation, locked)
+    _reset_timers(connection, installation, locked)
     return accepted(received)
 
 
 def _too_many(jobs: int) -> InvalidInput:
-    problem = f"{jobs} jobs name this calendar, and a change reaches all of them at once: {MOST_JOBS} at most"
+    problem = f"{jobs} jobs name this calendar, and a change reaches all of them at once: {MAX_JOBS} at most"
     remedy = "put the new days under a second name, and submit jobs with that one until fewer name this one"
     return InvalidInput([FieldError("name", problem, remedy)])
 
 
-def _since(row: _Row, wanted: DaySet, now: datetime) -> datetime | None:
-    """Now, if days change that have come in some zone, and from which an occurrence could be shifted still."""
+def _since(row: _CalendarRow, new: DaySet, now: datetime) -> datetime | None:
+    """Return now if the change concerns days that have started in some zone and may still shift an occurrence."""
     latest = now.astimezone(UTC).date() + timedelta(days=1)
     days = (latest - timedelta(days=number) for number in range(MAX_SHIFT_DAYS + 3))
-    return now if row.version and any((day in row.days) != (day in wanted) for day in days) else None
+    return now if row.version and any((day in row.days) != (day in new) for day in days) else None
 
 
-def _delete(connection: Conn, received: ReceivedRequest) -> Reply:
+def _delete_calendar(connection: Conn, received: ReceivedRequest) -> Reply:
     request = received.request
-    assert isinstance(request, CalendarDelete)  # noqa: S101 - by accept's table
+    assert isinstance(request, CalendarDelete)  # noqa: S101 - by the table of `apply`
     columns = {"tenant": received.tenant, "name": request.name}
     if connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone() is None:
-        remedy = _instead(request.name, _names(connection, received.tenant))
+        remedy = _suggestion(request.name, _names(connection, received.tenant))
         return rejected(received, UnknownCalendar(received.tenant, request.name, remedy))
     found = connection.execute(_NAME_CALENDAR_JOBS, columns, binary=True).fetchone()
     if found is not None:
@@ -184,16 +187,16 @@ def _delete(connection: Conn, received: ReceivedRequest) -> Reply:
     return accepted(received)
 
 
-def _enter(connection: Conn, tenant: str, name: str) -> _Row:
-    """The calendar's row, locked; made where there is none."""
+def _lock_or_insert(connection: Conn, tenant: str, name: str) -> _CalendarRow:
+    """Return the calendar's locked row; insert it if it does not exist."""
     columns = {"tenant": tenant, "name": name}
     for _ in range(_TRIES):
         connection.execute(_ENTER_CALENDAR, columns)
         found = connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone()
         if found is not None:
             version, days, weekdays, source = cast("tuple[int, list[date], list[int], str | None]", found)
-            return _Row(version, DaySet(frozenset(days), frozenset(weekdays)), source)
-    message = f"calendar {name!r} is made and deleted by somebody else all the time"
+            return _CalendarRow(version, DaySet(frozenset(days), frozenset(weekdays)), source)
+    message = f"calendar {name!r} is created and deleted by other transactions again and again"
     raise Unavailable(message)
 
 
@@ -206,18 +209,18 @@ def _names(connection: Conn, tenant: str) -> list[str]:
     return [str(name) for (name,) in connection.execute(_CALENDAR_NAMES, {"tenant": tenant}, binary=True)]
 
 
-def _instead(name: str, names: Sequence[str]) -> str:
+def _suggestion(name: str, names: Sequence[str]) -> str:
     near = get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     return f"write one of {', '.join(names[:10])}" if names else "put the calendar first"
 
 
-def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> None:
-    """Set the timers of settled jobs by the days as they now are; a job that has occurrences again gets its timer back.
+def _reset_timers(connection: Conn, installation: Installation, locked: Locked) -> None:
+    """Set the jobs' timers under the new days; a finished job that has occurrences again gets a timer.
 
-    A pause stays, and so does what was set aside. All is recorded up to the clock that they were settled by; what has
-    come since is overdue, under the new days.
+    A pause stays, and so does a quarantine. Occurrences up to `locked.now` have their records; later ones that are
+    overdue fire under the new days.
     """
     columns = {"job_ids": sorted(locked.jobs), "now": locked.now}
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
@@ -225,7 +228,7 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
     timers = [timer for timer in left if timer.hold_reason != HoldReason.QUARANTINED]
     circumstances = read_decision_inputs(connection, timers)
     advance_timers(
-        connection, installation, timers, lambda timer: _anew(timer, circumstances, locked.now), now=locked.now
+        connection, installation, timers, lambda timer: _reset(timer, circumstances, locked.now), now=locked.now
     )
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         had = {timer.job_id for timer in left}
@@ -234,36 +237,36 @@ def _set_anew(connection: Conn, installation: Installation, locked: Locked) -> N
     revived = [
         _timer(locked.jobs[row.job_id], decision)
         for row in timerless
-        if (decision := _anew(row, circumstances, locked.now)).next_at is not None
+        if (decision := _reset(row, circumstances, locked.now)).next_at is not None
     ]
     if revived:
         put_timers(connection, revived)
         connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in revived]})
 
 
-def _anew(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> Decision:
-    """Where a timer is to stand, all up to now being recorded."""
+def _reset(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> Decision:
+    """Return the timer's new position; the occurrences up to now have their records."""
     try:
-        where = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
-    except ScheduleRefused:  # firing sets it aside
+        state = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
+    except ScheduleRefused:  # firing quarantines the job
         held = HoldReason(timer.hold_reason) if timer.hold_reason else None
         return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, hold_reason=held, overridden=timer.overridden)
     paused = timer.hold_reason == HoldReason.PAUSE
-    # What a pause has left open, such as a `once` whose instant lies in it, is still to come.
+    # An occurrence that a pause has not decided, such as a `once` whose instant lies in it, is upcoming.
     recorded = min(now, timer.scheduled_at - _TICK) if paused else now
-    look = next_wakeup(where, recorded)
-    if look is None:
+    wakeup = next_wakeup(state, recorded)
+    if wakeup is None:
         return Decision()
     return Decision(
-        next_at=next_cursor(where, recorded) or look,
-        due_at=timer.due_at if paused else look,
+        next_at=next_cursor(state, recorded) or wakeup,
+        due_at=timer.due_at if paused else wakeup,
         hold_reason=HoldReason.PAUSE if paused else None,
-        overridden=bool(where.moved) or (where.overridden_until is not None and where.overridden_until > recorded),
+        overridden=bool(state.moved) or (state.overridden_until is not None and state.overridden_until > recorded),
     )
 
 
 def _timer(job: JobRow, decision: Decision) -> TimerToPut:
-    assert decision.next_at is not None  # noqa: S101 - who calls has looked
+    assert decision.next_at is not None  # noqa: S101 - the caller has checked
     return TimerToPut(
         job.job_id,
         job.tenant,

@@ -1,13 +1,13 @@
-"""`run.cancel`: works in every state, is idempotent, and answers with the state it found.
+"""`run.cancel` cancels one run; `runs.cancel` cancels all runs that match a filter.
 
-What does not run ends at once; a running attempt is told to stop and can only become cancelled from then on. A run that
-somebody has in hand for longer than a moment, as a user's own transaction may, is cancelled by the scheduler as soon as
-it is let go of, unless it is over then: the wish is written down.
+`run.cancel` works in every state, is idempotent, and replies with the state that it found. A run without a running
+attempt ends at once. A running attempt gets a cancel signal, and can only become cancelled from then on. If another
+transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`. The scheduler then cancels
+the run as soon as it is free, unless it has ended.
 
-`runs.cancel`: one row that every claim consults, so that it holds at once however many runs it names.
-
-It is written under the lock `claims`: a batch of claims comes wholly before it, or sees it. The scheduler ends the
-runs, some at a time (scheduler/bulk_cancel.py); what is made after it was accepted is not concerned.
+`runs.cancel` writes one row that every claim reads, so that it takes effect at once for any number of runs. The row is
+written under the lock `claims`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
+batches (scheduler/bulk_cancel.py). Runs that are created after the request was applied are not cancelled.
 """
 
 from collections.abc import Sequence
@@ -37,31 +37,41 @@ _LOCK_RUN = _SQL["lock_run"]
 _READ_RUN = _SQL["read_run"]
 _WANT_CANCEL = _SQL["want_cancel"]
 
-_REQUESTED = "requested"  # the default reason
+_READ_JOB_KEY = _SQL["read_job_key"]
+_RESET_PLAN_MODE = _SQL["reset_plan_mode"]
+_FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
+_NUMBER_CANCELLATION = _SQL["number_cancellation"]
+_ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
+_HOLD_CLAIMS = _SQL["hold_claims"]
+_ADD_CANCELLATION = _SQL["add_cancellation"]
+
+_REQUESTED = "requested"  # the reason when the request gives none
+
+MAX_JOBS = 10_000  # jobs of one cancellation by labels: a row each, a few hundredths of a second in all
 
 
 def apply_cancels(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Cancel runs, in the caller's transaction; an answer for each request, in their order."""
+    """Cancel runs in the caller's transaction; return a reply for each request, in their order."""
     cancels = _Cancels(connection, installation)
     return [cancels.apply(received) for received in batch]
 
 
 class _Cancels:
-    """The cancels of one batch; where one has waited in vain, the others do not wait."""
+    """The cancels of one batch; after one has waited for a lock in vain, the rest do not wait."""
 
     def __init__(self, connection: Conn, installation: Installation) -> None:
         self._connection, self._installation = connection, installation
-        self._patient = True
+        self._may_wait = True
 
     def apply(self, received: ReceivedRequest) -> Reply:
         request = received.request
-        assert isinstance(request, RunCancel)  # noqa: S101 - by accept's table
+        assert isinstance(request, RunCancel)  # noqa: S101 - by the table of `apply`
         columns: dict[str, object] = {"run_id": UUID(request.run_id), "tenant": received.tenant}
-        known = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
-        if known is None:
+        found = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
+        if found is None:
             return rejected(received, UnknownRun(request.run_id))
-        job_id, version, final = known
-        # The open row tells; without one the run is over, and job_runs has been told while we waited for the lock.
+        job_id, version, final = found
+        # The open row has the state. Without one the run has ended, and job_runs may be newer than the row read above.
         state = self._cancel(columns, request.reason or _REQUESTED)
         if state is None:
             again = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
@@ -71,14 +81,14 @@ class _Cancels:
         )
 
     def _cancel(self, columns: dict[str, object], reason: str) -> RunState | None:
-        """Cancel a run, or have it cancelled; returns the state it was found in, None where it is over."""
+        """Cancel a run now or later; return the state that it was in, None if it has ended."""
         run_id = cast("UUID", columns["run_id"])
         found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
         if found is None and still_open(self._connection, [run_id]):
-            self._patient = self._patient and try_lock_runs(self._connection, [run_id])
+            self._may_wait = self._may_wait and try_lock_runs(self._connection, [run_id])
             found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
         if found is None:
-            return self._want(columns, reason)
+            return self._cancel_later(columns, reason)
         state = RunState(str(found[0]))
         attempt, executor_id = cast("tuple[int, UUID | None]", found[1:])
         if state in MOVES[Move.REQUEST_CANCEL].sources:
@@ -88,8 +98,8 @@ class _Cancels:
             finish_runs(self._connection, self._installation, [end])
         return state
 
-    def _want(self, columns: dict[str, object], reason: str) -> RunState | None:
-        """Write down that a run is to be cancelled that is in somebody's hands; not where it is over."""
+    def _cancel_later(self, columns: dict[str, object], reason: str) -> RunState | None:
+        """Store the cancel of a run that another transaction holds; not if the run has ended."""
         run_id = cast("UUID", columns["run_id"])
         left = still_open(self._connection, [run_id]).get(run_id)
         if left is None:
@@ -98,31 +108,20 @@ class _Cancels:
         return RunState(left)
 
 
-_READ_JOB_KEY = _SQL["read_job_key"]
-_RESET_PLAN_MODE = _SQL["reset_plan_mode"]
-_FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
-_NUMBER_CANCELLATION = _SQL["number_cancellation"]
-_ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
-_HOLD_CLAIMS = _SQL["hold_claims"]
-_ADD_CANCELLATION = _SQL["add_cancellation"]
-
-MOST_JOBS = 10_000  # of one cancellation by labels: they are written down one by one, in a few hundredths of a second
-
-
 def apply_cancel_filters(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Write cancellations, in the caller's transaction; an answer for each request, in their order."""
+    """Write cancellations in the caller's transaction; return a reply for each request, in their order."""
     del installation
     return [_apply(connection, received) for received in batch]
 
 
 def hold_claims(connection: Conn) -> None:
-    """Let no claim be under way between now and the end of the caller's transaction."""
+    """Wait for the claims under way, and block new ones until the end of the caller's transaction."""
     connection.execute(_HOLD_CLAIMS)
 
 
 def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     request = received.request
-    assert isinstance(request, RunsCancel)  # noqa: S101 - by accept's table
+    assert isinstance(request, RunsCancel)  # noqa: S101 - by the table of `apply`
     try:
         job = _job(connection, received, request)
         labelled = _labelled(connection, received.tenant, request)
@@ -133,7 +132,7 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     if labelled:
         columns: dict[str, object] = {"id": number, "tenant": received.tenant, "job_ids": labelled}
         connection.execute(_ADD_CANCELLED_JOBS, columns)
-    # As late as can be: nobody claims anything from here to the commit.
+    # As late as possible: no executor can claim from here to the commit.
     hold_claims(connection)
     columns = {
         "id": number,
@@ -156,7 +155,7 @@ def _job(connection: Conn, received: ReceivedRequest, request: RunsCancel) -> UU
     if request.key is None:
         return None
     job = job_id_of(received)
-    # Also a deleted one: its runs that had begun go on.
+    # A deleted job too: its started runs go on.
     if connection.execute(_READ_JOB_KEY, {"job_id": job}).fetchone() is None:
         raise UnknownJob(received.tenant, request.key)
     return job
@@ -165,24 +164,24 @@ def _job(connection: Conn, received: ReceivedRequest, request: RunsCancel) -> UU
 def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
     if not request.labels:
         return []
-    columns = {"tenant": tenant, "labels": Jsonb(request.labels), "most": MOST_JOBS + 1}
-    # No index leads to labels. By `BY_KEY`, with which intake plans, a tenant's jobs would be fetched one by one in the
-    # order of their keys: with ten million of them that is no answer within the limit on a statement.
-    with connection.transaction(force_rollback=True):  # a savepoint: what follows is planned as before
+    columns = {"tenant": tenant, "labels": Jsonb(request.labels), "most": MAX_JOBS + 1}
+    # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs are read one by one in key order: with
+    # 10,000,000 jobs the statement times out.
+    with connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
         connection.execute(_RESET_PLAN_MODE)
         found = connection.execute(_FIND_LABELLED_JOBS, columns, binary=True).fetchall()
     if not found:
         refuse("labels", "no job has all of these labels", "correct them: `tidewheel job list --label …`")
-    if len(found) > MOST_JOBS:
-        problem = f"more than {MOST_JOBS} jobs have these labels"
+    if len(found) > MAX_JOBS:
+        problem = f"more than {MAX_JOBS} jobs have these labels"
         refuse("labels", problem, "name a further label, or cancel by queue, lane or handler")
     return [cast("UUID", job) for (job,) in found]
 
 
 def _created_before(request: RunsCancel, now: datetime) -> datetime | None:
     if request.created_before is not None and request.created_before > now:
-        problem = f"{format_timestamp(request.created_before)} is still to come: it is {format_timestamp(now)}"
-        refuse("created_before", problem, "leave it out: all that is made until the request is applied")
+        problem = f"{format_timestamp(request.created_before)} is in the future: it is {format_timestamp(now)}"
+        refuse("created_before", problem, "leave it out: it covers all runs created until the request is applied")
     return request.created_before
 
 

@@ -1,9 +1,9 @@
-"""`job.skip`, `job.move` and `job.unskip`: what people say about one coming occurrence, named by its nominal instant.
+"""`job.skip`, `job.move` and `job.unskip`: override one upcoming occurrence, named by its nominal instant.
 
-Under the job's locks: what is overdue is settled, what was written ahead is taken back, and the timer is set to the
-first instant that nothing is recorded of, due when firing must look. An occurrence whose run stands even then has begun
-meanwhile: nothing is said about it any more. A pause goes on: what it has passed over is decided when it ends. Rows
-written: overrides, timers; skips, where no timer comes by any more.
+Under the job's locks, the overdue occurrences fire and the runs ahead are retracted. The timer is then set to the first
+instant without a record, due at the scheduler's next wakeup for the job. An occurrence that still has a run has started
+meanwhile and cannot be overridden. A pause goes on: its skipped occurrences are decided when it ends. Rows written:
+overrides and timers, and skips of occurrences that no timer covers any more.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob
-from tidewheel.intake.lifecycle import existing
+from tidewheel.intake.lifecycle import existing_jobs
 from tidewheel.intake.locks import JobRow, Locked, apply_overdue, job_id_of, lock_jobs
-from tidewheel.intake.override_rules import Coming, drop_moves, forget_overrides, read_coming_overrides
+from tidewheel.intake.override_rules import UpcomingOccurrences, delete_overrides, drop_moves, read_coming_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobMove, JobSkip, JobUnskip
@@ -42,43 +42,43 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a request makes of one occurrence.
+    """The change of one occurrence's override.
 
     Args:
         request: The request.
-        coming: What was to come before it.
-        says: What is said from now on; None: nothing.
+        upcoming: The job's upcoming occurrences before it.
+        override: The new override; None for none.
     """
 
     request: JobSkip | JobMove | JobUnskip
-    coming: Coming
-    says: Override | None
+    upcoming: UpcomingOccurrences
+    override: Override | None
 
     @property
     def job(self) -> JobRow:
-        """Whose occurrence it is."""
-        return self.coming.job
+        """The occurrence's job."""
+        return self.upcoming.job
 
     @property
     def changes(self) -> bool:
-        """Whether anything else was said before."""
-        was = self.coming.overrides.get(self.request.at)
-        return was is None or self.says is None or was.moved_to != self.says.moved_to
+        """True if the occurrence had another override, or none."""
+        previous = self.upcoming.overrides.get(self.request.at)
+        return previous is None or self.override is None or previous.moved_to != self.override.moved_to
 
     @property
-    def gives_up(self) -> bool:
-        """Whether a moved occurrence is left out whose own instant has passed: no timer comes by that any more."""
-        return self.says is not None and self.says.moved_to is None and self.request.at <= self.coming.now
+    def drops_move(self) -> bool:
+        """True if it skips a moved occurrence whose own instant has passed: no timer covers that instant any more."""
+        return self.override is not None and self.override.moved_to is None and self.request.at <= self.upcoming.now
 
     @property
     def shifts_timer(self) -> bool:
-        """Whether firing must look at other times from now on; a job without known instants has its own rules."""
-        return self.changes and self.coming.computed
+        """True if the timer may be due at another time; a job without computed instants has other rules."""
+        return self.changes and self.upcoming.computed
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A timer, as far as deciding needs one."""
+class _TimerRow:
+    """The columns of a timer that a decision needs."""
 
     job_id: UUID
     tenant: str
@@ -89,109 +89,109 @@ class _Place:
 
 
 def apply_overrides(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Skip, move or restore an occurrence each of different jobs, in the caller's transaction.
+    """Skip, move or restore one occurrence each of different jobs, in the caller's transaction.
 
     Returns:
-        An answer for each request, in their order.
+        A reply for each request, in their order.
     """
     locked = lock_jobs(connection, installation, batch)
-    jobs = existing(locked, batch)
+    jobs = existing_jobs(locked, batch)
     day_sets = _day_sets(connection, jobs)
-    said = read_coming_overrides(connection, [job.job_id for job in jobs], locked.now)
+    overrides = read_coming_overrides(connection, [job.job_id for job in jobs], locked.now)
     changes: dict[UUID, _Change] = {}
     refused: dict[UUID, Refused] = {}
     for received in batch:
         job_id = job_id_of(received)
         try:
-            if job_id not in said:
+            if job_id not in overrides:
                 raise UnknownJob(received.tenant, received.key or "")
             job = locked.jobs[job_id]
-            changes[job_id] = _change(received, _coming(job, said[job_id].values(), day_sets, locked.now))
+            changes[job_id] = _change(received, _upcoming(job, overrides[job_id].values(), day_sets, locked.now))
         except Refused as error:
             refused[job_id] = error
-    wanted = [change for change in changes.values() if change.changes]
-    after, begun = _make(connection, installation, locked, wanted, day_sets)
-    refused |= begun
+    effective = [change for change in changes.values() if change.changes]
+    after, started = _apply_changes(connection, installation, locked, effective, day_sets)
+    refused |= started
     return [
         rejected(received, refused[job_id_of(received)])
         if job_id_of(received) in refused
-        else _answer(received, changes[job_id_of(received)], after, locked)
+        else _reply(received, changes[job_id_of(received)], after, locked)
         for received in batch
     ]
 
 
 def _day_sets(connection: Conn, jobs: Sequence[JobRow]) -> DaySets:
-    wanted = {(job.tenant, name) for job in jobs for name in policies_from_text(job.policy or "{}").calendars}
-    return read_day_sets(connection, wanted)
+    calendars = {(job.tenant, name) for job in jobs for name in policies_from_text(job.policy or "{}").calendars}
+    return read_day_sets(connection, calendars)
 
 
-def _coming(
-    job: JobRow, said: Iterable[Override], day_sets: DaySets, now: datetime, cursor: datetime | None = None
-) -> Coming:
-    """What is still to come of a locked job, from a cursor on, or from now.
+def _upcoming(
+    job: JobRow, overrides: Iterable[Override], day_sets: DaySets, now: datetime, cursor: datetime | None = None
+) -> UpcomingOccurrences:
+    """Return the upcoming occurrences of a locked job, from a cursor on, or from now.
 
     Raises:
         InvalidInput: Its schedule cannot be read.
     """
-    overrides = {each.scheduled_at: each for each in said}
-    place = _Place(job.job_id, job.tenant, job.schedule or "", job.policy or "{}", cursor or now + _TICK)
+    by_instant = {each.scheduled_at: each for each in overrides}
+    row = _TimerRow(job.job_id, job.tenant, job.schedule or "", job.policy or "{}", cursor or now + _TICK)
     try:
-        return Coming(job, timer_state(place, day_sets, list(overrides.values())), overrides, now)
+        return UpcomingOccurrences(job, timer_state(row, day_sets, list(by_instant.values())), by_instant, now)
     except ScheduleRefused as unread:
         problem = f"the schedule of its version {job.version} cannot be read: {unread.errors[0].problem}"
         raise InvalidInput([FieldError("key", problem, "submit the job again")]) from unread
 
 
-def _change(received: ReceivedRequest, coming: Coming) -> _Change:
+def _change(received: ReceivedRequest, upcoming: UpcomingOccurrences) -> _Change:
     request = received.request
     match request:
         case JobSkip():
-            return _Change(request, coming, coming.skipped(request.at))
+            return _Change(request, upcoming, upcoming.skipped(request.at))
         case JobMove():
-            return _Change(request, coming, coming.moved(request.at, request.to))
+            return _Change(request, upcoming, upcoming.moved(request.at, request.to))
         case _:
-            assert isinstance(request, JobUnskip)  # noqa: S101 - by accept's table
-            return _Change(request, coming, coming.restored(request.at))
+            assert isinstance(request, JobUnskip)  # noqa: S101 - by the table of `apply`
+            return _Change(request, upcoming, upcoming.restored(request.at))
 
 
-def _make(
-    connection: Conn, installation: Installation, locked: Locked, wanted: Sequence[_Change], day_sets: DaySets
-) -> tuple[dict[UUID, Coming], dict[UUID, Refused]]:
-    """Write changes of different jobs, but for those that come too late.
+def _apply_changes(
+    connection: Conn, installation: Installation, locked: Locked, changes: Sequence[_Change], day_sets: DaySets
+) -> tuple[dict[UUID, UpcomingOccurrences], dict[UUID, Refused]]:
+    """Write the changes of different jobs, except those that come too late.
 
     Returns:
-        What is to come of the jobs from now on, and why a change was not made.
+        The upcoming occurrences of the jobs after the changes, and the refusals of changes that came too late.
     """
-    if not wanted:
+    if not changes:
         return {}, {}
-    shifting = [change for change in wanted if change.shifts_timer]
-    # What a pause has passed over is for its end to decide, and nothing is written ahead in it.
-    left = apply_overdue(connection, installation, locked, [c.job.job_id for c in shifting if not c.job.paused])
-    begun = _begun(connection, shifting)
-    made = [change for change in wanted if change.job.job_id not in begun]
+    shifting = [change for change in changes if change.shifts_timer]
+    # The end of a pause decides the occurrences in it, and no run is written ahead during a pause.
+    remaining = apply_overdue(connection, installation, locked, [c.job.job_id for c in shifting if not c.job.paused])
+    started = _started(connection, shifting)
+    made = [change for change in changes if change.job.job_id not in started]
     _write(connection, installation, made, locked.now)
-    said = read_coming_overrides(connection, [change.job.job_id for change in wanted], locked.now)
-    after: dict[UUID, Coming] = {}
+    overrides = read_coming_overrides(connection, [change.job.job_id for change in changes], locked.now)
+    after: dict[UUID, UpcomingOccurrences] = {}
     timers: list[TimerToPut] = []
-    for change in wanted:
+    for change in changes:
         job_id = change.job.job_id
-        late = job_id in begun
-        cursor = _cursor(change, locked, left.get(job_id), late=late)
-        after[job_id] = _coming(change.job, said[job_id].values(), day_sets, locked.now, cursor)
-        # Also where nothing is changed: what was taken back beside it must fire.
-        if change.shifts_timer and (not late or job_id in left):
+        late = job_id in started
+        cursor = _cursor(change, locked, remaining.get(job_id), late=late)
+        after[job_id] = _upcoming(change.job, overrides[job_id].values(), day_sets, locked.now, cursor)
+        # Also after a late change: the other runs that were retracted must fire.
+        if change.shifts_timer and (not late or job_id in remaining):
             timers.append(_timer(after[job_id], locked))
     put_timers(connection, timers)
-    # What was written ahead may have been the last of its job.
+    # The retracted run may have been the last of its job.
     connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in timers]})
     append(connection, [_event(change, installation, locked.now) for change in made], shards=installation.shards)
-    return after, begun
+    return after, started
 
 
-def _begun(connection: Conn, shifting: Sequence[_Change]) -> dict[UUID, Refused]:
-    """Those of settled jobs whose occurrence has a run all the same: an attempt has begun since the clock was read."""
-    asked = [(change.job.job_id, change.request.at) for change in shifting]
-    return {job: _has_a_run(at, state) for (job, at), state in read_timer_runs(connection, asked).items()}
+def _started(connection: Conn, shifting: Sequence[_Change]) -> dict[UUID, Refused]:
+    """Return the refusals for occurrences that still have a run: an attempt has started since the clock was read."""
+    occurrences = [(change.job.job_id, change.request.at) for change in shifting]
+    return {job: _has_a_run(at, state) for (job, at), state in read_timer_runs(connection, occurrences).items()}
 
 
 def _has_a_run(at: datetime, state: RunState) -> InvalidInput:
@@ -201,51 +201,53 @@ def _has_a_run(at: datetime, state: RunState) -> InvalidInput:
 
 
 def _write(connection: Conn, installation: Installation, made: Sequence[_Change], now: datetime) -> None:
-    """Write what is said from now on."""
-    forget_overrides(connection, [(change.job.job_id, change.request.at) for change in made if change.says is None])
-    drop_moves(connection, installation, [(each.job, each.request.at) for each in made if each.gives_up], now)
-    said = [(change.job, change.says) for change in made if change.says is not None and not change.gives_up]
+    """Write the new overrides."""
+    delete_overrides(connection, [(change.job.job_id, change.request.at) for change in made if change.override is None])
+    drop_moves(connection, installation, [(each.job, each.request.at) for each in made if each.drops_move], now)
+    overrides = [
+        (change.job, change.override) for change in made if change.override is not None and not change.drops_move
+    ]
     reasons = {change.job.job_id: change.request.reason for change in made}
-    if said:
+    if overrides:
         columns: dict[str, object] = {
-            "job_ids": uuids(job.job_id for job, _ in said),
-            "instants": instants(override.scheduled_at for _, override in said),
-            "tenants": [job.tenant for job, _ in said],
-            "moved_to": instants(override.moved_to for _, override in said),
-            "reasons": [reasons[job.job_id] for job, _ in said],
+            "job_ids": uuids(job.job_id for job, _ in overrides),
+            "instants": instants(override.scheduled_at for _, override in overrides),
+            "tenants": [job.tenant for job, _ in overrides],
+            "moved_to": instants(override.moved_to for _, override in overrides),
+            "reasons": [reasons[job.job_id] for job, _ in overrides],
             "now": now,
         }
         connection.execute(_PUT_OVERRIDES, columns)
 
 
-def _cursor(change: _Change, locked: Locked, left: datetime | None, *, late: bool) -> datetime:
-    """The first instant of a settled job that nothing is recorded of: whatever is ahead of now was taken back.
+def _cursor(change: _Change, locked: Locked, remaining: datetime | None, *, late: bool) -> datetime:
+    """Return the first instant of a job without a record; the runs ahead of now were retracted.
 
-    What the request came too late for is recorded.
+    The occurrence of a request that came too late has a record.
     """
     timer = locked.timers.get(change.job.job_id)
-    stands = timer.scheduled_at if timer is not None and change.job.paused else left
+    position = timer.scheduled_at if timer is not None and change.job.paused else remaining
     ahead = [change.request.at] if change.request.at > locked.now and not late else []
-    return min([*ahead, stands] if stands is not None else ahead, default=locked.now + _TICK)
+    return min([*ahead, position] if position is not None else ahead, default=locked.now + _TICK)
 
 
-def _timer(coming: Coming, locked: Locked) -> TimerToPut:
-    job, cursor = coming.job, coming.where.cursor
+def _timer(upcoming: UpcomingOccurrences, locked: Locked) -> TimerToPut:
+    job, cursor = upcoming.job, upcoming.state.cursor
     return TimerToPut(
         job.job_id,
         job.tenant,
         job.shard,
         job.version,
         cursor,
-        # Where nothing is left, firing finds that out, and the job is finished.
-        due_at=next_wakeup(coming.where, cursor - _TICK) or cursor,
+        # If no occurrence is left, the scheduler finds that out then and finishes the job.
+        due_at=next_wakeup(upcoming.state, cursor - _TICK) or cursor,
         hold_reason=_held(job, locked),
         until=job.paused_until,
     )
 
 
 def _held(job: JobRow, locked: Locked) -> HoldReason | None:
-    """Why the job's timer is not due at its instants; a fixed_delay's is not touched here."""
+    """Return the reason why the timer is on hold; the timer of a fixed_delay is not changed here."""
     if job.paused:
         return HoldReason.PAUSE
     timer = locked.timers.get(job.job_id)
@@ -254,13 +256,13 @@ def _held(job: JobRow, locked: Locked) -> HoldReason | None:
 
 def _event(change: _Change, installation: Installation, now: datetime) -> OutboxRow:
     job, request = change.job, change.request
-    happened = {JobSkip: "skipped", JobMove: "moved", JobUnskip: "restored"}[type(request)]
+    suffix = {JobSkip: "skipped", JobMove: "moved", JobUnskip: "restored"}[type(request)]
     detail = {"at": format_timestamp(request.at)}
     if isinstance(request, JobMove):
         detail["to"] = format_timestamp(request.to)
     return lifecycle_row(
         installation,
-        kind=f"job.occurrence_{happened}",
+        kind=f"job.occurrence_{suffix}",
         tenant=job.tenant,
         job_id=job.job_id,
         job_key=job.key,
@@ -272,13 +274,15 @@ def _event(change: _Change, installation: Installation, now: datetime) -> Outbox
     )
 
 
-def _answer(received: ReceivedRequest, change: _Change, after: Mapping[UUID, Coming], locked: Locked) -> Reply:
+def _reply(
+    received: ReceivedRequest, change: _Change, after: Mapping[UUID, UpcomingOccurrences], locked: Locked
+) -> Reply:
     job = change.job
-    coming = after.get(job.job_id, change.coming)
+    upcoming = after.get(job.job_id, change.upcoming)
     return accepted(
         received,
         job_id=str(job.job_id),
         job_version=job.version,
-        next_run_at=coming.next_run if _held(job, locked) is None else None,
+        next_run_at=upcoming.next_run if _held(job, locked) is None else None,
         unchanged=not change.changes,
     )

@@ -283,7 +283,7 @@ SELECT new.job_id, new.scheduled_at, new.tenant, CASE WHEN new.moved_to IS NULL 
    SET kind = excluded.kind, moved_to = excluded.moved_to, created_at = excluded.created_at, created_by = excluded.created_by,
        reason = excluded.reason, done_at = NULL
 
--- name: forget_overrides
+-- name: delete_overrides
 -- Occurrences about which nothing is said any more.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
 DELETE FROM overrides AS v

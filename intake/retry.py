@@ -1,7 +1,7 @@
-"""`run.retry`: a run that is over becomes a new one: its payload, under the job's current version.
+"""`run.retry`: create a new run from one that has ended, with its payload, under the job's current version.
 
-The old run stays as it ended; the new one names it, and the root of the chain. Where the old one was a dead letter,
-that says in the same transaction what it was redriven as.
+The old run keeps its state. The new run names it as its parent, and the root of the retry chain. If the old run is a
+dead letter, the same transaction stores the new run's id in it.
 """
 
 import os
@@ -16,7 +16,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, Unkn
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.locks import read_now
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.intake.trigger import SharedJob, lock_jobs_for_share
+from tidewheel.intake.trigger import TriggeredJob, lock_jobs_for_share
 from tidewheel.jobs.payload import Payload
 from tidewheel.jobs.requests import RunRetry
 from tidewheel.postgres.session import Conn
@@ -34,8 +34,8 @@ _READ_JOB_KEY = _SQL["read_job_key"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Old:
-    """A run of which a new one is wanted, with what it carried beyond its version."""
+class _OldRun:
+    """A run to retry, with the inputs that it had beyond its version."""
 
     run_id: UUID
     tenant: str
@@ -51,8 +51,8 @@ class _Old:
 
 
 def apply_retries(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Make new runs of old ones, in the caller's transaction; an answer for each request, in their order."""
-    old = _read(connection, [_asked(received).run_id for received in batch])
+    """Retry runs in the caller's transaction; return a reply for each request, in their order."""
+    old = _read(connection, [_retry(received).run_id for received in batch])
     jobs = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
     payloads = _Payloads(connection, old, jobs)
     now = read_now(connection)
@@ -61,45 +61,43 @@ def apply_retries(connection: Conn, installation: Installation, batch: Sequence[
     redriven: dict[UUID, UUID] = {}
     for received in batch:
         try:
-            run = _over(connection, received, old, jobs)
+            run = _finished_run(connection, received, old, jobs)
         except Refused as refused:
             replies.append(rejected(received, refused))
             continue
-        made = _made(received, run, jobs[run.job_id], payloads.of(run), now=now)
-        runs.append(made)
-        redriven[run.run_id] = made.run_id
-        replies.append(
-            accepted(received, job_id=str(run.job_id), job_version=made.job_version, run_id=str(made.run_id))
-        )
+        new = _new_run(received, run, jobs[run.job_id], payloads.of(run), now=now)
+        runs.append(new)
+        redriven[run.run_id] = new.run_id
+        replies.append(accepted(received, job_id=str(run.job_id), job_version=new.job_version, run_id=str(new.run_id)))
     create_runs(connection, installation, runs, now=now, repeats=True)
     mark_redriven(connection, redriven, now)
     return replies
 
 
-def _asked(received: ReceivedRequest) -> RunRetry:
-    assert isinstance(received.request, RunRetry)  # noqa: S101 - by accept's table
+def _retry(received: ReceivedRequest) -> RunRetry:
+    assert isinstance(received.request, RunRetry)  # noqa: S101 - by the table of `apply`
     return received.request
 
 
-def _read(connection: Conn, run_ids: Sequence[str]) -> dict[UUID, _Old]:
-    with connection.cursor(row_factory=class_row(_Old), binary=True) as cursor:
+def _read(connection: Conn, run_ids: Sequence[str]) -> dict[UUID, _OldRun]:
+    with connection.cursor(row_factory=class_row(_OldRun), binary=True) as cursor:
         found = cursor.execute(_READ_RETRIED, {"run_ids": sorted({UUID(run) for run in run_ids})})
         return {row.run_id: row for row in found}
 
 
-def _over(
-    connection: Conn, received: ReceivedRequest, old: Mapping[UUID, _Old], jobs: Mapping[UUID, SharedJob]
-) -> _Old:
-    """The run of which a new one is to be made.
+def _finished_run(
+    connection: Conn, received: ReceivedRequest, old: Mapping[UUID, _OldRun], jobs: Mapping[UUID, TriggeredJob]
+) -> _OldRun:
+    """Return the run to retry.
 
     Raises:
-        Refused: There is none, it is not over, or its job is gone.
+        Refused: The run does not exist, has not ended, or its job is deleted.
     """
-    run = old.get(UUID(_asked(received).run_id))
+    run = old.get(UUID(_retry(received).run_id))
     if run is None or run.tenant != received.tenant:
-        raise UnknownRun(_asked(received).run_id)
+        raise UnknownRun(_retry(received).run_id)
     if RunState(run.state) not in FINAL:
-        problem = f"run {run.run_id} is {run.state}: it is not over"
+        problem = f"run {run.run_id} is {run.state}: it has not ended"
         raise InvalidInput([FieldError("run_id", problem, "wait until it has ended, or cancel it first")])
     if run.job_id not in jobs:
         row = connection.execute(_READ_JOB_KEY, {"job_id": run.job_id}, binary=True).fetchone()
@@ -107,8 +105,10 @@ def _over(
     return run
 
 
-def _made(received: ReceivedRequest, old: _Old, job: SharedJob, payload: Payload | None, *, now: datetime) -> NewRun:
-    request = _asked(received)
+def _new_run(
+    received: ReceivedRequest, old: _OldRun, job: TriggeredJob, payload: Payload | None, *, now: datetime
+) -> NewRun:
+    request = _retry(received)
     origin = old.run_id.bytes + (received.seed() or os.urandom(16))
     inputs = RunInputs(
         payload=payload.content if payload else None,
@@ -138,9 +138,9 @@ def _made(received: ReceivedRequest, old: _Old, job: SharedJob, payload: Payload
 
 
 class _Payloads:
-    """What old runs were handed, where their job's current version would hand on something else."""
+    """The payloads of old runs, where the job's current version has another one."""
 
-    def __init__(self, connection: Conn, old: Mapping[UUID, _Old], jobs: Mapping[UUID, SharedJob]) -> None:
+    def __init__(self, connection: Conn, old: Mapping[UUID, _OldRun], jobs: Mapping[UUID, TriggeredJob]) -> None:
         self._jobs = jobs
         edited = [
             (run.job_id, run.job_version)
@@ -149,14 +149,14 @@ class _Payloads:
         ]
         self._definitions = read_definitions(connection, edited) if edited else {}
 
-    def of(self, run: _Old) -> Payload | None:
-        """What the new run has to carry; None where its version says the same."""
+    def of(self, run: _OldRun) -> Payload | None:
+        """Return the payload that the new run needs; None if its version has the same."""
         current = self._jobs[run.job_id].definition
-        standing = self._definitions.get((run.job_id, run.job_version), current)
+        definition = self._definitions.get((run.job_id, run.job_version), current)
         if run.payload is not None:
-            return Payload(run.payload, run.payload_content_type or _payload(standing).content_type)
-        handed = _payload(standing)
-        return None if handed == _payload(current) else handed
+            return Payload(run.payload, run.payload_content_type or _payload(definition).content_type)
+        payload = _payload(definition)
+        return None if payload == _payload(current) else payload
 
 
 def _payload(definition: bytes) -> Payload:

@@ -1,25 +1,21 @@
-"""Requests that come with a task token: what an attempt says from outside.
+"""`run.complete` and `run.heartbeat`: reports about an attempt by its task token.
 
-The token is all the right it takes, whoever sends it. The runs are locked before anything is decided, in run_id order;
-an attempt that is over, or was never, changes nothing: its request is rejected with `attempt_over`. A run that somebody
-has in hand for longer than a moment: a heartbeat that came by Kafka is rejected with `busy`, for another one follows
-it; anything else has to be tried again, for an end that is told must not be lost.
+The token is the only right that a report needs. The runs are locked in run_id order before anything is decided. A
+report about an attempt that is over, or that never was, changes nothing and is rejected with `attempt_over`.
 
-`run.complete`: an attempt's end, told from outside by who has its task token.
+A run that another transaction holds for longer than 200 ms: a heartbeat from Kafka is rejected with `busy`, since the
+next one follows. Every other report has to be tried again, since an end must not be lost.
 
-It counts while the run waits, and before that too: a target may be done before its executor has written that it waits.
-What is being cancelled can only become cancelled.
-
-`run.heartbeat`: an attempt goes on, told from outside by who has its task token.
-
-While the run waits, this moves the instant at which its heartbeat is missed; what it says of itself is kept in any
-case. The answer holds the state the run was found in: `cancelling` means that it was asked to stop.
+An end counts while the run waits for it. It counts before that too, since a target may be done before its executor has
+written that the run waits. A run that is being cancelled can only become cancelled. A heartbeat moves the heartbeat
+deadline of a run that waits, and stores its progress in any case. Its reply has the run's state: `cancelling` means
+that a stop was requested.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import cast
+from typing import TypeAlias, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -46,12 +42,14 @@ from tidewheel.transitions.run_messages import Definitions, read_definitions
 _SQL = Statements("tidewheel.intake")
 _LOCK_ATTEMPTS = _SQL["lock_attempts"]
 _READ_ENDED = _SQL["read_ended"]
+_EXTEND_DEADLINES = _SQL["extend_deadlines"]
 
-_DEFINITIONS = Definitions(4 * 1024 * 1024)  # of jobs whose ends are told from outside: few
+_DEFINITIONS = Definitions(4 * 1024 * 1024)  # few jobs have attempts that end from outside
+_UNNAMED = "ReportedFailure"  # the error type of a failure without one
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class _OpenRun:
     """An open run's row, locked."""
 
     run_id: UUID
@@ -64,80 +62,90 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A request whose token is that of an attempt under way."""
+class Report:
+    """A request about an attempt that is under way, with its run."""
 
     received: ReceivedRequest
-    held: Held
+    run: _OpenRun
 
 
-Act = Callable[[Conn, Installation, Sequence[Shown]], list[Reply]]
+Act: TypeAlias = Callable[[Conn, Installation, Sequence[Report]], list[Reply]]
 
 
-def answer_by_token(
+def apply_completes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """End attempts in the caller's transaction; return a reply for each request, in their order."""
+    return _apply_reports(connection, installation, batch, _complete)
+
+
+def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Record heartbeats in the caller's transaction; return a reply for each request, in their order."""
+    return _apply_reports(connection, installation, batch, _heartbeat)
+
+
+def _apply_reports(
     connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], act: Act
 ) -> list[Reply]:
-    """Answer requests that come with a token, in the caller's transaction.
+    """Apply reports in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
-        installation: Holds the key that tokens are checked with.
-        batch: The requests, of one kind.
-        act: Answers those whose attempt is under way, at most one of a run at a time, in their order.
+        installation: Holds the key that signs the tokens.
+        batch: The requests, of one type.
+        act: Applies the reports about attempts under way, at most one of a run at a time, in their order.
 
     Raises:
-        RowLocked: Somebody has one of the runs in hand: roll back and try again.
+        RowLocked: Another transaction holds one of the runs: roll back and try again.
     """
     replies: dict[int, Reply] = {}
-    left: list[tuple[int, RunId, int]] = []
+    pending: list[tuple[int, RunId, int]] = []
     busy: dict[UUID, str] = {}
-    for place, received in enumerate(batch):
+    for index, received in enumerate(batch):
         named = read_task_token(installation.task_token_key, _token(received))
         if named is None:
-            replies[place] = rejected(received, _forged())
+            replies[index] = rejected(received, _forged())
         else:
-            left.append((place, *named))
-    while left:
+            pending.append((index, *named))
+    while pending:
         first: dict[RunId, tuple[int, int]] = {}
         later: list[tuple[int, RunId, int]] = []
-        for place, run_id, attempt in left:
+        for index, run_id, attempt in pending:
             if run_id in first:
-                later.append((place, run_id, attempt))
+                later.append((index, run_id, attempt))
             else:
-                first[run_id] = place, attempt
-        locked, kept = _lock_patiently(connection, [run_id for run_id in first if run_id not in busy])
-        busy |= kept
-        _refuse_to_lose(batch[place] for run_id, (place, _) in first.items() if run_id in busy)
+                first[run_id] = index, attempt
+        locked, newly_busy = _lock_with_wait(connection, [run_id for run_id in first if run_id not in busy])
+        busy |= newly_busy
+        _ensure_none_is_lost(batch[index] for run_id, (index, _) in first.items() if run_id in busy)
         ended = _read_ended(connection, [run_id for run_id in first if run_id not in locked and run_id not in busy])
-        shown: dict[int, Shown] = {}
-        for run_id, (place, attempt) in first.items():
-            held = locked.get(run_id)
+        reports: dict[int, Report] = {}
+        for run_id, (index, attempt) in first.items():
+            run = locked.get(run_id)
             if run_id in busy:
-                replies[place] = _busy(batch[place], run_id, busy[run_id])
-            elif held is not None and held.attempt == attempt and held.state in REPORTING:
-                shown[place] = Shown(batch[place], held)
+                replies[index] = _busy(batch[index], run_id, busy[run_id])
+            elif run is not None and run.attempt == attempt and run.state in REPORTING:
+                reports[index] = Report(batch[index], run)
             else:
-                replies[place] = _over(batch[place], run_id, attempt, held.state if held else ended.get(run_id))
-        replies |= zip(shown, act(connection, installation, list(shown.values())) if shown else (), strict=True)
-        left = later
-    return [replies[place] for place in range(len(batch))]
+                replies[index] = _over(batch[index], run_id, attempt, run.state if run else ended.get(run_id))
+        replies |= zip(reports, act(connection, installation, list(reports.values())) if reports else (), strict=True)
+        pending = later
+    return [replies[index] for index in range(len(batch))]
 
 
-def definitions_of(connection: Conn, attempts: Sequence[Shown]) -> dict[UUID, JobDefinition]:
-    """The definitions that these attempts were made from, by run."""
-    versions = {each.held.run_id: (each.held.job_id, each.held.job_version) for each in attempts}
+def _definitions_of(connection: Conn, reports: Sequence[Report]) -> dict[UUID, JobDefinition]:
+    """Return the definitions of these reports' runs, by run."""
+    versions = {each.run.run_id: (each.run.job_id, each.run.job_version) for each in reports}
     stored = read_definitions(connection, list(versions.values()))
     return {run_id: _DEFINITIONS.of(stored[version]) for run_id, version in versions.items()}
 
 
 def _token(received: ReceivedRequest) -> str:
     request = received.request
-    assert isinstance(request, RunComplete | RunHeartbeat)  # noqa: S101 - by accept's table
+    assert isinstance(request, RunComplete | RunHeartbeat)  # noqa: S101 - by the table of `apply`
     return request.token
 
 
-def _lock_patiently(connection: Conn, run_ids: Sequence[UUID]) -> tuple[dict[UUID, Held], dict[UUID, str]]:
-    """Lock those that are open; also returns the states of those that somebody has in hand, a moment later still."""
+def _lock_with_wait(connection: Conn, run_ids: Sequence[UUID]) -> tuple[dict[UUID, _OpenRun], dict[UUID, str]]:
+    """Lock the open runs; also return the states of those that another transaction still holds after 200 ms."""
     locked = _lock(connection, run_ids)
     busy = still_open(connection, [run_id for run_id in run_ids if run_id not in locked])
     if busy:
@@ -147,16 +155,16 @@ def _lock_patiently(connection: Conn, run_ids: Sequence[UUID]) -> tuple[dict[UUI
     return locked, busy
 
 
-def _refuse_to_lose(busy: Iterable[ReceivedRequest]) -> None:
-    # Who asks directly is told to ask again; of Kafka's messages only heartbeats can be done without.
+def _ensure_none_is_lost(busy: Iterable[ReceivedRequest]) -> None:
+    # A direct caller gets the error and tries again. From Kafka only a heartbeat may be dropped: the next one follows.
     needed = [each for each in busy if each.origin is None or isinstance(each.request, RunComplete)]
     if needed:
         what = "the run"
         raise RowLocked(what, needed)
 
 
-def _lock(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Held]:
-    with connection.cursor(row_factory=class_row(Held), binary=True) as cursor:
+def _lock(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, _OpenRun]:
+    with connection.cursor(row_factory=class_row(_OpenRun), binary=True) as cursor:
         return {row.run_id: row for row in cursor.execute(_LOCK_ATTEMPTS, {"run_ids": uuids(run_ids)})}
 
 
@@ -177,68 +185,60 @@ def _busy(received: ReceivedRequest, run_id: RunId, state: str) -> Reply:
 
 
 def _over(received: ReceivedRequest, run_id: RunId, attempt: int, state: str | None) -> Reply:
-    """The answer about an attempt that is over; `state` is its run's, None where nothing is kept of that any more."""
+    """Return the reply about an attempt that is over; `state` is None if the run's row has been dropped."""
     reply = rejected(received, StaleToken(str(run_id), state, attempt))
     return replace(reply, run_id=str(run_id), run_status=RunState(state).value if state else None)
 
 
-_UNNAMED = "ReportedFailure"  # the error type of a failure that names none
-
-
-def apply_completes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """End attempts, in the caller's transaction; an answer for each request, in their order."""
-    return answer_by_token(connection, installation, batch, _complete)
-
-
-def _complete(connection: Conn, installation: Installation, attempts: Sequence[Shown]) -> list[Reply]:
-    delays = _delays(connection, attempts)
-    retried = [each for each in attempts if each.held.run_id in delays]
-    ends = [_end(each) for each in attempts if each.held.run_id not in delays]
-    # The rows are locked and their fences were read under the lock: all of them end, or go back.
+def _complete(connection: Conn, installation: Installation, reports: Sequence[Report]) -> list[Reply]:
+    delays = _delays(connection, reports)
+    retried = [each for each in reports if each.run.run_id in delays]
+    ends = [_end(each) for each in reports if each.run.run_id not in delays]
+    # The rows are locked, and their attempts were read under the lock: each of them ends or is requeued.
     states = finish_runs(connection, installation, ends).states
-    requeue_runs(connection, installation, [_requeue(each, delays[each.held.run_id]) for each in retried])
-    states |= {each.held.run_id: target(Move.RETRY) for each in retried}
-    return [_accepted(each, states[each.held.run_id]) for each in attempts]
+    requeue_runs(connection, installation, [_requeue(each, delays[each.run.run_id]) for each in retried])
+    states |= {each.run.run_id: target(Move.RETRY) for each in retried}
+    return [_accepted(each, states[each.run.run_id]) for each in reports]
 
 
-def _delays(connection: Conn, attempts: Sequence[Shown]) -> dict[UUID, timedelta]:
-    """How long to wait for the next attempt, of the runs that have one."""
-    failed = [each for each in attempts if _request(each).status == "failed" and each.held.state != RunState.CANCELLING]
+def _delays(connection: Conn, reports: Sequence[Report]) -> dict[UUID, timedelta]:
+    """Return the delay before the next attempt, of the runs that have one."""
+    failed = [each for each in reports if _request(each).status == "failed" and each.run.state != RunState.CANCELLING]
     if not failed:
         return {}
-    definitions = definitions_of(connection, failed)
+    definitions = _definitions_of(connection, failed)
     delays: dict[UUID, timedelta] = {}
     for each in failed:
-        held = each.held
+        run = each.run
         failure = Failure(_error_type(each), permanent=_request(each).permanent)
-        definition = definitions[held.run_id]
+        definition = definitions[run.run_id]
         delay = next_attempt(
-            definition, failure, run_id=held.run_id, attempt=held.attempt, failed_attempts=held.failed_attempts
+            definition, failure, run_id=run.run_id, attempt=run.attempt, failed_attempts=run.failed_attempts
         )
         if delay is not None:
-            delays[held.run_id] = delay
+            delays[run.run_id] = delay
     return delays
 
 
-def _end(each: Shown) -> RunEnd:
-    request, held = _request(each), each.held
+def _end(each: Report) -> RunEnd:
+    request, run = _request(each), each.run
     failed = request.status == "failed"
     return RunEnd(
-        run_id=held.run_id,
-        attempt=held.attempt,
+        run_id=run.run_id,
+        attempt=run.attempt,
         state=RunState.FAILED if failed else RunState.SUCCEEDED,
-        executor_id=held.executor_id,
+        executor_id=run.executor_id,
         error_type=_error_type(each) if failed else None,
         error_message=request.error_message,
         result=request.result,
     )
 
 
-def _requeue(each: Shown, delay: timedelta) -> Requeue:
+def _requeue(each: Report, delay: timedelta) -> Requeue:
     return Requeue(
-        run_id=each.held.run_id,
-        attempt=each.held.attempt,
-        executor_id=each.held.executor_id,
+        run_id=each.run.run_id,
+        attempt=each.run.attempt,
+        executor_id=each.run.executor_id,
         outcome=AttemptOutcome.FAILED,
         delay=delay,
         error_type=_error_type(each),
@@ -246,46 +246,38 @@ def _requeue(each: Shown, delay: timedelta) -> Requeue:
     )
 
 
-def _accepted(each: Shown, state: RunState) -> Reply:
-    held = each.held
+def _accepted(each: Report, state: RunState) -> Reply:
+    run = each.run
     return accepted(
         each.received,
-        job_id=str(held.job_id),
-        job_version=held.job_version,
-        run_id=str(held.run_id),
+        job_id=str(run.job_id),
+        job_version=run.job_version,
+        run_id=str(run.run_id),
         run_status=state.value,
     )
 
 
-def _error_type(each: Shown) -> str:
+def _error_type(each: Report) -> str:
     return _request(each).error_type or _UNNAMED
 
 
-def _request(each: Shown) -> RunComplete:
+def _request(each: Report) -> RunComplete:
     request = each.received.request
-    assert isinstance(request, RunComplete)  # noqa: S101 - by accept's table
+    assert isinstance(request, RunComplete)  # noqa: S101 - by the table of `apply`
     return request
 
 
-_EXTEND_DEADLINES = Statements("tidewheel.intake")["extend_deadlines"]
-
-
-def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Note that attempts go on, in the caller's transaction; an answer for each request, in their order."""
-    return answer_by_token(connection, installation, batch, _beat)
-
-
-def _beat(connection: Conn, installation: Installation, attempts: Sequence[Shown]) -> list[Reply]:
+def _heartbeat(connection: Conn, installation: Installation, reports: Sequence[Report]) -> list[Reply]:
     del installation
-    save_progress(connection, [_told(each) for each in attempts])
-    _put_off(connection, [each for each in attempts if each.held.state == RunState.WAITING])
-    return [_accepted_heartbeat(each) for each in attempts]
+    save_progress(connection, [_progress(each) for each in reports])
+    _extend_deadlines(connection, [each for each in reports if each.run.state == RunState.WAITING])
+    return [_accepted(each, RunState(each.run.state)) for each in reports]
 
 
-def _put_off(connection: Conn, waiting: Sequence[Shown]) -> None:
+def _extend_deadlines(connection: Conn, waiting: Sequence[Report]) -> None:
     if not waiting:
         return
-    definitions = definitions_of(connection, waiting)
+    definitions = _definitions_of(connection, waiting)
     spans = {
         run_id: timedelta(milliseconds=definition.heartbeat_ms)
         for run_id, definition in definitions.items()
@@ -296,18 +288,7 @@ def _put_off(connection: Conn, waiting: Sequence[Shown]) -> None:
         connection.execute(_EXTEND_DEADLINES, columns)
 
 
-def _told(each: Shown) -> ProgressReport:
+def _progress(each: Report) -> ProgressReport:
     request = each.received.request
-    assert isinstance(request, RunHeartbeat)  # noqa: S101 - by accept's table
-    return ProgressReport(each.held.run_id, each.held.attempt, progress=request.progress, checkpoint=request.checkpoint)
-
-
-def _accepted_heartbeat(each: Shown) -> Reply:
-    held = each.held
-    return accepted(
-        each.received,
-        job_id=str(held.job_id),
-        job_version=held.job_version,
-        run_id=str(held.run_id),
-        run_status=RunState(held.state).value,
-    )
+    assert isinstance(request, RunHeartbeat)  # noqa: S101 - by the table of `apply`
+    return ProgressReport(each.run.run_id, each.run.attempt, progress=request.progress, checkpoint=request.checkpoint)

@@ -1,4 +1,4 @@
-"""Setting timers after a change; whoever calls has locked the jobs and settled what was overdue."""
+"""Set timers after a change; the caller has locked the jobs and applied their overdue occurrences."""
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -32,17 +32,17 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class TimerToPut:
-    """Where a job's timer is to stand.
+    """The new position of a job's timer.
 
     Args:
         job_id: The job.
         tenant: Its tenant.
         shard: Its shard.
-        version: The version it fires.
-        scheduled_at: The first instant that nothing is recorded of yet.
-        due_at: When firing must look; None: at `scheduled_at`.
+        version: The version that it fires.
+        scheduled_at: The first instant without a record.
+        due_at: The time of its next wakeup; None for `scheduled_at`.
         hold_reason: Why it is not due then.
-        until: When a pause ends by itself.
+        until: The time when a pause ends by itself.
     """
 
     job_id: UUID
@@ -56,7 +56,7 @@ class TimerToPut:
 
 
 def put_timers(connection: Conn, timers: Sequence[TimerToPut]) -> None:
-    """Set timers; what people said about single occurrences goes on counting."""
+    """Set timers; overrides of single occurrences stay in force."""
     if not timers:
         return
     columns: dict[str, object] = {
@@ -72,7 +72,7 @@ def put_timers(connection: Conn, timers: Sequence[TimerToPut]) -> None:
 
 
 def next_instants(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, datetime]:
-    """When these jobs fire next; nothing for those that are held."""
+    """Return the time of each job's next run; none for jobs on hold."""
     if not job_ids:
         return {}
     rows = cast(
@@ -80,31 +80,31 @@ def next_instants(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, datet
         connection.execute(_READ_TIMERS, {"job_ids": list(job_ids)}, binary=True).fetchall(),
     )
     found = {job: written or due for job, due, _, written in rows}
-    # A timer is also due to record what people or calendars have left out, which is no run.
-    looked = {job for job, _, leaves_out, written in rows if leaves_out and written is None}
-    if not looked:
+    # A timer with overrides or calendars is also due to record a skip, which is no run.
+    undecided = {job for job, _, may_skip, written in rows if may_skip and written is None}
+    if not undecided:
         return found
-    return {job: at for job, at in found.items() if job not in looked} | _firing(connection, looked)
+    return {job: at for job, at in found.items() if job not in undecided} | _next_fires(connection, undecided)
 
 
-def _firing(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datetime]:
-    """When jobs with overrides or calendars fire next, by deciding as firing does."""
+def _next_fires(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datetime]:
+    """Return the next fire time of jobs with overrides or calendars, decided as the scheduler does."""
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": list(job_ids)}).fetchall()
     circumstances = read_decision_inputs(connection, timers)
     found: dict[UUID, datetime] = {}
     for timer in timers:
-        with suppress(ScheduleRefused):  # firing sets it aside
-            where = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
-            following = where.live.after(where.cursor - _TICK)
-            found[timer.job_id] = min([*where.moved.values(), following or _NEVER])
+        with suppress(ScheduleRefused):  # firing quarantines the job
+            state = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
+            following = state.live.after(state.cursor - _TICK)
+            found[timer.job_id] = min([*state.moved.values(), following or _NEVER])
     return {job: at for job, at in found.items() if at is not _NEVER}
 
 
 def read_timer_runs(
     connection: Conn, occurrences: Sequence[tuple[UUID, datetime]]
 ) -> dict[tuple[UUID, datetime], RunState]:
-    """Where the runs of these occurrences of locked jobs stand, of those that have become one."""
+    """Return the states of the runs of these occurrences of locked jobs; none where there is no run."""
     if not occurrences:
         return {}
     named = {run_id(job, at, Cause.TIMER): (job, at) for job, at in occurrences}

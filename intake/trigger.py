@@ -1,7 +1,7 @@
-"""`job.trigger`: one run each, now or later, set-wise; no job row is written.
+"""`job.trigger`: create one run per request, now or later, for many requests at once; no job row is written.
 
-The run carries the version current when it was accepted. Its id is derived from what names the request, so that a
-request that is read twice makes one run.
+The run has the version in force when the request was applied. Its id is derived from the request_id or the message's
+coordinates, so that a request which is read twice creates one run.
 """
 
 import os
@@ -28,8 +28,8 @@ _LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
 _READ_SHARED_JOBS = _SQL["read_shared_jobs"]
 
 
-class SharedJob(NamedTuple):
-    """What runs need of a job that is held against deletion."""
+class TriggeredJob(NamedTuple):
+    """The columns that a run needs of a job whose key is locked for share."""
 
     job_id: UUID
     shard: int
@@ -43,7 +43,7 @@ class SharedJob(NamedTuple):
 
 
 def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Trigger jobs, in the caller's transaction; an answer for each request, in their order."""
+    """Trigger jobs in the caller's transaction; return a reply for each request, in their order."""
     jobs = lock_jobs_for_share(connection, {received.job_id for received in batch})
     now = read_now(connection)
     runs: list[NewRun] = []
@@ -72,18 +72,18 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
     return replies
 
 
-def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:
-    """Hold jobs against deletion until their runs are written; returns those that there are."""
+def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, TriggeredJob]:
+    """Lock jobs against deletion until their runs are written; return those that exist."""
     columns = {"job_ids": uuids(job_ids)}
     connection.execute(_LOCK_JOBS_FOR_SHARE, columns)
-    with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_of(TriggeredJob._make), binary=True) as cursor:
         found = cursor.execute(_READ_SHARED_JOBS, columns)
         return {job.job_id: job for job in found if job.deleted_at is None}
 
 
-def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
+def _run(received: ReceivedRequest, job: TriggeredJob, now: datetime) -> NewRun:
     request = received.request
-    assert isinstance(request, JobTrigger)  # noqa: S101 - by accept's table
+    assert isinstance(request, JobTrigger)  # noqa: S101 - by the table of `apply`
     at = _instant(request, now)
     payload = request.carried
     content, content_type = (payload.content, payload.content_type) if payload else (None, None)
@@ -115,5 +115,5 @@ def _instant(request: JobTrigger, now: datetime) -> datetime:
     if request.run_at > now + LONGEST_DELAY:
         problem = f"{request.run_at.isoformat()} is more than {LONGEST_DELAY.days} days ahead"
         raise InvalidInput([FieldError("run_at", problem, "submit a job with a `once` schedule instead")])
-    # Never earlier than its acceptance: an id must not sort into a day whose partition has been dropped.
+    # Not before its acceptance: the id must not belong to a day whose partition is dropped.
     return max(request.run_at, now)

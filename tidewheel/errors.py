@@ -143,7 +143,7 @@ class RunBusy(Refused):
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        problem = f"run {run_id} is in the hands of a transaction that has not ended"
+        problem = f"run {run_id} is locked by a transaction that has not ended"
         super().__init__((FieldError("token", problem, "send the next one as usual"),))
 
 

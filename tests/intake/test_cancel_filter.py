@@ -179,7 +179,7 @@ def test_who_names_nothing_that_there_is_is_told(with_jobs: Database) -> None:
 
 
 def test_labels_of_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel_filter, "MOST_JOBS", 1)
+    monkeypatch.setattr(cancel_filter, "MAX_JOBS", 1)
     [reply] = ask(with_jobs, cancelling(labels={"team": "billing"}))
     assert refusal(reply) == ("invalid", "labels")
     assert reply.errors[0].problem == "more than 1 jobs have these labels"

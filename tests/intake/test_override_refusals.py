@@ -46,7 +46,7 @@ def test_an_instant_that_is_no_occurrence_is_refused_with_the_nearest_ones(
     to = {"to": minute(minutely, 9).isoformat()} if what == "move" else {}
     assert refusal(say(minutely, what, 2.5, **to)) == (
         "at",
-        f"{text(minutely, 2.5)} is no occurrence",
+        f"{text(minutely, 2.5)} is not an occurrence",
         f"the nearest are {text(minutely, 2)} and {text(minutely, 3)}",
     )
 
@@ -71,7 +71,7 @@ def test_an_excluded_day_has_no_occurrence_to_skip(clocked: ClockedDatabase) -> 
     submit(clocked, schedule={"cron": "0 9 * * *"}, exclude_calendars=["weekend"])
     saturday = now.replace(hour=9) + timedelta(days=1)
     path, problem, remedy = refusal(ask(clocked, about("job.skip", at=saturday.isoformat()))[0])
-    assert (path, problem) == ("at", "2026-12-05T09:00:00.000000Z is no occurrence: a calendar excludes its day")
+    assert (path, problem) == ("at", "2026-12-05T09:00:00.000000Z is not an occurrence: a calendar excludes its day")
     assert remedy == "the nearest are 2026-12-04T09:00:00.000000Z and 2026-12-07T09:00:00.000000Z"
 
 
@@ -98,11 +98,11 @@ def test_a_job_without_known_instants_has_none_to_skip(clocked: ClockedDatabase,
     clocked.stop_clock()
     submit(clocked, schedule=schedule)
     path, problem, _ = refusal(say(clocked, "skip", 1))
-    assert (path, problem) == ("at", f"the schedule is {kind}: it has no occurrences that are known ahead")
+    assert (path, problem) == ("at", f"the schedule is {kind}: its occurrences are not known ahead")
 
 
 def test_restoring_what_was_never_touched_is_refused_with_what_was(minutely: ClockedDatabase) -> None:
-    assert refusal(say(minutely, "unskip", 9))[2] == "no coming occurrence of this job is"
+    assert refusal(say(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is"
     for number in (1, 2, 3, 4):
         said(minutely, "skip", number)
     said(minutely, "move", 2, to=2.5)
@@ -137,7 +137,7 @@ def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase)
         "FROM jobs, generate_series(3, 1000) AS n"
     )
     path, problem, _ = refusal(say(minutely, "skip", 1001))
-    assert (path, problem) == ("at", "1000 coming occurrences of this job are skipped or moved already")
+    assert (path, problem) == ("at", "1000 upcoming occurrences of this job are skipped or moved already")
     assert said(minutely, "move", 1000, to=1000.5).unchanged is False, "in place of another"
     live(minutely, 2)
     assert said(minutely, "skip", 1001).unchanged is False, "those that have passed do not count"

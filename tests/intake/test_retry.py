@@ -202,7 +202,7 @@ def test_it_obeys_the_policy_of_its_job(database: Database) -> None:
 def test_what_is_still_open_is_refused(with_job: Database) -> None:
     started = begun(with_job)
     code, path, problem = refusal(ask(with_job, asking(started.run_id))[0])
-    assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it is not over")
+    assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it has not ended")
     assert len(open_runs(with_job)) == 1
 
 

@@ -61,7 +61,7 @@ def test_the_current_version_is_left_as_it_is(database: Database) -> None:
 
 def test_a_version_that_there_is_not_is_refused_with_those_that_there_are(database: Database) -> None:
     submit(database, payload=1)
-    assert refusal(rollback(database, 2))[2] == "it has no other than this"
+    assert refusal(rollback(database, 2))[2] == "it has no other version"
     submit(database, payload=2)
     assert refusal(rollback(database, 7)) == ("version", "there is no version 7 of 'job'", "write 1 to 2")
     database.execute("DELETE FROM job_versions WHERE version = 1")

@@ -221,7 +221,7 @@ def test_a_fixed_delay_job_goes_on_after_its_run_was_cancelled(database: Databas
 def test_deleting_a_job_with_a_long_backlog_is_carried_out_the_same_way(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidewheel.intake.lifecycle._AT_ONCE", 2)
+    monkeypatch.setattr("tidewheel.intake.lifecycle._MAX_CANCELLED", 2)
     running, *runs = begun(with_job).run_id, *(trigger(with_job) for _ in range(5))
     ask(with_job, about("job.delete"))
     left = [run.run_id for run in open_runs(with_job) if run.state == "queued"]

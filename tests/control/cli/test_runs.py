@@ -171,7 +171,7 @@ def test_what_names_nothing_or_too_much_is_refused(job: Database, flags: list[st
 def test_what_is_not_over_cannot_be_retried(job: Database) -> None:
     [refusal] = tidewheel(job, "run", "retry", trigger(job)).refusals
     assert refusal.startswith("run_id: ")
-    assert "is queued: it is not over" in refusal
+    assert "is queued: it has not ended" in refusal
 
 
 def test_the_release_is_told() -> None:
