@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.errors import Refused, Unavailable, VersionConflict
-from tidewheel.intake.calendars import unknown_calendars
+from tidewheel.intake.calendars import unknown_calendars, write_job_calendars
 from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
 from tidewheel.intake.locks import absent_job, read_now
 from tidewheel.intake.next_version import (
@@ -89,6 +89,9 @@ def create_jobs(
         created = creation.prepare(new)
         jobs = list(created.jobs.values())
         if write_new_jobs(connection, installation, jobs, creation.now, emit_events=emit_events):
+            write_job_calendars(
+                connection, {job.job_id: (job.tenant, named) for job in jobs if (named := _calendars(job))}
+            )
             return created
     message = "other transactions have created some of these jobs at the same time"
     raise Unavailable(message)
@@ -172,6 +175,10 @@ class _ScheduleStarts:
         skips = pattern.spec.catch_up == CatchUp.SKIP.value
         late = skips and start and timing.kind == "once" and start.next_at and start.next_at <= self._now
         return None if late else start
+
+
+def _calendars(job: NewJob) -> tuple[str, ...]:
+    return () if job.known is not None else (*job.spec.exclude_calendars, *job.spec.include_calendars)
 
 
 def _cached_start(timing: ScheduleTemplate, anchor: datetime | None, now: datetime) -> ScheduleStart | None:

@@ -114,10 +114,10 @@ def test_what_its_timer_is_about_to_fire_is_not_missing(clocked: ClockedDatabase
 
 
 REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, str, str]]] = {
-    "still to come": (
+    "in the future": (
         (NOON - HOUR, NOON + 2 * HOUR),
         {},
-        ("to", "still to come", "write 2026-11-20T12:00:00.000000Z or earlier"),
+        ("to", "in the future", "write 2026-11-20T12:00:00.000000Z or earlier"),
     ),
     "unknown how it went": (
         (NOON - 91 * DAY, NOON),

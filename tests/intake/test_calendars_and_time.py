@@ -150,7 +150,7 @@ def test_what_was_moved_and_has_fired_is_not_recorded_as_excluded_when_a_put_exc
 def test_a_put_that_reaches_too_many_jobs_is_refused_with_their_number(
     friday: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calendars, "MOST_JOBS", 2)
+    monkeypatch.setattr(calendars, "MAX_JOBS", 2)
     put(friday, "2027-01-01")
     for key in "abc":
         submit(friday, key, schedule="0 9 * * *", exclude_calendars=["holidays"])

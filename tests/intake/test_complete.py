@@ -167,7 +167,7 @@ def test_the_same_request_again_gets_the_first_answer(with_job: Database) -> Non
 def test_an_end_from_outside_waits_for_the_executors_own_and_comes_too_late(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(busy, "_MOMENT", "30s")  # however slow this machine is
+    monkeypatch.setattr(busy, "_LOCK_TIMEOUT", "30s")  # however slow this machine is
     started = begun(with_job)
     closing, telling = with_job.connection(), with_job.connection()
     finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])

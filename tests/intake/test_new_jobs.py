@@ -51,6 +51,7 @@ JOBS: list[dict[str, Any]] = [
 TABLES: dict[str, LiteralString] = {
     "jobs": "SELECT to_jsonb(t) FROM jobs AS t ORDER BY job_id",
     "job_versions": "SELECT to_jsonb(t) FROM job_versions AS t ORDER BY job_id",
+    "job_calendars": "SELECT to_jsonb(t) FROM job_calendars AS t ORDER BY job_id, name",
     "timers": "SELECT to_jsonb(t) FROM timers AS t ORDER BY job_id",
     "requests": "SELECT to_jsonb(t) FROM requests AS t ORDER BY request_id",
     "outbox": "SELECT to_jsonb(t) - 'id' FROM outbox AS t ORDER BY topic, key, value",
