@@ -46,7 +46,7 @@ def cancel(run_id: UUID) -> dict[str, object]:
 
 def carry_out(database: Database) -> tuple[int, int]:
     done = PendingCancels(database.session(), database.installation).step()
-    return done.ended, done.asked
+    return done.ended, done.signalled
 
 
 def test_a_cancel_does_not_wait_and_is_carried_out_when_the_run_goes_on(shop: Database) -> None:
@@ -119,7 +119,7 @@ def test_a_cancel_holds_up_no_request_behind_it(shop: Database, info: StackInfo)
     started = begun(shop)
     requests = Requests(shop, info.bootstrap)
     with in_hand(shop, started), requests.running():
-        by_filter = {"type": "runs.cancel", "key": "job", "begun": False}
+        by_filter = {"type": "runs.cancel", "key": "job", "include_started": False}
         requests.send(by_filter, cancel(started.run_id), by_filter, submission("other"), b"{")
         requests.until_read(4)
         assert [reply.status for reply in requests.replies()] == ["accepted"] * 4
