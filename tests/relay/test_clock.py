@@ -30,9 +30,7 @@ def relaying(database: Database, info: StackInfo) -> Relaying:
     return Relaying(database, info.bootstrap)
 
 
-def test_a_message_refused_for_its_timestamp_waits_and_is_not_given_up(
-    relaying: Relaying, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_message_refused_for_timestamp_is_retried(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
     """A broker that allows no age at all takes any sender's clock for wrong."""
     caplog.set_level(logging.WARNING)
     topic = f"{relaying.prefix}.strict"
@@ -48,9 +46,7 @@ def test_a_message_refused_for_its_timestamp_waits_and_is_not_given_up(
     assert relaying.database.count("quarantine") == 0
 
 
-def test_a_clock_that_is_set_back_holds_up_what_was_due_and_nothing_new(
-    clocked: ClockedDatabase, info: StackInfo
-) -> None:
+def test_clock_set_back_delays_old_rows_only(clocked: ClockedDatabase, info: StackInfo) -> None:
     """What is written from then on lies before what the relay has published already."""
     relaying = Relaying(clocked, info.bootstrap)
     topic = relaying.topic("a")
@@ -70,9 +66,7 @@ def test_a_clock_that_is_set_back_holds_up_what_was_due_and_nothing_new(
     assert relaying.values(topic) == [b"before", b"new", b"old"]
 
 
-def test_a_relay_that_was_lost_before_the_clock_was_set_back_is_not_waited_for(
-    clocked: ClockedDatabase, info: StackInfo
-) -> None:
+def test_lost_relay_with_future_heartbeat_is_replaced(clocked: ClockedDatabase, info: StackInfo) -> None:
     """Its last beat lies in the future; who lives beats again."""
     relaying = Relaying(clocked, info.bootstrap)
     topic = relaying.topic("a")

@@ -23,7 +23,7 @@ def relaying(database: Database, info: StackInfo) -> Relaying:
     return Relaying(database, info.bootstrap)
 
 
-def test_a_deletion_that_fails_is_tried_again_and_nothing_is_published_twice(
+def test_failed_deletion_is_retried_without_second_publish(
     relaying: Relaying, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = relaying.topic("a", max_bytes=2000)

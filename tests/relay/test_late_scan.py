@@ -82,7 +82,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Generator[Held]:
     made.end()
 
 
-def test_nothing_waits_for_a_walk(relaying: Relaying, held: Held) -> None:
+def test_reads_do_not_wait_for_full_scan(relaying: Relaying, held: Held) -> None:
     topic = relaying.topic("a")
     held.begin()
     with relaying.running():
@@ -95,7 +95,7 @@ def test_nothing_waits_for_a_walk(relaying: Relaying, held: Held) -> None:
     assert relaying.values(topic) == [b"new", b"late"]
 
 
-def test_what_comes_late_leaves_once_and_in_order_whatever_its_number(relaying: Relaying) -> None:
+def test_late_rows_are_published_once_in_order(relaying: Relaying) -> None:
     """Beside a transaction that somebody holds open; twice, for a walk that is made beside is not the last."""
     topic = relaying.topic("a")
     somebody = relaying.database.connection()
@@ -112,7 +112,7 @@ def test_what_comes_late_leaves_once_and_in_order_whatever_its_number(relaying: 
     assert relaying.values(topic) == [b"new", *first, b"new", *second]
 
 
-def test_a_flood_that_comes_late_is_not_in_front_of_what_is_critical(relaying: Relaying, reader: Reader) -> None:
+def test_late_flood_does_not_delay_critical_lane(relaying: Relaying, reader: Reader) -> None:
     past = relaying.due_at(HALF_AN_HOUR)
     relaying.write(*(relaying.row("a", b"late", publish_at=past) for _ in range(60)))
     batches: list[Batch] = []
@@ -136,9 +136,7 @@ def values(batch: Batch) -> list[bytes | None]:
     return [row[VALUE] for row in batch.rows]
 
 
-def test_late_rows_are_brought_in_bounded_pieces(
-    relaying: Relaying, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_rows_come_in_bounded_batches(relaying: Relaying, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk, "MAX_BYTES", MEBIBYTE)
     past = relaying.due_at(HALF_AN_HOUR)
     relaying.write(*(relaying.row("a", bytes(MEBIBYTE // 2), publish_at=past, shard=n % 64) for n in range(20)))
@@ -153,7 +151,7 @@ def test_late_rows_are_brought_in_bounded_pieces(
     assert len({row[ID] for row in passed(batches)}) == 20
 
 
-def test_what_is_read_again_is_not_found_a_second_time(relaying: Relaying, held: Held) -> None:
+def test_reread_rows_are_not_found_by_scan_again(relaying: Relaying, held: Held) -> None:
     """The marks are lowered below what a walk that is under way will find."""
     past = relaying.due_at(HALF_AN_HOUR)
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(12)))
@@ -176,9 +174,7 @@ def test_what_is_read_again_is_not_found_a_second_time(relaying: Relaying, held:
     assert [row[VALUE] for row in found] == [*(b"%d" % number for number in range(12)), b"late"]
 
 
-def test_what_was_found_of_slices_that_somebody_else_had_meanwhile_is_left(
-    relaying: Relaying, reader: Reader, held: Held
-) -> None:
+def test_scan_results_of_released_slices_are_dropped(relaying: Relaying, reader: Reader, held: Held) -> None:
     held.begin_with(reader)
     past = relaying.due_at(LATELY)
     relaying.write(*(relaying.row("a", b"late", publish_at=past, shard=shard) for shard in range(0, 64, 2)))
@@ -193,9 +189,7 @@ def test_what_was_found_of_slices_that_somebody_else_had_meanwhile_is_left(
     assert len(reader.read(HELD, [], []).rows) == 32 - published
 
 
-def test_what_was_found_of_a_topic_that_is_parked_by_now_waits_with_the_rest_of_it(
-    relaying: Relaying, reader: Reader, held: Held
-) -> None:
+def test_scan_results_of_paused_topic_wait(relaying: Relaying, reader: Reader, held: Held) -> None:
     held.begin_with(reader)
     past = relaying.due_at(LATELY)
     relaying.write(relaying.row("parked", b"late", publish_at=past), relaying.row("other", b"other", publish_at=past))
@@ -206,7 +200,7 @@ def test_what_was_found_of_a_topic_that_is_parked_by_now_waits_with_the_rest_of_
     assert values(reader.read(HELD, [], [])) == [b"late", b"new"]
 
 
-def test_what_was_found_is_kept_while_nothing_can_be_read(relaying: Relaying, reader: Reader) -> None:
+def test_scan_results_survive_failed_read(relaying: Relaying, reader: Reader) -> None:
     relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
 
     def is_found() -> bool:
@@ -220,7 +214,7 @@ def test_what_was_found_is_kept_while_nothing_can_be_read(relaying: Relaying, re
     assert values(reader.read(HELD, [], [])) == [b"late"]
 
 
-def test_a_walk_whose_session_is_ended_is_made_again(relaying: Relaying, reader: Reader) -> None:
+def test_scan_with_ended_session_is_repeated(relaying: Relaying, reader: Reader) -> None:
     until(lambda: not reader.read(HELD, [], []) and walking(relaying.database), "walks are made beside")
     end_session(relaying.database, "tidewheel-relay-scan")
     relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
@@ -242,7 +236,7 @@ def walking(database: Database) -> bool:
     return bool(database.rows(seen))
 
 
-def test_a_statement_that_is_cancelled_is_over_at_once(database: Database) -> None:
+def test_cancelled_statement_ends_at_once(database: Database) -> None:
     """As a relay does with a walk when it stops."""
     session = Session(database.url, "tidewheel-test", autocommit=True)
     began = threading.Event()

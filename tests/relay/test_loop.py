@@ -31,7 +31,7 @@ def quarantined(database: Database) -> list[tuple[str, bytes | None]]:
     return [(str(error), value) for error, value in database.rows("SELECT error, value FROM quarantine ORDER BY id")]
 
 
-def test_a_row_arrives_with_key_value_and_headers_and_then_goes(relaying: Relaying) -> None:
+def test_row_is_published_with_key_value_headers_then_deleted(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     relaying.write(
         relaying.row(topic, b"value", b"key", headers=(("ce_id", b"1"), ("content-type", b"application/avro"))),
@@ -45,7 +45,7 @@ def test_a_row_arrives_with_key_value_and_headers_and_then_goes(relaying: Relayi
     assert (second.key, second.value, second.headers) == (None, None, [])
 
 
-def test_rows_of_every_slice_and_class_leave(relaying: Relaying) -> None:
+def test_rows_of_every_slice_and_lane_are_published(relaying: Relaying) -> None:
     topic = relaying.topic("a", partitions=3)
     rows = [
         relaying.row(topic, f"{shard}-{name}".encode(), shard=shard, lane=name)
@@ -58,7 +58,7 @@ def test_rows_of_every_slice_and_class_leave(relaying: Relaying) -> None:
     assert sorted(relaying.values(topic), key=str) == sorted((row.value for row in rows), key=str)
 
 
-def test_messages_of_one_run_arrive_in_the_order_of_their_writing(relaying: Relaying) -> None:
+def test_messages_of_one_run_keep_order(relaying: Relaying) -> None:
     """Also over many batches, and beside the messages of others."""
     topic = relaying.topic("a", partitions=4)
     for number in range(30):
@@ -71,7 +71,7 @@ def test_messages_of_one_run_arrive_in_the_order_of_their_writing(relaying: Rela
     assert by_run == {f"run-{n}".encode(): list(range(30)) for n in range(20)}
 
 
-def test_a_delayed_row_leaves_at_its_time_and_not_before(relaying: Relaying) -> None:
+def test_delayed_row_is_published_at_its_time(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     at = relaying.due_at(SECOND)
     relaying.write(relaying.row(topic, b"later", publish_at=at), relaying.row(topic, b"now"))
@@ -84,7 +84,7 @@ def test_a_delayed_row_leaves_at_its_time_and_not_before(relaying: Relaying) -> 
     assert relaying.values(topic) == [b"now", b"later"]
 
 
-def test_it_is_woken_by_what_is_written(relaying: Relaying) -> None:
+def test_notification_wakes_relay(relaying: Relaying) -> None:
     """With a poll of a day, nothing but the notification can be what woke it."""
     topic = relaying.topic("a")
     notifier = Notifier(relaying.database.url, "test")
@@ -100,7 +100,7 @@ def test_it_is_woken_by_what_is_written(relaying: Relaying) -> None:
     notifier.close()
 
 
-def test_a_row_that_kafka_refuses_is_set_aside_and_its_neighbours_arrive(relaying: Relaying) -> None:
+def test_refused_row_is_quarantined_and_neighbours_published(relaying: Relaying) -> None:
     """One oversized record fails the whole batch it travels in: it is found by bisection."""
     topic = relaying.topic("a", max_bytes=2000)
     rows = [relaying.row(topic, str(number).encode(), str(number).encode()) for number in range(20)]
@@ -117,7 +117,7 @@ def test_a_row_that_kafka_refuses_is_set_aside_and_its_neighbours_arrive(relayin
     ]
 
 
-def test_two_bad_rows_under_one_key_are_found_and_the_good_ones_of_that_key_arrive(relaying: Relaying) -> None:
+def test_bisection_finds_two_refused_rows_of_one_key(relaying: Relaying) -> None:
     topic = relaying.topic("a", max_bytes=2000)
     huge = [os.urandom(5000), os.urandom(5000)]
     values = [b"1", huge[0], b"2", huge[1], b"3"]
@@ -129,7 +129,7 @@ def test_two_bad_rows_under_one_key_are_found_and_the_good_ones_of_that_key_arri
     assert [value for _, value in quarantined(relaying.database)] == huge
 
 
-def test_a_row_too_large_for_any_client_is_set_aside(relaying: Relaying) -> None:
+def test_oversized_row_is_quarantined(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     relaying.write(relaying.row(topic, b"1"), relaying.row(topic, b"x" * (3 << 20)), relaying.row(topic, b"2"))
     with relaying.running():
@@ -138,7 +138,7 @@ def test_a_row_too_large_for_any_client_is_set_aside(relaying: Relaying) -> None
     assert len(quarantined(relaying.database)) == 1
 
 
-def test_a_topic_that_is_not_there_is_parked_alone(relaying: Relaying) -> None:
+def test_missing_topic_is_paused_by_itself(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     missing = f"{relaying.prefix}.missing"
     relaying.write(*(relaying.row(name, name.encode()) for name in (missing, topic, missing, topic)))
@@ -151,9 +151,7 @@ def test_a_topic_that_is_not_there_is_parked_alone(relaying: Relaying) -> None:
     assert quarantined(relaying.database) == []
 
 
-def test_a_topic_that_was_deleted_under_the_relay_is_parked_and_its_rows_are_kept(
-    relaying: Relaying, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_deleted_topic_is_paused_and_rows_kept(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
     """The producer knows by itself that it is gone, and refuses at once: that is no fault of the row."""
     gone, topic = relaying.topic("gone"), relaying.topic("a")
     relaying.client = {"topic.metadata.refresh.interval.ms": "200", "topic.metadata.propagation.max.ms": "100"}
@@ -174,7 +172,7 @@ def test_a_topic_that_was_deleted_under_the_relay_is_parked_and_its_rows_are_kep
     assert relaying.left() > 0
 
 
-def test_a_topic_that_came_meanwhile_is_served_again(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
+def test_created_topic_is_resumed(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
     missing = f"{relaying.prefix}.missing"
     relaying.write(relaying.row(missing, b"1"))
     with caplog.at_level(logging.ERROR, "tidewheel.relay"), relaying.running():
@@ -184,7 +182,7 @@ def test_a_topic_that_came_meanwhile_is_served_again(relaying: Relaying, caplog:
     assert relaying.values(missing) == [b"1"]
 
 
-def test_messages_of_a_queue_without_topics_do_not_lie_in_the_outbox(relaying: Relaying) -> None:
+def test_run_messages_without_topic_are_dropped(relaying: Relaying) -> None:
     """Such a queue is served by the sweep, which reads the table of open runs."""
     topic = relaying.topic("a")
     relaying.write(relaying.row(f"{relaying.prefix}.runs.reports.standard"), relaying.row(topic))
@@ -194,7 +192,7 @@ def test_messages_of_a_queue_without_topics_do_not_lie_in_the_outbox(relaying: R
     assert quarantined(relaying.database) == []
 
 
-def test_what_a_late_committer_wrote_earlier_still_leaves(relaying: Relaying) -> None:
+def test_row_of_late_commit_is_published(relaying: Relaying) -> None:
     """Ids and publish_at are taken before the commit: later ones left long ago when these become visible."""
     topic = relaying.topic("a")
     late = relaying.database.connection()
@@ -209,7 +207,7 @@ def test_what_a_late_committer_wrote_earlier_still_leaves(relaying: Relaying) ->
     assert relaying.values(topic) == [b"0", b"1", b"2", b"3", b"4", b"late"]
 
 
-def test_a_transaction_left_open_elsewhere_stops_nothing(relaying: Relaying) -> None:
+def test_open_transaction_elsewhere_does_not_stop_relay(relaying: Relaying) -> None:
     """It keeps dead rows from being vacuumed; the relay reads from behind its low-water mark."""
     topic = relaying.topic("a")
     sleeper = relaying.database.connection()
@@ -224,7 +222,7 @@ def test_a_transaction_left_open_elsewhere_stops_nothing(relaying: Relaying) -> 
     assert len(set(relaying.values(topic))) == 1000
 
 
-def test_a_flood_of_one_class_does_not_hold_up_another(relaying: Relaying) -> None:
+def test_flood_of_one_lane_does_not_delay_another(relaying: Relaying) -> None:
     """With a batch of 200, two of a thousand batch rows are not in front of what is critical."""
     flood, urgent = relaying.topic("flood"), relaying.topic("urgent")
     early = relaying.due_at(timedelta(hours=-1))
@@ -251,7 +249,7 @@ def test_two_relays_publish_each_row_once(relaying: Relaying) -> None:
     assert len(values) == len(set(values)) == 20 * 64
 
 
-def test_a_slice_is_carried_by_one_relay_at_a_time(relaying: Relaying) -> None:
+def test_slice_is_held_by_one_relay(relaying: Relaying) -> None:
     with relaying.running(), relaying.running():
         until(lambda: relaying.database.count("members") == 2, "both have entered")
         until(lambda: shares(relaying.database) == expected(relaying.database), "each has its share")
@@ -278,7 +276,7 @@ def holders(database: Database) -> list[tuple[int, int]]:
     ]
 
 
-def test_the_slices_of_a_relay_that_was_lost_go_to_the_other(relaying: Relaying) -> None:
+def test_slices_of_lost_relay_are_taken_over(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     with relaying.running(), relaying.running():
         until(lambda: shares(relaying.database) == expected(relaying.database), "each has its share")
@@ -291,7 +289,7 @@ def test_the_slices_of_a_relay_that_was_lost_go_to_the_other(relaying: Relaying)
     assert len(set(relaying.values(topic))) == 64
 
 
-def test_a_relay_that_stops_has_published_what_it_had_read(relaying: Relaying) -> None:
+def test_stopping_relay_publishes_batch_in_flight(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     relaying.write(*(relaying.row(topic, str(n).encode(), shard=n % 64) for n in range(2000)))
     stop = Shutdown()
@@ -304,7 +302,7 @@ def test_a_relay_that_stops_has_published_what_it_had_read(relaying: Relaying) -
     assert relaying.database.count("members") == 0
 
 
-def test_the_far_past_and_the_far_future_are_read_right(relaying: Relaying) -> None:
+def test_far_past_and_future_rows_are_read(relaying: Relaying) -> None:
     topic = relaying.topic("a")
     relaying.write(
         relaying.row(topic, b"past", publish_at=datetime(1970, 1, 1, tzinfo=UTC)),

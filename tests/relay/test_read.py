@@ -24,7 +24,7 @@ def relaying(database: Database, info: StackInfo) -> Relaying:
     return Relaying(database, info.bootstrap)
 
 
-def test_a_backlog_of_one_instant_leaves_once_and_in_order(relaying: Relaying) -> None:
+def test_backlog_of_one_instant_is_read_once_in_order(relaying: Relaying) -> None:
     """Its rows differ by their ids alone, and three batches of them are under way at a time."""
     topic = relaying.topic("a")
     past = relaying.due_at(timedelta(minutes=-1))
@@ -35,7 +35,7 @@ def test_a_backlog_of_one_instant_leaves_once_and_in_order(relaying: Relaying) -
     assert relaying.values(topic) == values
 
 
-def test_many_rows_that_come_behind_the_mark_do_not_wait_for_a_walk_each_time(relaying: Relaying) -> None:
+def test_late_rows_do_not_each_wait_for_full_scan(relaying: Relaying) -> None:
     """A walk finds one share of a batch, here six rows, and is made once a second; the mark goes back with it."""
     topic = relaying.topic("a")
     with relaying.running(relay_batch=80):
@@ -48,7 +48,7 @@ def test_many_rows_that_come_behind_the_mark_do_not_wait_for_a_walk_each_time(re
     assert relaying.values(topic) == [b"new", *values]
 
 
-def test_a_batch_of_large_messages_is_cut_by_its_bytes(relaying: Relaying) -> None:
+def test_batch_is_bounded_by_bytes(relaying: Relaying) -> None:
     value = os.urandom(MEBIBYTE)
     relaying.write(*(relaying.row("large", value, str(number).encode(), shard=number % 64) for number in range(40)))
     reader = Reader(relaying.database.url, 1000)
@@ -60,7 +60,7 @@ def test_a_batch_of_large_messages_is_cut_by_its_bytes(relaying: Relaying) -> No
     assert len({key for _, _, _, key, *_ in (*first.rows, *second.rows)}) == 40
 
 
-def test_what_is_forgotten_is_read_again(relaying: Relaying) -> None:
+def test_reset_rows_are_read_again(relaying: Relaying) -> None:
     """Rows that were read and not published, long behind the mark by then."""
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", str(number).encode(), publish_at=past) for number in range(20)))
@@ -80,7 +80,7 @@ def ids_of(batch: Batch) -> list[bytes]:
     return [row[ID] for row in batch.rows]
 
 
-def test_rows_of_a_topic_that_is_served_again_come_before_newer_ones(relaying: Relaying) -> None:
+def test_rows_of_resumed_topic_come_before_newer_ones(relaying: Relaying) -> None:
     """While it was parked, the marks went on past them with the rows of others."""
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
@@ -95,7 +95,7 @@ def test_rows_of_a_topic_that_is_served_again_come_before_newer_ones(relaying: R
     assert [row[VALUE] for row in served.rows if row[VALUE] in {b"old", b"new"}][:1] == [b"old"]
 
 
-def test_a_look_and_a_read_agree_about_what_is_behind_the_mark(relaying: Relaying) -> None:
+def test_quick_poll_and_read_agree_behind_mark(relaying: Relaying) -> None:
     """Else a relay would read nothing, over and over, until the next walk."""
     past = relaying.due_at(timedelta(seconds=-5))
     late = relaying.database.connection()
@@ -112,7 +112,7 @@ def test_a_look_and_a_read_agree_about_what_is_behind_the_mark(relaying: Relayin
     reader.close()
 
 
-def test_a_new_relay_looks_for_where_to_begin_bit_by_bit(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_relay_finds_first_marks_step_by_step(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look may take long, and the slices must be kept meanwhile: what has its mark is read, the others wait."""
     monkeypatch.setattr("tidewheel.relay.read._MARKS_SECONDS", 0.0)
     past = relaying.due_at(timedelta(minutes=-1))
@@ -127,7 +127,7 @@ def test_a_new_relay_looks_for_where_to_begin_bit_by_bit(relaying: Relaying, mon
     assert sorted(row[VALUE] or b"" for row in found) == sorted(b"%d" % shard for shard in range(64))
 
 
-def test_after_a_small_batch_few_are_looked_for_and_then_the_rest(relaying: Relaying) -> None:
+def test_small_batch_is_followed_by_quick_poll(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("a", b"0", publish_at=past))
     reader = Reader(relaying.database.url, 1000)
@@ -141,7 +141,7 @@ def test_after_a_small_batch_few_are_looked_for_and_then_the_rest(relaying: Rela
     assert len(few.rows) < len(rest.rows)
 
 
-def test_what_is_left_of_a_batch_is_read_again_and_nothing_else(relaying: Relaying) -> None:
+def test_unacknowledged_rows_only_are_read_again(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
     reader = Reader(relaying.database.url, 1000)
@@ -152,7 +152,7 @@ def test_what_is_left_of_a_batch_is_read_again_and_nothing_else(relaying: Relayi
     reader.close()
 
 
-def test_what_is_with_the_broker_as_reading_fails_is_read_again_when_its_proof_fails_too(relaying: Relaying) -> None:
+def test_sent_rows_are_read_again_after_failed_acks(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
     reader = Reader(relaying.database.url, 80)
@@ -166,7 +166,7 @@ def test_what_is_with_the_broker_as_reading_fails_is_read_again_when_its_proof_f
     reader.close()
 
 
-def test_a_topic_that_was_parked_between_two_reads_is_read_from_where_it_was_left(relaying: Relaying) -> None:
+def test_topic_paused_between_reads_resumes_at_its_position(relaying: Relaying) -> None:
     """A look was told of it, the reads before and after were not."""
     past = relaying.due_at(timedelta(seconds=-30))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
@@ -179,7 +179,7 @@ def test_a_topic_that_was_parked_between_two_reads_is_read_from_where_it_was_lef
     reader.close()
 
 
-def test_a_topic_keeps_its_place_while_others_are_left_unpublished(relaying: Relaying) -> None:
+def test_paused_topic_keeps_position_while_others_are_unpublished(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
     relaying.write(*(relaying.row("gone", publish_at=past) for _ in range(5)))  # after so many it looks for many

@@ -59,9 +59,7 @@ def ask_for_topic(admin: AdminClient, topic: str) -> "Future[Any]":
     return cast("Future[Any]", admin.create_topics([NewTopic(topic, 12, 1)])[topic])  # type: ignore[no-untyped-call]
 
 
-def test_pauses_grow_while_a_topic_gives_trouble_and_begin_anew_when_it_was_served(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pauses_grow_until_topic_succeeds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
     backoff = TopicBackoff()
@@ -82,7 +80,7 @@ def test_pauses_grow_while_a_topic_gives_trouble_and_begin_anew_when_it_was_serv
     assert not backoff.paused_topics()
 
 
-def test_one_that_gives_trouble_again_was_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_that_fails_again_keeps_its_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
     backoff = TopicBackoff()
@@ -97,9 +95,7 @@ def test_one_that_gives_trouble_again_was_not_served(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.kafka
-def test_what_was_read_before_its_topic_was_parked_does_not_overtake_what_was_left(
-    relaying: Relaying, publisher: Publisher
-) -> None:
+def test_rows_read_before_pause_do_not_overtake(relaying: Relaying, publisher: Publisher) -> None:
     topic, other = f"{relaying.prefix}.new", relaying.topic("other")
     assert publisher.paused_topics() == []
     assert values(published(publisher, *rows(topic, b"1"), *rows(other, b"2"))) == [b"2"]
@@ -112,7 +108,7 @@ def test_what_was_read_before_its_topic_was_parked_does_not_overtake_what_was_le
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("made", ["before", "at the same time", "after"])
-def test_rows_of_a_topic_made_just_now_leave_once_and_in_order(
+def test_rows_of_new_topic_are_published_once_in_order(
     relaying: Relaying, made: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unknown to the broker, or known and without leaders: whatever it answers, a row stays until it is taken."""
@@ -147,7 +143,7 @@ def test_rows_of_a_topic_made_just_now_leave_once_and_in_order(
 
 
 @pytest.mark.kafka
-def test_rows_of_a_topic_that_was_deleted_and_made_again_leave(relaying: Relaying) -> None:
+def test_rows_of_recreated_topic_are_published(relaying: Relaying) -> None:
     relaying.client = {"topic.metadata.refresh.interval.ms": "200", "topic.metadata.propagation.max.ms": "100"}
     topic = relaying.topic("again")
     with relaying.running():

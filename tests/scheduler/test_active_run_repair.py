@@ -31,7 +31,7 @@ def lose_holder(database: Database, run_id: UUID) -> None:
     assert database.execute("DELETE FROM open_runs WHERE run_id = %s", [run_id]) == 1
 
 
-def test_a_turn_whose_holder_is_gone_goes_to_the_oldest_that_waits(job: Database) -> None:
+def test_active_run_without_holder_is_transferred_to_oldest_waiter(job: Database) -> None:
     first, second, third = holding(job), make(job, "buffer_all"), make(job, "buffer_all")
     claim(job, second, third)
     lose_holder(job, first.run_id)
@@ -42,7 +42,7 @@ def test_a_turn_whose_holder_is_gone_goes_to_the_oldest_that_waits(job: Database
     assert open_run(job, third).state == "buffered"
 
 
-def test_a_turn_that_nobody_waits_for_any_more_is_freed(job: Database) -> None:
+def test_active_run_without_waiters_is_released(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     lose_holder(job, first.run_id)
@@ -51,20 +51,20 @@ def test_a_turn_that_nobody_waits_for_any_more_is_freed(job: Database) -> None:
     assert job.count("active_runs") == 0
 
 
-def test_a_turn_whose_holder_is_open_is_left_alone(job: Database) -> None:
+def test_active_run_with_open_holder_is_kept(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     assert sweep(job).step() == 0
     assert turn_of(job, JOB) == first.run_id
 
 
-def test_a_stale_turn_that_nobody_waits_for_is_left_to_the_next_claim(job: Database) -> None:
+def test_stale_active_run_without_waiters_is_left_to_next_claim(job: Database) -> None:
     lose_holder(job, holding(job).run_id)
     assert sweep(job).step() == 0
     assert len(claim(job, make(job, "skip")).started) == 1
 
 
-def test_a_newcomer_does_not_go_before_those_that_wait_for_a_stale_turn(job: Database) -> None:
+def test_new_run_does_not_overtake_waiters_of_stale_active_run(job: Database) -> None:
     first, second, newcomer = holding(job), make(job, "buffer_all"), make(job, "buffer_all")
     claim(job, second)
     lose_holder(job, first.run_id)
@@ -72,7 +72,7 @@ def test_a_newcomer_does_not_go_before_those_that_wait_for_a_stale_turn(job: Dat
     assert (turn_of(job, JOB), open_run(job, second).state) == (second, "queued")
 
 
-def test_where_all_that_wait_are_in_somebodys_hands_the_turn_is_handed_on_at_the_next_look(job: Database) -> None:
+def test_active_run_with_locked_waiters_is_transferred_by_next_step(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     somebody = job.connection()
@@ -87,7 +87,7 @@ def test_where_all_that_wait_are_in_somebodys_hands_the_turn_is_handed_on_at_the
     assert turn_of(job, JOB) == second
 
 
-def test_a_turn_that_is_being_handed_on_is_left_to_whoever_does(job: Database) -> None:
+def test_active_run_locked_by_another_transaction_is_skipped(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     lose_holder(job, first.run_id)
@@ -98,7 +98,7 @@ def test_a_turn_that_is_being_handed_on_is_left_to_whoever_does(job: Database) -
     assert sweep(job).step() == 1
 
 
-def test_it_walks_on_where_it_has_left_off_and_begins_anew(job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_continues_and_starts_again(job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 2)
     keys = [f"job-{number}" for number in range(5)]
     for key in keys:
@@ -113,7 +113,7 @@ def test_it_walks_on_where_it_has_left_off_and_begins_anew(job: Database, monkey
 
 
 @pytest.mark.parametrize("lost", ["DELETE FROM active_runs", "UPDATE active_runs SET has_waiters = false"])
-def test_runs_whose_turn_was_removed_are_found_within_a_round_of_the_shards(job: Database, lost: str) -> None:
+def test_waiters_of_removed_active_run_are_found_within_one_pass_of_shards(job: Database, lost: str) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     job.execute(lost.encode())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - one of two texts
@@ -126,7 +126,7 @@ def test_runs_whose_turn_was_removed_are_found_within_a_round_of_the_shards(job:
     assert open_runs(job) == []
 
 
-def test_mending_a_turn_that_somebody_has_lets_them_wait_for_it(job: Database) -> None:
+def test_repair_marks_waiters_of_active_run_with_holder(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     job.execute("UPDATE active_runs SET has_waiters = false")
@@ -136,7 +136,7 @@ def test_mending_a_turn_that_somebody_has_lets_them_wait_for_it(job: Database) -
     assert turn_of(job, JOB) == second
 
 
-def test_signals_that_no_executor_has_taken_away_are_removed_after_a_while(clocked: ClockedDatabase) -> None:
+def test_stale_signals_are_deleted(clocked: ClockedDatabase) -> None:
     for kind in Signal:
         with clocked.transaction() as connection:
             add_signals(connection, kind, [RunningAttempt(uuid4(), 1, "default", EXECUTOR)])
@@ -147,7 +147,7 @@ def test_signals_that_no_executor_has_taken_away_are_removed_after_a_while(clock
     assert clocked.rows("SELECT kind FROM signals") == [("cancel",)]
 
 
-def test_other_shards_are_left_alone(job: Database) -> None:
+def test_repair_touches_one_shard_only(job: Database) -> None:
     holding(job)
     claim(job, make(job, "buffer_all"))
     job.execute("DELETE FROM active_runs")

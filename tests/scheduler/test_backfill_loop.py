@@ -76,7 +76,7 @@ def through(database: Database, backfill_id: UUID) -> BackfillSummary:
     raise AssertionError(summary)
 
 
-def test_a_run_is_what_its_version_says_with_an_id_of_its_own(hourly: ClockedDatabase) -> None:
+def test_backfill_run_has_its_versions_columns_and_own_id(hourly: ClockedDatabase) -> None:
     made = accept(
         hourly, NOON, NOON, request_id="r-1", overlap="buffer_one", traceparent=f"00-{'a' * 32}-{'b' * 16}-01"
     )
@@ -93,7 +93,7 @@ def test_a_run_is_what_its_version_says_with_an_id_of_its_own(hourly: ClockedDat
 
 
 @pytest.mark.parametrize(("order", "instants"), [("oldest_first", FIVE), ("newest_first", FIVE[::-1])])
-def test_one_after_another_in_the_order_asked_for(
+def test_backfill_runs_are_created_in_requested_order(
     hourly: ClockedDatabase, order: str, instants: Sequence[datetime]
 ) -> None:
     made = accept(hourly, *RANGE, order=order, max_concurrent=1)
@@ -107,7 +107,7 @@ def test_one_after_another_in_the_order_asked_for(
     assert progress(hourly, made).summary.state == "finished"
 
 
-def test_it_finishes_when_its_last_run_has_ended(hourly: ClockedDatabase) -> None:
+def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE)
     assert make_batch(hourly, made) == 5
     make_batch(hourly, made)
@@ -126,7 +126,7 @@ def test_it_finishes_when_its_last_run_has_ended(hourly: ClockedDatabase) -> Non
 
 
 @pytest.mark.parametrize("order", ["oldest_first", "newest_first"])
-def test_only_what_is_missing_is_run(clocked: ClockedDatabase, order: str) -> None:
+def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: str) -> None:
     """Three instants ran or run; one was passed over in an outage, one lost its turn, one was cancelled."""
     clocked.stop_clock(NOON - 6.5 * HOUR)
     submit(clocked, schedule="0 * * * *")
@@ -157,7 +157,7 @@ def test_only_what_is_missing_is_run(clocked: ClockedDatabase, order: str) -> No
     assert through(clocked, again).made == 0
 
 
-def test_versions_of_then_run_what_they_were(clocked: ClockedDatabase) -> None:
+def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> None:
     """Hourly until 04:30, every two hours until the job was deleted at 08:30, every three hours since 10:30."""
     midnight = NOON - 12 * HOUR
     clocked.stop_clock(midnight + HOUR / 2)
@@ -179,7 +179,7 @@ def test_versions_of_then_run_what_they_were(clocked: ClockedDatabase) -> None:
     assert claim(clocked, *(run.run_id for run in open_runs(clocked))).started
 
 
-def test_the_version_current_at_acceptance_stays_the_one(hourly: ClockedDatabase) -> None:
+def test_current_version_is_the_one_at_acceptance(hourly: ClockedDatabase) -> None:
     submit(hourly, schedule="30 * * * *", overlap="allow_all")
     made = accept(hourly, NOON - 2 * HOUR, NOON, versions="current", what="all", max_concurrent=1)
     make_batch(hourly, made)
@@ -189,7 +189,7 @@ def test_the_version_current_at_acceptance_stays_the_one(hourly: ClockedDatabase
     assert (made_instants(hourly), versions) == ([NOON - 1.5 * HOUR, NOON - 0.5 * HOUR], {2})
 
 
-def test_no_more_are_open_than_asked_for_however_they_are_claimed(hourly: ClockedDatabase) -> None:
+def test_max_concurrent_bounds_open_backfill_runs(hourly: ClockedDatabase) -> None:
     made = accept(hourly, NOON - 3 * DAY, NOON, max_concurrent=7)
     while progress(hourly, made).summary.state == "running":
         look(hourly)
@@ -200,7 +200,7 @@ def test_no_more_are_open_than_asked_for_however_they_are_claimed(hourly: Clocke
     assert len(made_instants(hourly)) == len(set(made_instants(hourly))) == 73
 
 
-def test_runs_of_a_job_that_may_not_overlap_wait_for_each_other(clocked: ClockedDatabase) -> None:
+def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - DAY)
     submit(clocked, schedule="0 * * * *")
     clocked.stop_clock(NOON)
@@ -214,7 +214,7 @@ def test_runs_of_a_job_that_may_not_overlap_wait_for_each_other(clocked: Clocked
     assert progress(clocked, made).succeeded == 5
 
 
-def test_the_newest_is_first_also_where_runs_wait_for_each_other(clocked: ClockedDatabase) -> None:
+def test_newest_first_holds_with_buffered_runs(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - DAY)
     submit(clocked, schedule="0 * * * *")
     clocked.stop_clock(NOON)
@@ -228,7 +228,7 @@ def test_the_newest_is_first_also_where_runs_wait_for_each_other(clocked: Clocke
     assert seen == FIVE[::-1]
 
 
-def test_a_policy_asked_for_is_obeyed(hourly: ClockedDatabase) -> None:
+def test_requested_overlap_policy_applies(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, overlap="skip")
     make_batch(hourly, made)
     claimed = claim(hourly, *(run.run_id for run in open_runs(hourly)))
@@ -239,7 +239,7 @@ def test_a_policy_asked_for_is_obeyed(hourly: ClockedDatabase) -> None:
     assert (stands.summary.state, stands.succeeded, stands.undone) == ("finished", 1, 4)
 
 
-def test_a_paused_one_makes_nothing_and_goes_on_where_it_was(hourly: ClockedDatabase) -> None:
+def test_paused_backfill_creates_nothing_and_resumes_at_cursor(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, max_concurrent=2)
     assert look(hourly) == 2
     move(hourly, "pause", made)
@@ -250,7 +250,7 @@ def test_a_paused_one_makes_nothing_and_goes_on_where_it_was(hourly: ClockedData
     assert made_instants(hourly) == FIVE
 
 
-def test_cancelling_ends_what_has_not_begun_and_lets_go_on_what_has(hourly: ClockedDatabase) -> None:
+def test_cancelled_backfill_ends_unstarted_runs_only(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, max_concurrent=3)
     other = accept(hourly, *RANGE, what="all", max_concurrent=2)
     make_batch(hourly, made)
@@ -267,7 +267,7 @@ def test_cancelling_ends_what_has_not_begun_and_lets_go_on_what_has(hourly: Cloc
     assert (stands.summary.state, stands.succeeded, stands.undone, stands.open) == ("cancelled", 1, 2, 0)
 
 
-def test_a_job_that_is_deleted_takes_its_backfills_along(hourly: ClockedDatabase) -> None:
+def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
     """Also one that is there again before anybody has looked."""
     made = accept(hourly, *RANGE, max_concurrent=2)
     make_batch(hourly, made)
@@ -281,7 +281,7 @@ def test_a_job_that_is_deleted_takes_its_backfills_along(hourly: ClockedDatabase
     assert event.reason == "job_deleted"
 
 
-def test_a_paused_one_is_ended_with_its_job_and_not_before(hourly: ClockedDatabase) -> None:
+def test_paused_backfill_is_cancelled_with_its_job(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE)
     move(hourly, "pause", made, reason="later")
     look(hourly)
@@ -292,7 +292,7 @@ def test_a_paused_one_is_ended_with_its_job_and_not_before(hourly: ClockedDataba
     assert (summary.state, summary.reason, summary.finished_at) == ("cancelled", "job_deleted", NOON)
 
 
-def test_what_cannot_be_made_is_paused_with_the_reason_and_the_others_go_on(hourly: ClockedDatabase) -> None:
+def test_failing_backfill_is_paused_with_reason_and_others_continue(hourly: ClockedDatabase) -> None:
     bad, good = accept(hourly, *RANGE), accept(hourly, *RANGE, what="all")
     hourly.execute("UPDATE backfills SET versions = 'current', job_version = 99 WHERE backfill_id = %s", [bad])
     hourly.execute(
@@ -307,7 +307,7 @@ def test_what_cannot_be_made_is_paused_with_the_reason_and_the_others_go_on(hour
     assert progress(hourly, good).summary.made == 5
 
 
-def test_a_long_range_is_looked_through_in_bounded_batches(hourly: ClockedDatabase) -> None:
+def test_long_range_is_scanned_in_bounded_batches(hourly: ClockedDatabase) -> None:
     submit(hourly, schedule="* * * * * *", overlap="allow_all")
     hourly.stop_clock(NOON + HOUR)
     hourly.execute("UPDATE timers SET scheduled_at = %s, due_at = %s", [NOON + DAY, NOON + DAY])
@@ -319,7 +319,7 @@ def test_a_long_range_is_looked_through_in_bounded_batches(hourly: ClockedDataba
     assert (summary.made, summary.passed_over, summary.cursor_at) == (0, 500, NOON + timedelta(seconds=500))
 
 
-def test_two_schedulers_at_once_make_each_run_once(hourly: ClockedDatabase) -> None:
+def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -> None:
     """The second comes while the first has not committed: it leaves the backfill, and others of the job, alone."""
     made, other = accept(hourly, *RANGE), accept(hourly, *RANGE)
     first, second = hourly.session(), hourly.session()
@@ -336,7 +336,7 @@ def test_two_schedulers_at_once_make_each_run_once(hourly: ClockedDatabase) -> N
 
 
 @pytest.mark.slow
-def test_running_schedulers_make_all_of_many_backfills(database: Database) -> None:
+def test_schedulers_complete_many_backfills(database: Database) -> None:
     now = database.now()
     keys = [f"job-{number}" for number in range(8)]
     ask(database, *(submission(key, **HOURLY) for key in keys))

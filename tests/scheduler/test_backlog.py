@@ -16,7 +16,7 @@ from tidewheel.settings import SchedulerSettings
 
 
 @given(st.lists(st.integers(0, 4095), unique=True), st.lists(st.integers(1, 64), min_size=1))
-def test_each_has_one_turn_and_in_their_order(due: list[int], bites: list[int]) -> None:
+def test_rotation_takes_each_shard_once_in_order(due: list[int], bites: list[int]) -> None:
     rotation, taken = ShardRotation(), list[int]()
     rotation.start(due)
     while rotation.active:
@@ -25,7 +25,7 @@ def test_each_has_one_turn_and_in_their_order(due: list[int], bites: list[int]) 
     assert rotation.take(1) == []
 
 
-def test_two_threads_never_have_the_same_turn() -> None:
+def test_two_threads_never_take_the_same_shard() -> None:
     rotation, due = ShardRotation(), list(range(50_000))
     rotation.start(due)
     both = Barrier(2)
@@ -49,7 +49,7 @@ def test_two_threads_never_have_the_same_turn() -> None:
         sys.setswitchinterval(before)
 
 
-def test_a_bite_grows_until_it_fills_a_batch() -> None:
+def test_batch_width_grows_until_batches_are_full() -> None:
     width = BatchWidth()
     fewest = width.shards
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_bite_grows_until_it_fills_a_batch() -> None:
     assert width.shards == fewest
 
 
-def test_what_is_due_in_few_shards_and_in_many_is_all_fired(database: Database) -> None:
+def test_backlog_in_few_and_many_shards_is_fired(database: Database) -> None:
     """Batches of four: shards of which each has one due, and one job that has several."""
     at = database.now().isoformat()
     for number in range(150):

@@ -73,7 +73,7 @@ def progress(database: Database, number: int) -> tuple[int, bool]:
     return cancelled, finished
 
 
-def test_what_never_began_ends_with_its_event_and_its_reason(with_job: Database) -> None:
+def test_unstarted_run_is_cancelled_with_event_and_reason(with_job: Database) -> None:
     runs = [trigger(with_job), trigger(with_job, delay="1h")]
     number = cancel(with_job, key="job", reason="wrong list")
     carry_out(with_job)
@@ -83,7 +83,7 @@ def test_what_never_began_ends_with_its_event_and_its_reason(with_job: Database)
     assert open_runs(with_job) == []
 
 
-def test_every_state_is_brought_to_its_end(with_job: Database) -> None:
+def test_runs_of_every_state_are_cancelled(with_job: Database) -> None:
     submit(with_job, "turns", overlap="buffer_all")
     retrying, waiting, running, holder = begun(with_job), begun(with_job), begun(with_job), begun(with_job, "turns")
     queued, buffered = trigger(with_job), trigger(with_job, "turns")
@@ -106,7 +106,7 @@ def test_every_state_is_brought_to_its_end(with_job: Database) -> None:
     assert turn_of(with_job, job_id("default", "turns")) is None
 
 
-def test_what_has_begun_goes_on_where_that_is_asked_for(with_job: Database) -> None:
+def test_started_runs_continue_if_requested(with_job: Database) -> None:
     running, retrying, fresh = begun(with_job), begun(with_job), trigger(with_job)
     requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
     number = cancel(with_job, key="job", include_started=False)
@@ -118,7 +118,7 @@ def test_what_has_begun_goes_on_where_that_is_asked_for(with_job: Database) -> N
 
 @pytest.mark.usefixtures("few_at_once")
 @pytest.mark.parametrize("named", [{"key": "a"}, {"labels": {"x": "1"}}, {"handler": "one"}], ids=str)
-def test_a_walk_of_many_steps_ends_all_and_nothing_else(database: Database, named: dict[str, object]) -> None:
+def test_scan_of_many_steps_cancels_all_matching_runs_only(database: Database, named: dict[str, object]) -> None:
     submit(database, "a", labels={"x": "1"}, target="one")
     submit(database, "b", target="other")
     submit(database, "c", labels={"x": "1"}, target="one")
@@ -133,7 +133,7 @@ def test_a_walk_of_many_steps_ends_all_and_nothing_else(database: Database, name
 
 
 @pytest.mark.usefixtures("few_at_once")
-def test_several_are_served_in_turn(database: Database) -> None:
+def test_cancellations_are_advanced_in_rotation(database: Database) -> None:
     for key in ("a", "b"):
         submit(database, key)
     for _ in range(9):
@@ -150,7 +150,7 @@ def test_several_are_served_in_turn(database: Database) -> None:
 
 
 @pytest.mark.usefixtures("few_at_once")
-def test_what_runs_is_told_before_anything_else_is_ended(with_job: Database) -> None:
+def test_running_attempts_are_stopped_before_other_runs_end(with_job: Database) -> None:
     for _ in range(9):
         trigger(with_job)
     running = begun(with_job)
@@ -162,7 +162,7 @@ def test_what_runs_is_told_before_anything_else_is_ended(with_job: Database) -> 
     assert len(open_runs(with_job)) == 10
 
 
-def test_what_somebody_has_is_come_back_to_and_nothing_is_finished_before(with_job: Database) -> None:
+def test_locked_runs_are_retried_before_cancellation_finishes(with_job: Database) -> None:
     run = trigger(with_job)
     number = cancel(with_job, key="job")
     holding = with_job.connection()
@@ -174,7 +174,7 @@ def test_what_somebody_has_is_come_back_to_and_nothing_is_finished_before(with_j
     assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
 
 
-def test_a_scheduler_passes_over_what_another_works_on(with_job: Database) -> None:
+def test_cancellation_locked_by_another_scheduler_is_skipped(with_job: Database) -> None:
     trigger(with_job)
     number = cancel(with_job, key="job")
     other = with_job.connection()
@@ -184,7 +184,7 @@ def test_a_scheduler_passes_over_what_another_works_on(with_job: Database) -> No
     assert sum(step.ended for step in carry_out(with_job)) == 1
 
 
-def test_a_run_that_ends_meanwhile_is_not_counted(with_job: Database) -> None:
+def test_run_that_ends_concurrently_is_not_counted(with_job: Database) -> None:
     started = begun(with_job)
     number = cancel(with_job, key="job")
     end(with_job, ending(started, RunState.SUCCEEDED))
@@ -206,7 +206,7 @@ def test_a_released_run_of_a_cancelled_holder_does_not_start(database: Database)
     assert (states(database, waiters), database.count("active_runs")) == (["cancelled"] * 3, 0)
 
 
-def test_a_fixed_delay_job_goes_on_after_its_run_was_cancelled(database: Database) -> None:
+def test_fixed_delay_job_continues_after_cancelled_run(database: Database) -> None:
     submit(database, schedule={"fixed_delay": "1h"})
     fire_due(database)
     [run] = open_runs(database)
@@ -218,9 +218,7 @@ def test_a_fixed_delay_job_goes_on_after_its_run_was_cancelled(database: Databas
     assert timedelta(minutes=59) < ahead <= timedelta(hours=1)
 
 
-def test_deleting_a_job_with_a_long_backlog_is_carried_out_the_same_way(
-    with_job: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleting_job_cancels_its_backlog(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewheel.intake.lifecycle._MAX_CANCELLED", 2)
     running, *runs = begun(with_job).run_id, *(trigger(with_job) for _ in range(5))
     ask(with_job, about("job.delete"))
@@ -232,9 +230,7 @@ def test_deleting_a_job_with_a_long_backlog_is_carried_out_the_same_way(
     assert open_run(with_job, running).state == "running"
 
 
-def test_one_run_that_cannot_be_ended_does_not_keep_the_others(
-    with_job: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_cannot_be_ended_does_not_block_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     poison, *others = [trigger(with_job) for _ in range(4)]
     cancel(with_job, key="job")
 
@@ -250,7 +246,7 @@ def test_one_run_that_cannot_be_ended_does_not_keep_the_others(
     assert begin_is_refused(with_job, poison)
 
 
-def test_a_run_that_cannot_be_ended_is_not_tried_again_and_again(
+def test_run_that_cannot_be_ended_is_retried_after_pause_only(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, tries = trigger(with_job), 0
@@ -263,7 +259,7 @@ def test_a_run_that_cannot_be_ended_is_not_tried_again_and_again(
         raise ValueError(message)
 
     monkeypatch.setattr(module, "finish_runs", fails)
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     cancelling = BulkCancel(with_job.session(), with_job.installation)
     for _ in range(20):
         cancelling.step()

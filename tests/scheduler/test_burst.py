@@ -118,7 +118,7 @@ def test_firing_after_idling_reads_what_it_fires(idle: Database) -> None:
     assert generic_plans(session) == 0
 
 
-def test_however_much_is_due_a_batch_reads_what_it_takes(idle: Database) -> None:
+def test_batch_reads_only_its_own_rows(idle: Database) -> None:
     """Not all that is due: by its costs the planner would sort it, for each batch."""
     load_due_jobs(idle)
     idle.execute("VACUUM ANALYZE")
@@ -134,7 +134,7 @@ def test_however_much_is_due_a_batch_reads_what_it_takes(idle: Database) -> None
     assert rows_read(idle, "timers") - before < 10 * BURST
 
 
-def test_what_comes_due_in_a_rush_waits_for_no_turn(idle: Database) -> None:
+def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
     """10,000 runs are written ahead of their time, one by one; what is due by now is not to stand in that line."""
     load_due_jobs(idle, within=timedelta(seconds=50))
     settings = SchedulerSettings.load(fire_batch=1, lookahead=timedelta(seconds=60))
@@ -177,7 +177,7 @@ def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -
     assert generic_plans(ending) == 0
 
 
-def test_a_claim_that_finds_the_turn_taken_looks_at_the_days_of_its_runs_alone(idle: Database) -> None:
+def test_conflicting_claim_reads_partitions_of_its_runs_only(idle: Database) -> None:
     """It ends what is skipped, on a session whose plans are kept, and those are of all partitions."""
     today = idle.now().date()
     with idle.transaction() as connection:
@@ -205,7 +205,7 @@ def scans_before(database: Database, day: date) -> int:
     return int(scans)
 
 
-def test_what_came_after_the_last_analyze_is_not_walked_for_each_end(idle: Database) -> None:
+def test_rows_since_last_analyze_are_not_scanned_per_end(idle: Database) -> None:
     """Ids grow with time: to the planner those that came since are next to none, and so as good as read whole."""
     firing, session = idle.session(), idle.session(options=BY_KEY)
     for number in range(100):
@@ -238,7 +238,7 @@ def claim_and_end(database: Database, claiming: Session, ending: Session) -> Non
             assert len(finish_runs(connection, database.installation, ends).states) == len(chosen)
 
 
-def test_the_look_for_due_timers_costs_the_same_however_many_are_not_due(idle: Database) -> None:
+def test_poll_cost_is_independent_of_future_timers(idle: Database) -> None:
     """Idle cost does not depend on the number of jobs: one descent of the index a shard."""
     load_due_jobs(idle)
     idle.execute("UPDATE timers SET due_at = now() + interval '1 day'")

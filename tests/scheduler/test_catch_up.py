@@ -45,7 +45,7 @@ def fire_all(database: ClockedDatabase) -> None:
         pass
 
 
-def test_fire_all_makes_every_missed_run_in_the_window_marked_with_how_late(still: ClockedDatabase) -> None:
+def test_fire_all_creates_every_missed_run_in_window_with_lateness(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", catch_up="fire_all", window="3h")
     still.advance(6 * HOUR + 30 * MINUTE)
     fire_all(still)
@@ -54,7 +54,7 @@ def test_fire_all_makes_every_missed_run_in_the_window_marked_with_how_late(stil
     assert skips(still) == [("misfire", 3)]
 
 
-def test_the_mark_stays_with_the_run_to_its_completion(still: ClockedDatabase) -> None:
+def test_lateness_is_kept_until_completion(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h")
     still.advance(90 * MINUTE)
     fire_all(still)
@@ -64,7 +64,7 @@ def test_the_mark_stays_with_the_run_to_its_completion(still: ClockedDatabase) -
     assert completion.late_ms == 1_800_000
 
 
-def test_what_is_made_up_for_runs_one_after_another_where_runs_may_not_overlap(still: ClockedDatabase) -> None:
+def test_caught_up_runs_are_buffered_when_overlap_is_forbidden(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", catch_up="fire_all", overlap="skip")
     still.advance(3 * HOUR + 2 * MINUTE)
     fire_all(still)
@@ -72,7 +72,7 @@ def test_what_is_made_up_for_runs_one_after_another_where_runs_may_not_overlap(s
     assert overlaps == [("buffer_all",)] * 3
 
 
-def test_catching_up_leaves_at_the_fleets_pace(still: ClockedDatabase) -> None:
+def test_catch_up_is_published_at_fleet_rate(still: ClockedDatabase) -> None:
     for name in ("a", "b"):
         submit(still, name, schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
     now = still.advance(10 * HOUR + 2 * MINUTE)
@@ -95,7 +95,7 @@ def lost_on_the_way(database: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) 
             fire_due(database)
 
 
-def test_a_thousand_are_made_up_for_a_hundred_at_a_time_and_a_crash_in_between_changes_nothing(
+def test_catch_up_of_thousand_runs_in_batches_survives_crash(
     still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit(still, schedule="@every 1s", catch_up="fire_all", overlap="allow_all")
@@ -117,7 +117,7 @@ def test_a_thousand_are_made_up_for_a_hundred_at_a_time_and_a_crash_in_between_c
     assert covered == elapsed // SECOND - 1
 
 
-def test_what_is_on_time_goes_before_what_was_missed(still: ClockedDatabase) -> None:
+def test_timers_on_time_fire_before_missed_ones(still: ClockedDatabase) -> None:
     for number in range(40):
         submit(still, f"behind-{number}", schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
     still.advance(3 * HOUR)
@@ -153,7 +153,7 @@ def test_a_once_that_is_not_to_be_late_is_refused_when_its_time_has_passed(still
     assert still.count("jobs") == 0
 
 
-def test_catching_up_in_one_transaction_holds_up_nobody_elses(still: ClockedDatabase) -> None:
+def test_catch_up_does_not_block_other_jobs(still: ClockedDatabase) -> None:
     """A lock on the pace would, and close a cycle with the timers' locks."""
     submit(still, "late", schedule="@every 1h")
     submit(still, "later", schedule="@every 1h")
@@ -166,7 +166,7 @@ def test_catching_up_in_one_transaction_holds_up_nobody_elses(still: ClockedData
 
 
 @pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_other"])
-def test_several_that_are_late_at_once_run_one_after_another(still: ClockedDatabase, overlap: str) -> None:
+def test_several_late_runs_are_buffered(still: ClockedDatabase, overlap: str) -> None:
     submit(still, schedule="@every 10s", overlap=overlap)
     still.advance(45 * SECOND)
     fire_all(still)
@@ -183,7 +183,7 @@ def test_several_that_are_late_at_once_run_one_after_another(still: ClockedDatab
     assert ran == runs
 
 
-def test_one_that_is_late_alone_obeys_its_overlap_policy(still: ClockedDatabase) -> None:
+def test_single_late_run_follows_overlap_policy(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 60s", overlap="skip")
     still.advance(65 * SECOND)
     fire_all(still)

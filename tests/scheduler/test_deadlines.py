@@ -118,7 +118,7 @@ def test_a_run_between_attempts_ends_by_schedule_to_close(still: ClockedDatabase
     assert (completion.attempt, completion.started_at, completion.sequence) == (1, None, 3)
 
 
-def test_a_run_in_an_executors_hands_is_left_to_it(still: ClockedDatabase) -> None:
+def test_run_owned_by_executor_is_not_timed_out(still: ClockedDatabase) -> None:
     submit(still, schedule_to_close="1m")
     started = begun(still)
     still.advance(HOUR)
@@ -142,7 +142,7 @@ def test_a_buffered_run_is_timed_out_and_the_others_keep_their_places(still: Clo
 
 
 @pytest.mark.parametrize(("target", "which"), [(HTTP, "async_timeout"), (KAFKA, "reply_timeout")])
-def test_an_answer_that_does_not_come_is_a_failed_attempt_and_at_last_the_end(
+def test_missing_external_result_fails_attempts_then_ends_run(
     still: ClockedDatabase, target: dict[str, object], which: str
 ) -> None:
     submit(still, target=target, **SLOW)
@@ -167,7 +167,7 @@ def test_an_answer_that_does_not_come_is_a_failed_attempt_and_at_last_the_end(
     assert attempts(still, first.run_id) == [(1, "timed_out"), (2, "timed_out")]
 
 
-def test_heartbeats_that_stay_away_end_the_wait_sooner(still: ClockedDatabase) -> None:
+def test_missing_heartbeats_time_out_wait_earlier(still: ClockedDatabase) -> None:
     submit(still, target=HTTP, heartbeat="1m", retry={"max_attempts": 1})
     started = begun(still)
     wait_for_answer(still, started.run_id, MINUTE)
@@ -177,7 +177,7 @@ def test_heartbeats_that_stay_away_end_the_wait_sooner(still: ClockedDatabase) -
     assert attempts(still, started.run_id) == [(1, "timed_out")]
 
 
-def test_while_it_waits_the_whole_time_goes_on(still: ClockedDatabase) -> None:
+def test_schedule_to_close_runs_during_external_wait(still: ClockedDatabase) -> None:
     submit(still, target=HTTP, heartbeat="1m", schedule_to_close="10s")
     wait_for_answer(still, begun(still).run_id, MINUTE)
     still.advance(10 * SECOND)
@@ -185,7 +185,7 @@ def test_while_it_waits_the_whole_time_goes_on(still: ClockedDatabase) -> None:
     told(still, "schedule_to_close")
 
 
-def test_a_run_that_may_begin_once_is_not_sent_back(still: ClockedDatabase) -> None:
+def test_at_most_once_run_is_not_requeued(still: ClockedDatabase) -> None:
     submit(still, target=HTTP, delivery="at_most_once")
     wait_for_answer(still, begun(still).run_id)
     still.advance(HOUR)
@@ -193,7 +193,7 @@ def test_a_run_that_may_begin_once_is_not_sent_back(still: ClockedDatabase) -> N
     told(still, "async_timeout")
 
 
-def test_whatever_holds_the_row_is_not_overruled(still: ClockedDatabase) -> None:
+def test_locked_run_is_not_timed_out(still: ClockedDatabase) -> None:
     """A heartbeat, an answer or a cancel that has the row has come first, though the deadline has passed."""
     submit(still, target=HTTP)
     run_id = begun(still).run_id
@@ -231,7 +231,7 @@ def test_the_end_of_a_fixed_delays_run_waits_for_an_edit_without_holding_the_run
     assert still.value("SELECT consecutive_failures FROM jobs") == 1
 
 
-def test_nothing_is_looked_for_before_the_next_deadline_or_a_second(still: ClockedDatabase) -> None:
+def test_probe_waits_for_next_deadline_or_one_second(still: ClockedDatabase) -> None:
     watching = deadlines(still)
     assert watching.step() == (0, 1.0)
     submit(still, schedule_to_start="1m")
@@ -243,7 +243,7 @@ def test_nothing_is_looked_for_before_the_next_deadline_or_a_second(still: Clock
     assert deadlines(still).step() == (0, 0.4)
 
 
-def test_a_run_that_cannot_be_read_keeps_no_other_from_its_end(still: ClockedDatabase) -> None:
+def test_unreadable_run_does_not_block_other_timeouts(still: ClockedDatabase) -> None:
     submit(still, "bad", schedule_to_start="1m")
     bad = trigger(still, "bad")
     still.execute("UPDATE job_versions SET definition = 'garbage'")
@@ -257,7 +257,7 @@ def test_a_run_that_cannot_be_read_keeps_no_other_from_its_end(still: ClockedDat
     assert watching.step() == (0, 1.0)
 
 
-def test_more_than_one_batch_goes_batch_by_batch(still: ClockedDatabase) -> None:
+def test_timeouts_are_applied_batch_by_batch(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m")
     ask(still, *({"type": "job.trigger", "key": "job"} for _ in range(700)))
     still.advance(MINUTE)

@@ -96,7 +96,7 @@ def long_way(timer: LockedTimer, overrides: list[Override], now: datetime, horiz
 
 @examples(400)
 @given(st.data())
-def test_each_timer_of_a_batch_gets_the_answer_of_the_long_way(data: st.DataObject) -> None:
+def test_batch_decisions_equal_single_decisions(data: st.DataObject) -> None:
     some = [data.draw(timers(number)) for number in range(1, data.draw(st.integers(1, 4)) + 1)]
     # Others with the very same question, one of which is overridden, and may be the first to be asked.
     some += [timer._replace(job_id=UUID(int=100 + number)) for number, timer in enumerate(some)]
@@ -112,9 +112,7 @@ def test_each_timer_of_a_batch_gets_the_answer_of_the_long_way(data: st.DataObje
 
 @examples(200)
 @given(timers(), st.timedeltas(timedelta(0), MISFIRE_AFTER - TICK))
-def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
-    timer: LockedTimer, late: timedelta
-) -> None:
+def test_fast_path_decides_single_occurrence_on_time(timer: LockedTimer, late: timedelta) -> None:
     timer = timer._replace(policy="{}", catch_up_end=None)
     assume('"interval"' in timer.schedule or '"once"' in timer.schedule)
     where, now = timer_state(timer, {}), timer.scheduled_at + late
@@ -136,7 +134,7 @@ def test_one_occurrence_on_time_of_an_interval_or_a_once_goes_the_short_way(
         '{"at":"never","kind":"once"}',
     ],
 )
-def test_a_schedule_that_cannot_be_read_is_refused_the_long_way(schedule: str) -> None:
+def test_fast_path_leaves_unreadable_schedule_to_general_path(schedule: str) -> None:
     timer = stands(START, schedule)
     assert decide_on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
     decider = BatchDecider(DecisionInputs(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)

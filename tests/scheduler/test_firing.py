@@ -133,7 +133,7 @@ def test_a_span_too_long_to_count_says_so(still: ClockedDatabase) -> None:
     assert len(instants(still)) == 61
 
 
-def test_one_jobs_past_does_not_hold_up_the_others(still: ClockedDatabase) -> None:
+def test_backlog_of_one_job_does_not_delay_others(still: ClockedDatabase) -> None:
     """At most 100 occurrences of a job in one transaction; its timer stays due for the rest."""
     submit(still, **EACH_SECOND)
     still.advance(59 * SECOND)
@@ -143,7 +143,7 @@ def test_one_jobs_past_does_not_hold_up_the_others(still: ClockedDatabase) -> No
     assert instants(still) == list(range(1, 120))
 
 
-def test_a_clock_that_goes_back_makes_nothing_twice(still: ClockedDatabase) -> None:
+def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     still.advance(5 * SECOND)
     fire_due(still, lookahead=2 * SECOND)
@@ -164,7 +164,7 @@ def test_jobs_that_share_a_schedule_each_get_their_own_run(still: ClockedDatabas
     assert len({run.run_id for run in open_runs(still)}) == 50
 
 
-def test_a_backlog_of_one_shard_is_not_in_front_of_anothers(still: ClockedDatabase) -> None:
+def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> None:
     ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(300)))
     still.advance(SECOND)
     fire_due(still, batch=128)
@@ -203,7 +203,7 @@ def test_two_schedulers_on_the_same_shards_make_one_run_per_occurrence(
     assert "firing job by job" not in caplog.text
 
 
-def test_a_timer_that_somebody_holds_does_not_stop_the_others(still: ClockedDatabase) -> None:
+def test_locked_timer_does_not_block_others(still: ClockedDatabase) -> None:
     ask(still, submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
     still.advance(SECOND)
     holding = still.connection()
@@ -214,7 +214,7 @@ def test_a_timer_that_somebody_holds_does_not_stop_the_others(still: ClockedData
     assert instants(still) == [1, 1]
 
 
-def test_a_session_that_was_lost_is_told_and_the_next_look_fires(still: ClockedDatabase) -> None:
+def test_lost_session_is_reported_and_next_poll_fires(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     still.advance(SECOND)
     session = still.session()

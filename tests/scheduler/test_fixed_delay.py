@@ -180,7 +180,7 @@ def test_downtime_costs_lateness_only(chain: ClockedDatabase) -> None:
     assert (len(open_runs(chain)), chain.count("skips")) == (1, 0)
 
 
-def test_a_chain_that_waits_for_a_run_that_is_gone_is_found_and_mended(chain: ClockedDatabase) -> None:
+def test_chain_waiting_for_missing_run_is_released(chain: ClockedDatabase) -> None:
     start(chain)
     session = chain.session()
     assert release_stuck_chains(session) == 0
@@ -189,7 +189,7 @@ def test_a_chain_that_waits_for_a_run_that_is_gone_is_found_and_mended(chain: Cl
     assert timer(chain) == (None, 0.0)
 
 
-def test_a_chain_that_waits_for_nothing_is_mended_beside_a_run_from_before_a_deletion(chain: ClockedDatabase) -> None:
+def test_stuck_chain_is_released_despite_run_from_before_deletion(chain: ClockedDatabase) -> None:
     start(chain)
     ask(chain, about("job.delete"))
     chain.advance(SECOND)

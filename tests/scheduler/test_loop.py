@@ -50,7 +50,7 @@ def test_it_enters_fires_and_leaves(database: Database) -> None:
     assert members(database) == 0
 
 
-def test_it_is_woken_by_something_earlier(database: Database) -> None:
+def test_notification_of_earlier_timer_wakes_loop(database: Database) -> None:
     """With a poll of a day, nothing but the notification can be what woke it."""
     with running(database, scheduler_poll=timedelta(days=1), lookahead=timedelta(0)):
         until(lambda: members(database) == 1, "it has entered")
@@ -75,7 +75,7 @@ def test_it_sleeps_until_the_next_timer_and_not_longer(database: Database) -> No
     assert run.publish_at >= run.scheduled_at == at
 
 
-def test_it_makes_the_partitions_of_the_coming_days(fresh_database: Database) -> None:
+def test_loop_creates_coming_partitions(fresh_database: Database) -> None:
     today = day_of(SystemClock().now())
     wanted = {
         f"{table}_{today + timedelta(days=days):%Y%m%d}" for table in TABLES for days in range(-1, AHEAD_DAYS + 1)
@@ -92,7 +92,7 @@ def test_it_makes_the_partitions_of_the_coming_days(fresh_database: Database) ->
         until(there, "the partitions are there")
 
 
-def test_what_its_owner_leaves_lying_is_taken_by_another(clocked: ClockedDatabase) -> None:
+def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase) -> None:
     """A member that is alive and does not fire (stopped in its tracks) holds nobody's timers longer than seconds."""
     clocked.stop_clock()
     ghost = uuid4()
@@ -136,7 +136,7 @@ def test_it_survives_the_loss_of_its_connections(database: Database, settings: d
         until(lambda: database.count("job_runs") > before, "it fires again")
 
 
-def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: Database) -> None:
+def test_deferred_effects_are_applied_without_pause(database: Database) -> None:
     database.execute(
         "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, release_job)"
         " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true FROM generate_series(1, 2500)"
@@ -150,7 +150,7 @@ def test_ends_in_users_transactions_are_settled_as_fast_as_they_come(database: D
     assert database.count("deferred_effects") == 0
 
 
-def test_a_second_connection_that_cannot_be_had_costs_speed_and_nothing_else(database: Database) -> None:
+def test_missing_second_connection_costs_speed_only(database: Database) -> None:
     """As where the role may have so many connections and no more: all else that a scheduler does goes on."""
     for number in range(60):
         submit(database, f"each-{number}", **EACH_SECOND)

@@ -32,7 +32,7 @@ def states(database: Database, *runs: UUID) -> list[str]:
     return [found[run] for run in runs]
 
 
-def test_a_scheduler_looks_by_itself(with_job: Database) -> None:
+def test_scheduler_applies_pending_cancels(with_job: Database) -> None:
     over, running, queued = begun(with_job), begun(with_job), trigger(with_job)
     end(with_job, ending(over, RunState.SUCCEEDED))
     want(with_job, over.run_id, running.run_id, queued, queued)
@@ -47,7 +47,7 @@ def test_a_scheduler_looks_by_itself(with_job: Database) -> None:
     assert with_job.count("pending_cancels") == 0
 
 
-def test_those_that_are_still_held_do_not_hide_the_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 2)
     runs = [trigger(with_job) for _ in range(5)]
     want(with_job, *runs)
@@ -59,9 +59,7 @@ def test_those_that_are_still_held_do_not_hide_the_others(with_job: Database, mo
     assert with_job.count("pending_cancels") == 0
 
 
-def test_one_that_cannot_be_ended_keeps_no_other_and_is_left_alone(
-    with_job: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_pending_cancel_does_not_block_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     poison, *others = [trigger(with_job) for _ in range(3)]
     want(with_job, poison, *others)
     tries = 0

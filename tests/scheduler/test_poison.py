@@ -45,9 +45,7 @@ def keys_fired(database: ClockedDatabase) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "change"), POISONS)
-def test_a_poisoned_job_is_set_aside_and_the_others_fire(
-    due: ClockedDatabase, name: str, change: LiteralString
-) -> None:
+def test_poisoned_job_is_quarantined_and_others_fire(due: ClockedDatabase, name: str, change: LiteralString) -> None:
     poison(due, change)
     due.advance(timedelta(hours=1))
     fire_due(due)
@@ -65,7 +63,7 @@ def test_a_poisoned_job_is_set_aside_and_the_others_fire(
 
 
 @pytest.mark.parametrize(("name", "change"), POISONS)
-def test_an_edit_brings_a_job_that_was_set_aside_back(due: ClockedDatabase, name: str, change: LiteralString) -> None:
+def test_edit_releases_job_from_quarantine(due: ClockedDatabase, name: str, change: LiteralString) -> None:
     poison(due, change)
     due.advance(timedelta(hours=1))
     fire_due(due)
@@ -78,7 +76,7 @@ def test_an_edit_brings_a_job_that_was_set_aside_back(due: ClockedDatabase, name
     assert name
 
 
-def test_pausing_and_deleting_a_job_that_was_set_aside_works(due: ClockedDatabase) -> None:
+def test_quarantined_job_can_be_paused_and_deleted(due: ClockedDatabase) -> None:
     poison(due, "schedule = '{'")
     due.advance(SECOND)
     fire_due(due)
@@ -86,9 +84,7 @@ def test_pausing_and_deleting_a_job_that_was_set_aside_works(due: ClockedDatabas
     assert [reply.status for reply in replies] == ["accepted"] * 3
 
 
-def test_a_good_batch_says_nothing_and_a_poisoned_one_says_which(
-    due: ClockedDatabase, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_names_poisoned_job_only(due: ClockedDatabase, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tidewheel.scheduler"):
         due.advance(SECOND)
         fire_due(due)
@@ -99,7 +95,7 @@ def test_a_good_batch_says_nothing_and_a_poisoned_one_says_which(
     assert f"job {POISON} is quarantined: CheckViolation" in caplog.text
 
 
-def test_a_poisoned_job_that_is_due_once_does_not_cost_the_runs_that_were_written(due: ClockedDatabase) -> None:
+def test_poisoned_job_does_not_repeat_written_runs(due: ClockedDatabase) -> None:
     """The batch is rolled back as a whole before it is fired job by job: nothing is there twice, nothing is missing."""
     poison(due, "lane = 'nonsense'")
     due.advance(5 * SECOND)

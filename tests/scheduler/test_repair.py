@@ -32,7 +32,7 @@ def mend(database: ClockedDatabase) -> int:
     return sum(repair_missing_timers(session, shard, 64) for shard in range(64))
 
 
-def test_a_lost_timer_is_given_back_and_its_downtime_decided_as_any_other(still: ClockedDatabase) -> None:
+def test_missing_timer_is_restored_and_downtime_decided(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     still.advance(3 * SECOND)
     fire_due(still)
@@ -68,7 +68,7 @@ def test_a_once_whose_timer_was_lost_before_it_fired_still_fires(still: ClockedD
     assert still.rows("SELECT scheduled_at FROM job_runs") == [(at,)]
 
 
-def test_a_once_that_was_overdue_when_it_was_submitted_is_mended_too(still: ClockedDatabase) -> None:
+def test_timer_of_overdue_once_is_restored(still: ClockedDatabase) -> None:
     at = still.now() - timedelta(days=1)
     submit(still, schedule={"once": at.isoformat()})
     lose_timers(still)
@@ -77,7 +77,7 @@ def test_a_once_that_was_overdue_when_it_was_submitted_is_mended_too(still: Cloc
     assert still.rows("SELECT scheduled_at FROM job_runs") == [(at,)]
 
 
-def test_who_ought_to_have_no_timer_is_given_none(still: ClockedDatabase) -> None:
+def test_repair_restores_only_missing_timers(still: ClockedDatabase) -> None:
     once = {"once": (still.now() + SECOND).isoformat()}
     ask(still, submission("paused", **EACH_SECOND), submission("deleted", **EACH_SECOND), submission("manual"))
     ask(still, submission("finished", schedule=once), about("job.pause", "paused"), about("job.delete", "deleted"))
@@ -88,7 +88,7 @@ def test_who_ought_to_have_no_timer_is_given_none(still: ClockedDatabase) -> Non
     assert still.count("timers") == 0
 
 
-def test_a_job_whose_schedule_cannot_be_read_does_not_stop_the_mending_of_others(still: ClockedDatabase) -> None:
+def test_unreadable_schedule_does_not_block_repair(still: ClockedDatabase) -> None:
     ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
     still.execute("UPDATE job_versions SET schedule = '{' WHERE job_id = %s", [job_id("default", "job-2")])
     lose_timers(still)
@@ -96,7 +96,7 @@ def test_a_job_whose_schedule_cannot_be_read_does_not_stop_the_mending_of_others
     assert mend(still) == 0
 
 
-def test_mending_waits_for_an_edit_under_way_and_then_finds_the_timer_there(still: ClockedDatabase) -> None:
+def test_repair_waits_for_concurrent_edit(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     lose_timers(still)
     editing, session = still.connection(), still.session()
@@ -109,7 +109,7 @@ def test_mending_waits_for_an_edit_under_way_and_then_finds_the_timer_there(stil
     assert still.rows("SELECT version, scheduled_at FROM timers") == [(2, still.now() + timedelta(hours=1))]
 
 
-def test_a_timer_given_back_knows_what_was_skipped_and_moved(still: ClockedDatabase) -> None:
+def test_restored_timer_keeps_overrides(still: ClockedDatabase) -> None:
     now = still.now()
     submit(still, schedule="@every 60s", overlap="allow_all")
     minute = [now + n * 60 * SECOND for n in range(5)]

@@ -80,7 +80,7 @@ def test_the_version_is_stored_where_nothing_is_to_be_done(noon: ClockedDatabase
     assert noon.value(STORED) == INSTALLED
 
 
-def test_a_timer_that_the_new_rules_move_is_set_anew_and_told_of(noon: ClockedDatabase, folder: Path) -> None:
+def test_moved_timer_is_rescheduled_with_event(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **DAILY)
     assert timer(noon)[0] == NOON + 19 * HOUR
     with tzdata(folder):
@@ -106,7 +106,7 @@ def test_a_timer_that_the_new_rules_move_is_set_anew_and_told_of(noon: ClockedDa
     ],
     ids=str,
 )
-def test_what_the_new_rules_do_not_move_is_left_alone(noon: ClockedDatabase, folder: Path, schedule: object) -> None:
+def test_unmoved_timer_is_unchanged(noon: ClockedDatabase, folder: Path, schedule: object) -> None:
     submit(noon, schedule=schedule)
     before = noon.rows("SELECT t.*, t.xmin FROM timers AS t")
     with tzdata(folder):
@@ -115,7 +115,7 @@ def test_what_the_new_rules_do_not_move_is_left_alone(noon: ClockedDatabase, fol
     assert retimed(noon) == []
 
 
-def test_looking_again_changes_nothing(noon: ClockedDatabase, folder: Path) -> None:
+def test_second_refresh_changes_nothing(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **DAILY)
     with tzdata(folder):
         look(noon)
@@ -124,7 +124,7 @@ def test_looking_again_changes_nothing(noon: ClockedDatabase, folder: Path) -> N
     assert len(retimed(noon)) == 1
 
 
-def test_a_run_written_ahead_that_is_no_occurrence_any_more_is_taken_back(noon: ClockedDatabase, folder: Path) -> None:
+def test_run_ahead_without_occurrence_is_retracted(noon: ClockedDatabase, folder: Path) -> None:
     noon.stop_clock(NOON + timedelta(minutes=29, seconds=50))
     submit(noon, **HOURLY)
     fire_due(noon, lookahead=timedelta(seconds=60))
@@ -165,9 +165,7 @@ def test_an_occurrence_that_was_skipped_by_hand_stays_so(noon: ClockedDatabase, 
 
 
 @pytest.mark.parametrize("cron", ["0 8 * * *", ["30 * * * *", "0 8 * * *"]], ids=["all moved", "the next one stays"])
-def test_a_move_of_what_is_no_occurrence_any_more_is_forgotten(
-    noon: ClockedDatabase, folder: Path, cron: object
-) -> None:
+def test_move_without_occurrence_is_deleted(noon: ClockedDatabase, folder: Path, cron: object) -> None:
     """As at an edit: behind the timer it would count as one that was."""
     submit(noon, schedule={"cron": cron, "timezone": "Europe/Berlin"}, overlap="allow_all")
     at = NOON + 43 * HOUR
@@ -180,9 +178,7 @@ def test_a_move_of_what_is_no_occurrence_any_more_is_forgotten(
     assert len(retimed(noon)) == 1
 
 
-def test_what_was_left_out_ahead_of_its_time_and_is_taken_back_is_recorded_again(
-    noon: ClockedDatabase, folder: Path
-) -> None:
+def test_retracted_skip_is_recorded_again(noon: ClockedDatabase, folder: Path) -> None:
     """A day that is excluded ends at half past six by the old rules, and ended at six by the new ones."""
     second = timedelta(seconds=1)
     end = NOON + 6.5 * HOUR
@@ -203,7 +199,7 @@ def test_what_was_left_out_ahead_of_its_time_and_is_taken_back_is_recorded_again
     assert [run.scheduled_at for run in open_runs(noon)] == [end + n * second for n in range(-4, 4)]
 
 
-def test_what_has_come_due_already_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> None:
+def test_due_timer_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **DAILY)
     noon.stop_clock(NOON + 20 * HOUR)
     before = timer(noon)
@@ -233,7 +229,7 @@ def test_a_job_that_the_new_rules_leave_nothing_is_finished(noon: ClockedDatabas
     assert retimed(noon) == [("job", "2026-11-21T12:00:00Z", "never")]
 
 
-def test_another_goes_on_where_one_stopped(
+def test_refresh_continues_on_another_scheduler(
     noon: ClockedDatabase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zones_changed, "_BATCH", 2)
@@ -251,7 +247,7 @@ def test_another_goes_on_where_one_stopped(
     assert len({key for key, _, _ in retimed(noon)}) == 5
 
 
-def test_two_schedulers_do_not_work_at_it_at_once(noon: ClockedDatabase, folder: Path) -> None:
+def test_one_scheduler_refreshes_at_a_time(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **DAILY)
     other = noon.connection()
     other.execute("SELECT FROM settings WHERE name = 'tzdata' FOR UPDATE")
@@ -263,7 +259,7 @@ def test_two_schedulers_do_not_work_at_it_at_once(noon: ClockedDatabase, folder:
     assert len(retimed(noon)) == 1
 
 
-def test_a_job_that_cannot_be_computed_is_in_nobodys_way(noon: ClockedDatabase, folder: Path) -> None:
+def test_uncomputable_job_does_not_block_refresh(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, "broken", **DAILY)
     submit(noon, "job", **DAILY)
     noon.execute(
@@ -277,9 +273,7 @@ def test_a_job_that_cannot_be_computed_is_in_nobodys_way(noon: ClockedDatabase, 
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_starts_with_another_package_sets_the_timers_anew(
-    fresh_database: Database, folder: Path
-) -> None:
+def test_scheduler_with_new_tzdata_reschedules_timers(fresh_database: Database, folder: Path) -> None:
     """A real process, in which the package is the only one there is."""
     submit(fresh_database, **DAILY)
     berlin = timer(fresh_database)[0]

@@ -77,7 +77,7 @@ def test_a_queue_without_any_executor_is_announced_also_for_targets_that_need_no
     assert event.reason == "no executor serves the queue 'web'"
 
 
-def test_it_is_told_again_after_ten_minutes_and_not_before_whoever_looks(still: ClockedDatabase) -> None:
+def test_announcement_is_repeated_after_ten_minutes(still: ClockedDatabase) -> None:
     submit(still)
     trigger(still)
     still.advance(LATER)
@@ -91,7 +91,7 @@ def test_it_is_told_again_after_ten_minutes_and_not_before_whoever_looks(still: 
 
 
 @pytest.mark.parametrize("gone", ["stopping", "silent"])
-def test_an_executor_on_its_way_out_counts_for_nothing(still: ClockedDatabase, gone: str) -> None:
+def test_stopping_executor_does_not_count(still: ClockedDatabase, gone: str) -> None:
     submit(still)
     trigger(still)
     if gone == "silent":
@@ -103,7 +103,7 @@ def test_an_executor_on_its_way_out_counts_for_nothing(still: ClockedDatabase, g
     assert check(still) == [("default", HANDLER, 1)]
 
 
-def test_once_an_executor_has_it_nothing_is_told_and_nothing_waits(still: ClockedDatabase) -> None:
+def test_live_executor_ends_announcements(still: ClockedDatabase) -> None:
     submit(still)
     trigger(still)
     still.advance(LATER)
@@ -114,7 +114,7 @@ def test_once_an_executor_has_it_nothing_is_told_and_nothing_waits(still: Clocke
     assert waiting() == 0
 
 
-def test_runs_in_somebodys_hands_and_those_of_later_do_not_wait(still: ClockedDatabase) -> None:
+def test_owned_and_future_runs_are_not_announced(still: ClockedDatabase) -> None:
     submit(still, overlap="allow_all")
     begin(still, trigger(still))
     trigger(still, delay="1h")

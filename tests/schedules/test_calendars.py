@@ -106,7 +106,7 @@ cases = st.integers(0, 10**9).map(Case)
 
 
 @given(cases)
-def test_occurrences_on_excluded_days_are_left_out(case: Case) -> None:
+def test_excluded_days_have_no_occurrences(case: Case) -> None:
     assert list(case.under_calendars(shift=False).between(case.start, case.end)) == case.kept(case.start)
 
 
@@ -124,7 +124,7 @@ def test_a_shifted_occurrence_keeps_its_wall_time_on_the_next_open_day(case: Cas
 
 @examples(60)  # each looks at 26,000 minutes
 @given(cases, st.integers(0, 4 * 86_400))
-def test_what_lies_before_a_change_is_shifted_no_more(case: Case, later: int) -> None:
+def test_occurrences_before_a_change_are_not_shifted(case: Case, later: int) -> None:
     since = case.middle - 2 * DAY + timedelta(seconds=later)
     expected = sorted({found for found in {*case.kept(case.start), *case.shifted(since)} if found > case.start})
     schedule = replace(case.under_calendars(shift=True), since=since)
@@ -182,7 +182,7 @@ def test_a_second_by_second_schedule_jumps_over_ten_closed_years() -> None:
 
 
 @pytest.mark.parametrize("shift", [True, False])
-def test_what_comes_to_an_end_ends_in_bounded_steps(shift: bool) -> None:  # noqa: FBT001
+def test_search_past_the_end_is_bounded(shift: bool) -> None:  # noqa: FBT001
     only = days("2026-12-24", "2026-12-31")
     schedule = CalendarSchedule(cron("0 9 * * *"), (), (only,), "UTC", shift)
     with counted() as work:
@@ -197,7 +197,7 @@ def test_what_comes_to_an_end_ends_in_bounded_steps(shift: bool) -> None:  # noq
     assert work.calls < 1_000_000
 
 
-def test_an_occurrence_goes_no_further_than_a_year() -> None:
+def test_shift_is_at_most_a_year() -> None:
     yearly = days(*(f"{year}-07-01" for year in range(2020, 2040, 4)))
     schedule = CalendarSchedule(cron("0 9 1 * *"), (), (yearly,), "UTC", shift=True)
     assert list(schedule.between(at("2024-07-01T09:00:00Z"), at("2029-01-01T00:00:00Z"))) == [
@@ -207,21 +207,21 @@ def test_an_occurrence_goes_no_further_than_a_year() -> None:
     assert weekly.after(at("2024-07-02T09:00:00Z")) == at("2028-07-01T09:00:00Z")
 
 
-def test_two_occurrences_that_meet_are_one() -> None:
+def test_coinciding_shifted_occurrences_are_one() -> None:
     schedule = CalendarSchedule(cron("0 9 * * *"), (WEEKEND,), (), "UTC", shift=True)
     monday = at("2026-11-23T09:00:00Z")
     assert list(schedule.between(at("2026-11-20T09:00:00Z"), at("2026-11-24T00:00:00Z"))) == [monday]
     assert schedule.count(at("2026-11-20T09:00:00Z"), monday, 10) == (1, True)
 
 
-def test_a_bound_concerns_the_instant_that_is_shifted() -> None:
+def test_bounds_apply_before_shift() -> None:
     schedule = CalendarSchedule(cron("0 9 * * *", end_at="2026-11-21T12:00:00Z"), (WEEKEND,), (), "UTC", shift=True)
     assert schedule.after(at("2026-11-20T09:00:00Z")) == at("2026-11-23T09:00:00Z")
     assert schedule.after(at("2026-11-23T09:00:00Z")) is None
     assert schedule.before(at("2027-01-01T00:00:00Z")) == at("2026-11-23T09:00:00Z")
 
 
-def test_a_day_that_was_left_out_by_its_zone_is_no_business_day() -> None:
+def test_day_skipped_by_zone_is_not_open() -> None:
     """Apia went from 29 to 31 December 2011."""
     schedule = CalendarSchedule(
         cron("0 9 29 12 *", "Pacific/Apia"), (days("2011-12-29"),), (), "Pacific/Apia", shift=True
@@ -247,7 +247,7 @@ def test_an_interval_has_days_of_utc_and_keeps_its_microseconds() -> None:
     assert [found.microsecond for found in shifted.between(start, end)] == [2, 3, 4, 8, 12, 5, 9, 13]
 
 
-def test_many_spans_end_in_one_that_says_it_is_not_exact() -> None:
+def test_last_of_many_spans_is_inexact() -> None:
     schedule = CalendarSchedule(cron("0 9 * * *"), (WEEKEND,), (), "UTC")
     start, end = at("2000-01-01T00:00:00Z"), at("2020-01-01T00:00:00Z")
     spans = excluded_spans(schedule.schedule, schedule, start, end)
@@ -258,7 +258,7 @@ def test_many_spans_end_in_one_that_says_it_is_not_exact() -> None:
     assert sum(span[2] for span in spans[:-1]) + occurrences == 2 * 1044
 
 
-def test_what_is_known_already_is_in_no_excluded_span() -> None:
+def test_decided_instants_are_in_no_excluded_span() -> None:
     daily = cron("0 9 * * *")
     taken = frozenset(at(f"2026-11-{day}T09:00:00Z") for day in (20, 22, 25, 26))
     closed = days(*(f"2026-11-{day}" for day in range(20, 26)))
@@ -273,7 +273,7 @@ def test_a_schedule_without_calendars_has_no_excluded_spans() -> None:
     assert excluded_spans(daily, daily, at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z")) == []
 
 
-def test_what_calendars_leave_nothing_of_is_refused() -> None:
+def test_schedule_excluded_entirely_is_refused() -> None:
     now = at("2026-11-20T12:00:00Z")
     with pytest.raises(InvalidInput, match="exclude every future occurrence") as refused:
         ensure_open_days(CalendarSchedule(cron("0 9 * * SAT"), (WEEKEND,), (), "UTC"), now)
@@ -286,7 +286,7 @@ def test_what_calendars_leave_nothing_of_is_refused() -> None:
         ensure_open_days(CalendarSchedule(past, (), (WEEKEND,), "UTC"), now)
 
 
-def test_calendared_schedules_are_values() -> None:
+def test_calendar_schedules_are_values() -> None:
     one, other = (
         CalendarSchedule(cron("0 9 * * *"), (DaySet(weekdays=frozenset({0, 6})),), (), "UTC") for _ in range(2)
     )

@@ -47,7 +47,7 @@ NEVER: dict[str, tuple[dict[str, object], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_what_can_never_fire_is_refused_with_the_way_out(name: str) -> None:
+def test_schedule_that_never_fires_is_refused_with_remedy(name: str) -> None:
     document, path, problem, remedy = NEVER[name]
     schedule = parse_schedule(document)
     with pytest.raises(ScheduleRefused) as caught:
@@ -73,7 +73,7 @@ def test_what_can_never_fire_is_refused_with_the_way_out(name: str) -> None:
         {**cron("30 2 29 3 *"), "timezone": "Europe/Berlin", "dst_gap": "skip"},
     ],
 )
-def test_what_can_fire_passes(document: dict[str, object]) -> None:
+def test_schedule_that_can_fire_is_accepted(document: dict[str, object]) -> None:
     ensure_can_fire(parse_schedule(document), NOW)
 
 

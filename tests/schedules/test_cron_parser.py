@@ -33,7 +33,7 @@ def test_names_ranges_steps_and_lists_are_read() -> None:
 @pytest.mark.parametrize("low", range(8))
 @pytest.mark.parametrize("high", range(8))
 @pytest.mark.parametrize("step", range(1, 8))
-def test_every_weekday_range_is_what_it_says(low: int, high: int, step: int) -> None:
+def test_weekday_ranges_match_exactly(low: int, high: int, step: int) -> None:
     if low > high:
         return
     written = {day % 7 for day in range(low, high + 1, step)}
@@ -42,7 +42,7 @@ def test_every_weekday_range_is_what_it_says(low: int, high: int, step: int) -> 
 
 
 @pytest.mark.parametrize(("field", "low", "high"), [(0, 0, 59), (1, 0, 23), (2, 1, 31), (3, 1, 12)])
-def test_every_range_and_step_is_what_it_says(field: int, low: int, high: int) -> None:
+def test_ranges_and_steps_match_exactly(field: int, low: int, high: int) -> None:
     for first in range(low, high + 1):
         for last in range(first, high + 1, 5):
             for step in (1, 2, 7, high - low + 1):

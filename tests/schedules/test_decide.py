@@ -65,7 +65,7 @@ def all_of(state: TimerState, late: timedelta) -> tuple[list[Decision], TimerSta
     return decisions, state
 
 
-def test_what_is_on_time_fires_and_is_not_late() -> None:
+def test_occurrence_on_time_fires_without_lateness() -> None:
     decision = decided(at_start(every(60)), timedelta(0), ahead=2 * MINUTE)
     assert [(fire.at, fire.late) for fire in decision.fires] == [(START + n * MINUTE, None) for n in range(3)]
     assert (decision.skips, decision.next_at) == ((), START + 3 * MINUTE)
@@ -78,7 +78,7 @@ def test_younger_than_misfire_after_all_fire_late_whatever_the_policy() -> None:
         assert all(fire.late is None for fire in decision.fires)
 
 
-def test_fire_once_fires_the_latest_missed_one_and_says_how_late_it_is() -> None:
+def test_fire_once_fires_latest_missed_occurrence_with_lateness() -> None:
     decision = decided(at_start(every(3600)), 5 * HOUR + 30 * MINUTE)
     [fire] = decision.fires
     assert (fire.at, fire.late, fire.buffered) == (START + 5 * HOUR, 30 * MINUTE, False)
@@ -88,7 +88,7 @@ def test_fire_once_fires_the_latest_missed_one_and_says_how_late_it_is() -> None
     )  # fmt: skip
 
 
-def test_skip_passes_over_what_was_missed_and_fires_what_is_younger() -> None:
+def test_skip_skips_missed_and_fires_younger_occurrences() -> None:
     decision = decided(at_start(every(40), Policies(catch_up=CatchUp.SKIP)), 10 * MINUTE)
     assert [fire.at for fire in decision.fires] == [START + 560 * SECOND, START + 600 * SECOND]
     [skip] = decision.skips
@@ -108,7 +108,7 @@ def test_fire_all_fires_every_one_in_the_window_oldest_first_buffered_and_marked
     )  # fmt: skip
 
 
-def test_fire_all_keeps_the_newest_thousand_and_records_the_others_as_beyond_the_limit() -> None:
+def test_fire_all_keeps_newest_thousand_and_records_rest() -> None:
     policies = Policies(catch_up=CatchUp.FIRE_ALL)
     late = 3 * HOUR
     decisions, _ = all_of(at_start(every(1), policies), late)
@@ -122,7 +122,7 @@ def test_fire_all_keeps_the_newest_thousand_and_records_the_others_as_beyond_the
     assert all(len(decision.fires) <= MAX_FIRES for decision in decisions)
 
 
-def test_a_catch_up_is_decided_once_and_goes_on_as_decided_however_long_it_takes() -> None:
+def test_catch_up_is_decided_once() -> None:
     policies = Policies(catch_up=CatchUp.FIRE_ALL, window=HOUR)
     state = at_start(every(10), policies)
     first = decided(state, 2 * HOUR)
@@ -183,13 +183,13 @@ def test_on_resume_decides_about_the_instants_of_the_pause(policy: CatchUp, fire
     assert decision.next_at == START + 5 * HOUR
 
 
-def test_a_once_inside_a_pause_fires_on_resuming_whatever_on_resume_says() -> None:
+def test_once_inside_pause_fires_on_resume() -> None:
     state = at_start(Once(START), Policies(on_resume=CatchUp.SKIP))
     resumed = on_resume(state, now=START + HOUR)
     assert (resumed.skips, resumed.next_at) == ((), START)
 
 
-def test_an_edit_of_a_paused_job_records_what_the_pause_has_passed_over_so_far() -> None:
+def test_edit_of_paused_job_records_skipped_instants() -> None:
     decision = skip_paused(at_start(every(60), Policies(on_resume=CatchUp.FIRE_ALL)), now=START + HOUR)
     [skip] = decision.skips
     assert (skip.reason, skip.occurrences, decision.next_at) == (SkipReason.PAUSED, 61, START + 61 * MINUTE)
@@ -207,7 +207,7 @@ def test_years_of_a_one_second_job_are_decided_in_bounded_steps() -> None:
     assert (skip.exact, len(decision.fires)) == (False, 61)
 
 
-def test_jitter_delays_what_leaves_and_nothing_else() -> None:
+def test_jitter_delays_publish_time_only() -> None:
     state = at_start(every(3600), Policies(jitter=10 * MINUTE))
     decision = with_jitter(decided(state, timedelta(0), ahead=3 * HOUR), state, UUID(int=5))
     assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in range(4)]
@@ -218,7 +218,7 @@ def test_jitter_delays_what_leaves_and_nothing_else() -> None:
     assert again == decision
 
 
-def test_excluded_days_are_spans_of_the_ledger_and_are_not_missed() -> None:
+def test_excluded_days_are_recorded_spans_and_not_missed() -> None:
     weekend = DaySet(weekdays=frozenset({0, 6}))
     schedule = every(3600)
     effective = CalendarSchedule(schedule, (weekend,), (), "UTC")
@@ -238,7 +238,7 @@ def test_excluded_days_are_spans_of_the_ledger_and_are_not_missed() -> None:
     )  # fmt: skip
 
 
-def test_a_rescue_that_fires_only_what_is_long_overdue_records_nothing_of_what_is_not() -> None:
+def test_overdue_poll_records_nothing_younger() -> None:
     schedule = every(1)
     effective = CalendarSchedule(schedule, (DaySet(weekdays=frozenset({0})),), (), "UTC")
     state = TimerState(schedule, effective, effective, Policies(), START)

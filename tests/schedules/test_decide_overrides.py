@@ -68,7 +68,7 @@ def skipped(decision: Decision) -> list[tuple[str, float, float, int]]:
     ]
 
 
-def test_what_is_left_out_is_recorded_when_the_timer_passes_it() -> None:
+def test_skipped_occurrence_is_recorded_when_passed() -> None:
     decision = decided(stands(said((0, 2))), 0)
     assert (fired(decision), skipped(decision)) == ([], [("manual", 0, 0, 1)])
     assert (decision.next_at, decision.due_at, decision.overridden) == (minute(1), minute(1), True)
@@ -77,7 +77,7 @@ def test_what_is_left_out_is_recorded_when_the_timer_passes_it() -> None:
     assert later.overridden is False
 
 
-def test_a_skip_is_looked_at_in_its_time_so_that_it_is_recorded_also_when_nothing_follows() -> None:
+def test_timer_wakes_for_skip_without_successor() -> None:
     where = stands(said((1, 2)), Row(minute(1), last=2))
     assert next_wakeup(where, minute(0.5)) == minute(1)
     decision = decided(where, 1)
@@ -93,7 +93,7 @@ def test_a_skip_within_the_horizon_is_recorded_ahead_and_the_timer_is_not_due_ag
 
 
 @pytest.mark.parametrize("to", [0.5, 1.5, 3, 9.25])
-def test_a_moved_one_fires_where_it_was_moved_to_and_nothing_else_changes(to: float) -> None:
+def test_moved_occurrence_fires_at_new_instant(to: float) -> None:
     where = stands(said(m2=to))
     now = minute(9.5)
     decision = decide(where, now=now, horizon=now, misfire_after=HOUR)
@@ -102,7 +102,7 @@ def test_a_moved_one_fires_where_it_was_moved_to_and_nothing_else_changes(to: fl
     assert decision.overridden is False
 
 
-def test_until_then_the_timer_knows_of_it() -> None:
+def test_timer_keeps_pending_move() -> None:
     decision = decided(stands(said(m1=5), Row(minute(1), last=3)), 3)
     assert fired(decision) == [(2, 2), (3, 3)]
     assert (decision.next_at, decision.due_at, decision.overridden) == (minute(5), minute(5), True)
@@ -110,26 +110,26 @@ def test_until_then_the_timer_knows_of_it() -> None:
     assert (fired(last), last.next_at) == ([(1, 5)], None)
 
 
-def test_one_that_was_moved_before_its_instant_does_not_fire_again_at_it() -> None:
+def test_occurrence_moved_earlier_fires_once() -> None:
     done = [Override(minute(3), minute(1.5), done=True)]
     decision = decided(stands(done, Row(minute(2))), 4)
     assert fired(decision) == [(2, 2), (4, 4)]
 
 
-def test_a_move_of_what_is_no_occurrence_any_more_is_done_with_when_the_cursor_passes_it() -> None:
+def test_obsolete_move_is_dropped_at_cursor() -> None:
     off = [Override(minute(2.5), minute(9))]
     assert decided(stands(off), 1).moved == ()
     assert decided(stands(off), 2).moved == (minute(2.5),)
 
 
-def test_a_move_of_what_was_an_occurrence_when_its_instant_came_is_owed() -> None:
+def test_move_of_past_occurrence_still_fires() -> None:
     where = stands([Override(minute(2.5), minute(9))], Row(minute(3)))
     assert fired(decided(where, 3)) == [(3, 3)]
     assert decided(where, 3).overridden is True
     assert fired(decided(replace(where, cursor=minute(9)), 9)) == [(9, 9), (2.5, 9)]
 
 
-def test_a_moved_one_is_missed_by_the_time_that_it_was_moved_to() -> None:
+def test_moved_occurrence_is_missed_by_its_new_instant() -> None:
     fire_once = decided(stands(said(m1=5), Row(minute(8))), 8)
     assert [(fire.at, fire.late) for fire in fire_once.fires] == [(minute(8), None), (minute(1), 3 * MINUTE)]
     skip = decided(stands(said(m1=5), Row(minute(8), policies='{"catch_up":"skip"}')), 8)
@@ -137,7 +137,7 @@ def test_a_moved_one_is_missed_by_the_time_that_it_was_moved_to() -> None:
     assert skip.moved == (minute(1),)
 
 
-def test_no_jitter_delays_what_was_moved() -> None:
+def test_moved_occurrence_has_no_jitter() -> None:
     where = stands(said(m1=1.25), Row(minute(1), policies='{"jitter_percent":100.0}'))
     decision = with_jitter(decided(where, 2.5), where, JOB)
     by_nominal = dict(fired(decision))
@@ -145,7 +145,7 @@ def test_no_jitter_delays_what_was_moved() -> None:
     assert by_nominal[2] > 2
 
 
-def test_a_pause_passes_over_what_was_moved_into_it_and_keeps_what_was_moved_beyond_it() -> None:
+def test_pause_skips_occurrences_moved_into_it_only() -> None:
     where = stands(said((2,), m1=3.5, m4=9, m20=4.5), Row(minute(1)))
     decision = on_resume(where, now=minute(5))
     assert sorted(skipped(decision)) == [
@@ -154,7 +154,7 @@ def test_a_pause_passes_over_what_was_moved_into_it_and_keeps_what_was_moved_bey
     assert (decision.next_at, decision.due_at, decision.moved) == (minute(6), minute(6), (minute(1), minute(20)))
 
 
-def test_a_pause_between_two_occurrences_passes_over_what_was_moved_into_it() -> None:
+def test_pause_between_occurrences_skips_moved_one() -> None:
     where = stands(said(m5=3.5), Row(minute(4)))
     decision = on_resume(where, now=minute(3.75))
     assert (skipped(decision), decision.next_at, decision.moved) == ([("paused", 5, 5, 1)], minute(4), (minute(5),))
@@ -162,7 +162,7 @@ def test_a_pause_between_two_occurrences_passes_over_what_was_moved_into_it() ->
     assert (kept.skips, kept.due_at) == ((), minute(3.5)), "the next firing makes up for it"
 
 
-def test_an_edit_of_a_paused_job_records_what_was_left_out_too() -> None:
+def test_edit_of_paused_job_records_user_skips() -> None:
     row = Row(policies='{"on_resume":"fire_all"}')
     decision = skip_paused(stands(said((2,), m1=9, m3=3.5), row), now=minute(4))
     assert sorted(skipped(decision)) == [("manual", 2, 2, 1), ("paused", 0, 4, 2), ("paused", 3, 3, 1)]
@@ -232,7 +232,7 @@ def life(spots: dict[float, float | None], last: int, steps: list[int], ahead: i
 
 
 @given(SPOTS, st.integers(0, 30), STEPS, st.sampled_from([0, 5, 60]))
-def test_in_time_each_fires_once_where_it_belongs_and_what_is_left_out_is_recorded(
+def test_each_occurrence_on_time_fires_once_or_is_recorded(
     spots: dict[float, float | None], last: int, steps: list[int], ahead: int
 ) -> None:
     timer = life(spots, last, steps, ahead, "{}")
@@ -245,7 +245,7 @@ def test_in_time_each_fires_once_where_it_belongs_and_what_is_left_out_is_record
 
 
 @given(SPOTS, st.integers(0, 30), ANY_STEPS, st.sampled_from([0, 5, 60]), CATCH_UPS)
-def test_however_late_each_occurrence_has_one_outcome(
+def test_each_late_occurrence_has_one_outcome(
     spots: dict[float, float | None], last: int, steps: list[int], ahead: int, catch_up: str
 ) -> None:
     timer = life(spots, last, steps, ahead, json.dumps({"catch_up": catch_up}))

@@ -41,7 +41,7 @@ def test_an_expression_in_words(expression: str) -> None:
         ("30 2 * * *", {"dst_overlap": "second"}, "one that comes twice fires the second time"),
     ],
 )
-def test_the_rule_of_the_zone_is_said(expression: str, choices: dict[str, str], rule: str) -> None:
+def test_description_names_zone_rule(expression: str, choices: dict[str, str], rule: str) -> None:
     assert rule in describe(expression, "Europe/Berlin", **choices)
 
 
@@ -59,7 +59,7 @@ def marks(expression: str, zone: str, after: str, n: int, **choices: str) -> lis
     return [" | ".join([f"{mark.local:%m-%d %H:%M %Z}", *mark.notes]) for mark in found]
 
 
-def test_a_time_made_up_after_a_gap_is_marked() -> None:
+def test_time_fired_after_gap_is_noted() -> None:
     note = "2024-03-31 02:30 does not exist: the clock goes from 2024-03-31 02:00 to 03:00; made up here"
     assert marks("30 2 * * *", "Europe/Berlin", "2024-03-30T00:00", 3) == [
         "03-30 02:30 CET",
@@ -73,7 +73,7 @@ def test_a_time_that_was_skipped_is_marked_at_the_next() -> None:
     assert marks("30 2 * * *", "Europe/Berlin", "2024-03-31T00:00", 1, dst_gap="skip") == [f"04-01 02:30 CEST | {note}"]
 
 
-def test_what_the_wall_clock_leaves_out_is_marked() -> None:
+def test_skipped_wall_clock_time_is_noted() -> None:
     note = "2024-03-31 02:00 to 02:45 do not exist: the clock goes from 2024-03-31 02:00 to 03:00; nothing is made up"
     assert marks("*/15 * * * *", "Europe/Berlin", "2024-03-31T00:45", 2) == [
         f"03-31 03:00 CEST | {note}",
@@ -103,11 +103,11 @@ def test_a_missing_day_is_marked() -> None:
     assert found[1].endswith(note)
 
 
-def test_ten_are_marked_unless_told_otherwise() -> None:
+def test_ten_occurrences_by_default() -> None:
     assert len(marked_occurrences("@daily", "UTC", datetime.fromisoformat("2026-01-01T00:00Z"))) == 10
 
 
-def test_what_cannot_be_read_is_not_explained() -> None:
+def test_unreadable_expression_is_refused() -> None:
     with pytest.raises(ScheduleRefused, match="hour 25"):
         describe("0 25 * * *", "UTC")
     with pytest.raises(ScheduleRefused, match="is not a time zone"):

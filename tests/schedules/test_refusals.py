@@ -64,7 +64,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("expression", REFUSED)
-def test_a_refused_expression_says_what_was_read_and_what_works(expression: str) -> None:
+def test_refusal_names_text_and_correction(expression: str) -> None:
     problem, remedy = REFUSED[expression]
     with pytest.raises(ScheduleRefused) as caught:
         parse_schedule({"kind": "cron", "expressions": [expression]})
@@ -76,7 +76,7 @@ def test_a_refused_expression_says_what_was_read_and_what_works(expression: str)
 
 
 @pytest.mark.parametrize("expression", REFUSED)
-def test_what_a_refusal_offers_can_be_read(expression: str) -> None:
+def test_corrections_can_be_parsed(expression: str) -> None:
     with pytest.raises(ScheduleRefused) as caught:
         parse_cron(expression)
     for offered in re.findall(r"`([^`]+)`", caught.value.errors[0].remedy):

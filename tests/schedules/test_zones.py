@@ -31,7 +31,7 @@ def test_every_transition_is_the_one_zoneinfo_knows() -> None:
     assert compared > 100_000
 
 
-def test_no_two_changes_are_so_close_that_their_stretches_touch() -> None:
+def test_no_two_zone_changes_are_so_close_that_spans_touch() -> None:
     """`localise` treats each change by itself; here is why it may."""
     for name in zone_names():
         later = [start for start in zone(name).starts[1:] if start > SINCE]
@@ -99,12 +99,12 @@ def test_posix_rules(footer: str, changes: list[str]) -> None:
 
 
 @pytest.mark.parametrize("footer", ["", "nonsense", "CET-1CEST,M3.5,M10.5.0"])
-def test_a_rule_that_is_none_is_said_so(footer: str) -> None:
+def test_invalid_posix_rule_is_refused(footer: str) -> None:
     with pytest.raises(ValueError, match="POSIX TZ rule"):
         changes_by_rule(footer, range(2026, 2027))
 
 
-def test_bytes_that_are_no_zone_file_are_said_so() -> None:
+def test_invalid_zone_file_is_refused() -> None:
     with pytest.raises(ValueError, match="TZif"):
         read_zone_file(b"PNG!" + bytes(60))
     data = files("tzdata").joinpath("zoneinfo", "UTC").read_bytes()

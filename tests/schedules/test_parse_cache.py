@@ -14,7 +14,7 @@ def text(*expressions: str, **more: str) -> str:
     return json.dumps({"kind": "cron", "expressions": expressions, **more})
 
 
-def test_jobs_that_say_the_same_share_one_object() -> None:
+def test_equal_texts_share_one_schedule() -> None:
     assert schedule_from_text(text("0 3 * * THU"), ONE) is schedule_from_text(text("0 3 * * THU"), OTHER)
 
 
@@ -26,7 +26,7 @@ def test_an_h_is_read_per_job() -> None:
     assert schedule_from_text(hashed, ONE).hashed
 
 
-def test_bounds_do_not_keep_schedules_from_sharing_their_walk() -> None:
+def test_bounded_schedules_share_their_expression() -> None:
     bounded = schedule_from_text(text("0 3 * * *", end_at="2030-01-01T00:00:00Z"), ONE)
     free = schedule_from_text(text("0 3 * * *"), ONE)
     assert isinstance(bounded, CronSchedule)
@@ -35,6 +35,6 @@ def test_bounds_do_not_keep_schedules_from_sharing_their_walk() -> None:
 
 
 @pytest.mark.parametrize("stored", ["", "[]", "null", "{"])
-def test_a_text_that_is_no_document_is_refused(stored: str) -> None:
+def test_invalid_stored_text_is_refused(stored: str) -> None:
     with pytest.raises(ScheduleRefused, match="no JSON object"):
         schedule_from_text(stored, ONE)
