@@ -60,7 +60,7 @@ def test_what_is_written_is_what_is_exported() -> None:
     own.set("slots_busy", 3)
     own.observe("fire_lead_seconds", [(-5, 1)])
     text = generate_latest(registry).decode()
-    assert 'tidewheel_claims_total{result="won",way="sweep"} 2.0' in text
+    assert 'tidewheel_claims_total{result="won",source="sweep"} 2.0' in text
     assert "tidewheel_leases_lost_total 1.0" in text
     assert "tidewheel_slots_busy 3.0" in text
     assert 'tidewheel_fire_lead_seconds_bucket{le="0.005"} 1.0' in text
