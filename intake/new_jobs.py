@@ -124,12 +124,12 @@ class _Creation:
     def _job(self, received: ReceivedRequest) -> NewJob:
         request = received.request
         assert isinstance(request, JobSubmit)  # noqa: S101 - by the table of `apply`
-        known, job_id = request.cached, received.job_id
-        start = self._starts.of(known, job_id) if known and received.key else None
+        cached, job_id = request.cached, received.job_id
+        start = self._starts.of(cached, job_id) if cached and received.key else None
         if start is None:
-            known, start = None, self._computed_start(received, request)
+            cached, start = None, self._computed_start(received, request)
         return NewJob(
-            job_id, str(job_id), received.tenant, received.key or "", request.job, received.spec_hash, known, start
+            job_id, str(job_id), received.tenant, received.key or "", request.job, received.spec_hash, cached, start
         )
 
     def _computed_start(self, received: ReceivedRequest, request: JobSubmit) -> ScheduleStart:
@@ -164,9 +164,9 @@ class _ScheduleStarts:
         self._now, self._spread = now, spread
         self._starts: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
 
-    def of(self, known: CachedSpec, job_id: UUID) -> ScheduleStart | None:
+    def of(self, cached: CachedSpec, job_id: UUID) -> ScheduleStart | None:
         """Return the start of a new job; None if it has to be computed for the job, or refused."""
-        pattern, timing = known
+        pattern, timing = cached
         anchor = first_anchor(timing.document, job_id, self._now, spread=self._spread)
         try:
             start = self._starts[timing, anchor]
@@ -178,7 +178,7 @@ class _ScheduleStarts:
 
 
 def _calendars(job: NewJob) -> tuple[str, ...]:
-    return () if job.known is not None else (*job.spec.exclude_calendars, *job.spec.include_calendars)
+    return () if job.cached is not None else (*job.spec.exclude_calendars, *job.spec.include_calendars)
 
 
 def _cached_start(timing: ScheduleTemplate, anchor: datetime | None, now: datetime) -> ScheduleStart | None:
