@@ -14,17 +14,16 @@ c.finished_at IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
 -- name: claim_runs
--- The usual claim in one statement: locks what may be claimed as lock_claims does, takes the turns as acquire_active_runs does (one
--- run of a job, its oldest), and starts what needs no turn or has it, as start_attempts does. What it has locked and not
--- started comes with nulls, its job's turn locked: a later statement looks again, which sees what was waited for here. So
--- comes a row that was changed while this began: at its new place this statement does not see it. So do all runs of a job
--- of which several are here and one replaces: what it would make way for must not be started before. Nothing is joined
--- but looked up in a hash: the planner expects one row of a batch, and would go through all for each. Each run is looked up
--- by its key alone, one after the other, and a CASE keeps publish_at from being a way to it: where the table was as good as
--- empty at its last ANALYZE, the planner would walk all that is due, and go through the batch for each. That nothing is
--- being cancelled is asked once.
--- Index: open_runs_pkey, active_runs_pkey. Lock: each row, rows locked by others are passed over; then each turn, in job_id order,
--- waiting for whoever is about to give it up.
+-- Claims runs in one statement: locks the claimable runs, acquires active runs, starts the attempts of runs that need
+-- no active run or are one. A locked run that does not start is returned with nulls, its job's active run locked: a
+-- later statement decides.
+-- Index: open_runs_pkey, active_runs_pkey.
+-- Lock: each run, locked rows are skipped; then each active run in job_id order, waiting for a release under way.
+-- Why: a row that changed after this statement began is not updated, because its new version is invisible here. Several
+-- runs of one job with a replacing policy do not start here: a replaced run must not start first. Rows are looked up in
+-- a hash and not joined: the planner expects one row of a batch and would scan all for each. Each run is looked up by
+-- key alone, and the CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the
+-- planner would scan all due runs for each. The open cancellations are checked once.
 WITH locked AS MATERIALIZED (
     SELECT o.*, wanted.claimed_from
       FROM (SELECT *
@@ -80,14 +79,17 @@ SELECT l.run_id, NULL, NULL, NULL, NULL, NULL, NULL
  WHERE l.run_id NOT IN (SELECT s.run_id FROM started AS s)
 
 -- name: force_custom_plan
--- What follows in this transaction is planned for what it meets, on a session that keeps its plans too: a plan that is kept
--- is of all partitions. No index, no lock.
+-- Plans the following statements of this transaction for their parameters, in a session that keeps plans: a kept plan
+-- covers all partitions.
+-- No index, no lock.
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
 
 -- name: lock_claims
--- The runs that may be claimed now, in run_id order. A later statement than the one that shares the lock `claims`, to see
--- every cancellation that was accepted before.
--- Index: open_runs_pkey. Lock: each row, rows locked by others are passed over (the sweep comes back to them).
+-- Locks the runs that may be claimed now, in run_id order.
+-- Index: open_runs_pkey.
+-- Lock: each run, locked rows are skipped (the sweep comes back to them).
+-- Why: a later statement than the one that locks `claims` for share, so that it sees every cancellation that was
+-- accepted before.
 SELECT o.*
   FROM (SELECT *
           FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[])
@@ -109,8 +111,9 @@ SELECT o.*
  ) AS o
 
 -- name: acquire_active_runs
--- Takes each job's turn where it is free, and tells who has it. One run of a job per statement.
--- Index: active_runs_pkey. Lock: each turn, in job_id order, waiting for whoever is about to give it up.
+-- Makes a run active where its job has no active run; returns each job's active run. One run of a job per statement.
+-- Index: active_runs_pkey.
+-- Lock: each active run in job_id order, waiting for a release under way.
 INSERT INTO active_runs (job_id, tenant, run_id)
 SELECT wanted.job_id, wanted.tenant, wanted.run_id
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[]) AS wanted (job_id, tenant, run_id)
@@ -119,16 +122,20 @@ SELECT wanted.job_id, wanted.tenant, wanted.run_id
 RETURNING job_id, run_id, has_waiters
 
 -- name: find_stale_active_runs
--- Turns whose holder is no longer open. A later statement than the one that locked them, to see what the lock waited for.
--- Index: active_runs_pkey, open_runs_pkey. Lock: none but what who calls has.
+-- Returns active runs that are no longer open.
+-- Index: active_runs_pkey, open_runs_pkey.
+-- Lock: none but the caller's.
+-- Why: a later statement than the one that locked them, so that it sees what committed while the lock waited.
 SELECT t.job_id, t.run_id
   FROM active_runs AS t
  WHERE t.job_id = ANY (%(job_ids)s::uuid[])
    AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = t.run_id OFFSET 0)
 
 -- name: find_waiting
--- Who waits for these turns, as far as a policy asks: the first in line, and whoever would replace the holder.
--- Index: open_runs_by_job. No lock: nobody comes to wait while the turn is locked.
+-- Returns the waiting runs that an overlap policy needs: the oldest of each job, and those that would replace the
+-- active run.
+-- Index: open_runs_by_job.
+-- No lock: no run is buffered while the active run is locked.
 SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
   FROM unnest(%(job_ids)s::uuid[]) AS asked (job_id)
  CROSS JOIN LATERAL (
@@ -144,9 +151,10 @@ SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
  ) AS w
 
 -- name: lock_holders
--- The runs whose turns are wanted by those that would replace them.
--- Index: open_runs_pkey. Lock: each row in run_id order; rows locked by others are passed over, for who has a turn in hand
--- waits for no open run.
+-- Locks the active runs that other runs would replace.
+-- Index: open_runs_pkey.
+-- Lock: each run in run_id order, locked rows are skipped: a transaction with a locked active run waits for no open
+-- run.
 SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
   FROM open_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
@@ -154,24 +162,27 @@ SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
    FOR UPDATE SKIP LOCKED
 
 -- name: transfer_active_runs
--- Turns that change hands while their holders are still open.
--- Index: active_runs_pkey. Lock: the turns, which acquire_active_runs has locked already.
+-- Replaces active runs that are still open.
+-- Index: active_runs_pkey.
+-- Lock: rows that acquire_active_runs has locked.
 UPDATE active_runs AS t
    SET run_id = passed.run_id
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS passed (job_id, run_id)
  WHERE t.job_id = passed.job_id
 
 -- name: buffer_runs
--- Queued runs that wait for their turn: not claimable until they are released.
--- Index: open_runs_pkey; open_runs_due changes. Lock: rows that lock_claims has locked already.
+-- Buffers queued runs: no claim matches them until they are promoted.
+-- Index: open_runs_pkey; open_runs_due changes.
+-- Lock: rows that lock_claims has locked.
 UPDATE open_runs AS o
    SET state = %(target)s, publish_at = 'infinity'
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id
 
 -- name: mark_waiters
--- Marks turns as waited for. Where a job has none, somebody has removed it: then it is nobody's, to be handed on.
--- Index: active_runs_pkey; active_runs_waiting changes. Lock: each turn, in job_id order.
+-- Sets has_waiters. A job without an active run gets a row without a run, so that a waiting run is promoted.
+-- Index: active_runs_pkey; active_runs_waiting changes.
+-- Lock: each active run in job_id order.
 INSERT INTO active_runs (job_id, tenant, run_id, has_waiters)
 SELECT wanted.job_id, wanted.tenant, %(no_run)s, true
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[]) AS wanted (job_id, tenant)
@@ -179,9 +190,10 @@ SELECT wanted.job_id, wanted.tenant, %(no_run)s, true
     ON CONFLICT (job_id) DO UPDATE SET has_waiters = true WHERE NOT active_runs.has_waiters
 
 -- name: start_attempts
--- The claim itself: raises attempt, which is the fence of everything that follows.
--- Index: open_runs_pkey. Lock: rows that lock_claims has locked already, and so where they were found; touches no indexed
--- column (HOT) unless a schedule_to_start is over with it.
+-- Starts attempts: raises attempt, which is the fence of all later writes.
+-- Index: open_runs_pkey.
+-- Lock: rows that lock_claims has locked, at the same physical address. Changes no indexed column (HOT), unless it
+-- clears a schedule_to_start.
 UPDATE open_runs AS o
    SET state = %(target)s,
        attempt = o.attempt + 1,
@@ -195,28 +207,30 @@ UPDATE open_runs AS o
 RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 
 -- name: wait_for_claims
--- After a lost COMMIT of a claim: waits until the server is done with it, one way or the other.
--- Index: open_runs_pkey. Lock: each row, shared, in run_id order.
+-- Waits until the server has committed or rolled back a claim whose COMMIT got no response.
+-- Index: open_runs_pkey.
+-- Lock: each run, shared, in run_id order.
 SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FOR SHARE
 
 -- name: read_claims
--- After that: which of these attempts stand under this executor. A later statement, to see what was waited for.
--- Index: open_runs_pkey. No lock.
+-- Returns the attempts of such a claim that this executor owns. A later statement, so that it sees what was waited for.
+-- Index: open_runs_pkey.
+-- No lock.
 SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
  WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: close_runs
--- Ends runs whose attempt is still the current one and in the same hands, and whose state allows the end: the row goes, its
--- outcome and that of its attempt are written down. One that is being cancelled ends as cancelled whatever is wanted. The
--- executor belongs to the fence: a run that went back keeps its attempt, but is nobody's.
--- The bounds on run_id are those of whole days that hold all that are asked for: the plan has their partitions alone, and no
--- reason to walk what lies between the bounds; that the ids are given once more has the partitions looked up by them,
--- however many rows the planner takes them to have. A row that was changed while this began stays, and counts as locked:
--- at its new place this statement does not see it.
--- Index: open_runs_pkey, the partition's primary key. Lock: each row in run_id order, rows locked by others are passed over
--- and tried again; their rows of job_runs, which nobody else writes.
+-- Ends runs: deletes the open row, writes the outcome and the attempt. The attempt must be the current one, of the same
+-- executor, in a state that allows the end. A run that is being cancelled ends as cancelled.
+-- Index: open_runs_pkey, the partition's primary key.
+-- Lock: each run in run_id order, locked rows are skipped and retried; their rows of job_runs, which no other statement
+-- writes.
+-- Why: the executor belongs to the fence, because a requeued run keeps its attempt number but has no owner. `run_id
+-- BETWEEN` prunes to the partitions of these days. `run_id = ANY` forces a primary-key look-up in them, even when the
+-- row estimate is wrong. A row that changed after this statement began stays and counts as locked: its new version is
+-- invisible here.
 WITH gone AS (
     DELETE FROM open_runs AS o
      USING (
@@ -273,8 +287,9 @@ SELECT place, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, 
   FROM gone
 
 -- name: find_still_open
--- Of the ends that close_runs did not take: those that were only locked by somebody and must be tried again.
--- Index: open_runs_pkey. No lock.
+-- Returns the runs that close_runs did not end only because another transaction holds their row; the caller retries.
+-- Index: open_runs_pkey.
+-- No lock.
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
        AS wanted (run_id, attempt, executor_id, state)
@@ -284,9 +299,12 @@ SELECT o.run_id
    AND wanted.state || ':' || o.state = ANY (%(allowed)s::text[])
 
 -- name: release_active_runs
--- Frees the turns that ended runs held, and tells which of them are waited for. Until commit nobody else can have them. A
--- run is of one job: that it is among those that ended says all. That they are counted has them locked first, in order.
--- Index: active_runs_pkey. Lock: each turn, in job_id order.
+-- Releases the active runs among ended runs; returns those with has_waiters. No other transaction can acquire them
+-- until commit.
+-- Index: active_runs_pkey.
+-- Lock: each active run in job_id order.
+-- Why: a run belongs to one job, so a match in both arrays is a match of the pair. The count makes PostgreSQL lock all
+-- rows, in order, before the first DELETE.
 WITH held AS MATERIALIZED (
     SELECT t.job_id
       FROM active_runs AS t
@@ -304,10 +322,10 @@ WITH held AS MATERIALIZED (
 SELECT job_id, tenant, run_id FROM given WHERE has_waiters
 
 -- name: promote_next_runs
--- The oldest run that waits for each of these turns goes back to the queue. A later statement than release_active_runs, to see
--- who came to wait while it waited.
--- Index: open_runs_by_job, open_runs_pkey; open_runs_due changes. Lock: one row a job; rows locked by others are passed
--- over, for who has a turn in hand waits for no open run.
+-- Queues the oldest waiting run of each job.
+-- Index: open_runs_by_job, open_runs_pkey; open_runs_due changes.
+-- Lock: one run a job, locked rows are skipped: a transaction with a locked active run waits for no open run.
+-- Why: a later statement than release_active_runs, so that it sees runs that were buffered while that waited.
 WITH next AS MATERIALIZED (
     SELECT first.run_id
       FROM unnest(%(job_ids)s::uuid[]) AS freed (job_id)
@@ -327,9 +345,10 @@ UPDATE open_runs AS o
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
 
 -- name: promote_waiting_runs
--- Turns that were given up just now, for those who were released. One whose waiting runs are all in somebody's hands stays
--- with the run that is over, to be handed on at the next look; one that nobody waits for is gone.
--- Index: open_runs_by_job; active_runs_pkey grows. Lock: the new rows; nobody else can have made one meanwhile.
+-- Makes promoted runs active. If other transactions hold all waiting runs, the ended run stays active until the next
+-- repair. A job without waiting runs gets no row.
+-- Index: open_runs_by_job; active_runs_pkey grows.
+-- Lock: the new rows; no other transaction can have inserted one meanwhile.
 INSERT INTO active_runs (job_id, tenant, run_id, has_waiters)
 SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[], %(promoted)s::boolean[])
@@ -345,13 +364,15 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
  ORDER BY given.job_id
 
 -- name: drop_signals
--- Signals for attempts that are over.
--- Index: signals_pkey. Lock: the rows.
+-- Deletes the signals of attempts that are over.
+-- Index: signals_pkey.
+-- Lock: the rows.
 DELETE FROM signals WHERE run_id = ANY (%(run_ids)s)
 
 -- name: add_failed_run
--- The copy of a failed or timed-out run that outlives its partition.
--- Index: failed_runs_pkey. No lock.
+-- Inserts the copy of a failed or timed-out run, which outlives its partition.
+-- Index: failed_runs_pkey.
+-- No lock.
 INSERT INTO failed_runs (run_id, job_id, tenant, job_version, cause, queue, lane, scheduled_at, started_at, finished_at,
                          state, attempt, error_type, error_message)
 VALUES (%(run_id)s, %(job_id)s, %(tenant)s, %(job_version)s, %(cause)s, %(queue)s, %(lane)s, %(scheduled_at)s,
@@ -359,23 +380,26 @@ VALUES (%(run_id)s, %(job_id)s, %(tenant)s, %(job_version)s, %(cause)s, %(queue)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_run
--- A run given up, for the table view of dead letters.
--- Index: dead_letters_run_id_key. No lock.
+-- Inserts the dead letter of a run.
+-- Index: dead_letters_run_id_key.
+-- No lock.
 INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, created_at)
 VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(created_at)s)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_message
--- A message that is no request, byte for byte; it names no tenant that can be read, so it is the default one's. A repeat
--- after a crash changes nothing.
--- Index: dead_letters_topic_partition_offset_key. No lock.
+-- Inserts the dead letter of a message, byte for byte. Its tenant is unreadable, so the default tenant owns it. A
+-- repeat after a crash changes nothing.
+-- Index: dead_letters_topic_partition_offset_key.
+-- No lock.
 INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, reason, created_at)
 VALUES ('default', 'message', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(reason)s, %(created_at)s)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts
--- The last hundred attempts of a run that is given up, newest first: losses and snoozes have no bound of their own.
--- Index: the partition's primary key. No lock.
+-- Returns the last hundred attempts of a failed run, newest first: lost and snoozed attempts are unlimited.
+-- Index: the partition's primary key.
+-- No lock.
 SELECT a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error_type, a.error_message
   FROM attempts AS a
  WHERE a.run_id = %(run_id)s
@@ -383,8 +407,9 @@ SELECT a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error
  LIMIT 100
 
 -- name: requeue_runs
--- Ends an attempt but not its run: a retry, a hand-back, a snooze. attempt stays raised, so the fence holds.
--- Index: open_runs_pkey. Lock: each row in run_id order, rows locked by others are passed over and tried again.
+-- Ends attempts but not their runs: a retry, a release, a snooze. attempt stays raised, so the fence holds.
+-- Index: open_runs_pkey.
+-- Lock: each run in run_id order, locked rows are skipped and retried.
 UPDATE open_runs AS o
    SET state = %(target)s,
        publish_at = (SELECT tidewheel_now()) + chosen.delay,
@@ -417,9 +442,9 @@ RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job
           o.publish_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at
 
 -- name: wait_runs
--- Attempts whose end is told from outside: no longer in their executor's hands, and never due.
--- Index: open_runs_pkey; open_runs_due and open_runs_deadline change. Lock: each row in run_id order, rows locked by others
--- are passed over and tried again.
+-- Moves attempts to waiting for an external completion: no executor owns them, and they are never due.
+-- Index: open_runs_pkey; open_runs_due and open_runs_deadline change.
+-- Lock: each run in run_id order, locked rows are skipped and retried.
 UPDATE open_runs AS o
    SET state = %(target)s,
        publish_at = 'infinity',
@@ -448,27 +473,31 @@ UPDATE open_runs AS o
 RETURNING o.run_id
 
 -- name: read_definitions
--- The immutable part of job versions, for messages that are built again.
--- Index: job_versions_pkey. No lock.
+-- Returns the immutable definitions of job versions, for messages that are built again.
+-- Index: job_versions_pkey.
+-- No lock.
 SELECT v.job_id, v.version, v.definition
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS wanted (job_id, version)
   JOIN job_versions AS v USING (job_id, version)
 
 -- name: read_inputs
--- What runs carry beyond their version.
--- Index: the partition's primary key. No lock.
+-- Returns the inputs of runs beyond their version.
+-- Index: the partition's primary key.
+-- No lock.
 SELECT i.run_id, i.payload, i.payload_content_type, i.labels, i.traceparent, i.checkpoint, i.late_ms
   FROM run_inputs AS i
  WHERE i.run_id = ANY (%(run_ids)s)
 
 -- name: read_ancestors
--- Which runs these came from.
--- Index: the partition's primary key. No lock.
+-- Returns the parent and the root of runs.
+-- Index: the partition's primary key.
+-- No lock.
 SELECT r.run_id, r.parent_run_id, r.root_run_id FROM job_runs AS r WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: mark_redriven
--- The dead letters of runs of which new ones were made; the latest stands.
--- Index: dead_letters_run_id_key, dead_letters_pkey. Lock: each row, in id order.
+-- Records in dead letters the runs that they were redriven as; the latest replaces an earlier one.
+-- Index: dead_letters_run_id_key, dead_letters_pkey.
+-- Lock: each row in id order.
 UPDATE dead_letters AS d
    SET redriven_run_id = chosen.new_run_id, redriven_at = %(now)s
   FROM (
@@ -481,8 +510,9 @@ UPDATE dead_letters AS d
  WHERE d.id = chosen.id
 
 -- name: lock_dead_runs
--- Dead letters of runs, with what they were redriven as, if they were.
--- Index: dead_letters_pkey. Lock: each row, in id order.
+-- Locks dead letters of runs; returns the runs that they were redriven as.
+-- Index: dead_letters_pkey.
+-- Lock: each row in id order.
 SELECT d.id, d.run_id, d.redriven_run_id
   FROM dead_letters AS d
  WHERE d.id = ANY (%(ids)s) AND d.kind = 'run'
@@ -490,8 +520,9 @@ SELECT d.id, d.run_id, d.redriven_run_id
    FOR UPDATE
 
 -- name: lock_dead_messages
--- Messages that were no requests and have not been sent again, with all that is needed to do so.
--- Index: dead_letters_pkey. Lock: each row, in id order.
+-- Locks dead messages that have not been published again; returns the parts of the message.
+-- Index: dead_letters_pkey.
+-- Lock: each row in id order.
 SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers
   FROM dead_letters AS d
  WHERE d.id = ANY (%(ids)s) AND d.kind = 'message' AND d.redriven_at IS NULL
@@ -499,20 +530,23 @@ SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers
    FOR UPDATE
 
 -- name: mark_republished
--- The same, once they are on their way.
--- Index: dead_letters_pkey. Lock: rows already locked.
+-- Records that dead messages were published again.
+-- Index: dead_letters_pkey.
+-- Lock: rows already locked.
 UPDATE dead_letters SET redriven_at = tidewheel_now() WHERE id = ANY (%(ids)s)
 
 -- name: purge_dead_letters
--- Dead letters that nobody wants any more.
--- Index: dead_letters_pkey. Lock: each row, in id order, rows locked by others are passed over (somebody redrives them).
+-- Deletes dead letters.
+-- Index: dead_letters_pkey.
+-- Lock: each row in id order, locked rows are skipped: another transaction redrives them.
 DELETE FROM dead_letters
  WHERE id IN (SELECT d.id FROM dead_letters AS d WHERE d.id = ANY (%(ids)s) ORDER BY d.id FOR UPDATE SKIP LOCKED)
 
 -- name: save_progress
--- Progress and checkpoints of attempts under way. A run that carries nothing else gets its row here; what an older attempt
--- says late changes nothing.
--- Index: open_runs_pkey, the partition's primary key. Lock: the rows of run_inputs, in run_id order.
+-- Stores progress and checkpoints of running attempts, in a new row if the run has no inputs. A late report of an older
+-- attempt changes nothing.
+-- Index: open_runs_pkey, the partition's primary key.
+-- Lock: the rows of run_inputs in run_id order.
 INSERT INTO run_inputs AS i (run_id, tenant, progress, checkpoint, checkpoint_attempt, progress_at, progress_attempt)
 SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
        CASE WHEN told.checkpoint IS NOT NULL THEN told.attempt END, tidewheel_now(), told.attempt
@@ -536,9 +570,10 @@ SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
 RETURNING i.run_id
 
 -- name: flush_outputs
--- What attempts have written so far, only while they are this executor's.
--- Index: open_runs_pkey, the partition's primary key. Lock: the open runs' rows, shared, rows locked by others are passed
--- over; the rows of attempt_outputs, which nobody else has then.
+-- Stores the output of attempts that this executor owns.
+-- Index: open_runs_pkey, the partition's primary key.
+-- Lock: the open runs' rows, shared, locked rows are skipped; the rows of attempt_outputs, which no other transaction
+-- has then.
 INSERT INTO attempt_outputs (run_id, attempt, tenant, output, output_bytes)
 SELECT held.run_id, held.attempt, held.tenant, held.output, held.output_bytes
   FROM (
@@ -561,9 +596,9 @@ SELECT held.run_id, held.attempt, held.tenant, held.output, held.output_bytes
 RETURNING run_id, attempt
 
 -- name: add_outputs
--- What attempts leave, where a flush may have made the row already: what was written then stays where nothing newer is
--- given.
--- Index: the partition's primary key. Lock: the rows, which nobody else has: the open run's row is in our hands.
+-- Stores what attempts leave, where a flush may have inserted the row: flushed output stays if there is none newer.
+-- Index: the partition's primary key.
+-- Lock: the rows, which no other transaction has, because this one has locked the open run.
 INSERT INTO attempt_outputs AS x (run_id, attempt, tenant, result, trace, output, output_bytes)
 SELECT told.run_id, told.attempt, told.tenant, told.result, told.trace, told.output, told.output_bytes
   FROM unnest(
@@ -577,8 +612,9 @@ SELECT told.run_id, told.attempt, told.tenant, told.result, told.trace, told.out
        output_bytes = coalesce(EXCLUDED.output_bytes, x.output_bytes)
 
 -- name: add_job_runs
--- Writes runs that may have been written before (a repeated trigger, firing job by job) and tells which are new.
--- Index: the partition's primary key. Lock: waits for an uncommitted twin.
+-- Inserts runs that may exist already (a repeated trigger, firing job by job); returns the new ones.
+-- Index: the partition's primary key.
+-- Lock: waits for an uncommitted row with the same id.
 INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at,
                       parent_run_id, root_run_id)
 SELECT *
@@ -591,9 +627,9 @@ SELECT *
 RETURNING run_id
 
 -- name: retract_runs
--- Takes back the timer-made runs of these jobs that nobody has claimed and whose instant, or the time it was moved to, is
--- still ahead.
--- Index: open_runs_by_job, overrides_pkey. Lock: each row, waiting for a claim under way (which then has won).
+-- Deletes unclaimed scheduled runs of these jobs whose scheduled time, or the time it was moved to, is still ahead.
+-- Index: open_runs_by_job, overrides_pkey.
+-- Lock: each run, waiting for a claim under way (which then wins).
 DELETE FROM open_runs AS o
  WHERE o.job_id = ANY (%(job_ids)s)
    AND o.cause = 'timer'
@@ -604,13 +640,15 @@ DELETE FROM open_runs AS o
 RETURNING o.run_id, o.job_id, o.scheduled_at
 
 -- name: delete_job_runs
--- The other half of taking back: the same id can be made again.
--- Index: the partition's primary key. Lock: the rows.
+-- Deletes the other row of retracted runs, so that the same id can be created again.
+-- Index: the partition's primary key.
+-- Lock: the rows.
 DELETE FROM job_runs WHERE run_id = ANY (%(run_ids)s)
 
 -- name: move_timers
--- Moves timers on; who calls has locked them. One that is held stays so until what holds it lets it go.
--- Index: timers_pkey; timers_due changes. Lock: rows already locked.
+-- Moves timers that the caller has locked. A held timer stays held until its reason is gone.
+-- Index: timers_pkey; timers_due changes.
+-- Lock: rows already locked.
 UPDATE timers AS t
    SET scheduled_at = moved.scheduled_at,
        due_at = moved.due_at,
@@ -624,10 +662,10 @@ UPDATE timers AS t
  WHERE t.job_id = moved.job_id
 
 -- name: find_open_fixed_delay_runs
--- Which of these fixed_delay timers stand at an instant whose run is open, or has ended in a user's own transaction and is
--- not settled.
--- Index: open_runs_by_job; deferred_effects is read whole, a handful of rows. No lock: such a run is made, and ended or settled,
--- under its timer's lock, which the caller has.
+-- Returns the fixed_delay jobs whose current run is open, or has ended in a client's transaction with effects that are
+-- not applied yet.
+-- Index: open_runs_by_job; deferred_effects is read whole, a few rows.
+-- No lock: such a run is created, ended and applied under its timer's lock, which the caller has.
 SELECT t.job_id
   FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[]) AS t (job_id, scheduled_at)
  WHERE EXISTS (SELECT FROM open_runs AS o
@@ -635,8 +673,8 @@ SELECT t.job_id
     OR EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id AND l.chain_at = t.scheduled_at)
 
 -- name: reserve_catch_up_slots
--- When runs that make up for something may leave: moved on by those of this transaction, for good, whatever becomes of it.
--- Two at the same moment may get the same place: the pace is kept on the whole, not to the microsecond.
+-- Reserves publish times for caught-up runs, for good, even if the transaction rolls back. Two transactions may get the
+-- same times: the rate holds on average, not to the microsecond.
 -- No index, no lock that lasts.
 SELECT timestamptz 'epoch' + interval '1 microsecond' * setval(
         'catch_up_pace',
@@ -645,31 +683,35 @@ SELECT timestamptz 'epoch' + interval '1 microsecond' * setval(
        )
 
 -- name: read_overrides
--- What people said about occurrences that are not recorded yet; moved ones until they have fired.
--- Index: overrides_pkey. No lock: they are changed under their timers' locks alone.
+-- Returns the overrides of occurrences that are not recorded yet; moved ones until they have fired.
+-- Index: overrides_pkey.
+-- No lock: they change only under their timers' locks.
 SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
   FROM unnest(%(job_ids)s::uuid[], %(cursors)s::timestamptz[]) AS wanted (job_id, cursor_at)
   JOIN overrides AS v USING (job_id)
  WHERE v.scheduled_at >= wanted.cursor_at OR (v.kind = 'move' AND v.done_at IS NULL)
 
 -- name: read_day_sets
--- The days of these calendars.
--- Index: calendars_pkey. No lock: they are changed under the timers of every job that names them.
+-- Returns the days of calendars.
+-- Index: calendars_pkey.
+-- No lock: they change only under the timers' locks of every job that names them.
 SELECT c.tenant, c.name, c.days, c.weekdays, c.since
   FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
   JOIN calendars AS c USING (tenant, name)
 
 -- name: mark_moves_done
--- Moved occurrences that are done with.
--- Index: overrides_pkey. Lock: the rows, under their timers' locks.
+-- Records that moved occurrences have fired.
+-- Index: overrides_pkey.
+-- Lock: the rows, under their timers' locks.
 UPDATE overrides AS v
    SET done_at = %(now)s
   FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS done (job_id, scheduled_at)
  WHERE v.job_id = done.job_id AND v.scheduled_at = done.scheduled_at
 
 -- name: restore_moves
--- Moved occurrences whose run, or skip, was taken back: they are to fire again.
--- Index: overrides_pkey. Lock: the rows, under their timers' locks.
+-- Lets moved occurrences fire again, because their run or skip was retracted.
+-- Index: overrides_pkey.
+-- Lock: the rows, under their timers' locks.
 UPDATE overrides AS v
    SET done_at = NULL
   FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS back (job_id, scheduled_at)
@@ -677,9 +719,10 @@ UPDATE overrides AS v
 RETURNING v.job_id, v.scheduled_at, v.moved_to
 
 -- name: retract_skips
--- Occurrences that were passed over ahead of time, within the lookahead (60 s at most); a span that has begun is recorded
--- anew. Not one that was moved to a time that has come: it was passed over there, though its own instant be ahead.
--- Index: skips_by_job, overrides_pkey. Lock: the rows, under their timers' locks.
+-- Deletes skips that were recorded ahead of time, within the lookahead of at most 60 s. A span that has begun is
+-- recorded again. A skip of an occurrence that was moved to a past time stays, even if its scheduled time is ahead.
+-- Index: skips_by_job, overrides_pkey.
+-- Lock: the rows, under their timers' locks.
 DELETE FROM skips AS s
  WHERE s.job_id = ANY (%(job_ids)s)
    AND s.first_at > %(now)s::timestamptz - interval '5 minutes'
@@ -689,26 +732,30 @@ DELETE FROM skips AS s
 RETURNING s.job_id, s.first_at
 
 -- name: drop_timers
--- Timers of jobs that have nothing left to fire, or are deleted.
--- Index: timers_pkey. Lock: rows already locked.
+-- Deletes the timers of jobs that fire no more or are deleted.
+-- Index: timers_pkey.
+-- Lock: rows already locked.
 DELETE FROM timers WHERE job_id = ANY (%(job_ids)s)
 
 -- name: finish_jobs
--- Marks jobs that can never fire again.
--- Index: jobs_pkey. Lock: the jobs' rows, after their timers'.
+-- Marks jobs that fire no more as finished.
+-- Index: jobs_pkey.
+-- Lock: the jobs' rows, after their timers'.
 UPDATE jobs SET finished_at = %(now)s WHERE job_id = ANY (%(job_ids)s)
 
 -- name: request_cancel
--- Tells running attempts to stop: from now on the run can only become cancelled.
--- Index: open_runs_pkey. Lock: rows that who calls has locked.
+-- Moves running attempts to cancelling: the run can only become cancelled.
+-- Index: open_runs_pkey.
+-- Lock: rows that the caller has locked.
 UPDATE open_runs AS o
    SET state = %(target)s
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id, o.attempt, o.tenant, o.executor_id
 
 -- name: start_cancelling
--- Attempts that end themselves as cancelled: the state machine has no other way there.
--- Index: open_runs_pkey. Lock: each row in run_id order, rows locked by others are passed over.
+-- Moves attempts to cancelling whose handlers end them as cancelled: the state machine has no direct move.
+-- Index: open_runs_pkey.
+-- Lock: each run in run_id order, locked rows are skipped.
 UPDATE open_runs AS o
    SET state = %(target)s
   FROM (
@@ -729,8 +776,9 @@ UPDATE open_runs AS o
  WHERE o.ctid = chosen.at
 
 -- name: add_signals
--- What executors read to learn that attempts are to stop; a repeat changes nothing.
--- Index: signals_pkey. No lock.
+-- Inserts signals for executors to stop attempts; a repeat changes nothing.
+-- Index: signals_pkey.
+-- No lock.
 INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at)
 SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidewheel_now()
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(executor_ids)s::uuid[])
@@ -738,13 +786,15 @@ SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidew
     ON CONFLICT DO NOTHING
 
 -- name: read_installation
--- How many shards this installation has, what it signs with, and what its topics begin with once that was said.
--- Index: settings_pkey. No lock.
+-- Returns the number of shards, the signing key and the recorded topic prefix.
+-- Index: settings_pkey.
+-- No lock.
 SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix')
 
 -- name: find_busy_attempts
--- Of the attempts that a move did not take: those that were only locked by somebody and must be tried again.
--- Index: open_runs_pkey. No lock.
+-- Returns the attempts that a move did not change only because another transaction holds their row; the caller retries.
+-- Index: open_runs_pkey.
+-- No lock.
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[])
        AS wanted (run_id, attempt, executor_id)
@@ -754,14 +804,16 @@ SELECT o.run_id
    AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
 
 -- name: lock_chained_timers
--- The timers of fixed_delay jobs whose run ends; alone, in job_id order.
--- Index: timers_pkey. Lock: each timer, waiting for an edit or a pause under way.
+-- Locks the timers of fixed_delay jobs whose run ends; alone, in job_id order.
+-- Index: timers_pkey.
+-- Lock: each timer, waiting for an edit or a pause under way.
 SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
 
 -- name: move_chained_timers
--- Their next instants, counted from the end of the run. A job that is no fixed_delay any more, or whose timer has gone on,
--- is left alone.
--- Index: timers_pkey, jobs_pkey; timers_due changes. Lock: rows already locked.
+-- Sets the next fire times from the ends of the runs. A job that is no fixed_delay any more, or whose timer has moved
+-- on, is not changed.
+-- Index: timers_pkey, jobs_pkey; timers_due changes.
+-- Lock: rows already locked.
 UPDATE timers AS t
    SET scheduled_at = ended.ended_at + j.interval_us * interval '1 microsecond',
        due_at = CASE WHEN t.hold_reason = 'run' THEN ended.ended_at + j.interval_us * interval '1 microsecond' ELSE t.due_at END,
@@ -774,13 +826,15 @@ UPDATE timers AS t
    AND t.scheduled_at <= ended.scheduled_at
 
 -- name: lock_counted_jobs
--- Jobs whose failures in a row are counted; alone, in job_id order.
--- Index: jobs_pkey. Lock: each job's row, after the runs that end and the timers of fixed_delay ones.
+-- Locks jobs whose consecutive failures are counted; alone, in job_id order.
+-- Index: jobs_pkey.
+-- Lock: each job, after the runs that end and the timers of fixed_delay jobs.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
 
 -- name: count_failures
--- Failures in a row of jobs that are to be paused after some: a success begins anew. Tells how many there were before.
--- Index: jobs_pkey. Lock: rows already locked.
+-- Counts consecutive failures; a success resets them. Returns the counts before and after.
+-- Index: jobs_pkey.
+-- Lock: rows already locked.
 UPDATE jobs AS j
    SET consecutive_failures = ended.failures + CASE WHEN ended.broken THEN 0 ELSE j.consecutive_failures END
   FROM unnest(%(job_ids)s::uuid[], %(failures)s::integer[], %(broken)s::boolean[]) AS ended (job_id, failures, broken)
@@ -789,8 +843,9 @@ UPDATE jobs AS j
 RETURNING j.job_id, j.consecutive_failures - ended.failures, j.consecutive_failures
 
 -- name: read_versions_in_force
--- The versions of a job that were in force in a range, with when: later than `after`, not later than `until`.
--- Index: job_versions_pkey. No lock.
+-- Returns the versions of a job that were in force in a range: later than `after`, not later than `until`.
+-- Index: job_versions_pkey.
+-- No lock.
 SELECT f.version, f.schedule, f.policy, f.after, f.until
   FROM (
     SELECT v.version, v.schedule, v.policy, v.effective_at AS after,
@@ -804,16 +859,18 @@ SELECT f.version, f.schedule, f.policy, f.after, f.until
  LIMIT %(most)s
 
 -- name: read_one_version
--- A version of a job, as if it had been in force throughout.
--- Index: job_versions_pkey. No lock.
+-- Returns a version of a job as if it had always been in force.
+-- Index: job_versions_pkey.
+-- No lock.
 SELECT v.version, v.schedule, v.policy, NULL::timestamptz AS after, NULL::timestamptz AS until
   FROM job_versions AS v
  WHERE v.job_id = %(job_id)s AND v.version = %(version)s
 
 -- name: read_undecided
--- From where on a job's timer has still to say what becomes of its instants. It says nothing where it is set aside, and
--- where a pause is to pass over what lies in it.
--- Index: timers_pkey, job_versions_pkey. No lock: what it moves past from now on is seen by a later statement.
+-- Returns the time from which a job's timer has not decided. A quarantined timer decides nothing, nor does a pause that
+-- skips its occurrences.
+-- Index: timers_pkey, job_versions_pkey.
+-- No lock: a later statement sees what the timer decides from now on.
 SELECT t.scheduled_at
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
@@ -823,9 +880,10 @@ SELECT t.scheduled_at
             AND coalesce(v.policy::jsonb ->> 'on_resume', 'skip') = 'skip' AND v.schedule::jsonb ->> 'kind' <> 'once')
 
 -- name: read_recorded
--- The instants of a range for which a job has runs, or is still to have one at the time it was moved to. The bound on
--- run_id leaves out partitions of days before the range: no run has an id from before its instant.
--- Index: by job in the partitions since then, overrides_pkey. No lock.
+-- Returns the times of a range for which a job has runs, or will have one at the time it was moved to.
+-- Index: by job in the partitions since then, overrides_pkey.
+-- No lock.
+-- Why: the bound on run_id leaves out the partitions of earlier days: no run has an id older than its scheduled time.
 SELECT r.scheduled_at
   FROM job_runs AS r
  WHERE r.job_id = %(job_id)s AND r.scheduled_at BETWEEN %(first)s AND %(last)s AND r.run_id >= %(first_run_id)s
@@ -836,21 +894,24 @@ SELECT v.scheduled_at
  WHERE v.job_id = %(job_id)s AND v.scheduled_at BETWEEN %(first)s AND %(last)s AND v.kind = 'move' AND v.done_at IS NULL
 
 -- name: add_deferred_effects
--- What ends made in users' own transactions set off elsewhere, to be done by the scheduler.
--- Index: deferred_effects_pkey. No lock but its own new rows.
+-- Inserts the effects of ends in clients' own transactions, which the scheduler applies.
+-- Index: deferred_effects_pkey.
+-- No lock but its own new rows.
 INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, release_job)
 SELECT *
   FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
               %(chain_at)s::timestamptz[], %(reset_failures)s::boolean[], %(release_job)s::boolean[])
 
 -- name: take_deferred_effects
--- Some of what is to be done after such ends; gone when it is done.
--- Index: deferred_effects_pkey. Lock: the rows, passed over when taken.
+-- Deletes and returns some deferred effects, which this transaction applies.
+-- Index: deferred_effects_pkey.
+-- Lock: the rows, locked rows are skipped.
 DELETE FROM deferred_effects
  WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
 RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, release_job
 
 -- name: record_topic_prefix
--- What the topics of this installation begin with: said once, by whoever comes first.
--- Index: settings_pkey. Lock: its own new row.
+-- Records the prefix of this installation's topics, unless it is recorded already.
+-- Index: settings_pkey.
+-- Lock: its own new row.
 INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING
