@@ -1,1 +1,1 @@
-"""What travels: Avro schemas, their records and codecs."""
+"""Wire formats: Avro schemas, their records and codecs."""

@@ -60,7 +60,7 @@ def lifecycle_headers(
     traceparent: str | None = None,
     content_type: ContentType = "application/avro",
 ) -> Headers:
-    """Return the headers of a lifecycle event; its subject is the run, or the job where no run is concerned.
+    """Return the headers of a lifecycle event; its subject is the run, or the job if there is no run.
 
     Args:
         event: What the message's value holds.

@@ -92,9 +92,9 @@ def all_schemas() -> list[StoredSchema]:
 
 
 def install_lookup(lookup: Lookup | None) -> None:
-    """Set where schemas that this release does not contain are looked up by their fingerprint, for the whole process.
+    """Set the look-up for schemas that this release does not contain, for the whole process.
 
-    What was found is kept; what was not is asked for again, since the release that wrote it may be migrating just now.
+    A found schema is kept. A missing one is looked up again: the release that wrote it may be migrating now.
     """
     _state["lookup"] = lookup
     _looked_up.clear()
@@ -152,7 +152,7 @@ def _schema_named(name: bytes) -> str:
 
 
 def _checked(schema: str, name: bytes) -> str:
-    """Return a schema that was looked up if it is the one that was asked for."""
+    """Return a schema that was looked up if it has the expected fingerprint."""
     try:
         right = fingerprint(schema) == name
     except Exception as error:

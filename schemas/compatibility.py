@@ -1,4 +1,4 @@
-"""Whether the schemas may be released: everything any release wrote can be read by any other, older or newer.
+"""Check that every release reads the messages of every other release, older or newer.
 
 Full and transitive: each current schema is compared with each released version of it, in both directions at once. What
 remains allowed is little: a nullable field may come or go, and a symbol may where both sides have a default to read it
@@ -24,7 +24,7 @@ _NOTHING = object()
 
 
 def check() -> list[str]:
-    """Return what is wrong with the schemas of this tree, each with its field and rule; nothing when all is well."""
+    """Return the problems of the schemas of this tree, each with its field and its rule."""
     return problems({**released(), _THIS: current()})
 
 
@@ -209,6 +209,6 @@ def _fields_of(schema: Schema) -> dict[str, Schema]:
 
 
 def _kind(schema: Schema) -> str:
-    """Return what must not change of a type: itself, and for what it stands."""
+    """Return the part of a type that must not change: its kind and its logical type."""
     logical = schema.get("logicalType")
     return f"{schema.get('type')} ({logical})" if logical else str(schema.get("type"))

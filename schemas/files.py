@@ -1,4 +1,4 @@
-"""Where schemas lie in the tree: the current ones, and those of every released version.
+"""The schema files: the current ones, and those of every released version.
 
 A schema's file is named after its record in snake case: `run_request.avsc` holds `io.tidewheel.RunRequest`.
 """

@@ -1,4 +1,4 @@
-"""How a schema is named on the wire: the CRC-64-AVRO fingerprint of its canonical form.
+"""The CRC-64-AVRO fingerprint of a schema's canonical form, which names it on the wire.
 
 Source: Apache Avro 1.12 Specification, "Single-object encoding" and "Schema Fingerprints".
 """

@@ -1,4 +1,4 @@
-"""Which schema, writer and reader belong to each record that is a message of its own."""
+"""The schema, the writer and the reader of each record that is a message of its own."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[R]):
-    """How one kind of record travels.
+    """The wire form of one kind of record.
 
     Attributes:
         name: The record's name, as its schema has it.

@@ -1,6 +1,6 @@
 """Records as JSON, for consumers that read no Avro.
 
-Every field stands under its own name. Instants are RFC 3339 in UTC with microseconds; enums are their symbols, but the
+Every field has its own name. Instants are RFC 3339 in UTC with microseconds; enums are their symbols, but the
 types of requests, which have a dot for the underscore, as in the requests themselves (read with either). Bytes
 have two forms, of which exactly one is there: `payload` holds them as a JSON value when they are JSON text in compact
 form, so that writing the value compactly gives the same bytes again; `payload_base64` holds any others. Absent bytes

@@ -44,7 +44,7 @@ class _Numbers(dict[int, bytes]):
     """Encoded numbers by their value, for any number of so many bits: `numbers[n]`.
 
     Lengths, versions, shards and counts nearly always lie below 8,192 (two bytes): those are held, and a look-up costs
-    a fifth of the loop; others are encoded when asked for.
+    a fifth of the loop; others are encoded on demand.
     """
 
     def __init__(self, bits: int) -> None:
@@ -160,7 +160,7 @@ def int_at(data: bytes, at: int) -> tuple[int, int]:
 
 
 def size_at(data: bytes, at: int) -> tuple[int, int]:
-    """Read a length that is not one byte long; returned doubled, as it stands in a single byte."""
+    """Read a length that is not one byte long; returned doubled, as a single byte holds it."""
     number, behind = long_at(data, at)
     if not 0 <= number <= len(data) - behind:
         msg = f"a length of {number} with {len(data) - behind} bytes left"
@@ -223,7 +223,7 @@ def _short_instant_at(data: bytes, at: int) -> tuple[datetime, int]:
 
 
 def planned_instant_at(data: bytes, at: int) -> tuple[datetime, int]:
-    """Read an instant that many messages share, as those of a schedule do: five times as fast when seen before."""
+    """Read an instant that many messages share; a cached one is read five times as fast."""
     if moment := _seen(data[at : at + 8]):
         return moment, at + 8
     return instant_at(data, at)
@@ -283,7 +283,7 @@ def require_value(branch: int) -> None:
 
 
 def _block_at(data: bytes, at: int, before: int) -> tuple[int, int]:
-    """Read a block's count, refused before the first item when there are too many or the bytes left cannot hold it."""
+    """Read a block's count; refuse it before the first item if it exceeds the limit or the bytes left."""
     count, at = long_at(data, at)
     if count < 0:  # then the block's size in bytes follows, which only skipping needs
         count = -count

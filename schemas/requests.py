@@ -1,4 +1,4 @@
-"""Requests as they arrive on Kafka, JSON or Avro: both become one document, checked by one set of rules."""
+"""Read requests in JSON or Avro: both become one document, checked by one set of rules."""
 
 import base64
 from dataclasses import fields, is_dataclass

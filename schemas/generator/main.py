@@ -1,4 +1,4 @@
-"""Writes `records.py` and `wire.py` from the .avsc files: `python -m tidewheel.schemas.generator.main [--check]`.
+"""Write `records.py` and `wire.py`: `python -m tidewheel.schemas.generator.main [--check]`.
 
 Both lie in the tree, so that people and type checkers can read them; a test compares them with what this module would
 write. Edit the .avsc files, never the two.

@@ -2,7 +2,7 @@
 
 The messages of the hot path are read with the primitives written out in place, and made by setting their slots: a call
 for each field and the initialiser of a frozen dataclass made a RunCompleted take twice as long (10 us for 5). They are
-written from their fields, so that whoever makes thousands need not make a record for each.
+written from their fields, so that code that writes thousands need not create a record for each.
 """
 
 import json
@@ -102,7 +102,7 @@ def _enums(shape: Shape) -> Iterator[str]:
 
 
 def _setters(shape: Shape) -> Iterator[str]:
-    """Yield names for the slots of the records of the hot path, which frozen dataclasses let nothing else set."""
+    """Yield setters for the slots of hot records: frozen dataclasses allow no other assignment."""
     yield f"_MOST_SHARED_BYTES = {MOST_SHARED_BYTES}"
     yield "_blank = object.__new__"
     for record in (shape.records[name] for name in READ_HOT):
@@ -142,7 +142,7 @@ def _hot_writer(record: Record) -> Iterator[str]:
 
 
 def _argument(type_: Type) -> str:
-    """An enum's value is text to whoever has it from elsewhere: from a row, or from an enum of the same words."""
+    """Return an argument's type; an enum's is str, for values from rows and other enums."""
     return "str" if isinstance(type_, Enum) else python_type(type_)
 
 
@@ -230,7 +230,7 @@ def _reader(record: Record) -> Iterator[str]:
 
 
 def _shared_read(record: Record, shared: Sequence[Sequence[Field]], number: int) -> Iterator[str]:
-    """Yield the reading of all fields that stand behind a record's own, or behind the first of the shared ones."""
+    """Yield the readers of the fields behind a record's own, or behind the first shared one."""
     if not shared:
         return
     name = f"_{snake(record.name)}_shared_{number}"

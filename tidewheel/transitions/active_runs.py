@@ -86,7 +86,7 @@ class _Promoted:
 def acquire_active_runs(
     connection: Conn, installation: Installation, requests: Sequence[AcquireRequest]
 ) -> dict[UUID, ActiveRun]:
-    """Make runs active where their job has no active run, in the caller's transaction; one request per job.
+    """Make runs active where their job has no active run; one request per job.
 
     An active run that is no longer open is released first; a run that waits for it comes before the request.
 
@@ -119,7 +119,7 @@ def release_active_runs(connection: Conn, installation: Installation, held: Sequ
 
 
 def release_stale_active_runs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> set[UUID]:
-    """Release the active runs of these jobs that are no longer open; the caller has locked the active runs.
+    """Release active runs that are no longer open; the caller has locked them.
 
     Returns:
         The jobs whose active run was released, whether a waiting run was promoted or not.
@@ -134,7 +134,7 @@ def release_stale_active_runs(connection: Conn, installation: Installation, job_
 
 
 def transfer_active_runs(connection: Conn, transfers: Sequence[tuple[UUID, UUID]]) -> None:
-    """Make runs active in place of those that they replace, as (job_id, run_id); the caller has locked both."""
+    """Replace active runs, as (job_id, run_id); the caller has locked both runs."""
     if transfers:
         columns = {"job_ids": uuids(job for job, _ in transfers), "run_ids": uuids(run for _, run in transfers)}
         connection.execute(_TRANSFER_ACTIVE_RUNS, columns)
@@ -160,7 +160,7 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
 
 
 def mark_waiters(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
-    """Set `has_waiters` for these (job_id, tenant) and lock the rows; a missing row is inserted without a run."""
+    """Set `has_waiters` for (job_id, tenant) and lock the rows; insert missing rows without a run."""
     listed = sorted(jobs)
     columns = {
         "job_ids": uuids(job for job, _ in listed),
@@ -181,7 +181,7 @@ def _acquire(connection: Conn, requests: Sequence[AcquireRequest]) -> dict[UUID,
 
 
 def _promote(connection: Conn, installation: Installation, released: Sequence[_Released]) -> None:
-    """Make the oldest waiting run of each job active, after its active run was released in this transaction."""
+    """Make the oldest waiting run of each job active, after the release in this transaction."""
     promoted = {run.job_id: run for run in _promote_next(connection, [each.job_id for each in released])}
     columns = {
         "job_ids": uuids(each.job_id for each in released),

@@ -1,4 +1,4 @@
-"""Apply the effects of a run's end on other rows: failure policies, and the next fire time of a fixed_delay.
+"""Apply the effects of a run's end: failure policies, and the next fire time of a fixed_delay.
 
 `pause_on_failure` pauses a job after some consecutive failures. `on_failure` triggers another job. Both requests go
 through the outbox, in the ending transaction, and come back by intake like every request. So one piece of code pauses
@@ -64,7 +64,7 @@ def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, d
 
 
 def failure_triggers(installation: Installation, dead: Iterable[FinishedRun]) -> list[OutboxRow]:
-    """Return the requests that trigger the `on_failure` jobs of failed runs; none for a run that is one itself."""
+    """Return the requests that trigger `on_failure` jobs; none for a run of such a trigger."""
     return [
         _trigger(installation, run, on_failure)
         for run in dead
@@ -104,7 +104,7 @@ def count_failures(connection: Conn, installation: Installation, finished: Itera
 
 
 def reset_failures(connection: Conn, job_ids: Iterable[UUID]) -> None:
-    """Set the consecutive failures of jobs to zero, in the caller's transaction: a run of each has succeeded."""
+    """Reset the consecutive failures of jobs after a success, in the caller's transaction."""
     jobs = sorted(set(job_ids))
     if jobs:
         columns = {"job_ids": jobs, "failures": [0] * len(jobs), "broken": [True] * len(jobs)}

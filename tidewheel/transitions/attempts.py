@@ -106,7 +106,7 @@ def write_outputs(connection: Conn, finished: Sequence[FinishedRun]) -> None:
 
 
 def _store_outputs(connection: Conn, rows: Sequence[tuple[bool, _OutputRow]]) -> None:
-    """Store rows, each with True if no flush can have stored one before: these are copied, which is faster."""
+    """Store rows; those with True have no flushed row before them and are copied, which is faster."""
     new = [row for unflushed, row in rows if unflushed]
     if new:
         with connection.cursor() as cursor, cursor.copy(_COPY_OUTPUTS) as copy:

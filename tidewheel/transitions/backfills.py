@@ -1,4 +1,4 @@
-"""Backfills as intake and scheduler share them: the row, versions in force, missing occurrences, events.
+"""Backfills for intake and scheduler: the row, versions in force, missing occurrences, events.
 
 Intake writes a backfill's row when it accepts, pauses, resumes or cancels it. The scheduler writes it when it creates
 runs and when the backfill ends. Both hold the row's lock, which they acquire before those of jobs and open runs.
@@ -33,7 +33,7 @@ _UNDONE = [RunState.SKIPPED, RunState.CANCELLED]
 
 @dataclass(frozen=True, slots=True)
 class VersionInForce:
-    """A job version and the span of its force: later than `after`, not later than `until`; None is no bound."""
+    """A job version in force later than `after`, not later than `until`; None is no bound."""
 
     version: int
     schedule: str
@@ -44,7 +44,7 @@ class VersionInForce:
 
 @dataclass(frozen=True, slots=True)
 class CoveredInstants:
-    """The occurrences of a range that are not missing: those with a run, and those that are not decided yet.
+    """The occurrences of a range that are not missing: they have a run, or are not decided yet.
 
     Args:
         recorded: Times with a run, or moved to a later time at which they have not fired yet.

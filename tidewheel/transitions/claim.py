@@ -49,7 +49,7 @@ class Claim(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A claimed attempt; `claim_runs`, `start_attempts` and `read_claims` return its columns in this order.
+    """A claimed attempt; the statements that claim return its columns in this order.
 
     Args:
         run_id: The run.
@@ -128,7 +128,7 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
 
 
 def _claim(connection: Conn, requested: Mapping[UUID, Claim], executor_id: UUID) -> tuple[list[Started], list[UUID]]:
-    """Start runs without overlap; return their attempts, and the runs that need a decision or a second look."""
+    """Start runs without overlap; return their attempts, and the runs that need a decision."""
     columns = {
         **_fences(requested),
         "claimed_from": texts(claim.claimed_from for claim in requested.values()),

@@ -45,7 +45,7 @@ _INPUT_TYPES = ("uuid", "text", "bytea", "text", "jsonb", "text", "text", "text"
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """The inputs of a run beyond its job's version; `late` is the delay of a run that catches up an occurrence."""
+    """The inputs of a run beyond its job's version; `late` is the delay of a caught-up run."""
 
     payload: bytes | None = None
     payload_content_type: str | None = None

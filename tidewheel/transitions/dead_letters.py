@@ -1,4 +1,4 @@
-"""Dead letters: runs without another attempt and messages that are no request, in a table and on a topic."""
+"""Dead letters: failed runs and unreadable messages, in a table and on a topic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +185,7 @@ def dead_letter_message(connection: Conn, installation: Installation, dead: Dead
 
 
 def mark_redriven(connection: Conn, new_runs: Mapping[UUID, UUID], now: datetime) -> None:
-    """Record in dead letters the runs that they were redriven as, in the transaction that creates these runs."""
+    """Record the redrives of dead letters, in the transaction that creates the new runs."""
     if new_runs:
         columns = {"run_ids": uuids(new_runs), "new_run_ids": uuids(new_runs.values()), "now": now}
         connection.execute(_MARK_REDRIVEN, columns)

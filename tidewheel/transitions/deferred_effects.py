@@ -54,7 +54,7 @@ class DeferredEffect:
 
 
 def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> None:
-    """Store the effects of runs' ends that the scheduler has to apply, in the transaction that ends the runs."""
+    """Store the effects that the scheduler has to apply, in the transaction that ends the runs."""
     deferred = [run for run in finished if run.sets_next_time or _succeeds(run) or run.may_be_active]
     if not deferred:
         return
@@ -76,7 +76,7 @@ def _succeeds(run: FinishedRun) -> bool:
 
 
 def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
-    """Apply the effects of up to `MOST_APPLIED` ends, in the caller's transaction; return the number of ends."""
+    """Apply the effects of up to `MOST_APPLIED` ends; return the number of ends."""
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
         effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"most": MOST_APPLIED}).fetchall()
     # Timers, then jobs, then active runs: with an active run locked, no statement may wait for the rest (ADR 0008).

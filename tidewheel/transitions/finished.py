@@ -1,4 +1,4 @@
-"""The records of a run's end: what a caller requests, the row that it closes, and the finished run made of both.
+"""The records of a run's end: the request, the row that it closes, and the finished run of both.
 
 Every table and event that an end writes is filled from `FinishedRun`, so that they agree. `finish.py` builds it.
 """
@@ -32,7 +32,7 @@ class RunEnd(NamedTuple):
         unflushed: True if it is certain that no output was flushed while the attempt ran.
         request: The run's message if the caller still has it; saves building it again.
         definition: The decoded definition in that message, likewise.
-        outcome: How the attempt ended, if the run's state does not say it: `lost` for a run without another attempt.
+        outcome: The attempt's outcome, if the run's state does not say it: `lost` for a run without another attempt.
     """
 
     run_id: UUID
@@ -111,7 +111,7 @@ class FinishedRun(NamedTuple):
 
     @property
     def attempt_outcome(self) -> str:
-        """How its last attempt ended: cancelled if the run was cancelled meanwhile."""
+        """The outcome of its last attempt: cancelled if the run was cancelled meanwhile."""
         return (self.end.outcome or self.state) if self.state is self.end.state else self.state
 
     @property

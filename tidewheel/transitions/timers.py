@@ -48,7 +48,7 @@ _CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
 
 
 class LockedTimer(NamedTuple):
-    """A timer row that this transaction has locked, with the columns of its job's version that firing needs.
+    """A locked timer row, with the columns of its job's version that firing needs.
 
     `due_at` is None if the timer is held without an end.
     """
@@ -220,7 +220,7 @@ def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
 
 
 def _rate_limited(connection: Conn, installation: Installation, fires: Sequence[Fire], now: datetime) -> list[datetime]:
-    """Return the publish time of each run: runs that catch up are spread over time at the fleet's catch-up rate.
+    """Return the publish time of each run; caught-up runs are spread at the fleet's catch-up rate.
 
     Deadlines count from the publish time, so that a late run has its full time.
     """
