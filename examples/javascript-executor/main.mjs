@@ -1,21 +1,29 @@
-// Starts the executor with what the environment says, and stops it at SIGTERM.
+// Starts the executor with the settings of the environment, and stops it at SIGTERM.
 
+import { readFileSync } from 'node:fs'
 import { hostname } from 'node:os'
 import { resolve } from 'node:path'
-import { Executor } from './executor.mjs'
 
-const told = (name, otherwise) => process.env[`TIDEWHEEL_${name}`] ?? otherwise
-const { handlers } = await import(resolve(told('HANDLERS', new URL('handlers.mjs', import.meta.url).pathname)))
+// Before the packages are imported: on an older Node their import fails with an error that does not name the cause.
+const required = JSON.parse(readFileSync(new URL('package.json', import.meta.url))).engines.node.replace('>=', '')
+if (isOlder(process.versions.node, required)) {
+  console.error(`this executor needs Node ${required} or newer, and this is Node ${process.versions.node}: install a newer one`)
+  process.exit(1)
+}
+
+const setting = (name, otherwise) => process.env[`TIDEWHEEL_${name}`] ?? otherwise
+const { Executor } = await import('./executor.mjs')
+const { handlers } = await import(resolve(setting('HANDLERS', new URL('handlers.mjs', import.meta.url).pathname)))
 
 const executor = new Executor({
-  apiUrl: told('API_URL', 'http://127.0.0.1:8080'),
-  apiToken: told('API_TOKEN'),
-  brokers: told('KAFKA_BOOTSTRAP', '127.0.0.1:9092').split(','),
-  groupProtocol: told('EXECUTOR_GROUP', 'consumer'), // or classic: as the other executors of the queue
-  queues: told('QUEUES', 'default').split(','),
-  slots: Number(told('SLOTS', '100')),
-  graceMs: Number(told('CANCEL_GRACE', '10')) * 1000,
-  drainMs: Number(told('DRAIN_TIMEOUT', '30')) * 1000,
+  apiUrl: setting('API_URL', 'http://127.0.0.1:8080'),
+  apiToken: setting('API_TOKEN'),
+  brokers: setting('KAFKA_BOOTSTRAP', '127.0.0.1:9092').split(','),
+  groupProtocol: setting('EXECUTOR_GROUP', 'consumer'), // or classic, like the other executors of the queue
+  queues: setting('QUEUES', 'default').split(','),
+  slots: Number(setting('SLOTS', '100')),
+  graceMs: Number(setting('CANCEL_GRACE', '10')) * 1000,
+  drainMs: Number(setting('DRAIN_TIMEOUT', '30')) * 1000,
   name: `${hostname()}:${process.pid}`,
   handlers
 })
@@ -27,3 +35,9 @@ for (const signal of ['SIGTERM', 'SIGINT']) {
   })
 }
 await executor.start()
+
+function isOlder(version, than) {
+  const [major, minor] = version.split('.').map(Number)
+  const [leastMajor, leastMinor] = than.split('.').map(Number)
+  return major < leastMajor || (major === leastMajor && minor < leastMinor)
+}
