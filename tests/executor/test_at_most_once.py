@@ -61,7 +61,7 @@ def test_a_timeout_is_the_end_and_says_which(executing: Executing, gate: str, ta
 
 
 @pytest.mark.parametrize("target", ["acts.wait", "acts.wait-on-thread"])
-def test_one_that_has_begun_when_its_executor_stops_has_an_end_that_nobody_knows(
+def test_started_at_most_once_run_has_an_unknown_outcome_after_shutdown(
     executing: Executing, gate: str, target: str
 ) -> None:
     with executing.running(drain_timeout=timedelta(0)):
@@ -76,9 +76,7 @@ def test_one_that_has_begun_when_its_executor_stops_has_an_end_that_nobody_knows
     assert GATES[gate].entered == [str(run_id)]
 
 
-def test_one_that_waits_for_a_thread_when_its_executor_stops_is_handed_back_and_runs(
-    executing: Executing, gate: str
-) -> None:
+def test_queued_at_most_once_run_is_released_at_shutdown(executing: Executing, gate: str) -> None:
     """It is certain that it has not begun, so that another executor may begin it."""
     with executing.running(threads=1, drain_timeout=timedelta(0)):
         executing.trigger("acts.wait-on-thread", gate)

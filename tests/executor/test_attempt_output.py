@@ -111,7 +111,7 @@ def lines_of(made: Attempt) -> list[str]:
     return (made.output.tail() or b"").decode().splitlines()
 
 
-def test_each_attempt_gets_its_own_lines_and_nobody_elses() -> None:
+def test_each_attempt_gets_its_own_output() -> None:
     names = [f"n{number}" for number in range(6)]
     attempts = [attempt("say" if number % 2 else "say-on-thread", name) for number, name in enumerate(names)]
     with logged():
@@ -138,7 +138,7 @@ def test_what_is_written_outside_of_attempts_is_left_alone(capsys: pytest.Captur
     assert [vars(record).get("run_id") for record in log.records] == [None]
 
 
-def test_who_writes_much_is_passed_over_in_the_log_and_it_says_so_once() -> None:
+def test_log_limit_drops_lines_with_one_warning() -> None:
     much = attempt("much", 20_000)
     with logged() as log:
         run(much)
@@ -151,7 +151,7 @@ def test_who_writes_much_is_passed_over_in_the_log_and_it_says_so_once() -> None
     assert lines_of(much)[-1].strip() == "19999"
 
 
-def test_a_log_record_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unformattable_log_record_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)
     wrong = attempt("log-wrong", "x")
     with logged():
@@ -194,7 +194,7 @@ def test_output_is_there_while_the_attempt_runs_and_whole_at_its_end(executing: 
 
 
 @pytest.mark.kafka
-def test_output_is_kept_of_attempts_that_are_handed_back(executing: Executing, gate: str) -> None:
+def test_output_of_released_attempts_is_kept(executing: Executing, gate: str) -> None:
     with captured(), executing.running(known=HANDLERS, drain_timeout=0):
         run_id = executing.trigger("noisy.wait", gate)
         until(lambda: GATES[gate].entered, "it runs")
@@ -234,7 +234,7 @@ def test_all_output_goes_to_a_topic_where_that_is_wanted(executing: Executing) -
     assert received == b"".join(f"{number:99}\n".encode() for number in range(5000))
 
 
-def test_without_kafka_the_stream_is_lost_and_counted(missed: Callable[[], float]) -> None:
+def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]) -> None:
     stream = Stream({"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}, "none")
     made = attempt("silent", 1, stream_output=True)
     made.write(b"x" * 1000)

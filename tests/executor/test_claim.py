@@ -50,7 +50,7 @@ def run_id(database: Database) -> UUID:
     return trigger(database)
 
 
-def test_who_has_not_been_heard_of_for_a_lease_beats_before_it_claims(database: Database, run_id: UUID) -> None:
+def test_silent_executor_beats_before_it_claims(database: Database, run_id: UUID) -> None:
     """What it claimed it would have to hand back at once, and again, until its heartbeat is through."""
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
@@ -60,7 +60,7 @@ def test_who_has_not_been_heard_of_for_a_lease_beats_before_it_claims(database: 
     assert open_run(database, run_id).attempt == 0
 
 
-def test_without_a_lease_nothing_is_claimed_and_the_heartbeat_is_told(database: Database, run_id: UUID) -> None:
+def test_nothing_is_claimed_without_a_lease(database: Database, run_id: UUID) -> None:
     told: list[str] = []
     claiming = claimer(database, told)
     with pytest.raises(LeaseLost):
@@ -71,7 +71,7 @@ def test_without_a_lease_nothing_is_claimed_and_the_heartbeat_is_told(database: 
     assert len(claiming.claim([wish(database, run_id)], source="message").started) == 1
 
 
-def test_executors_are_woken_after_a_claim_that_told_one_of_them_to_stop(database: Database) -> None:
+def test_claim_that_signals_notifies_executors(database: Database) -> None:
     submit(database, overlap="skip")
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
@@ -85,7 +85,7 @@ def test_executors_are_woken_after_a_claim_that_told_one_of_them_to_stop(databas
     assert told == [Channel.SIGNALS] * 2
 
 
-def test_a_holder_whose_row_somebody_has_is_asked_for_once_more_and_then_left_to_the_sweep(database: Database) -> None:
+def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: Database) -> None:
     submit(database, overlap="skip")
     database.execute(ENTER, [EXECUTOR])
     claiming = claimer(database)
@@ -100,7 +100,7 @@ def test_a_holder_whose_row_somebody_has_is_asked_for_once_more_and_then_left_to
     assert len(waiting.result(10).started) + len(claiming.claim([second], source="sweep").started) == 1
 
 
-def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait_for_it(database: Database) -> None:
+def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
     claiming = database.connection()
     claiming.execute(SQL["hold_lease"], {"executor_id": EXECUTOR})
@@ -120,7 +120,7 @@ def test_a_lease_is_not_ended_while_its_executor_claims_and_a_beat_does_not_wait
     assert database.rows(SQL["lock_lease"], {**lease, "heartbeat_count": 1}) == [(1,)]
 
 
-def test_a_commit_whose_answer_is_lost_is_read_back_and_what_does_not_stand_is_not_run(
+def test_lost_commit_of_a_claim_is_read_back(
     fresh_database: Database,
 ) -> None:
     """The server dies on the first COMMIT: nothing stands, nothing is run, and the next claim is won as attempt 1."""
@@ -135,7 +135,7 @@ def test_a_commit_whose_answer_is_lost_is_read_back_and_what_does_not_stand_is_n
     assert started.attempt == 1
 
 
-def test_what_another_thread_of_this_executor_has_claimed_is_not_read_back(fresh_database: Database) -> None:
+def test_claims_of_another_thread_are_not_read_back(fresh_database: Database) -> None:
     """The message's claim stands; the sweep's, of that run and another, loses the answer to its COMMIT."""
     submit(fresh_database)
     fresh_database.execute(ENTER, [EXECUTOR])

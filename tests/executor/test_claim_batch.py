@@ -30,7 +30,7 @@ def executing(database: Database, info: StackInfo) -> Executing:
     return made
 
 
-def test_runs_that_may_begin_only_once_are_not_claimed_ahead_of_the_slots(executing: Executing) -> None:
+def test_at_most_once_runs_are_never_overcommitted(executing: Executing) -> None:
     """Were the process to die, nobody could tell of one that waits in it whether it had begun."""
     plain = {executing.trigger("acts.echo", number) for number in range(2)}
     once = {executing.trigger("acts.echo", number, **ONCE) for number in range(3)}
@@ -47,7 +47,7 @@ def test_runs_that_may_begin_only_once_are_not_claimed_ahead_of_the_slots(execut
     claimer.close()
 
 
-def test_a_message_whose_run_id_is_none_is_left_and_the_others_are_claimed(executing: Executing) -> None:
+def test_message_with_an_invalid_run_id_is_skipped(executing: Executing) -> None:
     good = executing.trigger("acts.echo", 1)
     for bad in ("f" * 36, "-" * 36, "", "no run"):
         run_id = executing.trigger("acts.echo", 2)

@@ -160,7 +160,7 @@ def timed_out(shop: Database, started: Started) -> None:
 
 
 @pytest.mark.parametrize("what", [gone_back, taken_over, asked_to_cancel, timed_out], ids=lambda what: what.__name__)
-def test_an_attempt_that_counts_no_more_never_commits_its_effect(
+def test_superseded_attempt_never_commits_its_effect(
     shop: Database, own: Own, what: Callable[[Database, Started], None]
 ) -> None:
     """Whatever its code does with the error: the transaction has failed."""
@@ -183,7 +183,7 @@ def test_a_run_that_was_cancelled_before_is_cancelled_without_its_effect(shop: D
     assert (final_state(shop, started.run_id)[0], effects(shop, started.run_id)) == ("cancelled", 0)
 
 
-def test_it_waits_for_who_is_about_to_decide_otherwise(shop: Database, own: Own) -> None:
+def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> None:
     for gives_up in (False, True):
         started = begun(shop)
         done = completion(shop, started)
@@ -236,7 +236,7 @@ def test_a_run_is_enqueued_with_the_completion_or_not_at_all(shop: Database, own
     assert one_or_none(shop, started.run_id)
 
 
-def test_while_the_transaction_lasts_nobody_waits_for_its_job(shop: Database, own: Own) -> None:
+def test_long_transaction_does_not_block_its_job(shop: Database, own: Own) -> None:
     """Its turn, its timer and its row are free to all others, who would wait for ever otherwise."""
     submit(shop, "chained", schedule={"fixed_delay": "60s"}, pause_on_failure=3)
     fire_due(shop)
@@ -268,7 +268,7 @@ def test_the_turn_goes_on_after_the_commit(shop: Database, own: Own) -> None:
     assert shop.count("deferred_effects") == 0
 
 
-def test_a_newcomer_needs_nobody_to_settle_anything(shop: Database, own: Own) -> None:
+def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own) -> None:
     submit(shop, "single", schedule="@every 1h", overlap="skip")
     started = begun(shop, "single")
     work(own, completion(shop, started))

@@ -77,7 +77,7 @@ def test_in_a_transaction_block_on_autocommit(shop: Database) -> None:
     assert one_or_none(shop, started.run_id)
 
 
-def test_an_attempt_that_counts_no_more_never_commits_its_effect(shop: Database) -> None:
+def test_superseded_attempt_never_commits_its_effect(shop: Database) -> None:
     started = begun(shop)
 
     async def work(own: Own) -> None:

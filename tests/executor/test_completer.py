@@ -132,7 +132,7 @@ def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> Non
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == ("retrying", 4, 1, 2)
 
 
-def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_job: Database) -> None:
+def test_first_outcomes_of_a_burst_wait_for_claims(with_job: Database) -> None:
     first, *others = [attempt_at(with_job, begun(with_job)) for _ in range(3)]
 
     def flooded() -> bool:
@@ -148,7 +148,7 @@ def test_ends_wait_a_moment_while_more_is_claimed_and_are_written_together(with_
     assert written == (3, 1)
 
 
-def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> None:
+def test_lasting_burst_delays_only_its_first_outcomes(with_job: Database) -> None:
     looks: list[int] = []
     flood = Flood()
     with completing(with_job, flood.on) as completer:
@@ -164,7 +164,7 @@ def test_in_a_flood_that_lasts_only_the_first_ends_wait(with_job: Database) -> N
     assert all(each <= 3 for each in others), "who waits looks every hundredth of a second"
 
 
-def test_after_a_flood_the_first_ends_of_the_next_one_wait_again(with_job: Database) -> None:
+def test_each_burst_delays_its_first_outcomes(with_job: Database) -> None:
     flood = Flood()
     with completing(with_job, flood.on) as completer:
         for _ in range(2):
@@ -176,7 +176,7 @@ def test_after_a_flood_the_first_ends_of_the_next_one_wait_again(with_job: Datab
             until(lambda: not completer._has_deferred, "the writer has seen that the flood is over")
 
 
-def test_so_many_ends_wait_no_longer(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_outcomes_end_the_delay(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completer_module, "_MOST_DEFERRED", 2)
     monkeypatch.setattr(completer_module, "_DEFER_SECONDS", 3600.0)
     items = [attempt_at(with_job, begun(with_job)) for _ in range(2)]
@@ -187,7 +187,7 @@ def test_so_many_ends_wait_no_longer(with_job: Database, monkeypatch: pytest.Mon
         assert completer.drain(30)
 
 
-def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: Database) -> None:
+def test_locked_row_is_retried_until_it_is_written(with_job: Database) -> None:
     started = begun(with_job)
     holding = with_job.connection()
     holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
@@ -200,7 +200,7 @@ def test_a_row_in_somebodys_hands_is_tried_again_until_it_is_written(with_job: D
     assert len(completions(with_job)) == 1
 
 
-def test_a_row_that_somebody_has_for_long_keeps_no_other_outcome_waiting(with_job: Database) -> None:
+def test_locked_row_delays_no_other_outcome(with_job: Database) -> None:
     """Such as a handler that has called `complete_in`, and whose own transaction lasts."""
     started, other, later = begun(with_job), begun(with_job), begun(with_job)
     items = [attempt_at(with_job, each) for each in (started, other, later)]
@@ -219,9 +219,7 @@ def test_a_row_that_somebody_has_for_long_keeps_no_other_outcome_waiting(with_jo
     assert [final_state(with_job, each.run_id)[0] for each in (started, other, later)] == ["succeeded"] * 3
 
 
-def test_an_attempt_that_ends_itself_while_somebody_has_its_row_is_tried_again(
-    with_job: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcome_that_meets_a_flush_is_retried(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush, or a cancel that is rolled back, lets go of the row between the two statements that end the run."""
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
@@ -239,7 +237,7 @@ def test_an_attempt_that_ends_itself_while_somebody_has_its_row_is_tried_again(
     assert final_state(with_job, started.run_id) == ("cancelled", None)
 
 
-def test_a_superseded_outcome_is_let_go(with_job: Database) -> None:
+def test_superseded_outcome_is_dropped(with_job: Database) -> None:
     zombie = begun(with_job)
     attempt = attempt_at(with_job, zombie)
     requeue(with_job, zombie, AttemptOutcome.LOST)
@@ -250,7 +248,7 @@ def test_a_superseded_outcome_is_let_go(with_job: Database) -> None:
     assert completions(with_job) == []
 
 
-def test_an_outcome_that_cannot_be_stored_is_recorded_as_that_and_costs_no_other(fresh_database: Database) -> None:
+def test_unrecordable_outcome_fails_only_its_run(fresh_database: Database) -> None:
     """The constraint stands in for whatever PostgreSQL may find wrong with a row."""
     fresh_database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_message <> 'poison')")
     submit(fresh_database)
@@ -266,7 +264,7 @@ def test_an_outcome_that_cannot_be_stored_is_recorded_as_that_and_costs_no_other
     assert fresh_database.value("SELECT error_type FROM attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
 
 
-def test_outcomes_wait_while_the_database_is_away(with_job: Database) -> None:
+def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
     with completing(with_job) as completer:
@@ -278,7 +276,7 @@ def test_outcomes_wait_while_the_database_is_away(with_job: Database) -> None:
     assert final_state(with_job, started.run_id) == ("succeeded", None)
 
 
-def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
+def test_second_writer_leaves_attempts_with_unsaved_progress(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint is written before the end of its attempt, by the one thread that writes checkpoints."""
@@ -311,7 +309,7 @@ def test_a_second_writer_takes_what_is_left_and_nothing_that_has_told_something(
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_where_the_first_writer_has_its_hands_full_the_second_one_goes_on_until_little_is_left(
+def test_second_writer_helps_until_little_is_left(
     with_job: Database,
     monkeypatch: pytest.MonkeyPatch,
     later: bool,  # noqa: FBT001 - whether all else comes only when the first is at it

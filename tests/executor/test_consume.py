@@ -52,7 +52,7 @@ def gate() -> Iterator[str]:
     GATES[name].opened.set()
 
 
-def test_an_old_copy_behind_the_good_message_does_not_displace_it(executing: Executing) -> None:
+def test_stale_message_does_not_replace_the_current_one(executing: Executing) -> None:
     """Both are read in one batch, the stale one last: a relay that was fenced in the middle of a batch repeats it."""
     executing.make_topics()
     run_id = executing.trigger("acts.echo", 1)
@@ -71,7 +71,7 @@ def test_an_old_copy_behind_the_good_message_does_not_displace_it(executing: Exe
     assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
 
 
-def test_a_full_executor_lets_go_of_what_it_has_fetched(executing: Executing, gate: str) -> None:
+def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: str) -> None:
     """Its offset moves on although nothing was claimed; the runs are in the table, for whoever has a slot first."""
     executing.make_topics()
     topic = executing.topics.runs("default", "standard")
@@ -89,7 +89,7 @@ def test_a_full_executor_lets_go_of_what_it_has_fetched(executing: Executing, ga
     assert [attempts(executing.database, run_id) for run_id in waiting] == [[(1, "succeeded")]] * 5
 
 
-def test_a_claim_that_fails_while_more_is_read_is_tried_again_before_what_was_read(executing: Executing) -> None:
+def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> None:
     """Messages of both are held, in their order: no offset moves past those of the claim that failed."""
     executing.make_topics()
     runs = [executing.trigger("acts.echo", number) for number in range(20)]
@@ -111,9 +111,7 @@ def test_a_claim_that_fails_while_more_is_read_is_tried_again_before_what_was_re
     assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) == 20
 
 
-def test_ends_wait_for_beginnings_no_longer_than_the_flood_lasts(
-    executing: Executing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completer, "_DEFER_SECONDS", 3600.0)
     executing.make_topics()
     with executing.running(slots=2, **NO_SWEEP):
@@ -124,7 +122,7 @@ def test_ends_wait_for_beginnings_no_longer_than_the_flood_lasts(
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
 
 
-def test_claims_that_fail_are_tried_less_and_less_often_and_told_once(
+def test_failing_claims_back_off_and_are_logged_once(
     executing: Executing, info: StackInfo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where there is plenty, and a claim is under way while more is read."""

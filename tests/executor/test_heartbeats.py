@@ -47,9 +47,7 @@ def told(database: Database, run_id: UUID) -> tuple[object, object, int | None]:
 
 
 @pytest.mark.parametrize("target", ["long.fall-silent", "long.fall-silent-on-thread"])
-def test_a_handler_that_falls_silent_is_timed_out_and_the_next_attempt_goes_on_from_its_checkpoint(
-    executing: Executing, gate: str, target: str
-) -> None:
+def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(executing: Executing, gate: str, target: str) -> None:
     with executing.running(**KNOWN):
         run_id = executing.trigger(target, gate, heartbeat="1s", **SOON)
         ended = executing.ended(run_id)
@@ -60,7 +58,7 @@ def test_a_handler_that_falls_silent_is_timed_out_and_the_next_attempt_goes_on_f
     assert (kind, message) == ("timeout_heartbeat", "heartbeat of 1 s has passed")
 
 
-def test_a_handler_that_beats_goes_on_for_as_long_as_it_likes(executing: Executing, gate: str) -> None:
+def test_heartbeats_keep_an_attempt_alive(executing: Executing, gate: str) -> None:
     with executing.running(**KNOWN):
         both = [executing.trigger(f"long.{name}", gate, heartbeat="3s") for name in ("beat", "beat-on-thread")]
         until(lambda: len(GATES[gate].entered) == 2, "both run")
@@ -71,7 +69,7 @@ def test_a_handler_that_beats_goes_on_for_as_long_as_it_likes(executing: Executi
     assert [attempts(executing.database, run_id) for run_id in both] == [[(1, "succeeded")]] * 2
 
 
-def test_waiting_for_a_thread_is_no_silence(executing: Executing, gate: str) -> None:
+def test_waiting_for_a_thread_misses_no_heartbeat(executing: Executing, gate: str) -> None:
     with executing.running(threads=1, **KNOWN):
         executing.trigger("acts.wait-on-thread", gate)
         until(lambda: GATES[gate].entered, "the only thread is busy")
@@ -83,7 +81,7 @@ def test_waiting_for_a_thread_is_no_silence(executing: Executing, gate: str) -> 
         assert executing.ended(waiting).attempt == 1
 
 
-def test_a_handler_without_heartbeats_that_needs_none_is_left_alone(executing: Executing) -> None:
+def test_handler_without_heartbeat_timeout_needs_no_heartbeat(executing: Executing) -> None:
     with executing.running(**KNOWN):
         ended = executing.run("acts.echo", 1, heartbeat="1s")
     assert (ended.state, ended.attempt) == ("succeeded", 1)
@@ -111,7 +109,7 @@ def test_what_was_saved_just_before_a_failure_reaches_the_next_attempt(executing
     assert told(executing.database, run_id) == (None, 30, 30)
 
 
-def test_a_run_that_is_handed_back_takes_its_checkpoint_along(executing: Executing, gate: str) -> None:
+def test_released_run_keeps_its_checkpoint(executing: Executing, gate: str) -> None:
     with executing.running(drain_timeout=timedelta(0), **KNOWN):
         run_id = executing.trigger("long.fall-silent", gate)
         until(lambda: GATES[gate].entered, "it has saved its checkpoint")
@@ -120,7 +118,7 @@ def test_a_run_that_is_handed_back_takes_its_checkpoint_along(executing: Executi
         assert executing.ended(run_id).result == b'{"done":3}'
 
 
-def test_what_is_told_while_the_database_is_away_is_written_when_it_is_back(executing: Executing, gate: str) -> None:
+def test_progress_is_saved_after_a_database_outage(executing: Executing, gate: str) -> None:
     with executing.running(**KNOWN):
         run_id = executing.trigger("long.beat", gate)
         until(lambda: told(executing.database, run_id)[0], "its progress is written")

@@ -67,9 +67,7 @@ def resolving(*answers: Sequence[str]) -> tuple[Resolve, list[str]]:
         (says(OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhel"), "complete"),
     ],
 )
-def test_what_is_no_http_or_ends_early_fails_clearly_and_is_tried_again(
-    talk: Callable[[socket.socket], None], said: str
-) -> None:
+def test_invalid_or_truncated_http_response_is_retried(talk: Callable[[socket.socket], None], said: str) -> None:
     with conversing(talk) as target:
         [outcome] = call(target.url())
     assert (outcome.kind, outcome.permanent, outcome.not_started) == (AttemptOutcome.FAILED, False, False)
@@ -102,7 +100,7 @@ def test_a_connection_that_is_reset_fails_clearly() -> None:
     ],
     ids=["to the end", "chunked", "with its length", "packed", "an error", "headers", "one header", "the status"],
 )
-def test_a_gigabyte_of_anything_is_not_kept_in_memory(head: bytes, piece: bytes) -> None:
+def test_huge_response_is_not_kept_in_memory(head: bytes, piece: bytes) -> None:
     with conversing(without_end(head, piece)) as target:
         tracemalloc.start()
         try:
@@ -115,7 +113,7 @@ def test_a_gigabyte_of_anything_is_not_kept_in_memory(head: bytes, piece: bytes)
     assert len(outcome.result or b"") + len(outcome.error_message or "") <= KIB64
 
 
-def test_answers_that_are_only_announced_for_ever_end_with_the_attempts_time() -> None:
+def test_endless_response_ends_with_the_attempts_timeout() -> None:
     with conversing(without_end(b"", b"HTTP/1.1 100 Continue\r\n\r\n")) as target:
         tracemalloc.start()
         try:
@@ -138,7 +136,7 @@ def test_a_redirect_to_a_metadata_address_is_recorded_and_not_followed(metadata:
     assert target.connections == 1
 
 
-def test_the_address_that_was_checked_is_the_one_connected_to_whatever_the_name_means_next() -> None:
+def test_checked_address_is_the_connected_one() -> None:
     """One look-up a connection: a name server that answers otherwise the second time is never asked in between."""
     seen: list[str] = []
 
@@ -160,7 +158,7 @@ def test_the_address_that_was_checked_is_the_one_connected_to_whatever_the_name_
 @pytest.mark.parametrize(
     "answer", [["127.0.0.1"], ["1.1.1.1", "127.0.0.1"], ["127.0.0.1", "1.1.1.1"], ["169.254.169.254"]]
 )
-def test_a_name_that_means_an_inside_address_among_others_is_refused_unconnected(answer: list[str]) -> None:
+def test_name_with_a_private_address_is_refused(answer: list[str]) -> None:
     """However it was answered before: every connection is checked anew."""
     with serving() as target:
         resolve, asked = resolving(answer, answer)
@@ -170,7 +168,7 @@ def test_a_name_that_means_an_inside_address_among_others_is_refused_unconnected
     assert (target.connections, len(asked)) == (0, 2)
 
 
-def test_a_name_server_that_does_not_answer_is_given_up() -> None:
+def test_unresponsive_name_server_fails_the_attempt() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         del host, port
         await asyncio.Event().wait()
@@ -209,13 +207,13 @@ def test_a_kept_connection_that_the_target_has_closed_is_replaced() -> None:
     "rest",
     [b"\r\n", b"content-length: 0\r\n\r\n", b"content-length: 9\r\n\r\nabc", b"transfer-encoding: chunked\r\n\r\nZZ"],
 )
-def test_a_target_that_has_taken_the_run_on_is_not_asked_again_for_a_broken_answer(rest: bytes) -> None:
+def test_accepted_request_is_not_repeated_after_a_broken_response(rest: bytes) -> None:
     with conversing(says(b"HTTP/1.1 202 Accepted\r\n" + rest)) as target:
         [outcome] = call(target.url(), target={"async": True, "async_timeout": "1h"})
     assert outcome.waits == timedelta(hours=1)
 
 
-def test_a_target_that_has_taken_the_run_on_and_drips_is_left() -> None:
+def test_slow_body_after_202_is_abandoned() -> None:
     done = threading.Event()
 
     def talk(connection: socket.socket) -> None:

@@ -64,7 +64,7 @@ def test_the_method_is_the_jobs(method: str) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422, 451])
-def test_a_refusal_by_the_target_is_not_tried_again(status: int) -> None:
+def test_client_error_is_permanent(status: int) -> None:
     with serving(Answer(status, b"no")) as target:
         outcome = call(target.url())
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, f"http_{status}", True)
@@ -73,7 +73,7 @@ def test_a_refusal_by_the_target_is_not_tried_again(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_a_target_in_trouble_is_tried_again(status: int) -> None:
+def test_server_error_is_retried(status: int) -> None:
     with serving(Answer(status)) as target:
         outcome = call(target.url())
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, f"http_{status}", False)
@@ -126,20 +126,20 @@ def test_an_inside_address_is_refused_unless_it_is_allowed(host: str) -> None:
     assert target.received == []
 
 
-def test_a_name_that_is_not_there_is_a_failure_that_is_tried_again() -> None:
+def test_unknown_host_is_retried() -> None:
     outcome = call("http://nowhere.invalid/", allow_private=False)
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "http_connect", False)
     assert outcome.not_started
 
 
-def test_a_port_where_nobody_listens_is_a_failure_that_is_tried_again() -> None:
+def test_refused_connection_is_retried() -> None:
     with serving() as target:
         port = target.port
     outcome = call(f"http://127.0.0.1:{port}/")
     assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("http_connect", False, True)
 
 
-def test_of_a_huge_answer_the_beginning_is_kept_and_the_rest_not_read() -> None:
+def test_huge_response_is_cut() -> None:
     with serving(Answer(body=b"x" * 65_536, chunks=-1)) as target:
         outcome = call(target.url())
         body = json.loads(outcome.result or b"")["body"]

@@ -85,7 +85,7 @@ async def until_async(condition: Callable[[], object], what: str) -> None:
     await asyncio.to_thread(until, condition, what)
 
 
-def test_it_runs_in_a_process_of_its_own_which_is_kept_warm() -> None:
+def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
     async def work() -> tuple[dict[str, Any], dict[str, Any]]:
         async with runner() as made:
             first = await made.run(attempt("where", {"to": "ann"}, labels={"a": "1"}, checkpoint=b'{"next":2}'))
@@ -121,7 +121,7 @@ def test_it_runs_in_a_process_of_its_own_which_is_kept_warm() -> None:
         ("garbage", "bytes that are no frame"),
     ],
 )
-def test_a_process_that_dies_is_its_attempts_failure_and_another_takes_over(payload: str, message: str) -> None:
+def test_dead_worker_fails_its_attempt_and_is_replaced(payload: str, message: str) -> None:
     outcome = run("die", payload)
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ProcessDied", False)
     assert message in (outcome.error_message or "")
@@ -139,12 +139,12 @@ def test_a_segfault_leaves_its_stack_in_the_output() -> None:
     assert b"isolated_handlers.py" in (output.tail() or b"")
 
 
-def test_sys_exit_is_an_exception_like_any_other() -> None:
+def test_sys_exit_fails_the_attempt() -> None:
     outcome = run("die", "sys-exit")
     assert (outcome.error_type, outcome.error_message) == ("SystemExit", "the handler tried to end the process: 3")
 
 
-def test_more_memory_than_there_is_fails_the_attempt_and_nothing_else() -> None:
+def test_memory_limit_fails_only_its_attempt() -> None:
     assert run("eat").error_type == "MemoryError"
 
 
@@ -154,12 +154,12 @@ def test_limits_are_set_and_no_core_is_left() -> None:
 
 
 @pytest.mark.parametrize(("payload", "error_type"), [("object", "ResultNotSerializable"), ("huge", "ResultTooLarge")])
-def test_a_result_that_cannot_be_kept_is_told(payload: str, error_type: str) -> None:
+def test_unserializable_result_of_a_worker_is_reported(payload: str, error_type: str) -> None:
     outcome = run("return", payload)
     assert (outcome.error_type, outcome.permanent) == (error_type, True)
 
 
-def test_what_it_prints_is_kept_and_bounded() -> None:
+def test_output_of_a_worker_is_kept_and_bounded() -> None:
     async def work() -> Attempt:
         async with runner() as made:
             printing = attempt("print", 20_000_000)
@@ -176,12 +176,12 @@ def test_what_it_prints_is_kept_and_bounded() -> None:
     assert logged.endswith("WARNING tidewheel.handler: a log line")
 
 
-def test_a_forked_child_that_comes_back_is_no_second_worker() -> None:
+def test_forked_child_does_not_become_a_second_worker() -> None:
     child = json.loads(run("fork", "come back").result or b"")
     until(lambda: gone(child), "the child has ended")
 
 
-def test_children_that_stay_go_with_the_process(tmp_path: Path) -> None:
+def test_children_are_killed_with_the_worker(tmp_path: Path) -> None:
     left = tmp_path / "left"
 
     async def work() -> None:
@@ -233,7 +233,7 @@ async def released(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
 
 @pytest.mark.parametrize("end", [time_over, asked_in_vain, released])
 @pytest.mark.parametrize("deaf", ["", "yes"])
-def test_one_whose_time_is_over_is_killed_with_all_it_started(
+def test_timed_out_worker_is_killed_with_its_children(
     end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], deaf: str, tmp_path: Path
 ) -> None:
     _, pids = asyncio.run(stopped(tmp_path / "runs", "hold", end, deaf=deaf))
@@ -242,14 +242,14 @@ def test_one_whose_time_is_over_is_killed_with_all_it_started(
 
 
 @pytest.mark.parametrize("handler", ["hold", "await"])
-def test_one_that_is_asked_to_stop_may_do_so_by_itself(handler: str, tmp_path: Path) -> None:
+def test_worker_may_stop_by_itself_when_requested(handler: str, tmp_path: Path) -> None:
     file = tmp_path / "runs"
     asyncio.run(stopped(file, handler, asked))
     if handler == "await":
         assert told(file) == "stopped True"
 
 
-def test_one_that_waits_for_a_process_can_be_taken_back(tmp_path: Path) -> None:
+def test_attempt_queued_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
     file = tmp_path / "runs"
 
     async def work() -> bool:
@@ -268,7 +268,7 @@ def test_one_that_waits_for_a_process_can_be_taken_back(tmp_path: Path) -> None:
     assert asyncio.run(work())
 
 
-def test_neighbours_run_on_while_one_dies(tmp_path: Path) -> None:
+def test_other_workers_continue_when_one_dies(tmp_path: Path) -> None:
     file = tmp_path / "runs"
 
     async def work() -> None:
@@ -287,7 +287,7 @@ def test_neighbours_run_on_while_one_dies(tmp_path: Path) -> None:
     assert told(file) == "stopped True"
 
 
-def test_it_beats_and_asks_over_the_pipe() -> None:
+def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
     class Listening(Attempt):
         """An attempt that keeps what it is told."""
 
@@ -309,7 +309,7 @@ def test_it_beats_and_asks_over_the_pipe() -> None:
     assert beats == [(b'{"done":1}', b'{"next":2}')]
 
 
-def test_what_an_attempt_has_left_running_neither_beats_nor_asks_for_the_next() -> None:
+def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
     class Listening(Attempt):
         """An attempt that keeps what it is told, and says who it is."""
 
@@ -338,7 +338,7 @@ def test_what_an_attempt_has_left_running_neither_beats_nor_asks_for_the_next() 
 
 
 @pytest.mark.parametrize(("losses", "here"), [(0, True), (1, True), (2, False), (7, False)])
-def test_a_run_whose_executor_was_lost_twice_gets_a_process_of_its_own(losses: int, here: bool) -> None:  # noqa: FBT001
+def test_run_that_lost_two_executors_runs_isolated(losses: int, here: bool) -> None:  # noqa: FBT001
     async def work() -> bool:
         async with runner() as made:
             again = attempt("lost")
@@ -348,7 +348,7 @@ def test_a_run_whose_executor_was_lost_twice_gets_a_process_of_its_own(losses: i
     assert asyncio.run(work()) is here
 
 
-def test_a_worker_that_cannot_get_ready_says_why_and_charges_nothing_that_may_begin_once() -> None:
+def test_unready_worker_reports_why_and_counts_as_not_started() -> None:
     async def work() -> Outcome:
         async with runner(modules="no.such.module") as made:
             return await made.run(attempt("echo"))
@@ -376,7 +376,7 @@ def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[int
     made.wait()
 
 
-def test_nothing_outlives_an_executor_that_is_killed(parent: tuple["subprocess.Popen[bytes]", list[int]]) -> None:
+def test_killed_executor_leaves_no_process(parent: tuple["subprocess.Popen[bytes]", list[int]]) -> None:
     process, pids = parent
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -397,7 +397,7 @@ class _Refused:
         _Refused("loop", "isolation='loop' does not suit a plain function; leave it out (thread) or write 'process'"),
     ],
 )
-def test_an_isolation_that_there_is_not_is_refused(refused: _Refused) -> None:
+def test_unknown_isolation_is_refused(refused: _Refused) -> None:
     with pytest.raises(ValueError, match="isolation") as caught:
 
         @tidewheel.handler("alone-refused", isolation=refused.isolation)
@@ -416,7 +416,7 @@ def executing(database: Database, info: StackInfo) -> Executing:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("deaf", ["", "yes"])
-def test_an_executor_ends_what_is_out_of_time_cancelled_or_left_when_it_stops(
+def test_executor_ends_timed_out_cancelled_and_leftover_workers(
     executing: Executing, tmp_path: Path, deaf: str
 ) -> None:
     def held(name: str, **job: object) -> tuple[UUID, list[int]]:
@@ -440,7 +440,7 @@ def test_an_executor_ends_what_is_out_of_time_cancelled_or_left_when_it_stops(
 
 
 @pytest.mark.kafka
-def test_a_run_can_be_completed_in_a_transaction_over_there(executing: Executing) -> None:
+def test_worker_can_complete_its_run_in_a_transaction(executing: Executing) -> None:
     with executing.running(known=HANDLERS, worker_processes=1):
         committed = executing.run("alone.complete", {"url": executing.database.url, "end": "commit"})
         assert committed.state == "succeeded"
@@ -450,7 +450,7 @@ def test_a_run_can_be_completed_in_a_transaction_over_there(executing: Executing
 
 
 @pytest.mark.kafka
-def test_its_heartbeats_and_checkpoints_are_written(executing: Executing) -> None:
+def test_heartbeats_of_a_worker_are_saved(executing: Executing) -> None:
     with executing.running(known=HANDLERS, worker_processes=1):
         run_id = executing.trigger("alone.beat")
         assert executing.ended(run_id).result == b"[null,null]"

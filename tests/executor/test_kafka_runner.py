@@ -141,21 +141,21 @@ def test_tidewheels_own_topics_are_refused(sending: Sending, name: str) -> None:
     assert topic in (outcome.error_message or "")
 
 
-def test_a_topic_that_is_not_there_is_told_and_tried_again(sending: Sending) -> None:
+def test_unknown_topic_is_retried(sending: Sending) -> None:
     outcome = sending.send(sending.attempt())
     assert (outcome.kind, outcome.error_type) == (AttemptOutcome.FAILED, "kafka_unknown_topic")
     assert (outcome.permanent, outcome.not_started) == (False, True)
     assert sending.topic in (outcome.error_message or "")
 
 
-def test_a_message_that_the_topic_does_not_take_is_told_and_not_tried_again(sending: Sending) -> None:
+def test_refused_message_fails_permanently(sending: Sending) -> None:
     sending.make_topic(max_message_bytes="2000")
     # The client packs messages: what does not pack is too large all the same.
     outcome = sending.send(sending.attempt({"payload": "".join(str(uuid4()) for _ in range(500))}))
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "kafka_too_large", True)
 
 
-def test_an_attempt_that_is_cut_short_says_that_its_message_may_still_be_written(sending: Sending) -> None:
+def test_interrupted_attempt_notes_that_its_message_may_be_written(sending: Sending) -> None:
     attempt = sending.attempt()
 
     async def work(runner: KafkaRunner) -> None:

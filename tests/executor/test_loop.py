@@ -78,7 +78,7 @@ def test_a_message_that_cannot_be_read_blocks_nothing_behind_it(executing: Execu
         assert executing.ended(run_id).state == "succeeded"
 
 
-def test_what_kafka_lost_is_swept_from_the_table(executing: Executing) -> None:
+def test_lost_message_is_swept(executing: Executing) -> None:
     run_id = executing.trigger("acts.echo", {"own": "payload"})
     executing.database.execute("TRUNCATE outbox")
     with executing.running():
@@ -86,7 +86,7 @@ def test_what_kafka_lost_is_swept_from_the_table(executing: Executing) -> None:
     assert (ended.state, ended.claimed_from, ended.result) == ("succeeded", "sweep", b'{"own":"payload"}')
 
 
-def test_what_is_not_due_is_not_swept(executing: Executing) -> None:
+def test_run_that_is_not_due_is_not_swept(executing: Executing) -> None:
     later = executing.trigger("acts.echo", 1)
     executing.database.execute("UPDATE open_runs SET publish_at = publish_at + interval '1 hour'")
     with executing.running():
@@ -142,7 +142,7 @@ def test_a_full_executor_keeps_a_slot_for_critical_work(executing: Executing, ga
         assert {executing.ended(run_id).state for run_id in held} == {"succeeded"}
 
 
-def test_stopping_hands_back_what_does_not_end_in_time_and_charges_nothing(executing: Executing, gate: str) -> None:
+def test_shutdown_releases_attempts_uncounted(executing: Executing, gate: str) -> None:
     with executing.running(drain_timeout=timedelta(0)):
         run_id = executing.trigger("acts.wait", gate)
         until(lambda: GATES[gate].entered, "it runs")
@@ -162,7 +162,7 @@ def test_stopping_hands_back_what_does_not_end_in_time_and_charges_nothing(execu
     assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
 
 
-def test_stopping_lets_attempts_end_within_the_drain_timeout(executing: Executing, gate: str) -> None:
+def test_shutdown_lets_attempts_end_within_the_drain_timeout(executing: Executing, gate: str) -> None:
     stop = Shutdown()
     stopping = executing.start(stop)
     run_id = executing.trigger("acts.wait", gate)
@@ -175,7 +175,7 @@ def test_stopping_lets_attempts_end_within_the_drain_timeout(executing: Executin
     assert executors(executing.database) == 0
 
 
-def test_the_attempts_of_an_executor_that_fell_silent_are_run_again(executing: Executing) -> None:
+def test_attempts_of_a_lost_executor_are_run_again(executing: Executing) -> None:
     """It beats no more and holds a run: the others watch its counter stand still for the whole lease."""
     ghost = some_executor()
     executing.database.execute(
@@ -192,7 +192,7 @@ def test_the_attempts_of_an_executor_that_fell_silent_are_run_again(executing: E
     assert attempts(executing.database, run_id) == [(1, "lost"), (2, "succeeded")]
 
 
-def test_an_executor_whose_lease_was_ended_enters_again_and_goes_on(executing: Executing) -> None:
+def test_executor_with_an_ended_lease_registers_again(executing: Executing) -> None:
     with executing.running():
         until(lambda: executors(executing.database) == 1, "it has entered")
         executing.database.execute("DELETE FROM executors")

@@ -69,7 +69,7 @@ def told(client: Consumer, topic: str) -> list[int | None]:
     return [each.offset if each.offset >= 0 else None for each in found]
 
 
-def test_the_newest_of_each_partition_is_told(
+def test_latest_offset_of_each_partition_is_committed(
     mine: Offsets, client: Consumer, topic: str, fetched: dict[int, list[Message]]
 ) -> None:
     mine.note([*fetched[0][:3], *fetched[1][:5]])
@@ -79,7 +79,7 @@ def test_the_newest_of_each_partition_is_told(
     until(lambda: told(client, topic) == [6, 5], "it is told")
 
 
-def test_it_is_told_now_and_then(
+def test_offsets_are_committed_periodically(
     mine: Offsets,
     client: Consumer,
     topic: str,
@@ -102,7 +102,7 @@ def test_it_is_told_now_and_then(
     until(lambda: told(client, topic) == [3, None], "the rest is told together")
 
 
-def test_an_older_message_sets_nobody_back(
+def test_older_message_does_not_lower_an_offset(
     mine: Offsets, client: Consumer, topic: str, fetched: dict[int, list[Message]]
 ) -> None:
     mine.note(fetched[0][:5])
@@ -111,7 +111,7 @@ def test_an_older_message_sets_nobody_back(
     until(lambda: told(client, topic) == [5, None], "the newest is told")
 
 
-def test_of_a_partition_that_has_gone_nothing_is_told(
+def test_revoked_partition_is_not_committed(
     mine: Offsets, client: Consumer, topic: str, fetched: dict[int, list[Message]]
 ) -> None:
     mine.note([*fetched[0][:2], *fetched[1][:2]])

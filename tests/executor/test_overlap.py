@@ -52,9 +52,7 @@ def created_at(executing: Executing, run_id: UUID) -> datetime:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
-def test_cancel_other_reaches_the_running_one_within_a_second_and_the_next_starts(
-    executing: Executing, gate: str, handler: str
-) -> None:
+def test_cancel_other_stops_the_active_run_and_starts_the_next(executing: Executing, gate: str, handler: str) -> None:
     with executing.running():
         first = executing.trigger(handler, gate, overlap="cancel_other")
         until(lambda: entered(gate, first), "the first runs")
@@ -72,9 +70,7 @@ def test_cancel_other_reaches_the_running_one_within_a_second_and_the_next_start
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
-def test_terminate_other_starts_at_once_and_the_slot_of_the_other_comes_free(
-    executing: Executing, gate: str, handler: str
-) -> None:
+def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing, gate: str, handler: str) -> None:
     with executing.running(**DEAF):
         first = executing.trigger(handler, gate, overlap="terminate_other")
         until(lambda: entered(gate, first), "the first runs")
@@ -91,7 +87,7 @@ def test_terminate_other_starts_at_once_and_the_slot_of_the_other_comes_free(
 
 
 @pytest.mark.kafka
-def test_one_slot_is_enough_for_a_run_that_terminates_the_other(executing: Executing, gate: str) -> None:
+def test_one_slot_suffices_for_terminate_other(executing: Executing, gate: str) -> None:
     """Two executors with a slot each: what the second of them terminates gives the first one its slot back."""
     with executing.running(slots=1, **DEAF), executing.running(slots=1, **DEAF):
         first = executing.trigger("acts.wait", gate, overlap="terminate_other")
@@ -104,7 +100,7 @@ def test_one_slot_is_enough_for_a_run_that_terminates_the_other(executing: Execu
 
 
 @pytest.mark.kafka
-def test_one_that_does_not_listen_is_fenced_off_and_its_report_changes_nothing(executing: Executing, gate: str) -> None:
+def test_unresponsive_run_is_fenced_off(executing: Executing, gate: str) -> None:
     with executing.running(**DEAF):
         first = executing.trigger("acts.wait-deaf", gate, overlap="terminate_other")
         until(lambda: entered(gate, first), "the first runs")
@@ -169,7 +165,7 @@ class Beating:
         return run_id in self.here
 
 
-def test_a_terminate_that_is_acted_upon_goes_and_one_for_an_attempt_to_come_stays(database: Database) -> None:
+def test_delivered_terminate_is_deleted(database: Database) -> None:
     known, coming = (RunningAttempt(uuid4(), 1, "default", EXECUTOR) for _ in range(2))
     with database.transaction() as connection:
         add_signals(connection, Signal.TERMINATE, [known, coming])
@@ -182,7 +178,7 @@ def test_a_terminate_that_is_acted_upon_goes_and_one_for_an_attempt_to_come_stay
         until(lambda: signals(database) == [], "one that nobody claimed is no attempt to come")
 
 
-def test_a_cancel_stays_until_its_run_has_ended(database: Database) -> None:
+def test_cancel_signal_stays_until_its_run_ends(database: Database) -> None:
     submit(database, overlap="skip")
     first = begin(database, trigger(database))
     claim(database, make(database, "cancel_other"))
@@ -194,7 +190,7 @@ def test_a_cancel_stays_until_its_run_has_ended(database: Database) -> None:
     assert open_run(database, first.run_id).state == RunState.CANCELLING
 
 
-def test_the_signals_of_others_are_left_to_them(database: Database) -> None:
+def test_signals_of_other_executors_are_ignored(database: Database) -> None:
     theirs, mine = (RunningAttempt(uuid4(), 1, "default", hands) for hands in (some_executor(), EXECUTOR))
     with database.transaction() as connection:
         add_signals(connection, Signal.TERMINATE, [theirs, mine])

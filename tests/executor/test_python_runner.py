@@ -60,13 +60,13 @@ def echo_on_thread(_: Context, payload: object) -> object:
 
 
 @pytest.mark.parametrize("function", [echo, echo_on_thread])
-def test_a_handler_gets_the_payload_and_its_return_value_is_kept_as_json(function: Function) -> None:
+def test_handler_gets_the_payload_and_its_result_is_stored_as_json(function: Function) -> None:
     outcome = run(function, {"payload": {"to": "ann", "n": [1, None, 2.5]}})
     assert (outcome.kind, outcome.result) == (AttemptOutcome.SUCCEEDED, b'{"to":"ann","n":[1,null,2.5]}')
 
 
 @pytest.mark.parametrize("function", [echo, echo_on_thread])
-def test_what_returns_nothing_has_no_result(function: Function) -> None:
+def test_handler_without_a_return_value_has_no_result(function: Function) -> None:
     del function
 
     def nothing(_: Context, payload: object) -> None:
@@ -85,7 +85,7 @@ def test_a_model_reads_the_payload_and_a_model_may_be_returned() -> None:
 @pytest.mark.parametrize(
     ("payload", "said"), [({"to": 5}, "to\n  Input should be a valid string"), ({}, "Field required"), ("ann", "Mail")]
 )
-def test_a_payload_that_does_not_fit_the_model_fails_for_good(payload: object, said: str) -> None:
+def test_invalid_payload_fails_permanently(payload: object, said: str) -> None:
     """The same bytes fail on every attempt: no handler is called, no retry made."""
 
     async def never(_: Context, payload: Mail) -> None:
@@ -101,14 +101,14 @@ def test_a_runs_own_payload_comes_before_its_jobs() -> None:
     assert outcome.result == b'"run"'
 
 
-def test_bytes_are_handed_on_as_bytes() -> None:
+def test_binary_payload_stays_bytes() -> None:
     def size(_: Context, payload: bytes) -> list[int]:
         return list(payload)
 
     assert run(size, {"payload_base64": "AAH/"}).result == b"[0,1,255]"
 
 
-def test_a_job_without_a_payload_hands_on_none() -> None:
+def test_job_without_a_payload_passes_none() -> None:
     def what(_: Context, payload: object) -> str:
         return repr(payload)
 
@@ -124,7 +124,7 @@ def test_a_job_without_a_payload_hands_on_none() -> None:
     ],
 )
 @pytest.mark.parametrize("on_thread", [False, True])
-def test_a_result_that_cannot_be_kept_is_a_failure_for_good(value: object, error_type: str, on_thread: bool) -> None:  # noqa: FBT001
+def test_unserializable_result_fails_permanently(value: object, error_type: str, on_thread: bool) -> None:  # noqa: FBT001
     """Its effect is done: another attempt would repeat it for the sake of a return value."""
 
     def returns(_: Context, payload: object) -> object:
@@ -176,7 +176,7 @@ def test_the_context_tells_what_is_run() -> None:
     assert context.logger.extra == {"run_id": str(RUN), "attempt": 1, "job_key": "job"}
 
 
-def test_a_thread_that_is_given_up_keeps_its_slot_until_it_returns() -> None:
+def test_abandoned_thread_keeps_its_slot_until_it_returns() -> None:
     """Nobody can stop a thread from outside: it is told, and the slot is free when the function has really ended."""
     told, may_end = threading.Event(), threading.Event()
 

@@ -38,7 +38,7 @@ def each_second(seconds: int, counters: dict[UUID, int]) -> list[tuple[float, di
     return [(float(second), dict(counters)) for second in range(seconds)]
 
 
-def test_a_counter_that_stands_still_for_the_lease_is_silent_and_not_a_moment_sooner() -> None:
+def test_unchanged_counter_is_silent_after_the_lease() -> None:
     found = silent(*each_second(17, {A: 5}))
     assert found[:15] == [[]] * 15
     assert found[15:] == [[A], [A]]
@@ -51,7 +51,7 @@ def test_a_counter_that_moves_starts_its_lease_anew() -> None:
     assert [B in each for each in found] == [second >= 15 for second in range(30)]
 
 
-def test_a_restart_of_the_database_ends_nobodys_run() -> None:
+def test_database_restart_ends_no_lease() -> None:
     watch = Watch(LEASE)
     for now in range(15):
         assert watch.look({A: 5}, "before", float(now)) == []
@@ -61,12 +61,12 @@ def test_a_restart_of_the_database_ends_nobodys_run() -> None:
     assert watch.look({A: 5}, "after", 30.0) == [(A, 5)]
 
 
-def test_a_watcher_that_was_away_itself_has_watched_nothing() -> None:
+def test_suspended_reaper_restarts_its_watch() -> None:
     found = silent(*each_second(14, {A: 5}), (20.0, {A: 5}), (21.0, {A: 5}))
     assert found == [[]] * 16
 
 
-def test_a_database_that_did_not_answer_was_no_watching() -> None:
+def test_database_outage_restarts_the_watch() -> None:
     watch = Watch(LEASE)
     for now in range(15):
         watch.look({A: 5}, "s", float(now))
@@ -74,7 +74,7 @@ def test_a_database_that_did_not_answer_was_no_watching() -> None:
     assert watch.look({A: 5}, "s", 15.0) == []
 
 
-def test_who_comes_back_under_its_old_counter_begins_anew() -> None:
+def test_returning_executor_starts_a_new_lease() -> None:
     found = silent(
         *each_second(10, {A: 5}), *((float(n), {B: 1}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16))
     )
@@ -84,7 +84,7 @@ def test_who_comes_back_under_its_old_counter_begins_anew() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.01, 6.0), st.integers(0, 3), st.sampled_from(["s", "t"])), min_size=1, max_size=60)
 )
-def test_whoever_is_found_silent_was_watched_standing_still_all_the_while(looks: list[tuple[float, int, str]]) -> None:
+def test_silent_executors_were_watched_for_the_whole_lease(looks: list[tuple[float, int, str]]) -> None:
     watch, now = Watch(LEASE), 0.0
     seen: list[tuple[float, int, str]] = []
     for step, counter, start in looks:
@@ -151,7 +151,7 @@ def test_a_lost_run_that_was_being_cancelled_ends_cancelled(database: Database, 
     assert database.count("signals") == 0
 
 
-def test_a_run_that_loses_every_executor_is_given_up(database: Database, ghost: UUID) -> None:
+def test_run_that_loses_every_executor_fails(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     database.execute("UPDATE open_runs SET lost_attempts = 2")
     begin(database, run_id, ghost)
@@ -164,7 +164,7 @@ def test_a_run_that_loses_every_executor_is_given_up(database: Database, ghost: 
     assert [attempt.outcome for attempt in letter.attempts] == ["lost"]
 
 
-def test_a_lost_run_that_may_begin_once_is_given_up_with_an_unknown_outcome(database: Database, ghost: UUID) -> None:
+def test_lost_at_most_once_run_has_an_unknown_outcome(database: Database, ghost: UUID) -> None:
     submit(database, "once", delivery="at_most_once")
     once, other = trigger(database, "once"), trigger(database)
     for run_id in (once, other):
@@ -179,7 +179,7 @@ def test_a_lost_run_that_may_begin_once_is_given_up_with_an_unknown_outcome(data
     assert open_run(database, other).state == "retrying"
 
 
-def test_a_lost_run_that_may_begin_once_ends_cancelled_where_that_was_asked(database: Database, ghost: UUID) -> None:
+def test_lost_at_most_once_run_ends_cancelled_if_requested(database: Database, ghost: UUID) -> None:
     submit(database, "once", delivery="at_most_once")
     run_id = trigger(database, "once")
     begin(database, run_id, ghost)
@@ -208,7 +208,7 @@ def test_what_the_lost_executor_reports_afterwards_changes_nothing(database: Dat
     assert completions(database) == []
 
 
-def test_a_row_in_somebodys_hands_is_left_and_comes_again(database: Database, ghost: UUID) -> None:
+def test_locked_row_is_reaped_later(database: Database, ghost: UUID) -> None:
     """The others go back at once; the lease stays open until the last of its runs is off it."""
     held, free = trigger(database), trigger(database)
     for run_id in (held, free):

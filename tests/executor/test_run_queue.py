@@ -103,7 +103,7 @@ def outcomes_of(does: Does, count: int) -> dict[int, Outcome]:
     return asyncio.run(work())
 
 
-def test_what_waits_for_nothing_shares_a_task_and_no_context() -> None:
+def test_attempts_that_never_wait_share_a_task_and_no_context() -> None:
     tasks: list[object] = []
     seen: list[int | None] = []
 
@@ -127,7 +127,7 @@ def test_what_waits_for_nothing_shares_a_task_and_no_context() -> None:
     assert len(set(tasks)) == 1
 
 
-def test_who_waits_keeps_the_task_in_which_it_began_and_the_others_go_on() -> None:
+def test_waiting_attempt_keeps_its_task_and_others_continue() -> None:
     gate: asyncio.Event
     tasks: dict[int, list[object]] = {}
 
@@ -161,7 +161,7 @@ def test_who_waits_keeps_the_task_in_which_it_began_and_the_others_go_on() -> No
     assert tasks[2][0] is not tasks[3][0]
 
 
-def test_a_timeout_of_asyncios_own_strikes_who_has_set_it() -> None:
+def test_asyncio_timeout_hits_the_handler_that_set_it() -> None:
     async def does(attempt: Attempt) -> Outcome:
         if attempt.started.attempt == 2:
             async with asyncio.timeout(0.01):
@@ -172,7 +172,7 @@ def test_a_timeout_of_asyncios_own_strikes_who_has_set_it() -> None:
     assert [outcomes[number].error_type for number in (1, 2, 3)] == [None, "TimeoutError", None]
 
 
-def test_who_cancels_its_own_task_and_waits_for_nothing_cancels_nobody_else() -> None:
+def test_self_cancellation_does_not_reach_the_next_handler() -> None:
     async def does(attempt: Attempt) -> Outcome:
         task = asyncio.current_task()
         assert task is not None
@@ -185,7 +185,7 @@ def test_who_cancels_its_own_task_and_waits_for_nothing_cancels_nobody_else() ->
     assert set(outcomes_of(does, 3).values()) == {succeeded(None)}
 
 
-def test_start_to_close_strikes_who_waits_and_counts_from_its_start() -> None:
+def test_start_to_close_counts_from_the_attempts_start() -> None:
     async def does(attempt: Attempt) -> Outcome:
         del attempt
         await asyncio.Event().wait()
@@ -200,7 +200,7 @@ def test_start_to_close_strikes_who_waits_and_counts_from_its_start() -> None:
     assert {outcome.timeout for outcome in asyncio.run(work()).values()} == {"start_to_close"}
 
 
-def test_a_handler_that_has_waited_once_has_a_task_each_time() -> None:
+def test_handler_that_waited_once_gets_its_own_tasks() -> None:
     tasks: list[object] = []
 
     async def does(attempt: Attempt) -> Outcome:
@@ -220,7 +220,7 @@ def test_a_handler_that_has_waited_once_has_a_task_each_time() -> None:
     assert len(set(tasks)) == 4
 
 
-def test_no_more_begin_than_there_are_slots_and_what_finds_none_goes_back_unbegun() -> None:
+def test_starts_are_bounded_by_slots_and_the_rest_is_released() -> None:
     begun: list[int] = []
     gate: asyncio.Event
 
@@ -245,7 +245,7 @@ def test_no_more_begin_than_there_are_slots_and_what_finds_none_goes_back_unbegu
     asyncio.run(work())
 
 
-def test_a_slot_that_comes_free_is_taken_by_the_next_in_the_line() -> None:
+def test_free_slot_goes_to_the_next_in_the_queue() -> None:
     gates: dict[int, asyncio.Event] = {}
 
     async def does(attempt: Attempt) -> Outcome:
@@ -285,7 +285,7 @@ def test_the_critical_lane_goes_first() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits: bool) -> None:  # noqa: FBT001
+def test_overcommit_needs_that_no_attempt_waits(waits: bool) -> None:  # noqa: FBT001
     async def does(attempt: Attempt) -> Outcome:
         if waits and attempt.started.attempt == 2:
             await asyncio.sleep(0)
@@ -302,7 +302,7 @@ def test_more_than_there_are_slots_may_be_claimed_only_while_nothing_waits(waits
     assert (asyncio.run(work()) > 5) is not waits
 
 
-def test_what_never_waits_leaves_the_loop_to_others_now_and_then(clock: Clock) -> None:
+def test_drain_yields_to_the_event_loop(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
         del attempt
         clock.busy_for(0.002)
@@ -320,7 +320,7 @@ def test_what_never_waits_leaves_the_loop_to_others_now_and_then(clock: Clock) -
     assert asyncio.run(work()) >= 10
 
 
-def test_what_follows_one_that_has_waited_sees_nothing_of_its_context() -> None:
+def test_contexts_do_not_leak_after_a_wait() -> None:
     seen: list[int | None] = []
 
     async def does(attempt: Attempt) -> Outcome:
@@ -340,7 +340,7 @@ def test_what_follows_one_that_has_waited_sees_nothing_of_its_context() -> None:
     assert seen == [None] * 5
 
 
-def test_who_takes_its_cancelling_back_cancels_nobody_else() -> None:
+def test_uncancelled_task_does_not_cancel_the_next_handler() -> None:
     async def does(attempt: Attempt) -> Outcome:
         if attempt.started.attempt == 1:
             task = asyncio.current_task()
@@ -354,7 +354,7 @@ def test_who_takes_its_cancelling_back_cancels_nobody_else() -> None:
     assert [outcome.error_type for outcome in outcomes_of(does, 2).values()] == [None, None]
 
 
-def test_nothing_is_claimed_ahead_for_a_lane_that_is_full() -> None:
+def test_full_lane_is_not_overcommitted() -> None:
     gate: asyncio.Event
 
     async def does(attempt: Attempt) -> Outcome:
@@ -380,7 +380,7 @@ def test_nothing_is_claimed_ahead_for_a_lane_that_is_full() -> None:
     asyncio.run(work())
 
 
-def test_slots_that_there_are_stay_with_who_has_taken_them_whatever_comes_before_it() -> None:
+def test_existing_slots_stay_with_their_attempts() -> None:
     gate: asyncio.Event
 
     async def does(attempt: Attempt) -> Outcome:
@@ -407,7 +407,7 @@ def test_slots_that_there_are_stay_with_who_has_taken_them_whatever_comes_before
     asyncio.run(work())
 
 
-def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back(clock: Clock) -> None:
+def test_late_overcommitted_attempts_are_released(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
         if attempt.started.attempt > 1:
             clock.busy_for(0.03)
@@ -425,7 +425,7 @@ def test_what_was_claimed_ahead_and_takes_longer_than_expected_goes_back(clock: 
     asyncio.run(work())
 
 
-def test_nothing_goes_back_for_a_moment_without_a_processor(clock: Clock) -> None:
+def test_pause_of_the_process_releases_nothing(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
         clock.busy_for(0.4 if attempt.started.attempt == 2 else 0.0005)
         return succeeded(None)
@@ -441,7 +441,7 @@ def test_nothing_goes_back_for_a_moment_without_a_processor(clock: Clock) -> Non
     asyncio.run(work())
 
 
-def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns(clock: Clock) -> None:
+def test_busy_processor_lowers_the_overcommit(clock: Clock) -> None:
     async def does(attempt: Attempt) -> Outcome:
         clock.busy_for(0.0001)
         return succeeded(None)
@@ -462,7 +462,7 @@ def test_less_is_claimed_ahead_where_others_have_the_processor_between_two_turns
     assert asyncio.run(ahead(0.05)) * 2 < asyncio.run(ahead(0))
 
 
-def test_what_may_be_claimed_ahead_grows_by_steps_while_nothing_waits() -> None:
+def test_overcommit_grows_by_steps() -> None:
     """Each step is twice the one before; one that counted as no change kept it at the first for ever."""
 
     async def never_waits(attempt: Attempt) -> Outcome:

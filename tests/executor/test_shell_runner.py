@@ -318,7 +318,7 @@ def test_forks_are_bounded_and_all_of_them_are_killed() -> None:
         assert not [process for process in psutil.process_iter() if process.uids().real == uid]
 
 
-def test_a_run_goes_on_when_the_process_that_starts_programs_was_killed() -> None:
+def test_killed_program_starter_is_replaced() -> None:
     async def work() -> list[AttemptOutcome]:
         runner = ShellRunner(load())
         first = await runner.run(attempt_of(shell("true")))
@@ -333,7 +333,7 @@ def test_a_run_goes_on_when_the_process_that_starts_programs_was_killed() -> Non
     assert asyncio.run(work()) == [AttemptOutcome.SUCCEEDED] * 2
 
 
-def test_a_program_that_kills_its_keeper_dies_with_it() -> None:
+def test_program_that_kills_its_supervisor_dies_with_it() -> None:
     outcome, output = run(shell("sh", "-c", "echo $$; kill -KILL $PPID; sleep 600"))
     assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("SupervisorGone", False, False)
     until(lambda: gone(int(output)), "the program is dead")

@@ -17,7 +17,7 @@ ORDINARY = [Lane.STANDARD, Lane.BATCH]
 
 @pytest.mark.parametrize(("total", "kept"), [(1, 0), (9, 0), (10, 1), (19, 1), (20, 2), (100, 10)])
 @pytest.mark.parametrize("lane", ORDINARY)
-def test_one_slot_of_ten_is_kept_for_critical(total: int, kept: int, lane: Lane) -> None:
+def test_one_slot_of_ten_is_reserved_for_critical(total: int, kept: int, lane: Lane) -> None:
     slots = Slots(total)
     assert slots.take(lane, total) == total - kept
     assert slots.take(lane, 1) == 0
@@ -31,7 +31,7 @@ def test_critical_work_may_take_them_all() -> None:
     assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
 
 
-def test_who_waits_is_told_of_a_slot_that_comes_free() -> None:
+def test_free_slot_wakes_a_waiter() -> None:
     slots = Slots(1)
     slots.take(Lane.STANDARD, 1)
     assert not slots.wait_free(Lane.STANDARD, 0)
@@ -40,7 +40,7 @@ def test_who_waits_is_told_of_a_slot_that_comes_free() -> None:
     assert waiting.result(10)
 
 
-def test_many_threads_never_hold_more_than_there_are() -> None:
+def test_threads_never_take_more_than_all_slots() -> None:
     slots, busy, most, lock = Slots(7), 0, 0, threading.Lock()
 
     def work() -> None:
@@ -77,7 +77,7 @@ def test_whatever_is_taken_there_is_room_for_it(total: int, wishes: list[tuple[L
 
 
 @pytest.mark.parametrize("lane", ORDINARY)
-def test_what_is_claimed_ahead_takes_no_slot_from_who_does_not_ask_for_it(lane: Lane) -> None:
+def test_overcommit_takes_no_slot_from_other_lanes(lane: Lane) -> None:
     slots = Slots(20)
     slots.set_overcommit(30)
     assert slots.free(lane) == 18
@@ -93,7 +93,7 @@ def test_what_is_claimed_ahead_takes_no_slot_from_who_does_not_ask_for_it(lane: 
     assert slots.free(lane) == 8
 
 
-def test_nothing_is_claimed_ahead_until_who_needs_slots_that_there_are_has_taken_one() -> None:
+def test_overcommit_is_suspended_until_a_real_slot_is_taken() -> None:
     slots = Slots(20)
     slots.set_overcommit(30)
     assert slots.take_overcommit(Lane.STANDARD, 28) == (28, 18)
@@ -108,7 +108,7 @@ def test_nothing_is_claimed_ahead_until_who_needs_slots_that_there_are_has_taken
     assert slots.free_overcommit(Lane.STANDARD) == 30
 
 
-def test_who_never_takes_the_slot_holds_up_nobody_for_ever() -> None:
+def test_suspension_of_overcommit_ends_by_time() -> None:
     slots = Slots(20)
     slots.set_overcommit(30)
     slots.suspend_overcommit(Lane.STANDARD, 0.2)
@@ -116,7 +116,7 @@ def test_who_never_takes_the_slot_holds_up_nobody_for_ever() -> None:
     until(lambda: slots.free_overcommit(Lane.STANDARD) == 48, "the time is over")
 
 
-def test_who_waits_is_told_that_more_may_be_claimed_ahead() -> None:
+def test_overcommit_wakes_a_waiter() -> None:
     slots = Slots(1)
     slots.take(Lane.STANDARD, 1)
     waiting = in_background(lambda: slots.wait_free_overcommit(Lane.STANDARD, 30))
@@ -125,7 +125,7 @@ def test_who_waits_is_told_that_more_may_be_claimed_ahead() -> None:
     assert not slots.wait_free(Lane.STANDARD, 0)
 
 
-def test_half_of_what_may_be_claimed_is_waited_for_where_anything_is_ahead() -> None:
+def test_overcommit_waits_until_half_is_free() -> None:
     slots = Slots(10)
     slots.set_overcommit(10)
     slots.take_overcommit(Lane.STANDARD, 19)  # one slot is kept for critical work
@@ -138,14 +138,14 @@ def test_half_of_what_may_be_claimed_is_waited_for_where_anything_is_ahead() -> 
     assert slots.free_overcommit(Lane.STANDARD) == 10
 
 
-def test_nobody_waits_for_half_where_nothing_is_ahead() -> None:
+def test_no_wait_for_half_without_overcommit() -> None:
     slots = Slots(10)
     slots.take(Lane.STANDARD, 9)
     in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30)).result(10)
 
 
 @pytest.mark.parametrize("lane", ORDINARY)
-def test_who_is_next_has_the_slots_that_come_free_and_nobody_claims_ahead_until_then(lane: Lane) -> None:
+def test_take_next_gets_the_next_free_slots(lane: Lane) -> None:
     slots = Slots(20)
     slots.set_overcommit(30)
     assert slots.take_overcommit(Lane.STANDARD, 28) == (28, 18)
@@ -163,7 +163,7 @@ def test_who_is_next_has_the_slots_that_come_free_and_nobody_claims_ahead_until_
     assert slots.take_overcommit(Lane.STANDARD, 100).real == 1
 
 
-def test_who_is_next_in_the_critical_lane_is_so_before_everybody() -> None:
+def test_take_next_of_the_critical_lane_goes_first() -> None:
     slots = Slots(10)
     assert slots.take(Lane.CRITICAL, 10) == 10
     next_one = in_background(lambda: slots.take_next(Lane.CRITICAL, 2, 30))
@@ -172,14 +172,14 @@ def test_who_is_next_in_the_critical_lane_is_so_before_everybody() -> None:
     assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
 
 
-def test_who_is_next_has_those_that_came_free_in_time() -> None:
+def test_take_next_takes_slots_that_came_free_in_time() -> None:
     slots = Slots(10)
     assert slots.take(Lane.STANDARD, 9) == 9
     slots.release(Lane.STANDARD, 3)
     assert slots.take_next(Lane.STANDARD, 5, 0.05) == 3
 
 
-def test_who_is_next_and_gets_none_in_time_keeps_nobody_waiting() -> None:
+def test_take_next_without_slots_blocks_no_lane() -> None:
     slots = Slots(10)
     slots.set_overcommit(10)
     assert slots.take(Lane.STANDARD, 9) == 9

@@ -38,7 +38,7 @@ def gate() -> Iterator[str]:
     GATES[name].opened.set()
 
 
-def test_what_a_full_executor_has_fetched_is_taken_by_one_that_is_free(executing: Executing, gate: str) -> None:
+def test_sweep_claims_messages_that_a_full_executor_holds(executing: Executing, gate: str) -> None:
     """The message lies in the hands of the one that has every partition; the other takes the run by the table."""
     with executing.running(slots=1, **HALF_A_SECOND):
         held = executing.trigger("acts.wait", gate)
@@ -58,7 +58,7 @@ def test_what_a_full_executor_has_fetched_is_taken_by_one_that_is_free(executing
     assert [attempts(executing.database, run_id) for run_id in others] == [[(1, "succeeded")]] * 5
 
 
-def test_a_run_that_kafka_lost_is_found_while_messages_come(executing: Executing) -> None:
+def test_lost_message_is_swept_while_messages_arrive(executing: Executing) -> None:
     """Messages that keep coming are no reason to leave one that does not."""
     with executing.running(slots=4, **HALF_A_SECOND):
         executing.ended(executing.trigger("acts.echo", 0))
@@ -73,7 +73,7 @@ def test_a_run_that_kafka_lost_is_found_while_messages_come(executing: Executing
     assert executing.ended(lost).claimed_from == "sweep"
 
 
-def test_a_message_that_comes_in_time_is_left_to_the_one_who_reads_it(executing: Executing) -> None:
+def test_timely_message_is_not_swept(executing: Executing) -> None:
     with executing.running(slots=4, sweep=timedelta(seconds=60)):
         runs = [executing.trigger("acts.echo", number) for number in range(20)]
         for run_id in runs:
@@ -82,14 +82,14 @@ def test_a_message_that_comes_in_time_is_left_to_the_one_who_reads_it(executing:
     assert "sweep" not in came
 
 
-def test_more_than_there_are_slots_for_is_swept_as_they_come_free(executing: Executing) -> None:
+def test_sweep_continues_as_slots_come_free(executing: Executing) -> None:
     runs = [executing.trigger("acts.echo", number) for number in range(60)]
     executing.database.execute("TRUNCATE outbox")
     with executing.running(slots=2, **HALF_A_SECOND):
         assert {executing.ended(run_id).claimed_from for run_id in runs} == {"sweep"}
 
 
-def test_spare_slots_are_those_that_nobody_needed_all_the_while() -> None:
+def test_unused_slots_are_those_free_all_the_time() -> None:
     slots = Slots(20)
     slots.take(Lane.STANDARD, 5)
     slots.watch()
@@ -103,7 +103,7 @@ def test_spare_slots_are_those_that_nobody_needed_all_the_while() -> None:
     assert slots.unused(Lane.STANDARD) == 15
 
 
-def test_a_lane_has_its_turn_after_ten_intervals_and_one_in_vain_is_tried_again_ever_more_rarely() -> None:
+def test_lane_is_served_after_ten_intervals_with_backoff() -> None:
     turns, now, waits = LaneSchedule(timedelta(seconds=1), now=0.0), 10.0, list[float]()
     assert turns.next_lane(9.9) is None
     for lane in (Lane.CRITICAL, Lane.BATCH):
@@ -123,7 +123,7 @@ def test_a_lane_has_its_turn_after_ten_intervals_and_one_in_vain_is_tried_again_
     assert turns.next_lane(now + 11) is Lane.STANDARD
 
 
-def test_of_several_lanes_the_one_that_has_waited_longest_has_its_turn() -> None:
+def test_lane_that_waited_longest_is_served_first() -> None:
     turns = LaneSchedule(timedelta(seconds=1), now=0.0)
     for at, lane in enumerate((Lane.BATCH, Lane.CRITICAL, Lane.STANDARD)):
         turns.served(lane, float(at))

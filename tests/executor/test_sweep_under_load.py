@@ -65,7 +65,7 @@ def executing(fresh_database: Database, info: StackInfo) -> Executing:
     return made
 
 
-def test_a_run_that_kafka_lost_has_its_turn_while_messages_fill_every_slot(executing: Executing) -> None:
+def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executing) -> None:
     name = uuid4().hex
     flood = FLOODS[name] = Flood()
     submit(executing.database, "drops", target="flood.drop")

@@ -38,7 +38,7 @@ def gate() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("which", KEPT_HERE)
-def test_a_coroutine_that_refuses_to_be_cancelled_is_over_all_the_same_and_keeps_its_slot(
+def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(
     executing: Executing, gate: str, which: str
 ) -> None:
     with executing.running(slots=1, **KNOWN):
@@ -55,21 +55,19 @@ def test_a_coroutine_that_refuses_to_be_cancelled_is_over_all_the_same_and_keeps
 
 
 @pytest.mark.parametrize("which", KEPT_HERE)
-def test_an_error_that_comes_of_being_cancelled_does_not_hide_the_timeout(
-    executing: Executing, gate: str, which: str
-) -> None:
+def test_error_during_cancellation_does_not_hide_the_timeout(executing: Executing, gate: str, which: str) -> None:
     with executing.running(**KNOWN):
         ended = executing.run("long.refuse", {"gate": gate, "does": "fail"}, **{which: "1s"}, **ONE_ATTEMPT)
     assert (ended.state, ended.reason) == ("timed_out", which)
 
 
-def test_a_handler_that_is_done_in_the_last_moment_has_succeeded(executing: Executing, gate: str) -> None:
+def test_handler_that_returns_when_cancelled_succeeds(executing: Executing, gate: str) -> None:
     with executing.running(**KNOWN):
         ended = executing.run("long.refuse", {"gate": gate, "does": "return"}, start_to_close="500ms")
     assert (ended.state, ended.result) == ("succeeded", b'"just done"')
 
 
-def test_the_time_of_an_attempt_begins_anew_with_each(executing: Executing, gate: str) -> None:
+def test_each_attempt_gets_its_full_time(executing: Executing, gate: str) -> None:
     retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
     with executing.running(**KNOWN):
         run_id = executing.trigger("acts.wait", gate, start_to_close="300ms", retry=retry)

@@ -52,7 +52,7 @@ def beats(executing: Executing, run_id: UUID) -> int:
     )
 
 
-def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
+def test_blocked_loop_is_reported_and_its_attempts_are_released(
     executing: Executing, gate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = noisy_handlers.handlers()
@@ -86,7 +86,7 @@ def test_a_blocked_loop_is_reported_with_its_run_and_costs_nobody_anything(
         assert ({outcome for _, outcome in handed_on}, last) in ((set(), "succeeded"), ({"released"}, "succeeded"))
 
 
-def test_a_loop_that_is_busy_but_goes_on_is_no_stall(executing: Executing) -> None:
+def test_busy_loop_is_not_blocked(executing: Executing) -> None:
     stalls = sample("event_loop_stalls_total")
     with executing.running(known=noisy_handlers.handlers(), stall_after=timedelta(seconds=30)):  # of a busy machine
         runs = [executing.trigger("noisy.silent", number) for number in range(50)]
