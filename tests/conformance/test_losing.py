@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 LEASE = "2s"
 
 
-def test_a_deploy_lets_work_end_hands_the_rest_back_and_charges_nobody(own: Kit) -> None:
+def test_shutdown_drains_and_releases_uncounted(own: Kit) -> None:
     """[19]."""
     own.start_stack()
     first = own.start(DRAIN_TIMEOUT="3")
@@ -28,7 +28,7 @@ def test_a_deploy_lets_work_end_hands_the_rest_back_and_charges_nobody(own: Kit)
     assert own.ended(stays.run_id).attempt == 2
 
 
-def test_what_one_that_is_killed_had_in_hand_is_run_by_another(own: Kit) -> None:
+def test_runs_of_a_killed_executor_are_run_elsewhere(own: Kit) -> None:
     """[2]: who does not beat has no lease."""
     own.start_stack(LEASE=LEASE)
     first = own.start()
@@ -43,7 +43,7 @@ def test_what_one_that_is_killed_had_in_hand_is_run_by_another(own: Kit) -> None
     assert own.attempts(held.run_id) == [(1, "lost"), (2, "succeeded")]
 
 
-def test_one_that_stood_still_changes_nothing_and_enters_anew(own: Kit) -> None:
+def test_suspended_executor_changes_nothing_and_registers_again(own: Kit) -> None:
     """[3] [17]."""
     own.start_stack(LEASE=LEASE)
     first = own.start()
@@ -61,7 +61,7 @@ def test_one_that_stood_still_changes_nothing_and_enters_anew(own: Kit) -> None:
     assert first.alive
 
 
-def test_work_goes_on_while_the_door_is_away(own: Kit) -> None:
+def test_work_continues_during_an_api_outage(own: Kit) -> None:
     """[17]: what has ended meanwhile is told afterwards; nothing is run a second time."""
     own.start_stack()
     own.start()
@@ -78,7 +78,7 @@ def test_work_goes_on_while_the_door_is_away(own: Kit) -> None:
     assert len(own.effects(goes_on.run_id)) == 1
 
 
-def test_an_answer_that_is_lost_is_asked_for_again(own: Kit) -> None:
+def test_lost_response_is_requested_again(own: Kit) -> None:
     """[8] [17]: a claim begins once what it has started, an outcome is recorded once."""
     own.start_stack()
     with losing_answers(own.port) as way:
@@ -90,7 +90,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(own: Kit) -> None:
         own.until(lambda: way.lost == {"beat", "claim", "finish"}, "one of each was lost")
 
 
-def test_what_kafka_does_not_bring_is_swept(own: Kit) -> None:
+def test_lost_message_is_swept_by_remote_executors(own: Kit) -> None:
     """[12]: a queue that has no topics, and a message that was lost."""
     own.queue = "remote"
     own.start_stack(SWEEP="0.2s")

@@ -13,7 +13,7 @@ from tidewheel.task_tokens import read_task_token
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-def test_each_run_is_run_once_and_its_result_recorded(kit: Kit) -> None:
+def test_each_run_runs_once_and_its_result_is_recorded(kit: Kit) -> None:
     """[5] [8] [9]."""
     runs = {kit.trigger("conformance.echo", {"n": n, "text": "größer"}): n for n in range(40)}
     for run_id, n in runs.items():
@@ -32,7 +32,7 @@ def test_every_lane_is_served_by_its_topic(kit: Kit, lane: Lane) -> None:
     assert "@" in kit.claimed_from(run_id)
 
 
-def test_a_message_that_comes_again_starts_nothing(kit: Kit) -> None:
+def test_redelivered_message_starts_nothing(kit: Kit) -> None:
     """[8] [9]."""
     first = kit.trigger("conformance.end", {"how": "fail", "times": 1}, retry={"initial": "1ms"})
     assert kit.ended(first).attempt == 2
@@ -48,7 +48,7 @@ def test_a_message_that_comes_again_starts_nothing(kit: Kit) -> None:
     assert kit.attempts(first) == [(1, "failed"), (2, "succeeded")]
 
 
-def test_what_cannot_be_read_is_passed_over(kit: Kit) -> None:
+def test_unreadable_message_is_skipped(kit: Kit) -> None:
     """[6]."""
     for value in (b"", b"garbage", b"\xc3\x01" + bytes(8) + b"nobody knows its schema", None):
         for key in (b"a", b"b", b"c", b"d"):
@@ -58,7 +58,7 @@ def test_what_cannot_be_read_is_passed_over(kit: Kit) -> None:
     assert kit.run("conformance.echo").state == "succeeded"
 
 
-def test_what_is_for_others_is_left_to_them(kit: Kit) -> None:
+def test_runs_without_a_handler_are_left(kit: Kit) -> None:
     """[7]: and holds up nobody."""
     others = [
         kit.trigger("another.handler"),
@@ -69,20 +69,20 @@ def test_what_is_for_others_is_left_to_them(kit: Kit) -> None:
     assert [(kit.facts(run_id).state, kit.facts(run_id).attempt) for run_id in others] == [("queued", 0)] * 3
 
 
-def test_a_failure_is_recorded_and_tried_again(kit: Kit) -> None:
+def test_failure_is_recorded_and_retried(kit: Kit) -> None:
     """[14]."""
     payload = {"how": "fail", "type": "NoLuck", "message": "not today"}
     run = kit.run("conformance.end", payload, retry={"max_attempts": 3, "initial": "1ms"})
     assert (run.state, run.attempt, run.error_type, run.error_message) == ("failed", 3, "NoLuck", "not today")
 
 
-def test_what_is_permanent_is_not_tried_again(kit: Kit) -> None:
+def test_permanent_failure_is_not_retried(kit: Kit) -> None:
     """[14]."""
     run = kit.run("conformance.end", {"how": "permanent"}, retry={"max_attempts": 3, "initial": "1ms"})
     assert (run.state, run.attempt) == ("failed", 1)
 
 
-def test_the_jobs_own_list_of_what_is_not_retried_is_kept(kit: Kit) -> None:
+def test_non_retryable_errors_are_not_retried(kit: Kit) -> None:
     """[14]: the type is told as the handler names it."""
     run = kit.run(
         "conformance.end", {"how": "fail", "type": "NoSuchAccount"}, retry={"non_retryable": ["NoSuchAccount"]}
@@ -90,7 +90,7 @@ def test_the_jobs_own_list_of_what_is_not_retried_is_kept(kit: Kit) -> None:
     assert (run.state, run.attempt) == ("failed", 1)
 
 
-def test_a_retry_comes_no_sooner_than_was_asked(kit: Kit) -> None:
+def test_retry_after_is_respected(kit: Kit) -> None:
     """[14]."""
     run_id = kit.trigger(
         "conformance.end", {"how": "retry_after", "seconds": 3600}, retry={"max_attempts": 3, "initial": "1ms"}
@@ -102,25 +102,25 @@ def test_a_retry_comes_no_sooner_than_was_asked(kit: Kit) -> None:
     kit.client.cancel(run_id)
 
 
-def test_a_snooze_is_not_charged(kit: Kit) -> None:
+def test_snooze_is_not_counted(kit: Kit) -> None:
     """[14]."""
     run = kit.run("conformance.end", {"how": "snooze", "times": 2, "seconds": 0.001}, retry={"max_attempts": 1})
     assert (run.state, run.attempt) == ("succeeded", 3)
 
 
-def test_a_handler_may_cancel_its_run(kit: Kit) -> None:
+def test_handler_may_cancel_its_run(kit: Kit) -> None:
     """[14]."""
     assert kit.run("conformance.end", {"how": "cancel"}).state == "cancelled"
 
 
-def test_a_result_that_is_too_large_is_a_failure_that_says_so(kit: Kit) -> None:
+def test_too_large_result_is_a_failure(kit: Kit) -> None:
     """[16]."""
     run = kit.run("conformance.large", {"bytes": 70_000})
     assert (run.state, run.attempt, run.error_type) == ("failed", 1, "ResultTooLarge")
     assert kit.run("conformance.large", {"bytes": 60_000}).state == "succeeded"
 
 
-def test_what_was_written_is_kept_of_much_the_end(kit: Kit) -> None:
+def test_tail_of_the_output_is_kept(kit: Kit) -> None:
     """[16]."""
     run_id = kit.trigger("conformance.print", {"line": "a line of output", "times": 10_000})
     assert kit.ended(run_id).state == "succeeded"
@@ -129,13 +129,13 @@ def test_what_was_written_is_kept_of_much_the_end(kit: Kit) -> None:
     assert output.endswith(b"a line of output\n")
 
 
-def test_the_next_attempt_is_given_the_checkpoint(kit: Kit) -> None:
+def test_next_attempt_gets_the_checkpoint(kit: Kit) -> None:
     """[18]."""
     run = kit.run("conformance.checkpoint", {"row": 17}, retry={"initial": "1ms"})
     assert (run.state, run.attempt, run.result) == ("succeeded", 2, b'{"row":17}')
 
 
-def test_an_attempt_may_wait_for_its_end_from_outside(kit: Kit) -> None:
+def test_attempt_may_wait_for_an_external_end(kit: Kit) -> None:
     """[14]."""
     run_id = kit.trigger("conformance.end", {"how": "wait"})
     kit.until(lambda: kit.facts(run_id).state == "waiting", "it waits")
@@ -153,7 +153,7 @@ def test_an_attempt_may_wait_for_its_end_from_outside(kit: Kit) -> None:
         ({"heartbeat": "1s"}, "heartbeat"),
     ],
 )
-def test_a_timeout_strikes_and_is_named(kit: Kit, job: dict[str, str], timeout: str) -> None:
+def test_expired_timeout_is_named(kit: Kit, job: dict[str, str], timeout: str) -> None:
     """[13]."""
     held = kit.hold("conformance.stubborn", retry={"max_attempts": 1}, **job)
     run = kit.ended(held.run_id)
@@ -161,7 +161,7 @@ def test_a_timeout_strikes_and_is_named(kit: Kit, job: dict[str, str], timeout: 
     assert (run.state, reason_of(kit, held.run_id)) == ("timed_out", timeout)
 
 
-def test_a_cancelled_attempt_is_told(kit: Kit) -> None:
+def test_cancelled_attempt_is_signalled(kit: Kit) -> None:
     """[15]."""
     held = kit.hold()
     kit.client.cancel(held.run_id)
@@ -169,7 +169,7 @@ def test_a_cancelled_attempt_is_told(kit: Kit) -> None:
     kit.until(lambda: [each["what"] for each in kit.effects(held.run_id)] == ["hold", "stopped"], "its handler stops")
 
 
-def test_one_that_does_not_listen_is_fenced_off_after_its_grace(kit: Kit) -> None:
+def test_unresponsive_attempt_is_fenced_off_after_its_grace(kit: Kit) -> None:
     """[15]."""
     held = kit.hold("conformance.stubborn")
     kit.client.cancel(held.run_id)
@@ -177,7 +177,7 @@ def test_one_that_does_not_listen_is_fenced_off_after_its_grace(kit: Kit) -> Non
     held.let_go()
 
 
-def test_one_whose_run_has_ended_already_is_told_too(kit: Kit) -> None:
+def test_attempt_of_an_ended_run_is_signalled(kit: Kit) -> None:
     """[15]: terminate."""
     first = kit.hold(overlap="terminate_other")
     second = kit.hold(overlap="terminate_other")
@@ -187,7 +187,7 @@ def test_one_whose_run_has_ended_already_is_told_too(kit: Kit) -> None:
     assert [kit.ended(each.run_id).state for each in (first, second)] == ["cancelled", "succeeded"]
 
 
-def test_it_has_no_more_in_hand_than_its_slots(kit: Kit) -> None:
+def test_executor_claims_no_more_than_its_slots(kit: Kit) -> None:
     """[11]: and goes on as soon as one is free."""
     held = [kit.hold() for _ in range(4)]
     waiting = kit.trigger("conformance.echo")

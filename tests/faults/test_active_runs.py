@@ -46,7 +46,7 @@ def done(oracle: Oracle) -> bool:
 
 
 @pytest.mark.parametrize("point", sorted(POINTS))
-def test_killed_there_every_run_still_gets_its_turn_and_never_two(point: str, fleet: Fleet, oracle: Oracle) -> None:
+def test_active_run_is_transferred_when_killed(point: str, fleet: Fleet, oracle: Oracle) -> None:
     ask(fleet)
     fleet.start_all("intake", "scheduler", "relay")
     doomed = fleet.start("executor", failpoint=f"{point}:exit:{POINTS[point]}")

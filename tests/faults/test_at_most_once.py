@@ -20,7 +20,7 @@ POINTS: dict[str, tuple[RunStatus, int]] = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_there_it_begins_no_second_time(point: str, fleet: Fleet, oracle: Oracle) -> None:
+def test_at_most_once_run_never_starts_twice_when_killed(point: str, fleet: Fleet, oracle: Oracle) -> None:
     status, effects = POINTS[point]
     job = {"key": "once", "schedule": "manual", "target": "note", "delivery": "at_most_once"}
     fleet.ask({"type": "job.submit", "job": job})

@@ -24,7 +24,7 @@ def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
 
 
 @pytest.mark.parametrize("failpoint", ["backfilling.before_commit:exit:3", "backfilling.after_commit:exit:3", None])
-def test_killed_in_the_middle_the_next_goes_on_where_it_was(
+def test_killed_backfill_is_continued_by_the_next_scheduler(
     failpoint: str | None, fleet: Fleet, oracle: Oracle
 ) -> None:
     last = fleet.database.now().replace(second=0, microsecond=0) - MINUTE

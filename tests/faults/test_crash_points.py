@@ -65,7 +65,7 @@ def test_every_point_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("point", _MARKED)
-def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fleet, oracle: Oracle) -> None:
+def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Fleet, oracle: Oracle) -> None:
     case = CASES[point]
     work = Workload(fleet, oracle)
     work.submit()
@@ -83,7 +83,7 @@ def test_killed_there_nothing_is_lost_and_nothing_doubled(point: str, fleet: Fle
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", sorted(REAPING))
-def test_killed_while_reaping_the_runs_of_both_go_on(point: str, fleet: Fleet, oracle: Oracle) -> None:
+def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     held = work.hold()
@@ -107,7 +107,7 @@ def test_killed_while_reaping_the_runs_of_both_go_on(point: str, fleet: Fleet, o
 
 
 @pytest.mark.slow
-def test_all_killed_at_once_all_go_on(fleet: Fleet, oracle: Oracle) -> None:
+def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     held = work.hold()

@@ -64,9 +64,7 @@ def waiting(fleet: Fleet) -> set[str]:
     return {str(name) for (name,) in fleet.database.rows(WAITING)}
 
 
-def test_runs_in_every_state_go_on_in_the_attempt_they_were_in(
-    server: LocalStack, fleet: Fleet, oracle: Oracle
-) -> None:
+def test_runs_survive_a_database_restart_in_their_attempt(server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     held, held_sync = work.hold(), work.hold("gated-sync")
@@ -115,9 +113,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_that_was_cut_short_is_done_again_once(
-    step: str, server: LocalStack, fleet: Fleet, oracle: Oracle
-) -> None:
+def test_interrupted_step_is_repeated_once(step: str, server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all(LEASE=LONG_LEASE)
@@ -138,9 +134,7 @@ def test_a_step_that_was_cut_short_is_done_again_once(
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
 
 
-def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
-    server: LocalStack, fleet: Fleet, oracle: Oracle
-) -> None:
+def test_lost_answer_of_a_commit_is_not_repeated(server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     held = work.hold()
@@ -161,9 +155,7 @@ def test_a_commit_that_stands_though_its_answer_was_lost_is_not_done_again(
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
 
 
-def test_a_claim_whose_answer_was_lost_for_longer_than_the_lease_is_begun_and_not_handed_back(
-    server: LocalStack, fleet: Fleet, oracle: Oracle
-) -> None:
+def test_claim_with_a_long_lost_answer_starts(server: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
     lease = timedelta(seconds=8)  # longer than the pauses of a heartbeat that finds no server

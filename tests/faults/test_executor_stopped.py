@@ -50,9 +50,7 @@ def entered(fleet: Fleet, executor: Service) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["gated", "gated-sync"])
-def test_one_that_comes_back_after_its_lease_changes_nothing_and_works_on(
-    target: str, fleet: Fleet, oracle: Oracle
-) -> None:
+def test_returning_executor_changes_nothing_and_continues(target: str, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     held = work.hold(target)
@@ -83,7 +81,7 @@ def test_one_that_comes_back_after_its_lease_changes_nothing_and_works_on(
 
 
 @pytest.mark.slow
-def test_one_that_stands_still_inside_a_claim_holds_up_nothing_else(fleet: Fleet, oracle: Oracle) -> None:
+def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
     held = work.hold()
@@ -107,9 +105,7 @@ def test_one_that_stands_still_inside_a_claim_holds_up_nothing_else(fleet: Fleet
 
 
 @pytest.mark.slow
-def test_one_that_stands_still_inside_a_claim_begins_nothing_that_was_taken_from_it(
-    fleet: Fleet, oracle: Oracle
-) -> None:
+def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, oracle: Oracle) -> None:
     """Its row stays, for the claim has locked it, and its attempts go to others all the same: its silence tells it."""
     settings = {"LEASE": "PT2S", "STALL_AFTER": "PT600S"}
     work = Workload(fleet, oracle)
@@ -143,7 +139,7 @@ def test_one_that_stands_still_inside_a_claim_begins_nothing_that_was_taken_from
 
 
 @pytest.mark.slow
-def test_one_that_is_asked_to_stop_hands_back_at_once_and_uncharged(fleet: Fleet, oracle: Oracle) -> None:
+def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     turned = [work.hold("gated", overlap="skip"), work.hold("gated-sync", overlap="skip")]
@@ -180,7 +176,7 @@ def test_one_that_is_asked_to_stop_hands_back_at_once_and_uncharged(fleet: Fleet
         assert sorted(c.status for c in runs) == [RunStatus.SKIPPED, RunStatus.SUCCEEDED]
 
 
-def test_one_that_is_asked_to_stop_lets_attempts_end_and_claims_no_more(fleet: Fleet, oracle: Oracle) -> None:
+def test_shutdown_drains_and_claims_nothing_more(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     held = work.hold()

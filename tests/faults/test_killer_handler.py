@@ -29,7 +29,7 @@ def wait_dead(fleet: Fleet, victim: Service) -> None:
     assert victim.process.exitcode == DIES
 
 
-def test_its_neighbours_run_again_uncharged_and_after_two_losses_it_dies_alone(fleet: Fleet, tmp_path: Path) -> None:
+def test_killer_handler_is_isolated_after_two_losses(fleet: Fleet, tmp_path: Path) -> None:
     database, gate = fleet.database, tmp_path / "gate"
     submit(database, "neighbour", target="gated", payload=str(gate), retry={"max_attempts": 1})
     submit(database, "killer", target="killer", retry={"max_attempts": 2, "initial": "100ms"})

@@ -73,7 +73,7 @@ def answers(fleet: Fleet) -> bool:
     return fleet.topics.completions in topics
 
 
-def test_a_long_run_goes_on_in_its_one_attempt_whatever_restarts_around_it(
+def test_long_run_survives_restarts_in_one_attempt(
     server: LocalStack, stack: LocalStack, fleet: Fleet, oracle: Oracle
 ) -> None:
     work = Workload(fleet, oracle)

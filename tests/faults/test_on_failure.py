@@ -22,7 +22,7 @@ POINTS: tuple[tuple[Role, str], ...] = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("role", "point"), POINTS)
-def test_each_failure_has_one_run_of_the_job_it_names(role: Role, point: str, fleet: Fleet, oracle: Oracle) -> None:
+def test_each_failure_triggers_one_run(role: Role, point: str, fleet: Fleet, oracle: Oracle) -> None:
     fleet.ask({"type": "job.submit", "job": {"key": "alert", "schedule": "manual", "target": "note"}})
     doomed = {"key": "doomed", "schedule": "manual", "target": "lost-cause", "on_failure": "alert", "retry": ONCE}
     fleet.ask({"type": "job.submit", "job": doomed})

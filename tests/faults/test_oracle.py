@@ -172,7 +172,7 @@ DOCTORED: dict[Callable[[History], None], str] = {
 }
 
 
-def test_every_doctored_history_is_flagged_and_the_real_one_is_not(fleet: Fleet, oracle: Oracle) -> None:
+def test_oracle_flags_altered_histories_only(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all(LEASE=LONG_LEASE)

@@ -37,7 +37,7 @@ def finish(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_there_every_effect_comes_once(fleet: Fleet, point: str) -> None:
+def test_own_transaction_has_one_effect_when_killed(fleet: Fleet, point: str) -> None:
     """The runs of one job, one after another: each waits for the turn of the one before it."""
     fleet.start_all("intake", "scheduler", "relay")
     submit(fleet, "own.thread")

@@ -18,7 +18,7 @@ _SEED = os.environ.get("TIDEWHEEL_EDITS_SEED")
 
 
 @pytest.mark.parametrize("lookahead", ["PT60S", "PT5S"])
-def test_no_edit_makes_an_instant_fire_wrongly_twice_or_never(
+def test_random_edits_fire_every_instant_once(
     fleet: Fleet, lookahead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Set TIDEWHEEL_EDITS_SECONDS for more than 30 s each, TIDEWHEEL_EDITS_SEED to repeat the choices of a seed."""

@@ -52,7 +52,7 @@ def submit_recurring(fleet: Fleet, work: Workload, count: int) -> None:
     fleet.flush()
 
 
-def test_a_relay_takes_over_what_a_killed_one_carried_and_keeps_the_order(fleet: Fleet, oracle: Oracle) -> None:
+def test_relay_takes_over_from_a_killed_one_in_order(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     submit_recurring(fleet, work, 16)
@@ -71,7 +71,7 @@ def test_a_relay_takes_over_what_a_killed_one_carried_and_keeps_the_order(fleet:
     oracle.check(failures=DOOMED)
 
 
-def test_two_schedulers_on_the_same_shards_make_one_run_of_each_instant(fleet: Fleet, oracle: Oracle) -> None:
+def test_two_schedulers_create_one_run_per_instant(fleet: Fleet, oracle: Oracle) -> None:
     fleet.database.execute(ALONE)
     work = Workload(fleet, oracle)
     work.submit()
@@ -91,7 +91,7 @@ def test_two_schedulers_on_the_same_shards_make_one_run_of_each_instant(fleet: F
     oracle.check(failures=DOOMED)
 
 
-def test_a_scheduler_that_stood_still_while_it_fired_fires_once(fleet: Fleet, oracle: Oracle) -> None:
+def test_suspended_scheduler_fires_once(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     submit_recurring(fleet, work, 8)
@@ -117,7 +117,7 @@ def test_a_scheduler_that_stood_still_while_it_fired_fires_once(fleet: Fleet, or
     oracle.check(failures=DOOMED)
 
 
-def test_a_broker_that_is_away_holds_up_messages_and_no_runs(
+def test_broker_outage_delays_no_run(
     fleet: Fleet, oracle: Oracle, stack: LocalStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Workload(fleet, oracle)

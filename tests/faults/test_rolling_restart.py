@@ -41,7 +41,7 @@ def last_end(fleet: Fleet) -> datetime:
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_replacing_every_executor_loses_charges_and_stops_nothing(fleet: Fleet, oracle: Oracle, protocol: str) -> None:
+def test_rolling_restart_loses_and_counts_nothing(fleet: Fleet, oracle: Oracle, protocol: str) -> None:
     settings = {"EXECUTOR_GROUP": protocol, "DRAIN_TIMEOUT": "PT0.5S", "LEASE": LONG_LEASE}
     work = Workload(fleet, oracle)
     work.submit()
@@ -95,7 +95,7 @@ def assert_never_stopped(oracle: Oracle, rolls: list[tuple[datetime, datetime]])
         assert longest < done_at - begun_at, f"nothing ended between {begun_at} and {done_at}"
 
 
-def test_a_kill_costs_the_lease_and_a_sweep(fleet: Fleet, oracle: Oracle) -> None:
+def test_killed_executor_costs_the_lease_and_a_sweep(fleet: Fleet, oracle: Oracle) -> None:
     settings = {"LEASE": "PT2S", "SWEEP": "PT0.5S"}
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
@@ -117,7 +117,7 @@ def test_a_kill_costs_the_lease_and_a_sweep(fleet: Fleet, oracle: Oracle) -> Non
     assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
 
 
-def test_what_was_claimed_before_a_freeze_and_not_begun_is_never_begun_after_it(fleet: Fleet, oracle: Oracle) -> None:
+def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracle) -> None:
     """Its lease was ended meanwhile and the run is somebody else's: one effect must not become two."""
     work = Workload(fleet, oracle)
     work.submit(recurring=False)

@@ -45,7 +45,7 @@ def consumed(fleet: Fleet) -> bool:
     return True
 
 
-def test_messages_that_are_delivered_again_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
+def test_redelivered_messages_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all(LEASE=LONG_LEASE)
@@ -64,7 +64,7 @@ def test_messages_that_are_delivered_again_are_dropped(fleet: Fleet, oracle: Ora
     assert oracle.check(failures=DOOMED, attempts=ATTEMPTS).repeated_messages >= again
 
 
-def test_terminal_runs_are_not_executed_again_when_offsets_are_lost(fleet: Fleet, oracle: Oracle) -> None:
+def test_lost_offsets_do_not_repeat_terminal_runs(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     services = fleet.start_all(LEASE=LONG_LEASE)
@@ -86,7 +86,7 @@ def test_terminal_runs_are_not_executed_again_when_offsets_are_lost(fleet: Fleet
 
 
 @pytest.mark.slow
-def test_a_message_of_before_an_edit_finds_nothing_to_claim(fleet: Fleet, oracle: Oracle) -> None:
+def test_message_from_before_an_edit_claims_nothing(fleet: Fleet, oracle: Oracle) -> None:
     job = {"key": "edited", "schedule": {"interval": "1s"}, "target": "note", "overlap": "allow_all"}
     work = Workload(fleet, oracle)
     work.recurring = ("edited",)
@@ -120,7 +120,7 @@ def test_a_message_of_before_an_edit_finds_nothing_to_claim(fleet: Fleet, oracle
     assert set(after) == {2}
 
 
-def test_a_message_that_comes_before_its_time_begins_nothing(fleet: Fleet, oracle: Oracle) -> None:
+def test_early_message_starts_nothing(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.recurring = ()
     retry = {"max_attempts": 2, "backoff": "fixed", "initial": "2s", "jitter": "0%"}

@@ -37,7 +37,7 @@ def triggered(client: Client, target: Mapping[str, object], **job: object) -> UU
     return client.trigger(key, {"n": 1})
 
 
-def test_a_202_is_completed_by_whoever_has_the_token(fleet: Fleet, client: Client) -> None:
+def test_accepted_request_is_completed_by_token(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
         fleet.until(lambda: client.run(run_id).state == "waiting", "the run waits")
@@ -49,7 +49,7 @@ def test_a_202_is_completed_by_whoever_has_the_token(fleet: Fleet, client: Clien
     assert len(target.received) == 1
 
 
-def test_a_202_that_fails_is_asked_again_with_a_token_of_its_own(fleet: Fleet, client: Client) -> None:
+def test_failed_202_is_retried_with_a_new_token(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         described = {"type": "http", "url": target.url(), "async": True}
         run_id = triggered(client, described, retry={"backoff": "fixed", "initial": "100ms"})
@@ -64,7 +64,7 @@ def test_a_202_that_fails_is_asked_again_with_a_token_of_its_own(fleet: Fleet, c
     assert (run.state, run.attempt, run.result) == ("succeeded", 2, b'"done"')
 
 
-def test_a_run_that_waits_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
+def test_waiting_run_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
         fleet.until(lambda: client.run(run_id).state == "waiting", "the run waits")
@@ -74,7 +74,7 @@ def test_a_run_that_waits_is_cancelled_at_once(fleet: Fleet, client: Client) -> 
             client.complete(target.received[0].headers[TOKEN])
 
 
-def test_a_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
+def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
     make_topics(fleet.bootstrap, [topic])
     reader = TopicReader(fleet.bootstrap, [topic])
@@ -102,9 +102,7 @@ def test_a_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> Non
     assert third.state == "cancelled"
 
 
-def test_targets_that_hang_or_drip_end_with_their_attempts_time_and_hold_up_nobody(
-    fleet: Fleet, client: Client
-) -> None:
+def test_hanging_targets_time_out_and_block_nothing(fleet: Fleet, client: Client) -> None:
     over = threading.Event()
 
     def hang(connection: socket.socket) -> None:

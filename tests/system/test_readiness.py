@@ -44,7 +44,7 @@ def let_in(info: StackInfo, fleet: Fleet, *, allowed: bool) -> None:
 
 
 @pytest.mark.slow
-def test_who_waits_for_the_database_lives_and_is_not_ready(fleet: Fleet, info: StackInfo) -> None:
+def test_service_without_a_database_is_live_and_not_ready(fleet: Fleet, info: StackInfo) -> None:
     services = fleet.start_all(METRICS_PORT="0")
     fleet.wait_started()
     for service in services.values():
@@ -61,7 +61,7 @@ def test_who_waits_for_the_database_lives_and_is_not_ready(fleet: Fleet, info: S
         fleet.until(lambda: get(service, "/readyz") == (200, "ok\n"), f"{service.role} is ready again")  # noqa: B023
 
 
-def test_an_executor_that_drains_is_not_ready(fleet: Fleet, oracle: Oracle) -> None:
+def test_draining_executor_is_not_ready(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     held = work.hold()
     fleet.start_all("intake", "relay")

@@ -59,7 +59,7 @@ def closed(executing: Executing, info: StackInfo) -> Iterator[threading.Event]:
 
 
 @pytest.mark.slow
-def test_more_executors_than_partitions_all_get_work(fleet: Fleet, oracle: Oracle) -> None:
+def test_share_group_serves_more_executors_than_partitions(fleet: Fleet, oracle: Oracle) -> None:
     """A fleet's topics have two partitions: of four executors in a consumer group two would see no message."""
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
@@ -82,7 +82,7 @@ def test_more_executors_than_partitions_all_get_work(fleet: Fleet, oracle: Oracl
 
 
 @pytest.mark.slow
-def test_a_member_that_is_killed_costs_its_runs_the_lease_and_nothing_else(fleet: Fleet, oracle: Oracle) -> None:
+def test_killed_member_costs_only_the_lease(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all("intake", "scheduler", "relay")
@@ -104,9 +104,7 @@ def test_a_member_that_is_killed_costs_its_runs_the_lease_and_nothing_else(fleet
 
 
 @pytest.mark.slow
-def test_what_came_while_no_member_was_there_is_read_by_the_next_and_the_rest_not_again(
-    fleet: Fleet, oracle: Oracle
-) -> None:
+def test_returning_member_reads_only_missed_messages(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
     fleet.start_all("intake", "scheduler", "relay")
@@ -123,7 +121,7 @@ def test_what_came_while_no_member_was_there_is_read_by_the_next_and_the_rest_no
     oracle.check(failures=DOOMED)
 
 
-def test_a_message_is_claimed_by_message_and_a_bad_one_blocks_nothing(executing: Executing) -> None:
+def test_invalid_message_blocks_no_share_group(executing: Executing) -> None:
     topic = executing.topics.runs("default", "standard")
     producer = Producer({"bootstrap.servers": executing.bootstrap})
     for value in (b"garbage", b"", None):
@@ -139,7 +137,7 @@ def test_a_message_is_claimed_by_message_and_a_bad_one_blocks_nothing(executing:
     assert attempts(executing.database, before) == [(1, "succeeded")]
 
 
-def test_a_second_message_for_a_run_is_acknowledged_and_starts_nothing(executing: Executing) -> None:
+def test_second_message_for_a_run_is_acknowledged(executing: Executing) -> None:
     with executing.running(**BY_MESSAGE):
         run_id = executing.trigger("acts.echo", 0)
         executing.database.execute("CREATE TABLE kept AS SELECT * FROM outbox")
@@ -154,9 +152,7 @@ def test_a_second_message_for_a_run_is_acknowledged_and_starts_nothing(executing
 
 
 @pytest.mark.slow
-def test_messages_are_given_back_while_the_database_is_away_and_come_again(
-    executing: Executing, closed: threading.Event
-) -> None:
+def test_messages_are_released_during_a_database_outage(executing: Executing, closed: threading.Event) -> None:
     """For longer than five deliveries take, after which the broker would drop them; the sweep is off."""
     with executing.running(**BY_MESSAGE):
         executing.publish(first := executing.trigger("acts.echo", 0))

@@ -42,7 +42,7 @@ def cases(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
         yield made
 
 
-def test_every_target_keeps_what_is_promised_of_it(cases: Cases) -> None:
+def test_every_target_keeps_its_promises(cases: Cases) -> None:
     fleet, seen = cases.fleet, dict[Case, Seen]()
     first = fleet.start("executor", **SETTINGS)
     cancels = cases.start("cancel")

@@ -29,7 +29,7 @@ CASES: dict[str, tuple[dict[str, object], str, int]] = {
 }
 
 
-def test_whatever_strikes_is_named_wherever_the_end_is_told(fleet: Fleet, oracle: Oracle) -> None:
+def test_expired_timeout_is_named_in_every_record(fleet: Fleet, oracle: Oracle) -> None:
     fleet.start_all(LEASE=LONG_LEASE)
     fleet.wait_started()
     for key, (job, _, _) in CASES.items():
