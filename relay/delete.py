@@ -59,7 +59,7 @@ class Deleter:
         return deleted
 
     def close(self) -> None:
-        """Wait for the current batch and close the connection. A failure is ignored: its rows are published again."""
+        """Wait for the current batch and close. After a failure its rows are published again."""
         with suppress(Unavailable, psycopg.Error):
             self.wait()
         self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""Low-water marks of one relay: the position up to which each slice and lane is read. Kept in memory only."""
+"""Low-water marks of one relay: the position up to which each slice and lane is read."""
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime

@@ -181,7 +181,7 @@ class Publisher:
                 return
 
     def _why_not_taken(self, topic: str, failure: KafkaException) -> str | None:
-        """Return the error for which the producer refuses a message for good; None if its topic is paused for it.
+        """Return the error of a message that is refused for good; None if its topic is paused for it.
 
         Raises:
             Unavailable: The producer may accept it later.

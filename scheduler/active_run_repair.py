@@ -1,4 +1,4 @@
-"""Repair active runs whose holder is gone while runs wait, and other leftovers of a crash or a manual change.
+"""Repair active runs whose holder is gone, and other leftovers of a crash or a manual change.
 
 A run that ends transfers its place as active run in the same transaction, so there is little to repair:
 
@@ -61,7 +61,7 @@ class ActiveRunRepair:
         return len(freed)
 
     def repair_shard(self, shard: int) -> int:
-        """Find waiting runs of one shard whose active run is not marked `has_waiters`; return the number of their jobs.
+        """Mark active runs of one shard that have unmarked waiters; return the number of their jobs.
 
         Raises:
             Unavailable: The database does not answer.

@@ -100,7 +100,9 @@ class BackfillLoop:
 
 
 def create_next_runs(session: Session, installation: Installation, backfill_id: UUID) -> tuple[int, bool]:
-    """Create the next runs of a running backfill. Finish one that has none left, cancel one whose job was deleted.
+    """Create the next runs of a backfill, or end it.
+
+    A backfill without a remaining run is finished. One whose job was deleted is cancelled.
 
     A backfill that fails for another reason than a lost database is paused, with the error as its reason.
 

@@ -12,7 +12,7 @@ _MIN_SHARDS = 2
 
 
 class ShardRotation:
-    """The due shards that have not been polled yet in this backlog, the longest due first; used by two threads."""
+    """The due shards not yet polled in this backlog, the longest due first. Two threads use it."""
 
     def __init__(self) -> None:
         self._shards: deque[int] = deque()

@@ -1,4 +1,6 @@
-"""Cancel the runs that cancellations by filter match, a batch at a time. Claims refuse these runs from its start.
+"""Cancel the runs that cancellations by filter match, a batch at a time.
+
+Claims refuse these runs from the start of the cancellation.
 
 For each cancellation a scan goes through the open runs, from one end of an index to the other. The first scan requests
 running attempts to stop, the later ones end all other runs. Scans repeat until one matches nothing. Then the

@@ -1,4 +1,4 @@
-"""The scheduler's loop: fire due timers, do the other duties at their cadence, sleep until the next timer.
+"""The scheduler's loop: fire due timers, do other duties at their cadence, sleep.
 
 A scheduler owns a share of the shards, by rendezvous hashing among the live schedulers. Any scheduler fires timers that
 are overdue by more than a few seconds, so failover needs no election.

@@ -1,4 +1,4 @@
-"""Poll timers and fire what is due: batch after batch on one connection, or on two while there is a backlog.
+"""Poll timers and fire due ones, on one connection or on two while there is a backlog.
 
 While PostgreSQL works on one batch, this process prepares the other: two cores fire nearly twice as much. Firing locks
 timers and skips locked ones, so the two connections need no coordination.
@@ -60,7 +60,9 @@ class TimerPoller:
         self._second_session.close()
 
     def poll(self, shards: list[int], ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation) -> float:
-        """Fire timers of these shards that are due up to `ahead` from now: one batch, or a backlog for a while.
+        """Fire timers of these shards that are due up to `ahead` from now.
+
+        One call fires one batch, or drains a backlog for `_DRAIN_SECONDS`.
 
         Args:
             shards: The shards to poll.

@@ -215,7 +215,7 @@ def _forget_moves(connection: Conn, states: Mapping[UUID, TimerState]) -> None:
 def _find_outdated(
     connection: Conn, job_ids: Sequence[UUID], now: datetime
 ) -> dict[UUID, tuple[LockedTimer, datetime]]:
-    """Return the outdated timers among these, each with the next instant that it stands for."""
+    """Return the outdated timers among these, each with its next recorded instant."""
     columns = {"job_ids": list(job_ids), "now": now}
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = cursor.execute(_READ_CRON_TIMERS, columns).fetchall()
@@ -268,7 +268,7 @@ def _event(
 
 
 def _resume_after(stored: object, version: str) -> UUID:
-    """Return the job after which to continue: of a change to this version the last one checked, else the first."""
+    """Return the last job checked by a change to this version, else the first id."""
     if isinstance(stored, dict):
         progress = cast("Mapping[str, str]", stored)
         if progress["to"] == version:

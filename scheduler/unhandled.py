@@ -1,4 +1,6 @@
-"""Announce runs that no live executor of their queue can handle: it lacks the handler, or none serves the queue.
+"""Announce runs that no live executor of their queue can handle.
+
+The executors lack the handler, or none serves the queue.
 
 Such runs have not failed and do not use up an attempt: in a rolling deploy the new job exists before the new executor.
 Each tenant's queue and handler is announced at most every ten minutes, by whichever scheduler finds it. The gauge

@@ -32,7 +32,7 @@ REFUSED = {
     "*/0 * * * *": ("a step of 0 in the minute field never moves on", "`* * * * *`"),
     "R 3 * * *": ("R is random, and occurrences are derived, not drawn", "`H 3 * * *`"),
     "R(0-9)/3 3 * * *": ("R is random", "`H(0-9)/3 3 * * *`"),
-    "0 ? * * *": ("? stands for a day field left open, not for the hour", "`0 * * * *`"),
+    "0 ? * * *": ("? means an unrestricted day field, not the hour", "`0 * * * *`"),
     "0 0 L * L": ("'L' cannot be read in the day of week field", "`0 0 L * 5L`"),
     "0 0 1-L * *": ("'1-L' cannot be read in the day of month field", "`0 0 1-31 * *`"),
     "0 0 L-40 * *": ("L-40 lies before the first day of every month", "`0 0 L-30 * *`"),

@@ -1,4 +1,4 @@
-"""Schedules without some occurrences: `CalendarSchedule` for calendars, `Excluding` for a user's overrides.
+"""Schedules without some occurrences: `CalendarSchedule` for calendars, `Excluding` for overrides.
 
 Calendars exclude the occurrences of days that are not open, or shift them to the next open day. A day is a day on the
 wall clock of the schedule's zone. Searches jump over spans of days, not from occurrence to occurrence. A one-second
@@ -122,11 +122,11 @@ class CalendarSchedule:
         return not self._days.opens(self._days.day_at(whole_second(instant)))
 
     def after(self, instant: datetime) -> datetime | None:
-        """Return the first occurrence strictly later; None if none is left, or none lies within twenty years."""
+        """Return the first occurrence strictly later; None if none lies within twenty years."""
         return self._after(instant, None)
 
     def before(self, instant: datetime) -> datetime | None:
-        """Return the last occurrence strictly earlier; None if there is none, or none lies within twenty years."""
+        """Return the last occurrence strictly earlier; None if none lies within twenty years."""
         kept = self._nominal_before(instant, opens=True)
         if not self.shift:
             return kept

@@ -49,7 +49,10 @@ class DayRule:
 
 @cache  # few rules are in use, and every search reads the result
 def days_by_month_shape(rule: DayRule) -> tuple[int, ...]:
-    """Return bits 1 to 31 of each shape of month, at ``4 * w + length - 28``; `w` is its first weekday (0: Sunday)."""
+    """Return the days of each shape of month as bits 1 to 31.
+
+    The index is ``4 * w + length - 28``, where `w` is the weekday of the first (0 = Sunday).
+    """
     return tuple(_days_in_month(rule, weekday, length) for weekday in range(7) for length in range(28, 32))
 
 

@@ -1,4 +1,6 @@
-"""Search and count the matches of a cron expression in plain local time: no zone, no gaps, days of 86,400 seconds.
+"""Search and count the matches of a cron expression in plain local time.
+
+Plain means: no zone, no gaps, every day of 86,400 seconds.
 
 Local time is an integer here: seconds since 1970-01-01 00:00 on the wall. `zoned_cron.py` turns it into instants.
 Counting visits months, not matches: a year of a one-second job is thirty million occurrences and twelve months.
@@ -27,7 +29,7 @@ _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def following(fields: CronFields, local: int) -> int:
-    """Return the first local second at or after `local` that matches, or `FOREVER` if there is none by `LAST_YEAR`."""
+    """Return the first matching second at or after `local`; `FOREVER` if none is by `LAST_YEAR`."""
     day, second = divmod(local, _DAY_SECONDS)
     if day < FIRST_DAY:
         day, second = FIRST_DAY, 0
@@ -41,7 +43,7 @@ def following(fields: CronFields, local: int) -> int:
 
 
 def preceding(fields: CronFields, local: int) -> int:
-    """Return the last local second at or before `local` that matches; ``-FOREVER`` if none is from `FIRST_YEAR` on."""
+    """Return the last matching second at or before `local`; ``-FOREVER`` if none is from `FIRST_YEAR`."""
     day, second = divmod(local, _DAY_SECONDS)
     if day > LAST_DAY:
         day, second = LAST_DAY, _DAY_SECONDS - 1
@@ -122,7 +124,7 @@ def _day_until(fields: CronFields, day: int) -> int:
 
 
 def month_shape(fields: CronFields, year: int, month: int) -> tuple[int, int, int]:
-    """Return the day number before the month's first, the bits of its matching days, and its length in days."""
+    """Return the day number before a month's first, the bits of its matching days, and its length."""
     first = date(year, month, 1).toordinal()
     length = 29 if month == 2 and isleap(year) else _LENGTHS[month]
     days = fields.days[first % 7 * 4 + length - 28]  # ordinal 7 was a Sunday

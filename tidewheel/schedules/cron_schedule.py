@@ -76,7 +76,9 @@ class CronSchedule:
 def zoned_cron(
     expression: str, timezone: str, gap: DstGap, overlap: DstOverlap, hash_key: bytes | None = None
 ) -> ZonedCron:
-    """Return the expression in its zone (its inline zone, if it has one): one object for the same arguments.
+    """Return the expression in its zone: one object for the same arguments.
+
+    An inline zone of the expression is preferred to `timezone`.
 
     Raises:
         ScheduleRefused: The expression or the zone cannot be read.

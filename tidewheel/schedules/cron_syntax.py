@@ -1,4 +1,4 @@
-"""The syntax of cron expressions: split an expression into fields and elements, check each, and explain what is wrong.
+"""The syntax of cron expressions: split an expression into fields and elements, and check each.
 
 The sections are in this order: the fields, refusals, special days (``L``, ``W``, ``#``), ``H``, elements, and whole
 expressions with their zone and shorthands. Accepted elements are unambiguous. croniter, which expands the plain ones,
@@ -110,7 +110,7 @@ def number_of(word: str, kind: FieldKind) -> int:
 
 
 def _nearest(number: int, kind: FieldKind) -> int:
-    """Return the nearest number in bounds: 24 o'clock and minute 60 are the first of the next, all else is clamped."""
+    """Clamp a number to the bounds; hour 24 and minute 60 become 0."""
     wraps = kind.low == 0 and kind is not DAY_OF_WEEK and number == kind.high + 1
     return kind.low if wraps or number < kind.low else kind.high
 
@@ -205,7 +205,9 @@ _TOPS = {DAY_OF_MONTH: 28, DAY_OF_WEEK: 6}
 
 
 def resolve(element: str, kind: FieldKind, hash_key: bytes | None) -> str:
-    """Resolve ``H`` for a job to a plain element; with a step, one that begins within the first step of the range.
+    """Resolve ``H`` for a job to a plain element.
+
+    With a step the element begins within the first step of the range.
 
     Raises:
         ElementRefused: No key is given, or the range is not one of the field.
@@ -318,7 +320,7 @@ def _unreadable(element: str, kind: FieldKind) -> ElementRefused:
         problem = "R is random, and occurrences are derived, not drawn"
         return ElementRefused(problem, f"H{element[1:].upper()}", "H is spread by the job's id and stays the same")
     if element == "?":
-        return ElementRefused(f"? stands for a day field left open, not for the {kind.name}", "*")
+        return ElementRefused(f"? means an unrestricted day field, not the {kind.name}", "*")
     if not element:
         return ElementRefused(f"the {kind.name} field holds a comma without an element beside it", "", shapes(kind))
     problem = f"{element.upper()!r} cannot be read in the {kind.name} field"

@@ -164,7 +164,7 @@ def hold_for_run(decision: Decision) -> Decision:
 
 
 def next_wakeup(state: TimerState, after: datetime) -> datetime | None:
-    """Return the next instant at which a timer is due, given that all up to `after` is recorded; None at the end."""
+    """Return the instant at which a timer is due next, with all up to `after` recorded; None at the end."""
     skipped = (at for at in state.skipped if at > after and is_occurrence(state.effective, at))
     candidates = [*skipped, *state.moved.values()]
     following = state.live.after(after)
@@ -173,7 +173,7 @@ def next_wakeup(state: TimerState, after: datetime) -> datetime | None:
 
 
 def next_cursor(state: TimerState, after: datetime) -> datetime | None:
-    """Return the first instant still to be recorded, given that all up to `after` is; None when there is none.
+    """Return the first instant to record, with all up to `after` recorded; None when there is none.
 
     An occurrence shifted to another day may come before the schedule's own next instant.
     """
@@ -182,7 +182,7 @@ def next_cursor(state: TimerState, after: datetime) -> datetime | None:
 
 
 def _final_wakeup(state: TimerState, after: datetime) -> datetime | None:
-    """Return when to record the occurrences that calendars exclude at the end: at their last one, or once a year."""
+    """Return the instant to record final occurrences that calendars exclude: the last, or once a year."""
     if state.effective is state.schedule:
         return None
     following = state.schedule.after(after)
@@ -298,7 +298,7 @@ def _skipped_by_user(state: TimerState, until: datetime) -> list[datetime]:
 
 
 def _skips_by_calendars(state: TimerState, recorded: datetime, now: datetime) -> Iterable[Skip]:
-    """Return the spans that calendars exclude. Those ahead of now are separate, since an edit retracts them."""
+    """Yield the spans that calendars exclude; those ahead of now separately: an edit retracts them."""
     if state.effective is state.schedule:
         return
     start = state.cursor - _TICK

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class SkipReason(StrEnum):
-    """The reason for which an occurrence did not fire; a test compares it with the CHECK constraint of `skips`."""
+    """The reason for which an occurrence did not fire; a test compares it with the CHECK of `skips`."""
 
     OVERLAP = "overlap"
     MISFIRE = "misfire"

@@ -1,4 +1,4 @@
-"""Describe cron expressions in English, and note the effects of daylight saving on their next occurrences."""
+"""Describe cron expressions in English, and note the effects of daylight saving."""
 
 import re
 from collections.abc import Iterable
@@ -140,7 +140,7 @@ def _name(word: str, kind: FieldKind) -> str:
 
 
 def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
-    """Return the notes on the occurrence at `at`, and on times skipped after `since`, the occurrence before.
+    """Return the notes on an occurrence, and on times skipped since the one before.
 
     Args:
         entry: The expression in its zone.

@@ -70,7 +70,7 @@ class OpenDays:
         return (second + self._zone.offsets[self._zone.span_at(second)]) // DAY_SECONDS
 
     def nearest(self, day: int, step: int, *, opens: bool) -> int | None:
-        """Return the nearest open (or closed) day, itself included, forward (1) or back (-1); None if there is none."""
+        """Return the nearest open (or closed) day, itself included, forward (1) or back (-1), or None."""
         if opens in self._regular:
             while self.opens(day) != opens:
                 day += step
@@ -253,7 +253,7 @@ class DayShifts:
         return max(walls, default=None)
 
     def _ranges(self, day: int, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the instants of a day's wall times in ``[low, high)``: start, end, and the difference to wall time."""
+        """Yield spans of a day's wall times in ``[low, high)``: start, end, difference to wall time."""
         floor = -FOREVER * _SECOND if self.since is None else microseconds(self.since) + 1
         for start, end, offset in self.days.pieces(day):
             to_wall = offset * _SECOND - day * _DAY

@@ -1,4 +1,4 @@
-"""Parse schedules, from submitted documents or cached from stored text, and refuse those that can never fire.
+"""Parse submitted and stored schedules, and refuse those that can never fire.
 
 A document is a job's `schedule` field once its defaults are filled in:
 

@@ -218,7 +218,7 @@ def next_occurrences(
     dst_overlap: str = DstOverlap.FIRST,
     hash_key: bytes | None = None,
 ) -> list[datetime]:
-    """Return the next `n` occurrences of an expression: aware, in UTC, strictly later than `after`, ascending.
+    """Return the next `n` occurrences of an expression: in UTC, later than `after`, ascending.
 
     The result is shorter only if there are no more, and empty if the expression can never fire.
 

@@ -1,4 +1,4 @@
-"""The state of one timer: everything `decide` needs, built from its row. Firing, edits and previews share it."""
+"""The state of one timer: everything `decide` needs, built from its row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

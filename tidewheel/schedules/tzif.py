@@ -85,7 +85,7 @@ _DEFAULT_TIME = 2 * 3600  # seconds after midnight when a rule names no time (PO
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of offset: the instant in seconds since 1970 UTC, the offset from then on, and its abbreviation."""
+    """One change of offset: its second since 1970 UTC, the new offset, and its abbreviation."""
 
     at: int
     offset: int
@@ -93,7 +93,7 @@ class Change:
 
 
 def changes_by_rule(footer: str, years: range) -> list[Change]:
-    """Return every change by the rule in the given years, ascending; none if it has no daylight saving time.
+    """Return the changes by the rule in these years, ascending; none without daylight saving time.
 
     Raises:
         ValueError: The footer is no POSIX TZ string.

@@ -175,7 +175,7 @@ class ZonedCron:
 
 @lru_cache(maxsize=4096)  # some 600 zones, each with the two or three choices that are in use
 def offset_spans(name: str, gap: DstGap | None, overlap: DstOverlap | None) -> OffsetSpans:
-    """Return the local spans of a zone for fixed times; with both policies None for times on the wall clock.
+    """Return the local spans of a zone for fixed times; without policies for the wall clock.
 
     Raises:
         ScheduleRefused: tzdata has no such zone.
