@@ -174,7 +174,7 @@ def _strings(tree: ast.Module) -> Iterator[_Text]:
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
-        if isinstance(text, str) and " " in text:
+        if isinstance(node, ast.Constant) and isinstance(text, str) and " " in text:
             yield _Text(node.lineno, text)
 
 
