@@ -1,4 +1,4 @@
-"""A relay and what arrives: topics of a test's own, rows for them in the outbox, and a reader without a group."""
+"""A relay for tests: own topics, rows for them in the outbox, and a consumer without a group."""
 
 # pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # The admin client's stubs name neither all it exports nor what its futures hold.
@@ -28,7 +28,7 @@ _SECONDS = 30.0
 
 @dataclass
 class Arrived:
-    """A message as it lies in Kafka."""
+    """A message in Kafka."""
 
     key: bytes | None
     value: bytes | None
@@ -39,7 +39,7 @@ class Arrived:
 
 @dataclass
 class Relaying:
-    """A database, some topics, and what a relay makes of them."""
+    """A database, topics, and a relay between them."""
 
     database: Database
     bootstrap: str
@@ -48,12 +48,12 @@ class Relaying:
 
     @cached_property
     def began_at(self) -> datetime:
-        """An instant that has come: when rows are due unless they say otherwise."""
+        """A past instant: the default due time of rows."""
         return self.database.now()
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a client needs, and what a test passes through."""
+        """The client's configuration, with a test's additions."""
         return {"bootstrap.servers": self.bootstrap, **self.client}
 
     def topic(self, name: str, *, partitions: int = 1, max_bytes: int | None = None) -> str:
@@ -68,7 +68,7 @@ class Relaying:
         delete_topic(self.bootstrap, name)
 
     def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
-        """A row that is due, unless told otherwise."""
+        """Build a row, due by default."""
         known: dict[str, Any] = {
             "shard": 0, "lane": OutboxLane.STANDARD, "publish_at": self.began_at, "headers": (),
         }  # fmt: skip
@@ -101,7 +101,7 @@ class Relaying:
             ended.result(_SECONDS)
 
     def left(self) -> int:
-        """How many rows are still in the outbox."""
+        """Count the rows in the outbox."""
         return self.database.count("outbox")
 
     def until_empty(self) -> None:
@@ -109,7 +109,7 @@ class Relaying:
         until(lambda: self.left() == 0, "the outbox is empty")
 
     def arrived(self, topic: str) -> list[Arrived]:
-        """Everything that lies in a topic now, by partition and offset."""
+        """Return all messages of a topic, by partition and offset."""
         reader = Consumer({**self.config, "group.id": f"{self.prefix}.nobody", "enable.partition.eof": True})
         try:
             partitions = [*reader.list_topics(topic, timeout=_SECONDS).topics[topic].partitions]
@@ -142,7 +142,7 @@ class Relaying:
         return sorted(found, key=lambda one: (one.partition, one.offset))
 
     def values(self, topic: str) -> list[bytes | None]:
-        """The values that lie in a topic now."""
+        """Return the values of all messages of a topic."""
         return [one.value for one in self.arrived(topic)]
 
     def due_at(self, later: timedelta) -> datetime:

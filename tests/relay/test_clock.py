@@ -1,4 +1,4 @@
-"""Clocks that are wrong: the relay's, to the broker, and the database's own, set back. No message is lost for it."""
+"""Wrong clocks of the relay and of the database lose no message."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -31,7 +31,7 @@ def relaying(database: Database, info: StackInfo) -> Relaying:
 
 
 def test_message_refused_for_timestamp_is_retried(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker that allows no age at all takes any sender's clock for wrong."""
+    """A broker that allows no age refuses every sender's clock."""
     caplog.set_level(logging.WARNING)
     topic = f"{relaying.prefix}.strict"
     make_topics(relaying.bootstrap, [topic], config={_BEFORE: "0"})
@@ -47,7 +47,7 @@ def test_message_refused_for_timestamp_is_retried(relaying: Relaying, caplog: py
 
 
 def test_clock_set_back_delays_old_rows_only(clocked: ClockedDatabase, info: StackInfo) -> None:
-    """What is written from then on lies before what the relay has published already."""
+    """New rows are then due before rows that the relay has published already."""
     relaying = Relaying(clocked, info.bootstrap)
     topic = relaying.topic("a")
     clocked.stop_clock()
@@ -67,7 +67,7 @@ def test_clock_set_back_delays_old_rows_only(clocked: ClockedDatabase, info: Sta
 
 
 def test_lost_relay_with_future_heartbeat_is_replaced(clocked: ClockedDatabase, info: StackInfo) -> None:
-    """Its last beat lies in the future; who lives beats again."""
+    """Its last heartbeat lies in the future; live relays send new ones."""
     relaying = Relaying(clocked, info.bootstrap)
     topic = relaying.topic("a")
     clocked.execute(

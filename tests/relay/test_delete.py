@@ -1,4 +1,4 @@
-"""Deleting in the background: what was proven is deleted however often that fails, and published once."""
+"""Deletion in the background: acknowledged rows are deleted after failures, and published once."""
 
 import logging
 import os

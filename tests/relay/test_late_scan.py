@@ -1,4 +1,4 @@
-"""Walks that take long are made beside reading, and nothing waits for one."""
+"""Slow full scans run in the background, and no read waits for one."""
 
 import threading
 from collections.abc import Generator
@@ -38,7 +38,7 @@ def relaying(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def reader(relaying: Relaying) -> Generator[Reader]:
-    """A reader of ten rows a slice, with marks that lie behind everything, and whose walks are made beside."""
+    """A reader of ten rows a slice, with marks behind all rows, that scans in the background."""
     relaying.write(relaying.row("gone"))
     made = Reader(relaying.database.url, 80)
     until(lambda: bool(made.read(HELD, [], []).rows), "it has read")
@@ -48,7 +48,7 @@ def reader(relaying: Relaying) -> Generator[Reader]:
 
 
 class Held:
-    """Lets walks wait where they look at something, from `begin` to `end`."""
+    """Block scans before each statement, from `begin` to `end`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waits, self._over = threading.Event(), threading.Event()
@@ -67,7 +67,7 @@ class Held:
         self._over.clear()
 
     def begin_with(self, reader: Reader) -> None:
-        """From now on, and one waits."""
+        """Begin, and wait until a scan is blocked."""
         self.begin()
         until(lambda: not reader.read(HELD, [], []) and self.waits.is_set(), "a walk is under way")
 
@@ -96,7 +96,7 @@ def test_reads_do_not_wait_for_full_scan(relaying: Relaying, held: Held) -> None
 
 
 def test_late_rows_are_published_once_in_order(relaying: Relaying) -> None:
-    """Beside a transaction that somebody holds open; twice, for a walk that is made beside is not the last."""
+    """During an open transaction; twice, since one background scan is not the last."""
     topic = relaying.topic("a")
     somebody = relaying.database.connection()
     somebody.execute("SELECT pg_current_xact_id()")
@@ -152,7 +152,7 @@ def test_late_rows_come_in_bounded_batches(relaying: Relaying, reader: Reader, m
 
 
 def test_reread_rows_are_not_found_by_scan_again(relaying: Relaying, held: Held) -> None:
-    """The marks are lowered below what a walk that is under way will find."""
+    """The marks are lowered below rows that a scan in flight will find."""
     past = relaying.due_at(HALF_AN_HOUR)
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(12)))
     reader = Reader(relaying.database.url, 80)
@@ -237,7 +237,7 @@ def walking(database: Database) -> bool:
 
 
 def test_cancelled_statement_ends_at_once(database: Database) -> None:
-    """As a relay does with a walk when it stops."""
+    """A relay cancels its scan that way when it stops."""
     session = Session(database.url, "tidewheel-test", autocommit=True)
     began = threading.Event()
 

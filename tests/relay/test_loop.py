@@ -1,4 +1,4 @@
-"""Outbox rows become Kafka messages: proven, then deleted; in order per run; none before its time; none left behind."""
+"""Outbox rows become Kafka messages: acknowledged, then deleted, in order per run, at their time."""
 
 import logging
 import os
@@ -59,7 +59,7 @@ def test_rows_of_every_slice_and_lane_are_published(relaying: Relaying) -> None:
 
 
 def test_messages_of_one_run_keep_order(relaying: Relaying) -> None:
-    """Also over many batches, and beside the messages of others."""
+    """Also over many batches, and among messages of other runs."""
     topic = relaying.topic("a", partitions=4)
     for number in range(30):
         relaying.write(*(relaying.row(topic, str(number).encode(), f"run-{n}".encode(), shard=n) for n in range(20)))
@@ -85,7 +85,7 @@ def test_delayed_row_is_published_at_its_time(relaying: Relaying) -> None:
 
 
 def test_notification_wakes_relay(relaying: Relaying) -> None:
-    """With a poll of a day, nothing but the notification can be what woke it."""
+    """With a poll of a day only the notification can wake it."""
     topic = relaying.topic("a")
     notifier = Notifier(relaying.database.url, "test")
     with relaying.running(relay_poll=timedelta(days=1)):
@@ -152,7 +152,7 @@ def test_missing_topic_is_paused_by_itself(relaying: Relaying) -> None:
 
 
 def test_deleted_topic_is_paused_and_rows_kept(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
-    """The producer knows by itself that it is gone, and refuses at once: that is no fault of the row."""
+    """The producer knows that it is gone and refuses at once: not an error of the row."""
     gone, topic = relaying.topic("gone"), relaying.topic("a")
     relaying.client = {"topic.metadata.refresh.interval.ms": "200", "topic.metadata.propagation.max.ms": "100"}
     with caplog.at_level(logging.ERROR, "tidewheel.relay"), relaying.running():
@@ -223,7 +223,7 @@ def test_open_transaction_elsewhere_does_not_stop_relay(relaying: Relaying) -> N
 
 
 def test_flood_of_one_lane_does_not_delay_another(relaying: Relaying) -> None:
-    """With a batch of 200, two of a thousand batch rows are not in front of what is critical."""
+    """With batches of 200 a thousand batch rows do not delay a critical one."""
     flood, urgent = relaying.topic("flood"), relaying.topic("urgent")
     early = relaying.due_at(timedelta(hours=-1))
     rows = [relaying.row(flood, b"f", lane=OutboxLane.BATCH, publish_at=early) for _ in range(1000)]
@@ -256,12 +256,12 @@ def test_slice_is_held_by_one_relay(relaying: Relaying) -> None:
 
 
 def shares(database: Database) -> list[int]:
-    """How many slices each session holds, largest first."""
+    """Count the slices that each session holds, largest first."""
     return sorted(Counter(pid for _, pid in holders(database)).values(), reverse=True)
 
 
 def expected(database: Database) -> list[int]:
-    """How many slices fall to each member, largest first."""
+    """Count the slices of each member's share, largest first."""
     members = sorted(member for (member,) in database.rows("SELECT member_id FROM members"))
     return sorted(filter(None, (len(rendezvous(SLICES, members, me)) for me in members)), reverse=True)
 

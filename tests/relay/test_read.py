@@ -1,4 +1,4 @@
-"""Reading from low-water marks: a backlog leaves once and in order, in bounded pieces, and stragglers are not lost."""
+"""Reads from low-water marks: a backlog once and in order, in bounded batches, with late rows."""
 
 import os
 from datetime import timedelta
@@ -36,7 +36,7 @@ def test_backlog_of_one_instant_is_read_once_in_order(relaying: Relaying) -> Non
 
 
 def test_late_rows_do_not_each_wait_for_full_scan(relaying: Relaying) -> None:
-    """A walk finds one share of a batch, here six rows, and is made once a second; the mark goes back with it."""
+    """A full scan finds one share of a batch, here six rows, once a second; the mark moves back."""
     topic = relaying.topic("a")
     with relaying.running(relay_batch=80):
         relaying.write(relaying.row(topic, b"new"))
@@ -113,7 +113,7 @@ def test_quick_poll_and_read_agree_behind_mark(relaying: Relaying) -> None:
 
 
 def test_new_relay_finds_first_marks_step_by_step(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look may take long, and the slices must be kept meanwhile: what has its mark is read, the others wait."""
+    """A slow search must not lose the slices: pairs with a mark are read, others wait."""
     monkeypatch.setattr("tidewheel.relay.read._MARKS_SECONDS", 0.0)
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % shard, publish_at=past, shard=shard) for shard in range(64)))
@@ -167,7 +167,7 @@ def test_sent_rows_are_read_again_after_failed_acks(relaying: Relaying) -> None:
 
 
 def test_topic_paused_between_reads_resumes_at_its_position(relaying: Relaying) -> None:
-    """A look was told of it, the reads before and after were not."""
+    """A poll knows of the pause, the reads before and after do not."""
     past = relaying.due_at(timedelta(seconds=-30))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
     reader = Reader(relaying.database.url, 1000)

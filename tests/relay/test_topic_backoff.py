@@ -1,4 +1,4 @@
-"""Topics that are not there yet: their rows stay, leave soon after they came, and in order; the others never wait."""
+"""Rows of missing topics stay, are published in order soon after creation, and delay no others."""
 
 import logging
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def publisher(info: StackInfo) -> Iterator[Publisher]:
 
 
 def rows(topic: str, *values: bytes) -> list[DueRow]:
-    """Rows as they are read; what is due when, and where it lies, is nothing to the publisher."""
+    """Rows as they are read; the publisher ignores their due time and address."""
     return [cast("DueRow", (1, None, topic, b"k", value, None, b"", value)) for value in values]
 
 
@@ -55,7 +55,7 @@ def values(found: Published) -> list[bytes | None]:
 
 
 def ask_for_topic(admin: AdminClient, topic: str) -> "Future[Any]":
-    """Ask for a topic, and do not wait until it is there, let alone until all brokers know of it."""
+    """Request a topic without waiting for its creation."""
     return cast("Future[Any]", admin.create_topics([NewTopic(topic, 12, 1)])[topic])  # type: ignore[no-untyped-call]
 
 
@@ -111,7 +111,7 @@ def test_rows_read_before_pause_do_not_overtake(relaying: Relaying, publisher: P
 def test_rows_of_new_topic_are_published_once_in_order(
     relaying: Relaying, made: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unknown to the broker, or known and without leaders: whatever it answers, a row stays until it is taken."""
+    """Unknown to the broker, or known without leaders: a row stays until it is acknowledged."""
     caplog.set_level(logging.ERROR, "tidewheel.relay")
     admin, old = admin_of(relaying.bootstrap), relaying.topic("old")
     new = [f"{relaying.prefix}.new-{number}" for number in range(5)]

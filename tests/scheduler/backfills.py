@@ -1,4 +1,4 @@
-"""Backfills without a scheduler process: asked for, and their runs made a batch at a time."""
+"""Backfills without a scheduler process: requested, and their runs created a batch at a time."""
 
 from datetime import datetime
 from uuid import UUID
@@ -44,7 +44,7 @@ def make_batch(database: Database, backfill_id: UUID) -> int:
 
 
 def look(database: Database) -> int:
-    """One look at all backfills, as a scheduler takes it with time for all; returns how many runs were made."""
+    """Take one step for all backfills, without a limit of time; return the number of created runs."""
     session = database.session()
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +55,7 @@ def look(database: Database) -> int:
 
 
 def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
-    """How a backfill stands, as people are shown it."""
+    """Read the progress of a backfill, as the client shows it."""
     with database.transaction() as connection:
         return backfill(connection, "default", backfill_id)
 

@@ -1,4 +1,4 @@
-"""Firing without a scheduler process: one look at all shards, as its loop takes it."""
+"""Firing without a scheduler process: one batch of all shards, as in its loop."""
 
 from datetime import timedelta
 
@@ -9,14 +9,14 @@ MISFIRE_AFTER = timedelta(seconds=60)
 
 
 def look_at(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> FireBatch:
-    """A look at everything that is due now, or within the lookahead."""
+    """Build a batch of everything that is due now, or within the lookahead."""
     now = database.now()
     shards = range(database.installation.shards)
     return FireBatch(shards=shards, now=now, horizon=now + lookahead, misfire_after=MISFIRE_AFTER, limit=batch)
 
 
 def fire_due(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> int:
-    """Fire one batch of what is due; returns how many timers were moved."""
+    """Fire one batch of due timers; return their number."""
     session = database.session()
     try:
         return fire(session, database.installation, look_at(database, lookahead=lookahead, batch=batch))

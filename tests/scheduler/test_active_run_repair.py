@@ -1,4 +1,4 @@
-"""What nobody handed on is found: turns whose holder is gone, runs whose turn was removed, signals nobody reads."""
+"""Repair of active runs without holder, of waiters without active run, and of stale signals."""
 
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -27,7 +27,7 @@ def sweep(database: Database) -> ActiveRunRepair:
 
 
 def lose_holder(database: Database, run_id: UUID) -> None:
-    """What `complete_in` does, or a person with psql: the run is over and its turn stays."""
+    """End a run but keep its active run, as `complete_in` or a manual change does."""
     assert database.execute("DELETE FROM open_runs WHERE run_id = %s", [run_id]) == 1
 
 

@@ -1,4 +1,4 @@
-"""Backfills become runs: each instant once, in order, never more at once than asked for, whatever happens meanwhile."""
+"""Backfills create each run once, in order, and never more at once than requested."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -48,7 +48,7 @@ def decided(database: ClockedDatabase) -> None:
 
 @pytest.fixture
 def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
-    """An hourly job since ten days, of which nothing has fired; the clock stands at noon."""
+    """An hourly job since ten days that has never fired; the clock is stopped at noon."""
     clocked.stop_clock(NOON - 10 * DAY)
     submit(clocked, **HOURLY)
     clocked.stop_clock(NOON)
@@ -65,7 +65,7 @@ def finish(database: Database) -> list[UUID]:
 
 
 def through(database: Database, backfill_id: UUID) -> BackfillSummary:
-    """Make and finish runs until the backfill is over; returns how it stands then."""
+    """Create and finish runs until the backfill ends; return its progress."""
     summary = progress(database, backfill_id).summary
     for _ in range(200):
         if summary.state != "running":
@@ -158,7 +158,7 @@ def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: s
 
 
 def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> None:
-    """Hourly until 04:30, every two hours until the job was deleted at 08:30, every three hours since 10:30."""
+    """Hourly until 04:30, two-hourly until the deletion at 08:30, three-hourly since 10:30."""
     midnight = NOON - 12 * HOUR
     clocked.stop_clock(midnight + HOUR / 2)
     submit(clocked, schedule="0 * * * *", overlap="allow_all", lane="batch")
@@ -268,7 +268,7 @@ def test_cancelled_backfill_ends_unstarted_runs_only(hourly: ClockedDatabase) ->
 
 
 def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
-    """Also one that is there again before anybody has looked."""
+    """Also a job that exists again before the next step."""
     made = accept(hourly, *RANGE, max_concurrent=2)
     make_batch(hourly, made)
     [first, second] = open_runs(hourly)
@@ -320,11 +320,11 @@ def test_long_range_is_scanned_in_bounded_batches(hourly: ClockedDatabase) -> No
 
 
 def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -> None:
-    """The second comes while the first has not committed: it leaves the backfill, and others of the job, alone."""
+    """The second starts before the first commits: it skips all backfills of the job."""
     made, other = accept(hourly, *RANGE), accept(hourly, *RANGE)
     first, second = hourly.session(), hourly.session()
     blocking, writer = hourly.connection(), first.connection()
-    # The first one stops where it writes its runs, behind somebody who has the table.
+    # The first one blocks where it writes its runs, behind a lock of the table.
     blocking.execute("LOCK TABLE backfills IN SHARE MODE")
     writing = in_background(lambda: create_next_runs(first, hourly.installation, made))
     until_blocked(hourly, writer)

@@ -1,4 +1,4 @@
-"""Whose turn it is while more is due than a batch takes."""
+"""Rotation through the shards while more is due than one batch takes."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

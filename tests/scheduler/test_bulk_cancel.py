@@ -1,4 +1,4 @@
-"""Cancellations by filter are carried out some at a time, each run once, and finished when nothing is left."""
+"""Cancellations by filter end each run once, a batch at a time, and finish when none is left."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -272,7 +272,7 @@ def test_run_that_cannot_be_ended_is_retried_after_pause_only(
 
 
 def begin_is_refused(database: Database, run: UUID) -> bool:
-    """Whether a claim finds nothing."""
+    """Return True if a claim finds nothing."""
     try:
         begin(database, run)
     except ValueError:

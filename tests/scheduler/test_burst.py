@@ -51,7 +51,7 @@ def flush(session: Session) -> None:
 
 
 def generic_plans(session: Session) -> int:
-    """How often this session took a plan that was made for no values in particular."""
+    """Count the uses of generic plans by this session."""
     with session.transaction() as connection:
         row = connection.execute(
             "SELECT coalesce(sum(generic_plans), 0)::bigint FROM pg_prepared_statements"
@@ -135,7 +135,7 @@ def test_batch_reads_only_its_own_rows(idle: Database) -> None:
 
 
 def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
-    """10,000 runs are written ahead of their time, one by one; what is due by now is not to stand in that line."""
+    """Timers that are due by now fire before 10,000 timers of the lookahead."""
     load_due_jobs(idle, within=timedelta(seconds=50))
     settings = SchedulerSettings.load(fire_batch=1, lookahead=timedelta(seconds=60))
     scheduler = Scheduler(settings, idle.url, idle.installation, Shutdown())
@@ -196,7 +196,7 @@ def test_conflicting_claim_reads_partitions_of_its_runs_only(idle: Database) -> 
 
 
 def scans_before(database: Database, day: date) -> int:
-    """How often partitions of days well before this one were looked at."""
+    """Count the scans of partitions of days well before this one."""
     [(scans,)] = database.rows(
         "SELECT sum(coalesce(idx_scan, 0) + seq_scan)::bigint FROM pg_stat_user_tables"
         " WHERE relname ~ '_[0-9]{8}$' AND right(relname, 8) < %s",
@@ -206,7 +206,7 @@ def scans_before(database: Database, day: date) -> int:
 
 
 def test_rows_since_last_analyze_are_not_scanned_per_end(idle: Database) -> None:
-    """Ids grow with time: to the planner those that came since are next to none, and so as good as read whole."""
+    """Ids grow with time: the planner expects almost none since the last ANALYZE."""
     firing, session = idle.session(), idle.session(options=BY_KEY)
     for number in range(100):
         submit(idle, f"early-{number}", schedule={"once": idle.now().isoformat()})

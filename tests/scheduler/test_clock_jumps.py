@@ -1,4 +1,4 @@
-"""The database's own clock jumps: forward is an outage of that length, back costs lateness and nothing else."""
+"""Jumps of the database's clock: forward is an outage of that length, back causes lateness only."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ EACH_MINUTE: Mapping[str, Any] = {"schedule": {"cron": "* * * * *"}, "overlap": 
 
 @pytest.fixture
 def noon(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A database whose clock stands at noon."""
+    """A database whose clock is stopped at noon."""
     clocked.stop_clock(NOON)
     return clocked
 
@@ -116,7 +116,7 @@ def test_back_a_run_that_was_written_waits_until_its_time_has_come_again(noon: C
 def test_back_what_has_fired_does_not_fire_again_after_a_change(
     noon: ClockedDatabase, change: list[dict[str, object]]
 ) -> None:
-    """By the clock the instants are ahead once more, and the timer is set to them; their runs are there already."""
+    """The instants are ahead again, and the timer is set to them; their runs exist already."""
     submit(noon, **EACH_MINUTE)
     ended: list[UUID] = []
     for _ in range(3):

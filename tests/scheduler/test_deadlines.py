@@ -1,4 +1,4 @@
-"""What has passed its deadline in nobody's hands is ended or sent back, and whatever tells of it names the timeout."""
+"""Overdue runs without owner are ended or requeued, and every record names the timeout."""
 
 from datetime import timedelta
 from typing import Any
@@ -212,7 +212,7 @@ def test_locked_run_is_not_timed_out(still: ClockedDatabase) -> None:
 
 
 def test_the_end_of_a_fixed_delays_run_waits_for_an_edit_without_holding_the_run(still: ClockedDatabase) -> None:
-    """Timers, then jobs, then open runs: whoever deletes the job has its timer and comes for its runs."""
+    """Lock order: timers, then jobs, then open runs, as a deletion of the job."""
     submit(still, schedule={"fixed_delay": "1h"}, schedule_to_start="1m", pause_on_failure=3)
     fire_due(still)
     [run] = open_runs(still)

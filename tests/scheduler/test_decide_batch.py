@@ -1,4 +1,4 @@
-"""What is decided of a batch is what is decided of each timer by itself, the long way."""
+"""A batch decides for each timer the same as the general path does for it alone."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID
@@ -80,7 +80,7 @@ def stands(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) 
 
 @st.composite
 def timers(draw: st.DrawFn, number: int = 1) -> LockedTimer:
-    """A timer that stands at an occurrence of its schedule, mostly."""
+    """Draw a timer, mostly at an occurrence of its schedule."""
     timer = stands(draw(near), draw(texts()), draw(policies()), number=number)
     at = timer_state(timer, DAY_SETS).schedule.after(timer.scheduled_at)
     if at is not None and draw(st.integers(0, 9)):
@@ -98,7 +98,7 @@ def long_way(timer: LockedTimer, overrides: list[Override], now: datetime, horiz
 @given(st.data())
 def test_batch_decisions_equal_single_decisions(data: st.DataObject) -> None:
     some = [data.draw(timers(number)) for number in range(1, data.draw(st.integers(1, 4)) + 1)]
-    # Others with the very same question, one of which is overridden, and may be the first to be asked.
+    # Others with the same inputs, one of which has overrides and may be decided first.
     some += [timer._replace(job_id=UUID(int=100 + number)) for number, timer in enumerate(some)]
     said = {UUID(int=200): [Override(some[0].scheduled_at, data.draw(st.one_of(st.none(), near)))]}
     some = data.draw(st.permutations([*some, some[0]._replace(job_id=UUID(int=200), overridden=True)]))

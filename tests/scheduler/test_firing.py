@@ -1,4 +1,4 @@
-"""Exactly one run per occurrence: ahead of time, late, after an outage, with the clock moved about, by two at once."""
+"""Exactly one run per occurrence: ahead of time, late, after an outage, and by two schedulers."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 @contextmanager
 def scheduler_of(database: ClockedDatabase, **settings: object) -> Generator[Scheduler]:
-    """A scheduler to be stepped: it has not entered, so it takes itself for the only one, all shards for its own."""
+    """A scheduler to step: it has not joined, so it owns all shards."""
     stop = Shutdown()
     made = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
     try:

@@ -1,4 +1,4 @@
-"""fixed_delay: the first run at once, each later one so long after the end of the last, through every change."""
+"""fixed_delay: the first run at once, each later one a fixed delay after the end of the last."""
 
 from datetime import timedelta
 

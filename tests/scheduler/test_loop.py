@@ -1,4 +1,4 @@
-"""A running scheduler: woken by what is written, asleep until the next timer, the rescuer of what others leave."""
+"""A running scheduler: NOTIFY wakes it, it sleeps until the next timer, and fires overdue ones."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -93,7 +93,7 @@ def test_loop_creates_coming_partitions(fresh_database: Database) -> None:
 
 
 def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase) -> None:
-    """A member that is alive and does not fire (stopped in its tracks) holds nobody's timers longer than seconds."""
+    """A live member that does not fire (frozen) delays timers for seconds only."""
     clocked.stop_clock()
     ghost = uuid4()
     clocked.execute(

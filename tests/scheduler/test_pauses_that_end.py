@@ -1,4 +1,4 @@
-"""A pause with an end: firing resumes the job at `paused_until`, never before, and decides as a resume does."""
+"""A pause with an end: firing resumes the job at `paused_until`, and decides as a resume does."""
 
 from datetime import timedelta
 

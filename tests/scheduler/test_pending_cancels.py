@@ -1,4 +1,4 @@
-"""Cancels that met a run in somebody's hands are carried out once, and nothing that goes wrong keeps the others."""
+"""Cancels of locked runs are applied once, and a failing one does not block others."""
 
 from uuid import UUID
 

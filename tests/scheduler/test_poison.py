@@ -1,4 +1,4 @@
-"""A job that cannot be fired is set aside with its error; all others fire, and an edit brings it back."""
+"""A job that cannot be fired is quarantined; all others fire, and an edit releases it."""
 
 import logging
 from datetime import timedelta
@@ -30,7 +30,7 @@ POISONS: list[tuple[str, LiteralString]] = [
 
 @pytest.fixture
 def due(clocked: ClockedDatabase) -> ClockedDatabase:
-    """Three jobs that fire each second, one of which will be poisoned, and a clock that stands still."""
+    """Three jobs that fire each second, one of which will be poisoned, and a stopped clock."""
     clocked.stop_clock()
     ask(clocked, *(submission(key, **EACH_SECOND) for key in ("before", "poison", "zzz")))
     return clocked
@@ -96,7 +96,7 @@ def test_log_names_poisoned_job_only(due: ClockedDatabase, caplog: pytest.LogCap
 
 
 def test_poisoned_job_does_not_repeat_written_runs(due: ClockedDatabase) -> None:
-    """The batch is rolled back as a whole before it is fired job by job: nothing is there twice, nothing is missing."""
+    """The batch is rolled back before it fires job by job: no duplicate, no loss."""
     poison(due, "lane = 'nonsense'")
     due.advance(5 * SECOND)
     fire_due(due)

@@ -1,4 +1,4 @@
-"""A timer that something outside Tidewheel removed is found and given back; nobody else's is."""
+"""A timer that was deleted outside Tidewheel is restored, and no other one is touched."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""A new tzdata: the timers of the zones whose rules it changes are set anew, and no others, whoever stops midway."""
+"""A new tzdata reschedules the timers of changed zones only, also after a stop midway."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ FORGET: LiteralString = "UPDATE settings SET value = 'null' WHERE name = 'tzdata
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the package with the new rules lies."""
+    """The path of the package with the new rules."""
     return make_tzdata(tmp_path_factory.mktemp("tzdata"), NEW, RULES)
 
 
@@ -58,7 +58,7 @@ def noon(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
 
 
 def look(database: Database) -> None:
-    """What a scheduler does when it starts, up to its end."""
+    """Refresh all timers, as a scheduler does when it starts."""
     zones = TzdataRefresh(database.session(), database.installation)
     while zones.step():
         pass
@@ -119,7 +119,7 @@ def test_second_refresh_changes_nothing(noon: ClockedDatabase, folder: Path) -> 
     submit(noon, **DAILY)
     with tzdata(folder):
         look(noon)
-        noon.execute(FORGET)  # as if nobody knew that it was done
+        noon.execute(FORGET)  # as if it were not done
         look(noon)
     assert len(retimed(noon)) == 1
 

@@ -1,4 +1,4 @@
-"""Runs that nobody can take wait uncharged, and are announced now and then: what they wait for, and how many."""
+"""Runs that no executor can handle wait without using an attempt, and are announced."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -22,7 +22,7 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def check(database: ClockedDatabase) -> list[tuple[str, str, int]]:
-    """What is announced now."""
+    """Return the announcements of a check."""
     announced: list[Unhandled] = UnhandledWatch(database.session(), database.installation).check()
     return [(each.queue, each.handler, each.runs) for each in announced]
 

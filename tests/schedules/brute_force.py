@@ -26,7 +26,7 @@ def pinned_zone(name: str) -> ZoneInfo:
 
 
 class Reading(NamedTuple):
-    """What the wall clock shows at one tick, and how that came about.
+    """The wall clock at one tick, with its last change.
 
     `skipped` are the local times that the clock has just jumped over; `repeated` says that this local time was shown
     before, and `again` that it will be shown once more; corrections of the clock are neither.
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 def wall_clock(name: str, start: datetime, end: datetime, step: timedelta) -> list[Reading]:
-    """What the clock on the wall shows from `start` to `end`, both included, at every `step`."""
+    """Yield the wall clock from `start` to `end`, both inclusive, at every `step`."""
     zone = pinned_zone(name)
     shown: list[tuple[datetime, datetime]] = []
     instant = start
@@ -68,7 +68,7 @@ def wall_clock(name: str, start: datetime, end: datetime, step: timedelta) -> li
 
 
 def occurrences(readings: list[Reading], expression: str, gap: str, overlap: str) -> list[datetime]:
-    """When the daemon starts the job of that crontab line."""
+    """Return the instants at which the daemon starts the job of that crontab line."""
     fields = expression.split()
     if len(fields) == 5:
         fields = ["0", *fields]
@@ -85,7 +85,7 @@ def occurrences(readings: list[Reading], expression: str, gap: str, overlap: str
 
 
 def matcher(fields: list[str]) -> Callable[[datetime], bool]:
-    """Whether a local time fits the six fields (seconds first)."""
+    """Return True if a local time fits the six fields (seconds first)."""
     seconds = {value for value in range(60) if in_field(value, fields[0], 0, 59, [])}
     minutes = {value for value in range(60) if in_field(value, fields[1], 0, 59, [])}
     hours = {value for value in range(24) if in_field(value, fields[2], 0, 23, [])}
@@ -104,7 +104,7 @@ def matcher(fields: list[str]) -> Callable[[datetime], bool]:
 
 
 def day_fits(day: date, by_date: str, by_week: str) -> bool:
-    """crontab(5): if both fields are restricted, either will do; a field that begins with * is not restricted."""
+    """crontab(5): of two restricted fields either matches; one that begins with * is unrestricted."""
     date_fits = by_date == "?" or any(date_element(day, element) for element in by_date.split(","))
     week_fits = by_week == "?" or any(week_element(day, element) for element in by_week.split(","))
     if by_date[0] in "*?" or by_week[0] in "*?":
@@ -127,7 +127,7 @@ def date_element(day: date, element: str) -> bool:
 
 
 def nearest_weekday(day: date) -> date:
-    """Of the Mondays to Fridays of the same month, the one fewest days away."""
+    """Return the nearest Monday to Friday of the same month."""
     month = calendar.Calendar().itermonthdates(day.year, day.month)
     working = [other for other in month if other.month == day.month and other.weekday() < 5]
     return min(working, key=lambda other: (abs((other - day).days), other))
@@ -153,7 +153,7 @@ def in_field(value: int, field: str, low: int, high: int, names: list[str]) -> b
 
 
 def in_element(value: int, element: str, low: int, high: int, names: list[str]) -> bool:
-    """crontab(5): a number or name, a range, or *; with /step every step-th value of the range, from its first."""
+    """crontab(5): a number, name, range or *; with /step every step-th value from its first."""
     body, _, step = element.partition("/")
     first, _, last = body.partition("-")
     if first == "*":

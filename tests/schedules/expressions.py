@@ -1,4 +1,4 @@
-"""Makes cron expressions up: half of each aimed at a given local time, so that they meet what happens there."""
+"""Draw cron expressions, half of each aimed at a given local time."""
 
 import calendar
 from datetime import datetime
@@ -18,7 +18,7 @@ def any_expression(random: Random, near: datetime, *, seconds: bool = False) -> 
 
 
 def number_field(random: Random, near: int, low: int, high: int) -> str:
-    """A star, a step, numbers, ranges; each shape as often as it stands here."""
+    """A star, a step, numbers or ranges; each shape as often as it is listed."""
     begin = aimed(random, near, low, high)
     end = random.randint(begin, high)
     steps = [2, 3, 5, 7, 10, 15, 20, 30, 60] if high == 59 else [1, 2, 3, 5, min(high, 24)]

@@ -20,7 +20,7 @@ PROBES_PER_EXPRESSION = 6
 
 @dataclass
 class Tally:
-    """What was compared, and every difference that was found."""
+    """The comparisons, and every difference that was found."""
 
     zones: set[str] = field(default_factory=set[str])
     windows: int = 0
@@ -46,7 +46,7 @@ def transitions() -> list[tuple[str, datetime]]:
 
 
 def compare_around(random: Random, name: str, change: datetime, tally: Tally) -> None:
-    """Expressions aimed at a change of the clock, over 48 hours before and after it; one in twelve to the second."""
+    """Expressions aimed at the 96 hours around a clock change; one in twelve to the second."""
     to_second = random.random() < 1 / 12
     odd = _odd_seconds(name, change)
     around = timedelta(hours=2) if to_second or odd else AROUND
@@ -67,7 +67,7 @@ def compare_between(random: Random, name: str, days: int, tally: Tally) -> None:
 
 
 def _odd_seconds(name: str, instant: datetime) -> bool:
-    """Whether the zone's minutes do not begin with UTC's then (Liberia until 1972), so that minutes are too coarse."""
+    """Return True if the zone's minutes differ from UTC's then (Liberia until 1972)."""
     zone_then = pinned_zone(name)
     beside = (instant - timedelta(days=1), instant, instant + timedelta(days=1))
     offsets = [each.astimezone(zone_then).utcoffset() or timedelta(0) for each in beside]

@@ -44,7 +44,7 @@ def is_open(day: date, exclude: Sets, include: Sets) -> bool:
 
 
 class Case:
-    """A schedule near a change of the clock (half of the time), calendars around it, and the naive answers."""
+    """A schedule, half the time near a clock change, calendars around it, and the naive results."""
 
     def __init__(self, seed: int) -> None:
         random = Random(seed)  # noqa: S311  # reproducible from the seed that was drawn
@@ -79,7 +79,7 @@ class Case:
         ]
 
     def shifted(self, since: datetime | None = None) -> set[datetime]:
-        """Minute by minute on the wall clock: what excluded instants of the window (later than `since`) become."""
+        """Shift excluded instants of the window (later than `since`), minute by minute on the wall clock."""
         readings = wall_clock(self.zone_name, self.start - DAY, self.end, timedelta(minutes=1))
         there = {reading.local.date() for reading in readings}
         wanted: set[datetime] = set()
@@ -230,7 +230,7 @@ def test_day_skipped_by_zone_is_not_open() -> None:
 
 
 def test_a_day_begins_and_ends_on_the_wall_clock() -> None:
-    """St John's put its clock back at 00:01: the evening before came twice, with a minute of the next day between."""
+    """St John's set its clock back at 00:01: the evening before came twice, around one minute."""
     zone_name = "America/St_Johns"
     schedule = CalendarSchedule(cron("*/30 * * * *", zone_name), (days("2008-11-02"),), (), zone_name)
     evening = list(schedule.between(at("2008-11-02T02:20:00Z"), at("2008-11-03T04:00:00Z")))

@@ -165,7 +165,7 @@ def dates_of_month(key: bytes) -> set[int]:
 
 
 def test_croniter_agrees_where_it_reads_the_same() -> None:
-    """In UTC, without our own readings of two day fields: our walk over its expansion finds what its own walk does."""
+    """In UTC, without the rule of two day fields, our search equals croniter's."""
     random = Random(7)  # noqa: S311  # a seeded sample, no secret
     compared = 0
     while compared < 300:

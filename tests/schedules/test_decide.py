@@ -1,4 +1,4 @@
-"""What is due, by the calendar of a job's past: catch-up, pauses, caps; pure."""
+"""Decisions about due timers: catch-up, pauses, limits; pure."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -38,18 +38,18 @@ def every(seconds: int) -> Schedule:
 
 
 def at_start(schedule: Schedule, policies: Policies | None = None, **more: object) -> TimerState:
-    """A timer that stands at START."""
+    """A timer whose cursor is START."""
     return replace(TimerState(schedule, schedule, schedule, policies or Policies(), START), **more)  # type: ignore[arg-type]
 
 
 def decided(state: TimerState, late: timedelta, ahead: timedelta = timedelta(0)) -> Decision:
-    """What is decided so long after START."""
+    """Decide at a given lateness after START."""
     now = START + late
     return decide(state, now=now, horizon=now + ahead, misfire_after=MISFIRE_AFTER)
 
 
 def after(decision: Decision, state: TimerState) -> TimerState:
-    """Where the timer stands after a decision."""
+    """Return the state of the timer after a decision."""
     assert decision.next_at is not None
     return replace(state, cursor=decision.next_at, catch_up_end=decision.catch_up_end)
 

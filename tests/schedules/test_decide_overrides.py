@@ -1,4 +1,4 @@
-"""What is due where people have left out or moved occurrences: each has one outcome, at any pace; pure."""
+"""Decisions with skipped and moved occurrences: each has one outcome; pure."""
 
 import json
 from dataclasses import dataclass, field, replace

@@ -12,7 +12,7 @@ BERLIN, NEW_YORK, LORD_HOWE, APIA = "Europe/Berlin", "America/New_York", "Austra
 
 @dataclass(frozen=True)
 class Case:
-    """Asked from `after`, the expression's next instants are `expected`, all in UTC."""
+    """From `after`, the expression's next instants are `expected`, all in UTC."""
 
     zone: str
     after: str

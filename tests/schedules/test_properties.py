@@ -1,4 +1,4 @@
-"""What holds for every schedule whatever it says."""
+"""Properties of every schedule."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
