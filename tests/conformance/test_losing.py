@@ -1,4 +1,4 @@
-"""Crashes, deploys, lost answers: no run is lost, none is charged for it, and what is late changes nothing."""
+"""Crashes, deploys and lost responses lose no run, count no attempt, and late reports change nothing."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_suspended_executor_changes_nothing_and_registers_again(own: Kit) -> Non
 
 
 def test_work_continues_during_an_api_outage(own: Kit) -> None:
-    """[17]: what has ended meanwhile is told afterwards; nothing is run a second time."""
+    """[17]: outcomes are reported afterwards; no run is repeated."""
     own.start_stack()
     own.start()
     ends, goes_on = own.hold(), own.hold()

@@ -59,7 +59,7 @@ def test_unreadable_message_is_skipped(kit: Kit) -> None:
 
 
 def test_runs_without_a_handler_are_left(kit: Kit) -> None:
-    """[7]: and holds up nobody."""
+    """[7]: and blocks no other message."""
     others = [
         kit.trigger("another.handler"),
         kit.trigger("toString"),
@@ -83,7 +83,7 @@ def test_permanent_failure_is_not_retried(kit: Kit) -> None:
 
 
 def test_non_retryable_errors_are_not_retried(kit: Kit) -> None:
-    """[14]: the type is told as the handler names it."""
+    """[14]: the error type is the one that the handler names."""
     run = kit.run(
         "conformance.end", {"how": "fail", "type": "NoSuchAccount"}, retry={"non_retryable": ["NoSuchAccount"]}
     )
@@ -230,7 +230,7 @@ def passed_over(kit: Kit, *, all_but: int = 0) -> None:
 
 
 def waiters(kit: Kit) -> int:
-    """How many claims wait for a lock."""
+    """Return the number of claims that wait for a lock."""
     return int(
         kit.fleet.database.value(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

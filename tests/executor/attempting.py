@@ -18,7 +18,7 @@ NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 
 
 class Reports(list[Outcome]):
-    """What an attempt reported, and how often it gave its slot back."""
+    """Reports of an attempt, and the number of times it released its slot."""
 
     released = 0
 

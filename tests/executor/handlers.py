@@ -14,7 +14,7 @@ _TICK_SECONDS = 0.005
 
 @dataclass
 class Gate:
-    """Where handlers of this process wait, and what they tell."""
+    """A gate at which handlers of this process wait, and their notes."""
 
     opened: threading.Event = field(default_factory=threading.Event)
     entered: list[str] = field(default_factory=list[str])
@@ -25,7 +25,7 @@ GATES: dict[str, Gate] = {}
 
 
 class Order(BaseModel):
-    """What `acts.order` wants."""
+    """Payload of `acts.order`."""
 
     to: str
     copies: int = 1
@@ -100,7 +100,7 @@ async def wait(context: tidewheel.Context, payload: str) -> str:
 
 @tidewheel.handler("acts.wait-on-thread")
 def wait_on_thread(context: tidewheel.Context, payload: str) -> str:
-    """Wait at a gate on a thread, until it is opened or this is asked to stop."""
+    """Wait at a gate on a thread, until it opens or a stop is requested."""
     gate = GATES[payload]
     gate.entered.append(str(context.run_id))
     while not gate.opened.wait(_TICK_SECONDS):
@@ -112,7 +112,7 @@ def wait_on_thread(context: tidewheel.Context, payload: str) -> str:
 
 @tidewheel.handler("acts.wait-deaf")
 def wait_deaf(context: tidewheel.Context, payload: str) -> str:
-    """Wait at a gate on a thread, whatever anybody asks."""
+    """Wait at a gate on a thread and ignore every stop request."""
     gate = GATES[payload]
     gate.entered.append(str(context.run_id))
     gate.opened.wait(60)

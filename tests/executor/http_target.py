@@ -17,7 +17,7 @@ from tidewheel.executor.runners.http import HttpRunner
 
 @dataclass
 class Answer:
-    """What the server says.
+    """A response of the server.
 
     Args:
         status: The status code.
@@ -55,7 +55,7 @@ class HttpTarget:
     connections: int = 0
 
     def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
-        """Where it is reached."""
+        """Return its URL."""
         return f"http://{host}:{self.port}{path}"
 
 
@@ -121,7 +121,7 @@ def serving(*answers: Answer) -> Generator[HttpTarget]:
 
 @contextmanager
 def conversing(talk: Callable[[socket.socket], None], host: str = "127.0.0.1", port: int = 0) -> Generator[HttpTarget]:
-    """A server that says what it likes on each connection, after it has read a request's head, as long as the block."""
+    """A server that sends arbitrary bytes on each connection after it has read a request's head."""
     target = HttpTarget()
     listening = socket.create_server((host, port), reuse_port=False)
     target.port = listening.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Handlers that run in a process of their own, and what goes wrong there; imported by the worker processes too."""
+"""Isolated handlers and their failures; the worker processes import this module too."""
 
 import asyncio
 import ctypes
@@ -30,7 +30,7 @@ async def echo(context: tidewheel.Context, payload: object) -> object:
 
 @tidewheel.handler("alone.where", isolation="process")
 def where(context: tidewheel.Context, payload: object) -> dict[str, object]:
-    """Where it runs, and what it was given."""
+    """Return the process and the payload."""
     return {
         "pid": os.getpid(),
         "group": os.getpgid(0),
@@ -116,7 +116,7 @@ def fork(context: tidewheel.Context, payload: str) -> int:
 
 @tidewheel.handler("alone.hold", isolation="process")
 def hold(context: tidewheel.Context, payload: dict[str, str]) -> str:
-    """Say on the file that it runs, leave a child there too, and wait; as deaf as it is told to be."""
+    """Write the process ids of itself and a child to the file, then wait; ignore signals if requested."""
     if payload.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = os.fork()
@@ -133,7 +133,7 @@ def hold(context: tidewheel.Context, payload: dict[str, str]) -> str:
 
 @tidewheel.handler("alone.await", isolation="process")
 async def await_it(context: tidewheel.Context, payload: str) -> None:
-    """Say on the file that it waits, and once more when it is told to stop."""
+    """Write to the file when it waits, and again when a stop is requested."""
     Path(payload).write_text(f"{os.getpid()}")
     try:
         await asyncio.sleep(60)
@@ -153,7 +153,7 @@ def beat(context: tidewheel.Context, payload: object) -> object:
 
 @tidewheel.handler("alone.leave", isolation="process")
 async def leave(context: tidewheel.Context, payload: object) -> None:
-    """Return, and leave a task that goes on beating, and one that has asked what came before and asks again."""
+    """Return and leave two tasks: one keeps beating, one keeps requesting previous runs."""
 
     async def go_on() -> None:
         while True:
@@ -180,7 +180,7 @@ async def ask(context: tidewheel.Context, payload: object) -> object:
 
 @tidewheel.handler("alone.complete", isolation="process")
 def complete(context: tidewheel.Context, payload: dict[str, str]) -> None:
-    """Complete the run in a transaction of its own, and commit that where it is told to."""
+    """Complete the run in a transaction of its own, and commit it if requested."""
     with psycopg.connect(payload["url"]) as connection:
         context.complete_in(connection, {"pid": os.getpid()})
         if payload["end"] == "rollback":

@@ -35,7 +35,7 @@ def beat_on_thread(context: tidewheel.Context, payload: str) -> int:
 
 @tidewheel.handler("long.fall-silent")
 async def fall_silent(context: tidewheel.Context, payload: str) -> object:
-    """On the first attempt beat once, with a checkpoint, and then say no more; later return what was saved."""
+    """On the first attempt beat once with a checkpoint; on later ones return the saved checkpoint."""
     if context.attempt > 1:
         return context.checkpoint
     context.heartbeat("three of ten", {"done": 3})
@@ -60,7 +60,7 @@ def fall_silent_on_thread(context: tidewheel.Context, payload: str) -> object:
 
 @tidewheel.handler("long.refuse")
 async def refuse(context: tidewheel.Context, payload: dict[str, str]) -> str:
-    """Wait at a gate and do as the payload says when cancelled: go on waiting, fail in its own way, or return."""
+    """Wait at a gate; when cancelled keep waiting, fail, or return, as the payload requires."""
     gate = GATES[payload["gate"]]
     gate.entered.append(str(context.run_id))
     while not gate.opened.is_set():

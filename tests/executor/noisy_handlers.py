@@ -1,4 +1,4 @@
-"""Handlers that write, and one that stands in everybody's way."""
+"""Handlers that write output, and one that blocks the event loop."""
 
 import asyncio
 import logging
@@ -80,7 +80,7 @@ async def silent(context: tidewheel.Context, payload: object) -> object:
 
 @tidewheel.handler("noisy.block")
 async def block(context: tidewheel.Context, payload: str) -> int:
-    """Stand in the way of the loop until the gate is opened, which somebody else has to do."""
+    """Block the event loop until another thread opens the gate."""
     gate = GATES[payload]
     gate.entered.append(str(context.run_id))
     ends = time.monotonic() + 60

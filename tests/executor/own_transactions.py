@@ -1,4 +1,4 @@
-"""Applications that complete runs in transactions of their own: a table of effects beside Tidewheel's, and a process
+"""Applications that complete runs in their own transactions: a table of effects, and a process
 that dies between any two statements."""
 
 import os
@@ -25,7 +25,7 @@ Own = psycopg.Connection[TupleRow]
 
 
 def completion(database: Database, started: Started, executor_id: UUID = EXECUTOR) -> Completion:
-    """What a handler's context completes its run with."""
+    """Return the completion of a handler's context."""
     return Completion(CompletionConfig(database.installation, executor_id), started.run_id, started.attempt)
 
 
@@ -36,12 +36,12 @@ def work(own: psycopg.Connection[Any], done: Completion, result: object = None) 
 
 
 def effects(database: Database, run_id: UUID) -> int:
-    """How often a run has had its effect."""
+    """Return the number of effects of a run."""
     return database.value("SELECT count(*) FROM effects WHERE run_id = %s", [run_id])
 
 
 def one_or_none(database: Database, run_id: UUID) -> bool:
-    """Whether effect and completion are there; fails when one of them is there alone."""
+    """Return True if effect and completion exist; fail if only one of them does."""
     there = effects(database, run_id)
     ended = final_state(database, run_id) == ("succeeded", None)
     events = database.value("SELECT count(*) FROM outbox WHERE topic = %s", [database.installation.topics.completions])
@@ -59,7 +59,7 @@ def wait_gone(database: Database) -> None:
 
 
 def die_at(step: int, url: str, installation: Installation, started: Started) -> None:
-    """Do the work in this process, which ends by SIGKILL at the given step: before or after one of its statements."""
+    """Run the work in this process, which is killed before or after one of its statements."""
     left = [step]
     wait = psycopg.Connection[Any].wait
 

@@ -40,7 +40,7 @@ QUICK = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended."""
+    """The end of a run."""
 
     state: str
     reason: str | None
@@ -71,7 +71,7 @@ class Executing:
         make_topics(self.bootstrap, names, groups=[f"{name}.executors" for name in names])
 
     def start(self, stop: Shutdown, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
-        """An executor on a thread of its own, until it is asked to stop."""
+        """An executor on a thread of its own, until it is stopped."""
         made = Executor(
             ExecutorSettings.load(**(QUICK | settings)),
             self.database.url,
@@ -102,7 +102,7 @@ class Executing:
         return trigger(self.database, key, **({} if payload is None else {"payload": payload}))
 
     def state(self, run_id: UUID) -> RunState:
-        """Where a run stands."""
+        """Return the state of a run."""
         [(final, now_open)] = self.database.rows(
             "SELECT r.state, o.state FROM job_runs AS r LEFT JOIN open_runs AS o USING (run_id) WHERE r.run_id = %s",
             [run_id],

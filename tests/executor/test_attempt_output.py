@@ -1,4 +1,4 @@
-"""What attempts print and log is kept with their run, and passed on within bounds."""
+"""Output of attempts is stored with their run, and forwarded to the log within limits."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class Lines(logging.Handler):
 
 @contextmanager
 def logged() -> Generator[Lines]:
-    """What reaches the log of a process whose attempts are captured, as long as the block.
+    """Collect the log lines of a process whose attempts are captured.
 
     No fixture: pytest puts its own streams back between a test's setup and the test.
     """
@@ -247,5 +247,5 @@ def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]
 
 @pytest.fixture
 def missed() -> Callable[[], float]:
-    """How many bytes have not reached the topic so far."""
+    """Return the number of bytes dropped from the topic."""
     return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_dropped_total") or 0.0

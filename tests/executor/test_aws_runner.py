@@ -1,4 +1,4 @@
-"""Lambda functions: invoked in a local AWS, and answered for by a server of the test's own where AWS would refuse."""
+"""Lambda functions, invoked in a local AWS or answered by a test server for AWS's own errors."""
 
 import asyncio
 import base64
@@ -51,7 +51,7 @@ def aws() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Credentials that are nobody's, and no way to real ones."""
+    """Fake credentials, without access to real ones."""
     for name, value in (
         ("AWS_ACCESS_KEY_ID", "a"),
         ("AWS_SECRET_ACCESS_KEY", "b"),

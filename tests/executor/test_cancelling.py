@@ -88,7 +88,7 @@ def test_behind_thousands_of_published_runs_it_holds_at_once(executing: Executin
         assert reply.status is ReplyStatus.ACCEPTED
         acknowledged = database.now()
         GATES[gate].opened.set()
-        # Whatever its slots are freed by, and though nobody has ended a single one of the others yet.
+        # However its slots come free, and before any of the others was ended.
         submit(database, "other", target="acts.echo")
         assert executing.run("acts.echo", 1).state == "succeeded"
         assert executing.state(runs[-2]) is RunState.QUEUED

@@ -1,4 +1,4 @@
-"""Claiming in one transaction, under a lease that nobody has ended; after a lost COMMIT what stands is read back."""
+"""Claims in one transaction under a valid lease; after a lost COMMIT they are read back."""
 
 from uuid import UUID
 
@@ -51,7 +51,7 @@ def run_id(database: Database) -> UUID:
 
 
 def test_silent_executor_beats_before_it_claims(database: Database, run_id: UUID) -> None:
-    """What it claimed it would have to hand back at once, and again, until its heartbeat is through."""
+    """Otherwise it would release its claims at once, repeatedly, until its heartbeat succeeds."""
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     with pytest.raises(Unavailable, match="heartbeat is overdue"):
@@ -123,7 +123,7 @@ def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Dat
 def test_lost_commit_of_a_claim_is_read_back(
     fresh_database: Database,
 ) -> None:
-    """The server dies on the first COMMIT: nothing stands, nothing is run, and the next claim is won as attempt 1."""
+    """The server dies on the first COMMIT: no run starts, and the next claim wins attempt 1."""
     fresh_database.execute(KILL_FIRST_COMMIT)
     submit(fresh_database)
     wanted = wish(fresh_database, trigger(fresh_database))
@@ -136,7 +136,7 @@ def test_lost_commit_of_a_claim_is_read_back(
 
 
 def test_claims_of_another_thread_are_not_read_back(fresh_database: Database) -> None:
-    """The message's claim stands; the sweep's, of that run and another, loses the answer to its COMMIT."""
+    """The message's claim is committed; the sweep's, of that run and another, loses its COMMIT's answer."""
     submit(fresh_database)
     fresh_database.execute(ENTER, [EXECUTOR])
     first, second = (wish(fresh_database, trigger(fresh_database)) for _ in range(2))

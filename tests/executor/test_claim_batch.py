@@ -1,4 +1,4 @@
-"""What becomes of messages: whose runs are claimed, and which are left for a slot of their own."""
+"""Batches of messages: which runs are claimed, and which are left for an existing slot."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def executing(database: Database, info: StackInfo) -> Executing:
 
 
 def test_at_most_once_runs_are_never_overcommitted(executing: Executing) -> None:
-    """Were the process to die, nobody could tell of one that waits in it whether it had begun."""
+    """If the process died, it would be unknown whether a queued one had started."""
     plain = {executing.trigger("acts.echo", number) for number in range(2)}
     once = {executing.trigger("acts.echo", number, **ONCE) for number in range(3)}
     for run_id in plain | once:

@@ -1,4 +1,4 @@
-"""`ctx.complete_in`: effect and completion in the handler's own transaction stand together or fall together."""
+"""`ctx.complete_in`: effect and completion commit together in the handler's own transaction."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Completions and triggers on asynchronous connections: the same, with nobody else's statement in between."""
+"""Completions and triggers on asynchronous connections, without foreign statements in between."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -114,7 +114,7 @@ def test_others_on_the_same_connection_wait_for_it_and_it_for_them(shop: Databas
 
 
 def test_cancelled_it_gives_the_connection_back_at_rest(shop: Database) -> None:
-    """A statement that waits for somebody's lock is cancelled on the server, and the transaction can be rolled back."""
+    """A statement that waits for a lock is cancelled on the server, and the transaction can roll back."""
     started = begun(shop)
     other = shop.connection()
     other.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])

@@ -1,4 +1,4 @@
-"""A process that completes a run in its own transaction dies between every two statements: both stand, or neither."""
+"""A process dies between every two statements of its own transaction: both commit, or neither."""
 
 import multiprocessing
 import signal

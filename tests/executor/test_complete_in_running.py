@@ -1,4 +1,4 @@
-"""A running executor whose handlers complete their runs themselves: what they do afterwards changes nothing."""
+"""Handlers of a running executor complete their runs themselves: later events change nothing."""
 
 from collections.abc import Iterator
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Outcomes are written in batches, and tried again until they are written or superseded; a bad one harms no other."""
+"""Outcomes are written in batches and retried until written or superseded; a bad one harms no other."""
 
 # pyright: reportPrivateUsage=false
 
@@ -45,13 +45,13 @@ SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "1h", "max": "1h
 
 @dataclass
 class Flood:
-    """Whether more comes than can be kept up with, and how often a writer has looked."""
+    """A burst of claims, and the number of times a writer has checked for it."""
 
     lasts: bool = True
     looked: int = 0
 
     def on(self) -> bool:
-        """Whether it lasts."""
+        """Return True while it lasts."""
         self.looked += 1
         return self.lasts
 
@@ -73,7 +73,7 @@ def completing(database: Database, in_burst: Callable[[], bool] = lambda: False)
 
 
 def _ignore(*_: object) -> None:
-    """Nobody is told."""
+    """Do nothing."""
 
 
 def attempt_at(database: Database, started: Started) -> Attempt:
@@ -220,7 +220,7 @@ def test_locked_row_delays_no_other_outcome(with_job: Database) -> None:
 
 
 def test_outcome_that_meets_a_flush_is_retried(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flush, or a cancel that is rolled back, lets go of the row between the two statements that end the run."""
+    """A flush or a rolled-back cancel frees the row between the two statements that end the run."""
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
     flushing = with_job.connection()
@@ -249,7 +249,7 @@ def test_superseded_outcome_is_dropped(with_job: Database) -> None:
 
 
 def test_unrecordable_outcome_fails_only_its_run(fresh_database: Database) -> None:
-    """The constraint stands in for whatever PostgreSQL may find wrong with a row."""
+    """The constraint represents any fault that PostgreSQL may find in a row."""
     fresh_database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_message <> 'poison')")
     submit(fresh_database)
     good, bad, other = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))

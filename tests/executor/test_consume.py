@@ -1,4 +1,4 @@
-"""What becomes of messages on a lane: old copies, a queue whose topics come later, a change of the group's protocol."""
+"""Messages of a lane: stale copies, topics created later, a change of the group's protocol."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def gate() -> Iterator[str]:
 
 
 def test_stale_message_does_not_replace_the_current_one(executing: Executing) -> None:
-    """Both are read in one batch, the stale one last: a relay that was fenced in the middle of a batch repeats it."""
+    """Both are in one batch, the stale one last, as a relay repeats a batch in which it was fenced."""
     executing.make_topics()
     run_id = executing.trigger("acts.echo", 1)
     key = str(run_id).encode()
@@ -72,7 +72,7 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
 
 
 def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: str) -> None:
-    """Its offset moves on although nothing was claimed; the runs are in the table, for whoever has a slot first."""
+    """Its offset moves on without a claim; the first executor with a free slot claims the runs."""
     executing.make_topics()
     topic = executing.topics.runs("default", "standard")
     with executing.running(slots=1, sweep=timedelta(milliseconds=500)):
@@ -158,7 +158,7 @@ def test_failing_claims_back_off_and_are_logged_once(
 
 
 def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:
-    """Let nobody into the database any more, nor leave anybody there but the test; or let them in again."""
+    """Close the database to all connections but the test's, or open it again."""
     name = str(conninfo_to_dict(database.url)["dbname"])
     statement = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
     with psycopg.connect(info.database_url, autocommit=True) as connection:
@@ -168,7 +168,7 @@ def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:
 
 
 def committed(bootstrap: str, topic: str) -> int:
-    """How far the executors' group has committed the one partition of a topic."""
+    """Return the executors' committed offset on the one partition of a topic."""
     client = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}.executors"})
     [partition] = client.committed([TopicPartition(topic, 0)], timeout=30)
     client.close()

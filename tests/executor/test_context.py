@@ -1,4 +1,4 @@
-"""What handlers see of their attempt: what it may tell, what it is given, how long it has."""
+"""Contexts: the values that handlers read, and the calls that they make."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from tidewheel.executor.context import Context, Flag, Previous
 
 
 class Wire:
-    """A channel that keeps what it is told."""
+    """A channel that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[bytes | None, bytes | None]] = []

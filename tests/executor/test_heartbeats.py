@@ -1,4 +1,4 @@
-"""Heartbeats, progress and checkpoints: what a handler says is kept, handed on, and missed when it does not come."""
+"""Heartbeats, progress and checkpoints: saved, passed to the next attempt, and timed out if missing."""
 
 import json
 from collections.abc import Iterator

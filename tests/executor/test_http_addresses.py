@@ -1,4 +1,4 @@
-"""Which addresses HTTP targets may reach: every spelling of an inside one is refused, wherever it is wrapped."""
+"""Addresses that HTTP targets may reach: every spelling of a private one is refused."""
 
 import doctest
 from ipaddress import ip_address
@@ -9,7 +9,7 @@ from tidewheel.executor.runners import addresses as module
 from tidewheel.executor.runners.addresses import is_public
 
 INSIDE = [
-    "0.0.0.0",  # noqa: S104 - nobody listens here
+    "0.0.0.0",  # noqa: S104 - nothing listens here
     "0.1.2.3", "10.0.0.1", "10.255.255.255", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.0.1",
     "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.1", "192.0.2.1", "192.168.0.1", "198.18.0.1",
     "198.19.255.255", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",

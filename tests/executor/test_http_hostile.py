@@ -1,4 +1,4 @@
-"""HTTP targets that mean harm: each ends as an attempt's clear failure, within its time and in bounded memory."""
+"""Hostile HTTP targets: each causes a clear failure, within its time and in bounded memory."""
 
 import asyncio
 import itertools
@@ -41,7 +41,7 @@ def without_end(head: bytes, piece: bytes) -> Callable[[socket.socket], None]:
 
 
 def resolving(*answers: Sequence[str]) -> tuple[Resolve, list[str]]:
-    """A name server that answers so, one after another, and what it was asked."""
+    """A name server with a list of answers, and the names it received."""
     coming, asked = iter(answers), list[str]()
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -137,7 +137,7 @@ def test_a_redirect_to_a_metadata_address_is_recorded_and_not_followed(metadata:
 
 
 def test_checked_address_is_the_connected_one() -> None:
-    """One look-up a connection: a name server that answers otherwise the second time is never asked in between."""
+    """One look-up per connection: a different second answer of a name server is never used."""
     seen: list[str] = []
 
     def talk(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""What a target can tell by the headers: that the request is ours, and with which token it may say how it ended."""
+"""Headers of requests: the signature, and the token for reporting the end."""
 
 import hmac
 from base64 import b64decode
@@ -17,7 +17,7 @@ OLD, NEW = b"the old secret, 24 bytes", b"the new secret, of more than 24 bytes"
 
 
 def verifies(secret: bytes, request: Received) -> bool:
-    """What a receiver does. Source: Standard Webhooks specification, "Verifying webhook authenticity"."""
+    """Verify as a receiver does. Source: Standard Webhooks, "Verifying webhook authenticity"."""
     headers = request.headers
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + request.body
     wanted = hmac.digest(secret, signed, sha256)

@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: what they do to themselves is told, and harms nobody else."""
+"""Isolated handlers: their crashes are reported and harm no other attempt."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def told(path: Path) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, be it waited for or not."""
+    """Return True if a process has ended, reaped or not."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     return True
@@ -196,7 +196,7 @@ def test_children_are_killed_with_the_worker(tmp_path: Path) -> None:
 async def stopped(
     file: Path, handler: str, end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], **payload: str
 ) -> tuple[Attempt, list[int]]:
-    """Let an attempt begin, end it as told, and wait until it is over; returns it and the processes that it was."""
+    """Start an attempt, end it by `end`, and wait for its end; return it and its process ids."""
     async with runner() as made:
         given = {"file": str(file), **payload} if handler == "hold" else str(file)
         held = attempt(handler, given, reports=Reports())
@@ -221,7 +221,7 @@ async def asked(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
 
 
 async def asked_in_vain(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
-    """As the loop does it: asked, and after its grace fenced off."""
+    """As the loop does: request a stop, and fence it off after its grace."""
     await asked(held, task)
     asyncio.get_running_loop().call_later(0.2, held.report, CANCELLED)
 
@@ -289,7 +289,7 @@ def test_other_workers_continue_when_one_dies(tmp_path: Path) -> None:
 
 def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
     class Listening(Attempt):
-        """An attempt that keeps what it is told."""
+        """An attempt that records its heartbeats."""
 
         def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
             beats.append((progress, checkpoint))
@@ -311,7 +311,7 @@ def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
 
 def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
     class Listening(Attempt):
-        """An attempt that keeps what it is told, and says who it is."""
+        """An attempt that records its heartbeats with its number."""
 
         def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
             beats.append((self.started.attempt, checkpoint))

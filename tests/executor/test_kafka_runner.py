@@ -64,7 +64,7 @@ class Sending:
         return outcome
 
     def written(self, count: int = 1) -> list[Seen]:
-        """What lies on the topic, once it is so many messages."""
+        """Return the messages of the topic, once there are this many."""
         reader = TopicReader(self.bootstrap, [self.topic])
 
         def there() -> bool:

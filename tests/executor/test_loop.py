@@ -1,4 +1,4 @@
-"""How runs come to an executor and leave it: by message, by sweep, by handler and queue, and back when it stops."""
+"""Runs reach an executor by message and by sweep, and are released when it stops."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -109,7 +109,7 @@ def test_a_run_that_cannot_be_read_does_not_stop_the_sweep(executing: Executing)
 
 
 def test_a_run_waits_uncharged_for_an_executor_that_has_its_handler(executing: Executing) -> None:
-    """As in a rolling deploy: the message is left, the run is not failed, whoever has the handler takes it."""
+    """As in a rolling deploy: the message is left, and an executor that has the handler claims the run."""
     known = {name: found for name, found in handlers().items() if name == "acts.echo"}
     with executing.running(known=known):
         waiting = executing.trigger("acts.order", {"to": "ann"})

@@ -1,4 +1,4 @@
-"""An offset is told to the group after its claim, a few times a second, and only of partitions that are ours."""
+"""Offsets are committed after the claim, five times a second, and only of assigned partitions."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -64,7 +64,7 @@ def mine(client: Consumer, topic: str) -> Offsets:
 
 
 def told(client: Consumer, topic: str) -> list[int | None]:
-    """How far the group knows it has come on both partitions; None before anything was told."""
+    """Return the committed offsets of both partitions; None before the first commit."""
     found = client.committed([TopicPartition(topic, partition) for partition in (0, 1)], timeout=30)
     return [each.offset if each.offset >= 0 else None for each in found]
 

@@ -1,4 +1,4 @@
-"""Runs of one job that overlap, on real executors: the running one is told within a second, its slot comes free."""
+"""Overlapping runs on real executors: the active one is signalled within a second and frees its slot."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -88,7 +88,7 @@ def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing,
 
 @pytest.mark.kafka
 def test_one_slot_suffices_for_terminate_other(executing: Executing, gate: str) -> None:
-    """Two executors with a slot each: what the second of them terminates gives the first one its slot back."""
+    """Two executors with a slot each: the second terminates a run and so frees the first one's slot."""
     with executing.running(slots=1, **DEAF), executing.running(slots=1, **DEAF):
         first = executing.trigger("acts.wait", gate, overlap="terminate_other")
         until(lambda: entered(gate, first), "the first runs")

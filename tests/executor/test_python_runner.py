@@ -1,4 +1,4 @@
-"""Handlers: asynchronous ones on the loop, plain ones on threads, payloads by their model, results as JSON."""
+"""Handlers: coroutines on the loop, functions on threads, payloads by model, results as JSON."""
 
 import asyncio
 import inspect
@@ -20,7 +20,7 @@ from tidewheel.runs import AttemptOutcome
 
 
 class Mail(BaseModel):
-    """What the example handlers want."""
+    """Payload of the example handlers."""
 
     to: str
     copies: int = 1
@@ -177,7 +177,7 @@ def test_the_context_tells_what_is_run() -> None:
 
 
 def test_abandoned_thread_keeps_its_slot_until_it_returns() -> None:
-    """Nobody can stop a thread from outside: it is told, and the slot is free when the function has really ended."""
+    """A thread cannot be stopped: its flag is set, and the slot is free when the function has ended."""
     told, may_end = threading.Event(), threading.Event()
 
     def stubborn(context: Context, payload: object) -> None:

@@ -1,4 +1,4 @@
-"""An executor is lost only after its counter was watched standing still for the whole lease; no clock decides."""
+"""An executor is lost only after its counter was seen unchanged for the whole lease."""
 
 from datetime import timedelta
 from uuid import UUID, uuid4

@@ -1,4 +1,4 @@
-"""How claimed attempts begin: many in one task, those that wait each in its own, never more than there are slots."""
+"""Starts of claimed attempts: many in one task, waiting ones in their own, never more than slots."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -92,7 +92,7 @@ class Running:
 
 
 def outcomes_of(does: Does, count: int) -> dict[int, Outcome]:
-    """How so many attempts end that are begun together."""
+    """Return the outcomes of attempts that are queued together."""
 
     async def work() -> dict[int, Outcome]:
         running = Running(does)

@@ -24,7 +24,7 @@ def example(port: int) -> Runner:
 
 
 def call(answer: bytes | None) -> Outcome:
-    """What the page's runner makes of a server's answer; None is no server."""
+    """Return the outcome of the page's runner for a response; None is no server."""
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert await reader.readline() == b'{"a":1}\n'

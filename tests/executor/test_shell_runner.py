@@ -1,4 +1,4 @@
-"""Programs: what they are given, how their end is judged, and that nothing of them is left, whatever they do."""
+"""Programs: their input, their outcomes, and the removal of every process they leave."""
 
 import asyncio
 import json

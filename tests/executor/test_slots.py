@@ -1,4 +1,4 @@
-"""Of every ten slots one is kept for critical work; nobody ever holds more than there are."""
+"""Slots: one in ten is reserved for critical work, and never more are taken than exist."""
 
 import threading
 from collections import Counter
@@ -102,7 +102,7 @@ def test_overcommit_is_suspended_until_a_real_slot_is_taken() -> None:
     slots.release(Lane.STANDARD, 9)
     assert slots.take_overcommit(Lane.STANDARD, 1) == (0, 0)
     slots.release(Lane.STANDARD, 3)
-    assert slots.take_overcommit(Lane.BATCH, 1) == (1, 1)  # that was somebody else
+    assert slots.take_overcommit(Lane.BATCH, 1) == (1, 1)  # that was another lane
     assert slots.free_overcommit(Lane.STANDARD) == 1
     assert slots.take_overcommit(Lane.STANDARD, 30) == (1, 1)
     assert slots.free_overcommit(Lane.STANDARD) == 30

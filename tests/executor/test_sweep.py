@@ -1,4 +1,4 @@
-"""What an executor with free slots takes from the table, and when: also while messages come to it."""
+"""The sweep: runs that an executor with free slots claims from the table, also during messages."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -39,7 +39,7 @@ def gate() -> Iterator[str]:
 
 
 def test_sweep_claims_messages_that_a_full_executor_holds(executing: Executing, gate: str) -> None:
-    """The message lies in the hands of the one that has every partition; the other takes the run by the table."""
+    """One executor has fetched the message and has every partition; the other claims the run by sweep."""
     with executing.running(slots=1, **HALF_A_SECOND):
         held = executing.trigger("acts.wait", gate)
         executing.publish(held)
@@ -133,5 +133,5 @@ def test_lane_that_waited_longest_is_served_first() -> None:
 
 
 def is_over(executing: Executing, run_id: UUID) -> bool:
-    """Whether a run is no longer open."""
+    """Return True if a run is no longer open."""
     return bool(executing.database.value("SELECT NOT EXISTS (SELECT FROM open_runs WHERE run_id = %s)", [run_id]))

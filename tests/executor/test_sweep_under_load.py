@@ -1,4 +1,4 @@
-"""What becomes of a run that no message brings, while messages that do come fill every slot, and more than those."""
+"""A run without a message is swept while messages fill more than every slot."""
 
 import threading
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ LOST = 3  # a tenth of the slots
 
 @dataclass
 class Flood:
-    """What is published as long as it lasts, and how much of it was outstanding when the last of the others began."""
+    """Published load, and the part of it that was outstanding at the last start."""
 
     published: int = 0
     worked_off: int = 0
@@ -41,7 +41,7 @@ FLOODS: dict[str, Flood] = {}
 
 @tidewheel.handler("flood.drop")
 async def drop(context: tidewheel.Context, payload: str) -> None:
-    """Keep the loop busy for a moment, never waiting for anything: such runs are claimed ahead of the slots."""
+    """Keep the loop busy without waiting: the executor overcommits such runs."""
     del context
     FLOODS[payload].over.wait(BUSY_SECONDS)
     FLOODS[payload].worked_off += 1
@@ -75,7 +75,7 @@ def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executi
         flooding = in_background(lambda: keep_flooding(executing, name))
         try:
             until(lambda: brought_by_messages(executing) > 2 * MOST_OUTSTANDING, "messages keep the executor busy")
-            # Due at the same moment, and nobody publishes their messages.
+            # Due at the same moment, and their messages are not published.
             lost = ask(executing.database, *[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
             ended = [executing.ended(UUID(reply.run_id)) for reply in lost]
         finally:
@@ -107,5 +107,5 @@ def keep_flooding(executing: Executing, name: str) -> None:
 
 
 def brought_by_messages(executing: Executing) -> int:
-    """How many attempts were claimed by message so far."""
+    """Return the number of attempts claimed by message."""
     return int(executing.database.value("SELECT count(*) FROM attempts WHERE claimed_from <> 'sweep'"))

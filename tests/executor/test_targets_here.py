@@ -45,7 +45,7 @@ def test_a_program_waits_for_an_executor_that_allows_programs(executing: Executi
 
 
 def names(executing: Executing) -> list[bool]:
-    """Of each executor, whether it says that it runs programs."""
+    """Return for each executor whether it reports that it runs programs."""
     return ["tidewheel.shell" in handlers for (handlers,) in executing.database.rows("SELECT handlers FROM executors")]
 
 

@@ -1,4 +1,4 @@
-"""A handler that blocks the loop: it is told who, the lease is kept, and others take what waits."""
+"""A handler that blocks the loop is logged, the lease is kept, and queued runs are released."""
 
 import logging
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def test_blocked_loop_is_reported_and_its_attempts_are_released(
     with caplog.at_level(logging.INFO), executing.running(known=known, **STALL):
         blocking = executing.trigger("noisy.block", gate)
         until(lambda: GATES[gate].entered, "it blocks the loop")
-        # Claimed before anybody can have noticed, and held up behind the other.
+        # Claimed before the watchdog notices, and queued behind the other.
         others = [executing.trigger("noisy.silent", number) for number in range(5)]
         until(lambda: sample("event_loop_blocked_seconds") > 0, "the stall is noticed")
         beaten = beats(executing, blocking)

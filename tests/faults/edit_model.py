@@ -1,4 +1,4 @@
-"""What a job is under edits, as its requests alone have it: the model of the random edits.
+"""Model of the random edits: the state of a job by its requests alone.
 
 Nothing of Tidewheel's is imported: an instant is an integer, microseconds since 1970, and a schedule is a grid of them.
 """
@@ -40,7 +40,7 @@ class Grid:
         return at - ((at - self.phase - 1) % self.every + 1)
 
     def holds(self, at: int) -> bool:
-        """Whether this is one of them."""
+        """Return True if this is one of them."""
         return (at - self.phase) % self.every == 0
 
 
@@ -118,7 +118,7 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a job is between two changes.
+    """The state of a job between two changes.
 
     Args:
         exists: Whether it is there.
@@ -141,7 +141,7 @@ class Standing:
     doubtful: frozenset[int] = frozenset()
 
     def after(self, act: Act) -> "Standing":
-        """What an accepted request makes of it."""
+        """Return the state after an accepted request."""
         others = frozenset(pair for pair in self.moved if pair[0] != act.at)
         late = {act.at} if act.told >= self._comes(act.at) else set[int]()  # it may have come before it was heard
         match act.kind:
@@ -187,7 +187,7 @@ class Standing:
         )
 
     def answer(self, act: Act) -> tuple[bool, bool]:
-        """Whether a request must be accepted, and must then have changed nothing."""
+        """Return True if a request must be accepted and change nothing."""
         match act.kind:
             case "submit":
                 return act.fits, self.exists and act.token == self.token
@@ -205,17 +205,17 @@ class Standing:
                 return self.exists, self.paused == (act.kind == "pause")
 
     def _comes(self, at: int) -> int:
-        """When an occurrence is no more to be changed: at its own instant, or the time it was moved to before that."""
+        """Return the time after which an occurrence is fixed: its instant, or an earlier time it was moved to."""
         return min(at, dict(self.moved).get(at, at))
 
     def may_fire_at(self, instant: int) -> bool:
-        """Whether an occurrence fires at an instant, its own or the one it was moved to; the doubtful ones may."""
+        """Return True if an occurrence fires at this instant, its own or the moved one; doubtful ones may."""
         places = dict(self.moved)
         own = self.grid is not None and self.grid.holds(instant) and instant not in self.skipped | places.keys()
         return own or instant in places.values() or instant in self.doubtful
 
     def fires(self, after: int, until: int) -> list[tuple[int, int]]:
-        """What must fire meanwhile: when, and which occurrence."""
+        """Return the occurrences that must fire meanwhile, with their times."""
         if not self.exists or self.paused or self.grid is None:
             return []
         said = self.skipped | {at for at, _ in self.moved}

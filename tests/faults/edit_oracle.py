@@ -1,4 +1,4 @@
-"""What a history of edits must have led to, from the requests, their answers and what was fired alone.
+"""Oracle of random edits: judge a history by its requests, replies and fired runs alone.
 
 Nothing of Tidewheel's is asked or imported. Each change took effect at some moment between the sending of its request
 and the arrival of its answer; the first instant that the answer names narrows this down. The history is right if such
@@ -18,7 +18,7 @@ _NEAR = 3 * SECOND  # what is shown around a fault
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Where one standing gave way to the next: some moment from `low` to `high`."""
+    """The moment between `low` and `high` at which one state replaced another."""
 
     low: int
     high: int
@@ -28,7 +28,7 @@ class Change:
 
 @dataclass
 class Verdict:
-    """What was wrong with one job's history, and how much of it there was."""
+    """The faults of one job's history, and its size."""
 
     key: str
     acts: Sequence[Act]
@@ -78,7 +78,7 @@ class Verdict:
             yield self._narrowed(Change(act.sent, act.told, act, standing))
 
     def _narrowed(self, change: Change) -> Change:
-        """By the first instant that the answer names: the change came before it, and not before the one before that."""
+        """Bound a change by the first instant in its reply: it came before that one and after the previous."""
         following, grid = change.act.next_run_at, change.then.grid
         if change.act.kind not in ("submit", "resume") or change.then.paused or grid is None:
             return change
@@ -112,7 +112,7 @@ class Verdict:
                 self._note(f"{clock(at)} fired {len(found)} times", at, at)
 
     def _check_spans(self) -> None:
-        """What is certain, whatever moments are chosen."""
+        """Return the facts that hold for every choice of moments."""
         tokens = {change.then.version: change.then.token for change in self.changes if change.then.exists}
         deleted = [change.high for change in self.changes if change.act.kind == "delete"]
         for fired in self.fired:
@@ -186,7 +186,7 @@ class Verdict:
         return sorted({change.low, *instants})
 
     def _place(self, fired: Fired) -> int:
-        """When a run was to fire: at its own instant, or the time it was moved to, by when it left."""
+        """Return the due time of a run: its instant, or the time it was moved to."""
         places = self._moves.get(fired.at)
         if places is None:
             return fired.at

@@ -1,4 +1,4 @@
-"""The handlers of the fault tests: each effect is one line in a file, which is what happened outside Tidewheel.
+"""Handlers of the fault tests: each effect is one line in a file, outside Tidewheel.
 
 A line is written by one `write` to a file opened for appending, so that lines of several processes do not mix and a
 process that is killed leaves a whole line or none.
@@ -70,7 +70,7 @@ def gated_sync(context: Context, payload: object) -> int:
 
 @tidewheel.handler("stubborn-process", isolation="process")
 def stubborn_process(context: Context, payload: object) -> int:
-    """The same in a process of its own, whatever anybody asks."""
+    """The same in a worker process, ignoring every stop request."""
     _effect(context)
     never = threading.Event()
     while not _let_go(context, payload):
@@ -88,7 +88,7 @@ async def blocking(context: Context, payload: object) -> None:
 
 
 def _let_go(context: Context, payload: object) -> bool:
-    """Whether the file that the payload names exists, or the one for this attempt alone."""
+    """Return True if the payload's file exists, or the one for this attempt alone."""
     return Path(str(payload)).exists() or Path(f"{payload}-{context.attempt}").exists()
 
 

@@ -49,7 +49,7 @@ def fleet_on(server: LocalStack, folder: Path) -> Generator[Fleet]:
 
 
 def restart(server: LocalStack, away: timedelta = timedelta(0)) -> None:
-    """As a crash: nobody is told, nothing is flushed, and for a while nothing answers."""
+    """Crash: no client is notified, nothing is flushed, and the server is down for a while."""
     server.postgres.stop("immediate")
     threading.Event().wait(away.total_seconds())
     server.postgres.start()

@@ -1,4 +1,4 @@
-"""Drives jobs that are due every second with requests at random, by both doors, and keeps what was asked and answered.
+"""Edit jobs that are due every second at random, over Kafka and HTTP, and record requests and replies.
 
 The choices come from a seed; the moments do not, for they depend on the machine. Half of the requests are aimed at an
 instant of their job: they are sent some milliseconds before or after it.
@@ -84,7 +84,7 @@ class RandomEdits:
         self.problems: list[str] = []
 
     def drive(self, seconds: float) -> None:
-        """Send requests for so long, then delete or pause every job, and wait until all that is due has completed."""
+        """Send requests for this time, then delete or pause every job, and wait until due runs complete."""
         end = monotonic_seconds() + seconds
         while monotonic_seconds() < end:
             self._look()
@@ -95,7 +95,7 @@ class RandomEdits:
         self._finish()
 
     def verdicts(self) -> list[Verdict]:
-        """What became of each job, and what its handlers did."""
+        """Return the end of each job, and the effects of its handlers."""
         done = self._effects()
         fired = {
             key: [replace(one, done=done.get(one.run_id, one.done)) for one in self._of(key)] for key in self._fired
@@ -107,7 +107,7 @@ class RandomEdits:
         self._reader.close()
 
     def _effects(self) -> dict[str, int]:
-        """When each run's handler did what it does: once, and not for a run that did not succeed."""
+        """Return the time of each run's effect: one per run that succeeded, and no other."""
         done: dict[str, int] = {}
         succeeded = {one.run_id for key in self._fired for one in self._of(key) if one.status == "succeeded"}
         for effect in read_effects(self._fleet.effects):
@@ -301,7 +301,7 @@ class RandomEdits:
         return any(Verdict(job.key, job.acts, self._of(job.key)).missing() for job in self._jobs)
 
     def _now(self) -> int:
-        """The database's clock, which is all that is asked of it."""
+        """Return the database's clock."""
         row = self._clock.execute("SELECT tidewheel_now()").fetchone()
         assert row is not None
         return micros(cast("datetime", row[0]))

@@ -1,4 +1,4 @@
-"""Runs that wait for their turn, while whoever claims or ends one is killed: each runs, one after another."""
+"""Buffered runs still run one after another while claiming and ending processes are killed."""
 
 from datetime import datetime
 from itertools import pairwise

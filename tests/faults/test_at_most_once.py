@@ -1,4 +1,4 @@
-"""delivery at_most_once: whoever is killed wherever, no attempt follows one that may have begun."""
+"""delivery at_most_once: after any kill no attempt follows one that may have started."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 # Where the executor is killed, how the run ends then, and how often it took effect.
 POINTS: dict[str, tuple[RunStatus, int]] = {
     "claim.before_commit": (RunStatus.SUCCEEDED, 1),  # nothing was claimed
-    "claim.after_commit": (RunStatus.FAILED, 0),  # claimed: nobody can know that it had not begun
+    "claim.after_commit": (RunStatus.FAILED, 0),  # claimed: it is unknown whether it had started
     "attempt.before_effect": (RunStatus.FAILED, 0),
     "attempt.after_effect": (RunStatus.FAILED, 1),
     "completion.before_commit": (RunStatus.FAILED, 1),

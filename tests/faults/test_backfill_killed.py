@@ -1,4 +1,4 @@
-"""A scheduler is killed in the middle of a backfill, and another goes on: no instant is lost, none has two runs."""
+"""A scheduler is killed during a backfill and another continues: every instant has one run."""
 
 from datetime import timedelta
 from uuid import UUID

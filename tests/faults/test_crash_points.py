@@ -1,4 +1,4 @@
-"""A process is killed at every named point, before and after each commit and acknowledgement, and another takes over.
+"""A process is killed at every failpoint, around each commit and acknowledgement; another takes over.
 
 Whatever the point, the runs are those that were asked for, no attempt took effect twice, and what came twice on a topic
 came with the same id and the same bytes.
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 @dataclass(frozen=True)
 class Case:
-    """Who is killed where, and at which visit: late enough for something to be under way.
+    """The process to kill, its failpoint, and the visit: late enough for work to be in progress.
 
     Args:
         role: Who is killed.

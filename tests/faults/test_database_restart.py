@@ -49,7 +49,7 @@ def fleet(server: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
 
 @contextmanager
 def answers_lost(fleet: Fleet) -> Generator[None]:
-    """With a standby that never answers, a COMMIT is carried out and durable, and its answer does not come."""
+    """With a standby that never answers, a COMMIT is durable and its answer never arrives."""
     fleet.database.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     fleet.database.execute("SELECT pg_reload_conf()")
     try:
@@ -83,7 +83,7 @@ def test_runs_survive_a_database_restart_in_their_attempt(server: LocalStack, fl
     held_sync.wait_begun(1)
     states = {"running", "retrying, later", "queued", "queued, later"}
     fleet.until(lambda: {str(s) for (s,) in fleet.database.rows(STATES)} >= states, f"there are runs {states}")
-    restart(server, away=lease)  # nobody could watch anybody meanwhile, so nobody is lost
+    restart(server, away=lease)  # no reaper could watch any counter meanwhile, so no executor is lost
     held.let_go()
     held_sync.let_go()
     fleet.start("executor", HANDLERS=f"{HANDLERS},tests.faults.late_handlers", LEASE=f"PT{lease.seconds}S")
@@ -122,7 +122,7 @@ def test_interrupted_step_is_repeated_once(step: str, server: LocalStack, fleet:
     fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1500ms"})
     fleet.flush()
     oracle.wait_answered()
-    # Written to by nobody until the crash lets go of the lock; what only reads goes on.
+    # Not written to until the crash releases the lock; readers continue.
     lock = sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.Identifier(STEPS[step].table))
     fleet.database.connection().execute(lock)
     work.trigger("errand", 3)

@@ -1,4 +1,4 @@
-"""The oracle of random edits: a history that was doctored is flagged, each in its own way, and the real one is not."""
+"""The oracle of random edits flags every altered history, and not the real one."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Executors that stop: in their tracks, past their lease, and as they are asked to."""
+"""Executors that are suspended, past their lease too, or shut down."""
 
 from datetime import timedelta
 from typing import LiteralString
@@ -43,7 +43,7 @@ def pause_inside_a_claim(fleet: Fleet, executor: Service) -> None:
 
 
 def entered(fleet: Fleet, executor: Service) -> bool:
-    """Whether an executor is entered in the table."""
+    """Return True if an executor is in the table."""
     rows = fleet.database.rows("SELECT name FROM executors")
     return any(str(name).endswith(f":{executor.process.pid}") for (name,) in rows)
 
@@ -106,7 +106,7 @@ def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle) -> No
 
 @pytest.mark.slow
 def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, oracle: Oracle) -> None:
-    """Its row stays, for the claim has locked it, and its attempts go to others all the same: its silence tells it."""
+    """Its row stays locked by the claim, and its attempts go to other executors all the same."""
     settings = {"LEASE": "PT2S", "STALL_AFTER": "PT600S"}
     work = Workload(fleet, oracle)
     work.submit(recurring=False)

@@ -1,4 +1,4 @@
-"""A handler that kills its executor: its neighbours are not charged for it, and after two losses it dies alone."""
+"""A handler kills its executor: other attempts are not counted, and after two losses it is isolated."""
 
 from pathlib import Path
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""A long run survives what happens around it: rebalances, a broker and a database that restart, polls that time out.
+"""A long run survives rebalances, restarts of the broker and the database, and poll timeouts.
 
 Here everything that takes minutes in production takes seconds; nothing in it depends on how long the run lasts.
 """
@@ -53,19 +53,19 @@ def begin(fleet: Fleet, oracle: Oracle, target: str) -> Held:
 
 
 def laps(fleet: Fleet, held: Held) -> int:
-    """How far a run has said that it is."""
+    """Return the reported progress of a run."""
     found = fleet.database.rows(LAPS, [held.run_id])
     return int(found[0][0]) if found and found[0][0] is not None else 0
 
 
 def wait_on_their_way(fleet: Fleet, runs: list[Held]) -> None:
-    """Wait until each has told of further laps."""
+    """Wait until each has reported further laps."""
     before = {held.key: laps(fleet, held) for held in runs}
     fleet.until(lambda: all(laps(fleet, held) > before[held.key] for held in runs), "all go on, and say so")
 
 
 def answers(fleet: Fleet) -> bool:
-    """Whether the broker has its partitions again."""
+    """Return True if the broker has its partitions again."""
     try:
         topics = fleet.admin().list_topics(timeout=1).topics
     except KafkaException:

@@ -1,4 +1,4 @@
-"""on_failure: each run that is given up has one run of the job it names, whoever is killed in between."""
+"""on_failure: each failed run triggers one run of the named job, after any kill in between."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The oracle itself: a history that was doctored is flagged, each in its own way, and the real one is not."""
+"""The oracle flags every altered history, and not the real one."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 
 class History:
-    """What an oracle has seen, to be altered and put back."""
+    """Observations of an oracle, to alter and restore."""
 
     def __init__(self, fleet: Fleet, oracle: Oracle) -> None:
         self.fleet, self.oracle = fleet, oracle

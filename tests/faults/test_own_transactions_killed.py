@@ -1,4 +1,4 @@
-"""Executors die, or stand still, around completions in their handlers' own transactions: every effect comes once."""
+"""Executors die or are suspended around `complete_in`: every effect occurs once."""
 
 from typing import Any
 

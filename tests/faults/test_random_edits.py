@@ -1,4 +1,4 @@
-"""Edits at the edge: whatever is asked at whatever moment, no instant fires wrongly, twice, or not at all."""
+"""Random edits close to due times: no instant fires wrongly, twice, or never."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ _SEED = os.environ.get("TIDEWHEEL_EDITS_SEED")
 def test_random_edits_fire_every_instant_once(
     fleet: Fleet, lookahead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Set TIDEWHEEL_EDITS_SECONDS for more than 30 s each, TIDEWHEEL_EDITS_SEED to repeat the choices of a seed."""
+    """Set TIDEWHEEL_EDITS_SECONDS for more than 30 s, TIDEWHEEL_EDITS_SEED to repeat a seed."""
     seed = int(_SEED) if _SEED else SystemRandom().getrandbits(32)
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)  # for the client, which is in this process
     with capsys.disabled():

@@ -1,4 +1,4 @@
-"""Two of a kind at once, one that is gone or stands still, a broker that is away: slower at most, never otherwise."""
+"""Pairs of services, one of them dead or suspended, and a broker outage: slower at most, never wrong."""
 
 import re
 from datetime import timedelta
@@ -35,7 +35,7 @@ def slices_of(relay: Service) -> set[int]:
 
 
 def answers(fleet: Fleet) -> bool:
-    """Whether the broker has its partitions again."""
+    """Return True if the broker has its partitions again."""
     try:
         topics = fleet.admin().list_topics(timeout=1).topics
     except KafkaException:

@@ -1,4 +1,4 @@
-"""A fleet of executors that is replaced one by one, under load: nothing is lost, charged or held up for it."""
+"""Executors are replaced one by one under load: no run is lost, counted or blocked."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 LEASE, SWEEP = timedelta(seconds=2), timedelta(seconds=0.5)
 BUSY_MACHINE = timedelta(seconds=15)  # beyond what is promised, for one that has other things to do
 BETWEEN = timedelta(milliseconds=100)  # of the load: two triggers
-SERVES = " serves "  # said later than that it has started: the brokers are asked first what groups they know
-NO_STALL = {"STALL_AFTER": "PT600S"}  # what waits for a loop that stands still would be handed on for that alone
+SERVES = " serves "  # logged later than the start: the executor first queries the brokers' group protocols
+NO_STALL = {"STALL_AFTER": "PT600S"}  # a blocked loop alone would release the waiting attempts
 
 
 @dataclass
 class Load:
-    """Triggers that keep coming as long as somebody waits for something."""
+    """A load of triggers that lasts while a test waits."""
 
     work: Workload
     last: datetime = field(default_factory=now)
@@ -118,7 +118,7 @@ def test_killed_executor_costs_the_lease_and_a_sweep(fleet: Fleet, oracle: Oracl
 
 
 def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracle) -> None:
-    """Its lease was ended meanwhile and the run is somebody else's: one effect must not become two."""
+    """Its lease was ended meanwhile and another executor owns the run: one effect must not become two."""
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
     in_the_way = work.hold("blocking")

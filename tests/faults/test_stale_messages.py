@@ -1,4 +1,4 @@
-"""Messages that come again, too late or too early find nothing to claim: Kafka may repeat whatever it likes."""
+"""Repeated, late and early messages claim nothing."""
 
 from datetime import timedelta
 from typing import LiteralString
@@ -32,7 +32,7 @@ def places(fleet: Fleet) -> dict[str, list[TopicPartition]]:
 
 
 def consumed(fleet: Fleet) -> bool:
-    """Whether the executors have gone past every message there is."""
+    """Return True if the executors have committed past every message."""
     admin = fleet.admin()
     for group, partitions in places(fleet).items():
         latest = admin.list_offsets({place: OffsetSpec.latest() for place in partitions})

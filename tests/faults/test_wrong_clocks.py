@@ -1,4 +1,4 @@
-"""Processes whose clocks are wrong: what is due is decided by the database's clock alone, so nothing else happens."""
+"""Processes with wrong clocks change nothing: only the database's clock decides what is due."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ _LONGEST = timedelta(seconds=10)  # far less than any of the clocks is wrong, fa
 
 
 def told(service: Service) -> list[str]:
-    """What a service has said of its clock."""
+    """Return a service's log lines about its clock."""
     return [str(line["message"]) for line in service.log_lines() if str(line.get("message")).startswith(_TOLD)]
 
 
@@ -41,7 +41,7 @@ def test_wrong_clocks_change_nothing(fleet: Fleet, oracle: Oracle, wrong: str) -
 
 
 def check_skew(seconds: float, wrong: str, role: str) -> None:
-    """What a service has measured is what it was given."""
+    """Check that a service has measured the skew it was given."""
     match wrong.split():
         case ["ahead", given]:
             assert seconds == pytest.approx(float(given), abs=1), role

@@ -1,4 +1,4 @@
-"""What runs while something is killed: recurring jobs that may and may not overlap, tasks, retries, a failure."""
+"""Load of the fault tests: recurring jobs with and without overlap, tasks, retries, a failure."""
 
 import re
 import urllib.request
@@ -14,7 +14,7 @@ from tidewheel.schemas.generated.records import Cause
 
 RECURRING: tuple[str, ...] = ("tick", "tock")
 DOOMED = ("lost-cause",)
-ATTEMPTS = {"shaky": 2, "lost-cause": 2}  # where nobody is killed
+ATTEMPTS = {"shaky": 2, "lost-cause": 2}  # without a kill
 
 _JOBS: tuple[dict[str, object], ...] = (
     {"key": "tick", "schedule": {"interval": "1s"}, "target": "note"},
@@ -39,7 +39,7 @@ _ATTEMPTS: LiteralString = "SELECT attempt, outcome FROM attempts WHERE run_id =
 
 
 class Workload:
-    """What is asked of one fleet, and how long to wait for it."""
+    """The load of one fleet, and the time to wait for it."""
 
     def __init__(self, fleet: Fleet, oracle: Oracle) -> None:
         self._fleet, self._oracle = fleet, oracle
@@ -73,7 +73,7 @@ class Workload:
         return Held(self._fleet, self._oracle, key, request_id, gate)
 
     def wait_recovered(self, since: datetime) -> None:
-        """Wait until every trigger has completed, and each recurring job has completed an occurrence after `since`."""
+        """Wait until every trigger is complete, and each recurring job has completed a run after `since`."""
         self.wait_recovered_but([], since)
 
     def wait_recovered_but(self, held: Sequence["Held"], since: datetime) -> None:

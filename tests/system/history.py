@@ -87,7 +87,7 @@ class Pause:
 
 @dataclass
 class Job:
-    """What the test knows of one job."""
+    """The test's model of one job."""
 
     key: str
     versions: list[Version] = field(default_factory=list[Version])
@@ -212,7 +212,7 @@ class History:
         return spec
 
     def _decide_pause(self, job: Job, until: datetime) -> Pause | None:
-        """What a pause has held so far is decided; the pause, if there is one."""
+        """Decide what a pause has held so far; return the pause, if there is one."""
         pause = job.pause
         if pause is not None:
             pause.until, pause.calendars = until, len(self.days)
@@ -292,13 +292,13 @@ class History:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def closed(self, job: Job, at: datetime, known: datetime, zone: str) -> bool:
-        """Whether an instant is on a day that was closed by what was known when another was decided."""
+        """Return True if an instant's day was closed by the calendars at another's decision."""
         _, days, weekdays = self.days[max(self._known(job, known) - 1, 0)]
         day = at.astimezone(pinned_zone(zone)).date()
         return day in days or day.isoweekday() % 7 in weekdays
 
     def effective(self, job: Job, version: Version, after: datetime, until: datetime) -> set[datetime]:
-        """What fires by itself in ``(after, until]`` under the calendars of each moment."""
+        """Return the scheduled instants in ``(after, until]`` under the calendars of each moment."""
         zone = _zone(version.spec)
         named = "exclude_calendars" in version.spec
         kept = {at for at in nominal(version, after, until) if not named or not self.closed(job, at, at, zone)}
@@ -307,13 +307,13 @@ class History:
         return kept | {to for to in self._shifted(job, version, after, until) if after < to <= until}
 
     def excluded(self, job: Job, version: Version, after: datetime, until: datetime) -> set[datetime]:
-        """What calendars leave out in ``(after, until]``."""
+        """Return the instants that calendars exclude in ``(after, until]``."""
         if "exclude_calendars" not in version.spec:
             return set()
         return {at for at in nominal(version, after, until) if self.closed(job, at, at, _zone(version.spec))}
 
     def _shifted(self, job: Job, version: Version, after: datetime, until: datetime) -> Iterator[datetime]:
-        """Where closed days' occurrences go: the same time on the next open day, by what is known when that comes."""
+        """Return the shifted occurrences of closed days: the same time on the next open day."""
         begun = _begun(job, version)
         for at in nominal(version, after - EARLIER, until):
             for ahead in range(1, 5):
@@ -326,7 +326,7 @@ class History:
                     break
 
     def _known(self, job: Job, known: datetime) -> int:
-        """How many changes of the calendar had come when an instant was decided."""
+        """Return the number of calendar changes before an instant was decided."""
         place = bisect_left([at for at, _, _ in self.days], known)
         for pause in job.pauses:
             if pause.since < known and (pause.until is None or known <= pause.until):
@@ -346,7 +346,7 @@ def _past_changed(calendars: tuple[tuple[datetime, frozenset[date], frozenset[in
 
 
 def _begun(job: Job, version: Version) -> datetime:
-    """When the first of the versions began that say the same of days, one after another."""
+    """Return the start of the first of successive versions with the same day rules."""
     number = job.versions.index(version)
     while number and _of_days(job.versions[number - 1]) == _of_days(version):
         number -= 1

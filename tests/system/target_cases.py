@@ -1,4 +1,4 @@
-"""Runs of every kind of target, each of which does not end by itself at its first attempt, and what is seen of them.
+"""Runs of every kind of target whose first attempt never ends by itself, and their observed ends.
 
 What a target does is noted where it is done: by handlers and programs in a file, by HTTP and Lambda targets at their
 server, by Kafka targets on their topic.
@@ -31,7 +31,7 @@ DELIVERIES = ("at_least_once", "at_most_once")
 _TIMEOUT = "6s"  # of the runs whose time is to pass; the attempt after it needs a fraction of that
 _LONG = "10m"
 _HELD_SECONDS = 300.0
-# Notes what it does; its first attempt stays, whatever it is asked, and leaves its process id, for the second to look.
+# Notes its effect; its first attempt ignores every stop request and leaves its process id for the second one.
 _PROGRAM = r"""
 printf '{"run_id": "%s", "attempt": %s, "pid": %s}\n' "$TIDEWHEEL_RUN_ID" "$TIDEWHEEL_ATTEMPT" $$ >> "$0"
 if [ "$TIDEWHEEL_ATTEMPT" = 1 ]; then trap '' TERM; echo $$ > "$0-$TIDEWHEEL_RUN_ID"; sleep 600; fi
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of a case."""
+    """The end of a case."""
 
     state: str
     reason: str | None
@@ -87,7 +87,7 @@ class Cases:
 
     @property
     def topic(self) -> str:
-        """Where Kafka targets produce to."""
+        """Return the topic of Kafka targets."""
         return f"orders-{self.fleet.topics.prefix}"
 
     def prepare(self) -> None:
@@ -119,7 +119,7 @@ class Cases:
         }  # fmt: skip
 
     def start(self, event: str) -> list[Case]:
-        """Submit and trigger the cases of an event; returns when each has had its effect, unless its time passes."""
+        """Submit and trigger the cases of an event; return when each has had its effect or timed out."""
         timeout = _TIMEOUT if event == "timeout" else _LONG
         started: list[Case] = []
         for name, target in self.targets(timeout).items():
@@ -141,7 +141,7 @@ class Cases:
         return started
 
     def wait_settled(self, cases: list[Case]) -> None:
-        """Wait until no executor has those any more that need none: it is no matter to them what becomes of it."""
+        """Wait until no executor owns the runs that wait for an end from outside."""
         states = {"http, async": "waiting", "kafka": "succeeded", "kafka, await_reply": "waiting"}
         wanted = {case.key: states[case.target] for case in cases if case.target in states}
 
@@ -158,7 +158,7 @@ class Cases:
         self.fleet.flush()
 
     def ended(self, cases: list[Case], *, answer_from: int) -> dict[Case, Seen]:
-        """Wait for the ends of cases, answering from this attempt on those that wait; returns what became of each."""
+        """Wait for the ends of cases, complete waiting ones from this attempt on, and return the ends."""
         keys = {case.key for case in cases}
 
         def over() -> bool:
@@ -172,7 +172,7 @@ class Cases:
         return {case: Seen(*rows[case.key][1:], effects=len(effects[case.key])) for case in cases}
 
     def effects(self) -> dict[str, list[int]]:
-        """Which attempts of each job's run did what they do, by the job's key."""
+        """Return the attempts that had an effect, by the job's key."""
         keys = {str(row[0]): key for key, row in self._rows().items()}
         found: dict[str, list[int]] = defaultdict(list)
         for run_id, attempt in [*self._noted(), *self.server.received, *((r, a) for r, a, _ in self._sent())]:
@@ -236,7 +236,7 @@ class Cases:
 
 @dataclass
 class Server:
-    """What HTTP and Lambda targets call.
+    """The server that HTTP and Lambda targets call.
 
     Args:
         received: Run and attempt of every call.
@@ -248,7 +248,7 @@ class Server:
     tokens: list[str] = field(default_factory=list[str])
 
     def url(self, path: str) -> str:
-        """Where it is called."""
+        """Return its URL."""
         return f"http://127.0.0.1:{self.port}{path}"
 
 

@@ -1,4 +1,4 @@
-"""Ends that are told from outside, with every service a process of its own: by client, and by a reply on Kafka."""
+"""Ends from outside, by client and by a reply on Kafka, with every service in its own process."""
 
 import json
 import socket

@@ -37,7 +37,7 @@ class SkipRow:
 
 @dataclass
 class Expected:
-    """What the occurrences of a job must have been, up to where its timer stands."""
+    """Return the expected occurrences of a job up to its timer's position."""
 
     live: set[datetime]
     moved: set[datetime]
@@ -87,7 +87,7 @@ def test_every_occurrence_of_a_random_history_is_fired_or_skipped_once(clocked: 
 
 
 def audited(database: ClockedDatabase, history: History, job: Job) -> Counter[str]:
-    """What became of a job's occurrences; fails unless it is one thing for each."""
+    """Return the state of each occurrence of a job; fail if one has two."""
     runs, skips, cursor, held = recorded(database, job)
     wanted = expected(history, job, cursor)
     faults = [f"{at}: a run of it, which is none" for at in set(runs) - wanted.live - job.moved]
@@ -123,7 +123,7 @@ def described(history: History, job: Job) -> list[str]:
 def recorded(
     database: ClockedDatabase, job: Job
 ) -> tuple[Mapping[datetime, str], Sequence[SkipRow], datetime | None, str | None]:
-    """A job's timer-made runs by instant, its rows of the ledger, and where its timer stands."""
+    """A job's scheduled runs by instant, its rows of the ledger, and its timer's position."""
     place: Sequence[UUID] = [job_id("default", job.key)]
     runs = database.rows("SELECT scheduled_at, state FROM job_runs WHERE job_id = %s AND cause = 'timer'", place)
     skips = database.rows(

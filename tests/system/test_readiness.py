@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 
 def get(service: Service, path: str) -> tuple[int, str]:
-    """What a service answers; it was started with METRICS_PORT=0."""
+    """Return a service's response; it was started with METRICS_PORT=0."""
     [port] = {m[1] for line in service.log_lines() if (m := re.search(r"on port (\d+)", str(line.get("message"))))}
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
@@ -34,7 +34,7 @@ def lacks(service: Service, reason: str) -> bool:
 
 
 def let_in(info: StackInfo, fleet: Fleet, *, allowed: bool) -> None:
-    """Let nobody into the fleet's database any more, nor leave anybody there; or let them in again."""
+    """Close the fleet's database to all connections, or open it again."""
     name = str(conninfo_to_dict(fleet.database.url)["dbname"])
     statement = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
     with psycopg.connect(info.database_url, autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""Executors as members of share groups: each message's work is done once, however many share a partition."""
+"""Executors in share groups: each message's run happens once, however many share a partition."""
 
 import threading
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def executing(fresh_database: Database, info: StackInfo) -> Executing:
 
 @pytest.fixture
 def closed(executing: Executing, info: StackInfo) -> Iterator[threading.Event]:
-    """A database that lets nobody in and throws out who is, from when the event is set until it is cleared."""
+    """A database that refuses and ends all connections while the event is set."""
     name = sql.Identifier(str(conninfo_to_dict(executing.database.url)["dbname"]))
     ended, wished = threading.Event(), threading.Event()
 
@@ -60,7 +60,7 @@ def closed(executing: Executing, info: StackInfo) -> Iterator[threading.Event]:
 
 @pytest.mark.slow
 def test_share_group_serves_more_executors_than_partitions(fleet: Fleet, oracle: Oracle) -> None:
-    """A fleet's topics have two partitions: of four executors in a consumer group two would see no message."""
+    """With two partitions, two of four executors in a consumer group would get no message."""
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
     fleet.start_all("intake", "scheduler", "relay")
@@ -176,7 +176,7 @@ def test_messages_are_released_during_a_database_outage(executing: Executing, cl
 
 
 def refuses(database: Database) -> bool:
-    """Whether a database lets nobody in."""
+    """Return True if a database refuses connections."""
     try:
         psycopg.connect(database.url).close()
     except psycopg.OperationalError:

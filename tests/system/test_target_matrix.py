@@ -1,4 +1,4 @@
-"""What docs/targets.md promises of every kind of target, seen on real services: timeout, cancel, crash, restart."""
+"""The promises of docs/targets.md for every kind of target: timeout, cancel, crash, restart."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ SETTINGS = {
     "WORKER_PROCESSES": "4",
     "HTTP_ALLOW_PRIVATE": "true",
     "SHELL": "true",
-    "LEASE": "PT4S",  # nobody is to fall silent who was not killed
+    "LEASE": "PT4S",  # only killed executors may miss their lease
     "CANCEL_GRACE": "PT1S",
     "DRAIN_TIMEOUT": "PT1S",
     "SWEEP": "PT0.2S",
@@ -71,7 +71,7 @@ def test_every_target_keeps_its_promises(cases: Cases) -> None:
 
 
 def table(seen: dict[Case, Seen], delivery: str) -> str:
-    """What was seen, as the page shows it."""
+    """Return the observations as the page shows them."""
     lines = [f"| {delivery} | {' | '.join(EVENTS)} |", f"|{' --- |' * (1 + len(EVENTS))}"]
     for target in dict.fromkeys(case.target for case in seen):
         told = [str(seen[Case(target, event, delivery)]) for event in EVENTS]
