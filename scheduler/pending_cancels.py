@@ -75,24 +75,24 @@ class PendingCancels:
         done.more = self._after > 0
         return done
 
-    def _apply_or_split(self, wanted: Sequence[PendingCancel]) -> CancelResult:
+    def _apply_or_split(self, cancels: Sequence[PendingCancel]) -> CancelResult:
         try:
-            return self._apply(wanted)
+            return self._apply(cancels)
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
-            if len(wanted) == 1:
-                _LOG.exception("a run could not be cancelled and stays open", extra={"run_id": str(wanted[0].run_id)})
-                self._failed.add(wanted[0].id)
+            if len(cancels) == 1:
+                _LOG.exception("a run could not be cancelled and stays open", extra={"run_id": str(cancels[0].run_id)})
+                self._failed.add(cancels[0].id)
                 return CancelResult()
-            _LOG.warning("cancelling %d runs failed (%s); cancelling them one by one", len(wanted), error)
-            each = [self._apply_or_split([one]) for one in wanted]
+            _LOG.warning("cancelling %d runs failed (%s); cancelling them one by one", len(cancels), error)
+            each = [self._apply_or_split([one]) for one in cancels]
             return CancelResult(sum(one.ended for one in each), sum(one.signalled for one in each))
 
-    def _apply(self, wanted: Sequence[PendingCancel]) -> CancelResult:
-        if not wanted:
+    def _apply(self, cancels: Sequence[PendingCancel]) -> CancelResult:
+        if not cancels:
             return CancelResult()
-        runs = {one.run_id: one for one in wanted}
+        runs = {one.run_id: one for one in cancels}
         running = [run_id for run_id, one in runs.items() if _state(one) in _TO_SIGNAL]
         over = {run_id for run_id, one in runs.items() if _state(one) in (None, RunState.CANCELLING)}
         with self._session.transaction() as connection:
@@ -103,8 +103,8 @@ class PendingCancels:
             signalled = request_cancel(connection, [cast("UUID", run) for (run,) in rows]) if rows else set[UUID]()
             ends = [_end(one) for run_id, one in runs.items() if run_id not in over and run_id not in running]
             ended = set(finish_runs(connection, self._installation, ends).states)
-            settled = [one.id for one in wanted if one.run_id in over | signalled | ended]
-            connection.execute(_FORGET_WANTED_CANCELS, {"ids": settled})
+            done = [one.id for one in cancels if one.run_id in over | signalled | ended]
+            connection.execute(_FORGET_WANTED_CANCELS, {"ids": done})
         return CancelResult(len(ended), len(signalled))
 
 

@@ -43,7 +43,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     repaired = sum(_repair(session, job) for job in jobs)
     if repaired:
         metrics.count("timers_repaired", repaired)
-        _LOG.error("%d jobs of shard %d had lost their timers; mended", repaired, shard)
+        _LOG.error("%d jobs of shard %d had lost their timers; repaired", repaired, shard)
     return repaired
 
 
@@ -60,7 +60,7 @@ def release_stuck_chains(session: Session) -> int:
         released = connection.execute(_RELEASE_HELD_CHAINS).rowcount
     if released:
         metrics.count("timers_repaired", released)
-        _LOG.error("%d fixed_delay jobs waited for runs that are over; mended", released)
+        _LOG.error("%d fixed_delay jobs waited for runs that are over; repaired", released)
     return released
 
 
@@ -76,7 +76,7 @@ def _repair(session: Session, job_id: UUID) -> bool:
             known = schedule_from_text(str(schedule), job_id)
         except ScheduleRefused as error:
             _LOG.error(
-                "job %s has lost its timer and cannot be mended: %s", job_id, error, extra={"job_id": str(job_id)}
+                "job %s has lost its timer and cannot be repaired: %s", job_id, error, extra={"job_id": str(job_id)}
             )
             return False
         following = _following(known, cast("datetime | None", last_at), known_until)

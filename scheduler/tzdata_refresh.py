@@ -137,12 +137,12 @@ def is_current(timer: LockedTimer, state: TimerState, ahead: frozenset[datetime]
 
 def rescheduled(timer: LockedTimer, state: TimerState, now: datetime) -> Decision:
     """Return the decision for a timer with nothing recorded ahead of now; a pause stays."""
-    look, paused, until = next_wakeup(state, now), timer.hold_reason == HoldReason.PAUSE, state.overridden_until
-    if look is None:
+    due_at, paused, until = next_wakeup(state, now), timer.hold_reason == HoldReason.PAUSE, state.overridden_until
+    if due_at is None:
         return Decision()
     return Decision(
         next_at=_following(state, now),
-        due_at=timer.due_at if paused else look,
+        due_at=timer.due_at if paused else due_at,
         hold_reason=HoldReason.PAUSE if paused else None,
         overridden=bool(state.moved) or (until is not None and until > now),
     )

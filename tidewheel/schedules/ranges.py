@@ -63,7 +63,7 @@ class Range:
     """A past range of one job.
 
     Args:
-        stretches: By time, ascending.
+        spans: By time, ascending.
 
     >>> from datetime import UTC
     >>> from tidewheel.schedules.parse import parse_schedule

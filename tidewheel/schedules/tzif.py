@@ -22,7 +22,7 @@ class ZoneFile:
     Args:
         transitions: Instants of change, seconds since 1970-01-01 UTC, ascending.
         offsets: Seconds east of UTC; one more than transitions: the first holds before all of them.
-        abbreviations: Such as ``CEST``, one beside each offset.
+        abbreviations: Such as ``CEST``, one for each offset.
         footer: The POSIX TZ string for what comes after the last transition; empty when there is none.
     """
 

@@ -114,8 +114,8 @@ class ZonedCron:
 
     def following(self, second: int) -> int:
         """Return the first occurrence at or after `second`; `FOREVER` if there is none."""
-        asked, answer = self._last_lookup
-        if asked != second:
+        last, answer = self._last_lookup
+        if last != second:
             answer = self._search(second)
             self._last_lookup = (second, answer)
         return answer
@@ -135,7 +135,7 @@ class ZonedCron:
             if index == len(spans.starts):
                 return FOREVER
             entry = spans.entries[index]
-            if not local <= entry <= match:  # otherwise nothing matches before `match`: no need to look again
+            if not local <= entry <= match:  # otherwise nothing matches before `match`: no new search
                 local, match = entry, following(fields, entry)
 
     def preceding(self, second: int) -> int:
