@@ -116,7 +116,7 @@ class LaneConsumer:
     def _run(self) -> None:
         backoff = Backoff(self._stop, f"consuming {self._topic}")
         while not self._stop.requested():
-            health.turns(f"consuming {self._topic}")
+            health.report(f"consuming {self._topic}")
             try:
                 self._poll_cycle()
             except (Unavailable, KafkaException) as error:
@@ -130,7 +130,7 @@ class LaneConsumer:
                 continue
             if not self._last_claim_failed:
                 backoff.reset()
-        health.ends()
+        health.remove_loop()
         self._leave_group()
 
     def _leave_group(self) -> None:
@@ -185,7 +185,7 @@ class LaneConsumer:
                     # More slots come free in a moment, and a claim costs as much for one run as for a dozen.
                     self._stop.wait(_LINGER_SECONDS)
                 return bool(self._fetched)
-            health.waits()
+            health.report_waiting()
             self._offsets.commit_if_due()
             self._stop.wait(_LINGER_SECONDS)
             # Not when outcomes wait for the database: then no other executor claims these runs either.

@@ -125,7 +125,7 @@ class Heartbeat:
     def _run(self) -> None:
         backoff = Backoff(self._stop, "heartbeat")
         while not self._stop.requested():
-            health.turns("heartbeat")
+            health.report("heartbeat")
             try:
                 self._beat_cycle()
             except (Unavailable, psycopg.Error) as error:
@@ -134,7 +134,7 @@ class Heartbeat:
             backoff.reset()
             self.wake.wait(_SIGNALS_SECONDS)
             self.wake.clear()
-        health.ends()
+        health.remove_loop()
 
     def _beat_cycle(self) -> None:
         now = monotonic_seconds()

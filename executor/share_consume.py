@@ -84,7 +84,7 @@ class ShareLaneConsumer:
     def _run(self) -> None:
         backoff = Backoff(self._stop, f"consuming {self._topic}")
         while not self._stop.requested():
-            health.turns(f"consuming {self._topic}")
+            health.report(f"consuming {self._topic}")
             try:
                 self._poll_cycle()
             except (Unavailable, KafkaException) as error:
@@ -99,7 +99,7 @@ class ShareLaneConsumer:
                 backoff.wait(error)
                 continue
             backoff.reset()
-        health.ends()
+        health.remove_loop()
         self._leave()
         self._claimer.close()
 
@@ -160,7 +160,7 @@ class ShareLaneConsumer:
         while not self._stop.requested():
             if not self._overloaded() and self._slots.wait_free(self._lane, _FULL_SECONDS):
                 return True
-            health.waits()
+            health.report_waiting()
             self._stop.wait(_LINGER_SECONDS)
         return False
 

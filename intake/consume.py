@@ -135,7 +135,7 @@ class Member:
                     self._trouble = str(error), monotonic_seconds()
                     backoff.wait(error)
         finally:
-            health.ends()
+            health.remove_loop()
             self._notifier.close()
             self._session.close()
 
@@ -156,7 +156,7 @@ class Member:
         client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
         try:
             while not self._stop.requested():
-                health.turns(self._name)
+                health.report(self._name)
                 if messages := self._poll(client):
                     self._process(client, messages)
                 if messages := self._deferred.take():

@@ -1,6 +1,6 @@
 """Tidewheel: a distributed job scheduler on PostgreSQL and Kafka.
 
-The documented names are resolved when first asked for, so that importing one part does not import all others.
+The documented names are resolved on first use, so that importing one part does not import all others.
 """
 
 from importlib import import_module

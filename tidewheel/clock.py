@@ -1,7 +1,7 @@
-"""Where time comes from.
+"""Clocks: the present instant, and seconds that never go back.
 
-What is *due* is decided by the database's clock alone (`tidewheel_now()` in SQL). This module serves everything that is
-not a due time: durations inside a process (monotonic) and the instants that pure functions are given.
+The database's clock alone decides what is *due* (`tidewheel_now()` in SQL). This module serves everything else:
+durations inside a process (monotonic) and the instants that pure functions get.
 """
 
 import time
@@ -10,10 +10,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """One method, so that a test can bring its own."""
+    """Protocol of a clock, so that a test can pass its own."""
 
     def now(self) -> datetime:
-        """The present instant, aware, in UTC."""
+        """Return the present instant, aware, in UTC."""
         ...
 
 
@@ -21,18 +21,18 @@ class SystemClock:
     """This machine's clock; never compared with a due time."""
 
     def now(self) -> datetime:
-        """The present instant, aware, in UTC."""
+        """Return the present instant, aware, in UTC."""
         return datetime.fromtimestamp(time.time(), UTC)
 
 
 class SettableClock:
-    """A clock that stands still until it is moved; shipped for users' tests."""
+    """A clock that changes only when a test moves it; shipped for users' tests."""
 
     def __init__(self, start: datetime) -> None:
         self._now = start.astimezone(UTC)
 
     def now(self) -> datetime:
-        """The instant last set."""
+        """Return the instant last set."""
         return self._now
 
     def advance(self, by: timedelta) -> datetime:
@@ -42,5 +42,5 @@ class SettableClock:
 
 
 def monotonic_seconds() -> float:
-    """Seconds that never go back; only differences mean something."""
+    """Return seconds that never go back; only differences are meaningful."""
     return time.monotonic()

@@ -1,32 +1,32 @@
 """Every error Tidewheel raises, split by what the caller does about it.
 
     TidewheelError
-    ├── Refused                  the caller's input: mend it, nothing was changed
-    │   ├── InvalidInput         fields that do not fit, each with path, problem and remedy
+    ├── Refused                  the caller's input: correct it, nothing was changed
+    │   ├── InvalidInput         invalid fields, each with path, problem and remedy
     │   ├── ScheduleRefused      a schedule that cannot be read or can never fire (also a ValueError)
     │   ├── UnknownJob           no such job in this tenant
     │   ├── UnknownRun           no such run in this tenant
     │   ├── StaleToken           a task token whose attempt is over, or superseded
-    │   ├── RunBusy              a run that a transaction has in hand: only where asking again is the sender's to do
+    │   ├── RunBusy              another transaction holds the run's lock: the sender may repeat the request
     │   ├── UnknownExecutor      an executor in another language that has no lease, or has lost it
     │   ├── UnknownBackfill      no such backfill in this tenant
     │   ├── UnknownCancellation  no such cancellation by filter in this tenant
     │   ├── UnknownDeadLetter    no such dead letter in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
-    │   ├── VersionConflict      the job's current version is another one
-    │   └── RequestConflict      a request_id seen before with another body
+    │   ├── VersionConflict      the job's current version differs from the expected one
+    │   └── RequestConflict      a request_id used before with another body
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
     ├── Unusable                 stop and tell the operator: settings, schema, stack
     │   ├── SettingsError
     │   ├── MigrationError
     │   ├── UndecodableMessage   bytes that no schema known here describes
     │   └── StackError           the embedded stack cannot be started
-    └── HandlerSignal            raised by users' handlers to say how an attempt ends
+    └── HandlerSignal            raised by users' handlers to choose how an attempt ends
         ├── Permanent            do not retry
         ├── RetryAfter           retry, but not before a given delay
-        ├── Snooze               come again later, no attempt used
+        ├── Snooze               run again later, the attempt is not counted
         ├── Cancel               end the run as cancelled
-        └── AttemptOver          raised by `complete_in`: the attempt counts no more, let this pass
+        └── AttemptOver          raised by `complete_in`: the attempt is over, do not catch it
 
 A lost claim is no error: it is a return value.
 """
@@ -41,7 +41,7 @@ class TidewheelError(Exception):
     """The root: catching it catches everything Tidewheel raises on purpose."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """How another process gets it: as it is, not made again from its message, which is none of its fields."""
+        """Pickle the error with its fields; building it again from its message would lose them."""
         return _as_it_was, (type(self), self.args), vars(self)
 
 
@@ -51,11 +51,11 @@ def _as_it_was(kind: type[TidewheelError], args: tuple[object, ...]) -> Tidewhee
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """What is wrong with one field and how to mend it.
+    """One invalid field: path, problem and remedy.
 
     Args:
-        path: Where, dotted from the request's root, such as ``job.schedule.cron``; empty for the whole message.
-        problem: What was read and why it does not fit.
+        path: The field, dotted from the request's root, such as ``job.schedule.cron``; empty for the whole message.
+        problem: What was read and why it is invalid.
         remedy: What to write instead.
     """
 
@@ -79,13 +79,13 @@ class Refused(TidewheelError):
 
 
 class InvalidInput(Refused):
-    """One or more fields do not fit; `errors` holds each of them."""
+    """One or more fields are invalid; `errors` holds each of them."""
 
     code = "invalid"
 
 
 def refuse(path: str, problem: str, remedy: str) -> Never:
-    """Refuse one field of what was asked: where, what was read, and what to write.
+    """Refuse one field of a request, with path, problem and remedy.
 
     Raises:
         InvalidInput: Always.
@@ -124,20 +124,20 @@ class UnknownRun(Refused):
 
 
 class StaleToken(Refused):
-    """The attempt that a task token is for has ended, or another one has taken its place."""
+    """The attempt of a task token has ended, or a later attempt has replaced it."""
 
     code = "attempt_over"
 
     def __init__(self, run_id: str, state: str | None, attempt: int | None = None) -> None:
         self.run_id, self.state = run_id, state
         which = "the attempt" if attempt is None else f"attempt {attempt}"
-        now = f"the run is {state}" if state else "nothing is kept of the run any more"
-        remedy = "say no more about it; a later attempt has a token of its own"
+        now = f"the run is {state}" if state else "the run is no longer stored"
+        remedy = "stop reporting this attempt; a later attempt has its own token"
         super().__init__((FieldError("token", f"{which} of run {run_id} is over: {now}", remedy),))
 
 
 class RunBusy(Refused):
-    """A transaction that has not ended has the run in hand."""
+    """Another transaction holds the lock on the run."""
 
     code = "busy"
 
@@ -154,8 +154,8 @@ class UnknownExecutor(Refused):
 
     def __init__(self, executor_id: object) -> None:
         self.executor_id = str(executor_id)
-        problem = f"there is no executor {executor_id}: it has left, or was silent for longer than its lease"
-        remedy = "stop its attempts, which others may run by now, and register again"
+        problem = f"there is no executor {executor_id}: it has left, or missed its lease"
+        remedy = "stop its attempts, which other executors may run by now, and register again"
         super().__init__((FieldError("executor_id", problem, remedy),))
 
 
@@ -167,7 +167,9 @@ class UnknownBackfill(Refused):
     def __init__(self, backfill_id: str) -> None:
         self.backfill_id = backfill_id
         problem = f"there is no backfill {backfill_id}"
-        super().__init__((FieldError("backfill_id", problem, "copy the id from the reply that it was made with"),))
+        super().__init__(
+            (FieldError("backfill_id", problem, "copy the id from the reply to the request that created it"),)
+        )
 
 
 class UnknownCancellation(Refused):
@@ -177,7 +179,7 @@ class UnknownCancellation(Refused):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        remedy = "copy the id from the reply that it was made with"
+        remedy = "copy the id from the reply to the request that created it"
         super().__init__((FieldError("cancellation_id", f"there is no cancellation {number}", remedy),))
 
 
@@ -203,16 +205,16 @@ class UnknownCalendar(Refused):
 
 
 class VersionConflict(Refused):
-    """The job's current version is not the one that the change was made for."""
+    """The job's current version is not the one that the change expects."""
 
     code = "version_conflict"
 
-    def __init__(self, wanted: int, current: int | None) -> None:
-        self.wanted, self.current = wanted, current
-        problem = "there is no such job" if current is None else f"the current version is {current}, not {wanted}"
+    def __init__(self, expected: int, current: int | None) -> None:
+        self.expected, self.current = expected, current
+        problem = "there is no such job" if current is None else f"the current version is {current}, not {expected}"
         remedy = "leave it out, or write 0" if current is None else "read the job again and apply the change to that"
-        if wanted == 0:
-            problem, remedy = f"there is such a job already, at version {current}", "change it instead of making it"
+        if expected == 0:
+            problem, remedy = f"the job exists already, at version {current}", "change it instead of creating it"
         super().__init__((FieldError("if_version", problem, remedy),))
 
 
@@ -232,15 +234,15 @@ class Unavailable(TidewheelError):
 
 
 class Unusable(TidewheelError):
-    """Something that only an operator can mend."""
+    """An error that only an operator can correct."""
 
 
 class SettingsError(Unusable):
-    """A setting is missing or does not fit."""
+    """A setting is missing or invalid."""
 
 
 class MigrationError(Unusable):
-    """The database's schema is not one this release can work with."""
+    """This release cannot work with the database's schema."""
 
 
 class UndecodableMessage(Unusable):
@@ -252,15 +254,15 @@ class StackError(Unusable):
 
 
 class HandlerSignal(TidewheelError):
-    """Raised by a handler to say how its attempt ends."""
+    """Raised by a handler to choose how its attempt ends."""
 
 
 class Permanent(HandlerSignal):
-    """The failure will not go away: no further attempt."""
+    """The failure is permanent: no further attempt."""
 
 
 class RetryAfter(HandlerSignal):
-    """Retry, charged, but not before `delay` has passed."""
+    """Retry after at least `delay`; the attempt is counted."""
 
     def __init__(self, delay: timedelta | float, message: str = "") -> None:
         self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
@@ -268,7 +270,7 @@ class RetryAfter(HandlerSignal):
 
 
 class Snooze(HandlerSignal):
-    """Come again after `delay`; the attempt is not charged."""
+    """Run again after `delay`; the attempt is not counted."""
 
     def __init__(self, delay: timedelta | float) -> None:
         self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
@@ -280,4 +282,7 @@ class Cancel(HandlerSignal):
 
 
 class AttemptOver(HandlerSignal):
-    """Raised by `complete_in`: the run was cancelled, given up or taken over. The handler's transaction has failed."""
+    """Raised by `complete_in`: the attempt is over, because the run was cancelled, ended or claimed again.
+
+    The handler's transaction has failed.
+    """

@@ -1,8 +1,8 @@
 """Ids that carry their own routing.
 
 A job_id is derived from (tenant, key), so that registering twice is idempotent and needs no look-up. A run_id sorts by
-time (index locality, range partitions) and carries its job's bucket, so that it tells its shard. Both are
-deterministic: whoever derives the id of the same thing again gets the same id, which is what makes firing idempotent.
+time (index locality, range partitions) and contains its job's bucket, which determines its shard. Both are
+deterministic: deriving the id of the same thing again gives the same id, which makes firing idempotent.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ JobId = NewType("JobId", UUID)
 RunId = NewType("RunId", UUID)
 
 NAMESPACE = UUID("6f1d0f3e-5b0e-5c7a-9a51-7d1e3a1f6c11")
-BUCKETS = 4096  # the first 12 bits of a job_id; what cells will own ranges of
+BUCKETS = 4096  # the first 12 bits of a job_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -33,11 +33,11 @@ _VARIANT_DIGIT = {f"{digit:x}": "89ab"[digit & 3] for digit in range(16)}
 _LOW_62_BITS = (1 << 62) - 1
 _LATEST_MS = (1 << 48) - 1
 _UNKNOWN = SafeUUID.unknown
-_blank, _set = object.__new__, object.__setattr__  # what a UUID lets nobody else do
+_blank, _set = object.__new__, object.__setattr__  # bypass the checks of UUID's constructor
 
 
 def job_id(tenant: str, key: str) -> JobId:
-    """The id of the job `key` of `tenant`: the same in every installation, for ever."""
+    """Return the id of the job `key` of `tenant`: the same in every installation, for ever."""
     hashed = _named(tenant).copy()
     hashed.update(key.encode())
     number = int.from_bytes(hashed.digest()[:16])
@@ -46,7 +46,7 @@ def job_id(tenant: str, key: str) -> JobId:
 
 @lru_cache(maxsize=1024)
 def _named(tenant: str) -> "Hashing":
-    """The hash of a tenant's name space, to which keys are added: `uuid5` of both, in a quarter of its time."""
+    """Return the hash state of a tenant's name space; adding a key gives `uuid5` in a quarter of its time."""
     return sha1(uuid5(NAMESPACE, tenant).bytes, usedforsecurity=False)
 
 
@@ -89,7 +89,7 @@ def run_id(
     Args:
         job: The job's id; its bucket is carried along.
         scheduled_at: The nominal instant, to the microsecond.
-        cause: Why there is a run.
+        cause: The reason why the run exists.
         origin: What distinguishes runs of one job, instant and cause: empty for a timer, the request_id for a trigger.
         at: The instant in the 48 bits of milliseconds; `scheduled_at` unless given (backfill and retry differ).
 
@@ -105,7 +105,7 @@ def run_id(
 
 
 def uuid_of(number: int) -> UUID:
-    """The UUID of a number of 128 bits; in a quarter of the time of its initialiser, which has six ways to make one."""
+    """Return the UUID of a 128-bit number, in a quarter of the time of UUID's constructor."""
     made = _blank(UUID)
     _set(made, "int", number)
     _set(made, "is_safe", _UNKNOWN)
@@ -113,13 +113,13 @@ def uuid_of(number: int) -> UUID:
 
 
 def read_uuid(text: str) -> UUID:
-    """The UUID that a text says.
+    """Return the UUID of a text.
 
     >>> read_uuid("6f1d0f3e-5b0e-5c7a-9a51-7d1e3a1f6c11") == NAMESPACE
     True
 
     Raises:
-        ValueError: It says none.
+        ValueError: The text is no UUID.
     """
     number = int(text.replace("-", ""), 16)
     if not 0 <= number < 1 << 128:
@@ -144,7 +144,7 @@ def run_instants(runs: Iterable[UUID]) -> set[datetime]:
 
 
 def run_range(job: UUID, at: datetime) -> tuple[UUID, UUID]:
-    """The first and the last run_id there can be of this job's bucket with this millisecond in the 48 bits."""
+    """Return the first and the last possible run_id of this job's bucket and this millisecond."""
     first = ((at - _EPOCH) // _MILLISECOND << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT
     return UUID(int=first), UUID(int=first | _LOW_62_BITS)
 
@@ -155,12 +155,12 @@ def first_run_id(instant: datetime) -> UUID:
 
 
 def event_id(run: UUID, kind: str, sequence: int) -> UUID:
-    """The id of an event: a repeat of the same event repeats it."""
+    """Return the id of an event: the same event always has the same id."""
     return hashed_id(b"%b%b%d" % (run.bytes, kind.encode(), sequence))
 
 
 def event_text(run: bytes, kind: bytes, sequence: int) -> str:
-    """The same as text, from bytes, without the UUID in between.
+    """Return `event_id` as text, from bytes, without the UUID in between.
 
     >>> event_text(UUID(int=7).bytes, b"succeeded", 2) == str(event_id(UUID(int=7), "succeeded", 2))
     True
@@ -168,18 +168,18 @@ def event_text(run: bytes, kind: bytes, sequence: int) -> str:
     return hashed_text(b"%b%b%d" % (run, kind, sequence))
 
 
-def hashed_id(told: bytes) -> UUID:
-    """A UUID that is the hash of what it names. Source: RFC 9562 section 5.8 (UUID version 8)."""
-    number = int.from_bytes(sha256(told).digest()[:16])
+def hashed_id(name: bytes) -> UUID:
+    """Return a UUID that is the hash of a name. Source: RFC 9562 section 5.8 (UUID version 8)."""
+    number = int.from_bytes(sha256(name).digest()[:16])
     return UUID(int=(number & ~_FIXED_BITS) | _VERSION_8 | _VARIANT)
 
 
-def hashed_text(told: bytes) -> str:
-    """The same as text, without the UUID in between.
+def hashed_text(name: bytes) -> str:
+    """Return `hashed_id` as text, without the UUID in between.
 
-    >>> hashed_text(b"told") == str(hashed_id(b"told"))
+    >>> hashed_text(b"name") == str(hashed_id(b"name"))
     True
     """
-    digits = sha256(told).hexdigest()
+    digits = sha256(name).hexdigest()
     variant = _VARIANT_DIGIT[digits[16]]
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"

@@ -1,7 +1,7 @@
-"""Who else of a role is alive, for dividing work among them.
+"""The live members of a role, and the division of work among them.
 
-Membership is for efficiency alone: row locks, advisory locks and primary keys keep it right when two members disagree
-about who owns what.
+Membership only makes work efficient. When two members disagree about ownership, row locks, advisory locks and primary
+keys keep the results correct.
 """
 
 import struct
@@ -28,11 +28,11 @@ _BEAT = _SQL["beat_member"]
 _LIVE = _SQL["live_members"]
 _LEAVE = _SQL["leave"]
 
-_BEATS_PER_TIMEOUT = 5  # four may be lost before a live member is taken for dead
+_BEATS_PER_TIMEOUT = 5  # a member may lose four heartbeats before it counts as dead
 
 
 class Membership:
-    """This process's membership of a role, kept alive by a thread of its own, whose beats also measure the skew."""
+    """This process's membership of a role; a thread sends heartbeats, which also measure the clock skew."""
 
     def __init__(self, url: str, *, role: str, name: str, timeout: timedelta, skew: ClockSkew) -> None:
         self.member_id = uuid4()
@@ -43,16 +43,16 @@ class Membership:
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
     def start(self) -> None:
-        """Enter, and wait until the first list of members is there."""
+        """Join, and wait for the first list of members."""
         self._thread.start()
         self._first.wait(timeout=10)
 
     def live(self) -> tuple[UUID, ...]:
-        """The members last seen alive, this one among them, in the order of their ids."""
+        """Return the members last seen alive, including this one, in the order of their ids."""
         return self._live or (self.member_id,)
 
     def leave(self) -> None:
-        """Say goodbye; never raises."""
+        """Leave the role; never raises."""
         self._stop.request()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
@@ -62,15 +62,15 @@ class Membership:
         pause = self._timeout.total_seconds() / _BEATS_PER_TIMEOUT
         while not self._stop.requested():
             try:
-                self._beat_until_stopped(pause, backoff)
+                self._heartbeat_until_stopped(pause, backoff)
             except (Unavailable, psycopg.Error) as error:
                 backoff.wait(error)
 
-    def _beat_until_stopped(self, pause: float, backoff: Backoff) -> None:
+    def _heartbeat_until_stopped(self, pause: float, backoff: Backoff) -> None:
         columns = {"member_id": self.member_id, "role": self._role, "name": self._name, "timeout": self._timeout}
         with connect(self._url, f"tidewheel-{self._role}-membership", autocommit=True) as connection:
             while not self._stop.requested():
-                self._beat(connection, columns)
+                self._heartbeat(connection, columns)
                 rows = connection.execute(_LIVE, columns, binary=True).fetchall()
                 self._live = tuple(member for (member,) in rows if isinstance(member, UUID))
                 self._first.set()
@@ -78,17 +78,17 @@ class Membership:
                 self._stop.wait(pause)
             connection.execute(_LEAVE, columns)
 
-    def _beat(self, connection: Conn, columns: Mapping[str, object]) -> None:
-        asked = monotonic_seconds()
+    def _heartbeat(self, connection: Conn, columns: Mapping[str, object]) -> None:
+        sent = monotonic_seconds()
         row = connection.execute(_BEAT, columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
-        self._skew.record(cast("datetime", row[0]), since=asked)
+        self._skew.record(cast("datetime", row[0]), since=sent)
 
 
 def rendezvous(things: int, members: Sequence[UUID], me: UUID) -> list[int]:
-    """Which of the numbers 0 to things - 1 fall to `me`: to each member equally many, or one more.
+    """Return the numbers of 0 to things - 1 that `me` owns: to each member equally many, or one more.
 
-    A member that comes or goes moves little more than its own share. Who is not listed owns nothing.
+    A member that joins or leaves moves little more than its own share. A process that is not listed owns nothing.
 
     Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous", 1996; with bounded loads after
     Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018.
@@ -96,13 +96,13 @@ def rendezvous(things: int, members: Sequence[UUID], me: UUID) -> list[int]:
     return [thing for thing, owner in enumerate(_owners(things, tuple(sorted(members)))) if owner == me]
 
 
-@lru_cache(maxsize=8)  # a relay asks every second: of 1,024 things and 20 members it would take 15 ms
+@lru_cache(maxsize=8)  # a relay calls it every second: 1,024 things and 20 members take 15 ms
 def _owners(things: int, members: tuple[UUID, ...]) -> Sequence[UUID | None]:
-    """The owner of each thing; None where nobody is listed.
+    """Return the owner of each thing; None if no member is listed.
 
-    The pairs of a thing and a member go by their hashes, highest first: each makes the member the thing's owner, unless
-    it has one or the member's share is full. By pairs and not by things, so that a share that is full a little sooner
-    or later moves what it touches least.
+    Pairs of a thing and a member are visited by hash, highest first. A pair makes the member the thing's owner unless
+    the thing has one or the member's share is full. Visiting pairs instead of things moves the fewest things when a
+    share changes.
     """
     owners: list[UUID | None] = [None] * things
     share, larger = divmod(things, len(members) or 1)

@@ -1,7 +1,8 @@
-"""Appending to the outbox, in the caller's transaction.
+"""Append rows to the outbox, in the caller's transaction.
 
-A row here is the only way onto Kafka, and it is written only in the transaction that makes it true. Delayed rows (a
-delayed trigger, a back-off, a run written ahead of its time) have a later `publish_at`. Rows leave by the relay.
+An outbox row is the only way onto Kafka. It commits together with the change that it announces. Delayed rows (a
+delayed trigger, a retry, a run created ahead of its time) have a later `publish_at`. The relay publishes and deletes
+them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from tidewheel.postgres.pg_copy import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
 from tidewheel.postgres.session import Conn
 
-SLICES = 8  # ranges of shards, each carried by one relay at a time: as many relays as can usefully share the work
+SLICES = 8  # ranges of shards, each published by one relay at a time; the most relays that can share the work
 
 _COPY = "COPY outbox (slice, lane, topic, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
 _COLUMNS = columns(7)
@@ -21,7 +22,7 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class OutboxLane(StrEnum):
-    """What is not to wait behind what."""
+    """Priority class of a message: messages of one class never wait behind those of another."""
 
     CRITICAL = "critical"
     STANDARD = "standard"
@@ -30,16 +31,16 @@ class OutboxLane(StrEnum):
 
 
 class OutboxRow(NamedTuple):
-    """One message to be.
+    """One message to publish.
 
     Args:
-        shard: The shard of the job it is about; decides which relay carries it.
+        shard: The shard of its job; determines the slice, and so the relay.
         lane: Its class of service; lanes' names are classes too.
         topic: Full topic name.
         key: Kafka key.
         value: The encoded message.
         publish_at: Not before this instant of the database's clock.
-        headers: Name and value of each header; or as `pack` makes them, where many rows have nearly the same.
+        headers: Name and value of each header, or the result of `pack` where many rows share headers.
     """
 
     shard: int
@@ -52,7 +53,7 @@ class OutboxRow(NamedTuple):
 
 
 def slice_of(shard: int, shards: int) -> int:
-    """The slice that carries a shard, 0 to SLICES - 1."""
+    """Return the slice of a shard, 0 to SLICES - 1."""
     return shard * SLICES // shards
 
 
@@ -62,7 +63,7 @@ def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
 
 
 def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
-    heads: dict[tuple[object, ...], bytes] = {}  # the columns that rows of one batch have in common
+    heads: dict[tuple[object, ...], bytes] = {}  # columns that rows of a batch share
     last, leaves = None, b""  # not among them: where jobs have anchors of their own, each row leaves at its own instant
     for shard, lane, topic, key, value, publish_at, headers in rows:
         common = shard, lane, topic
@@ -77,16 +78,16 @@ def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
 
 
 def pack(headers: Headers) -> bytes:
-    """Headers as binary COPY has their column."""
+    """Return headers as a column of binary COPY."""
     return byteas(parts_of(headers))
 
 
 def parts_of(headers: Headers) -> list[bytes] | None:
-    """Headers as one column holds them: name, value, name, value; null where there are none."""
+    """Return headers as the column stores them: name, value, name, value; None if there are none."""
     return [part for name, value in headers for part in (name.encode(), value)] or None
 
 
 def headers_of(parts: Sequence[bytes] | None) -> Headers:
-    """Headers again, from such a column."""
+    """Return the headers in such a column."""
     parts = parts or ()
     return [(name.decode(), value) for name, value in zip(parts[::2], parts[1::2], strict=True)]

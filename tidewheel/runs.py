@@ -59,7 +59,7 @@ class Cause(StrEnum):
 
 
 class Lane(StrEnum):
-    """Priority class of a run. Each lane has its own topic, so that a backlog in one delays no run of another."""
+    """Priority class of a run, with a topic of its own, so that a backlog delays no run of another lane."""
 
     CRITICAL = "critical"
     """First of the lanes: executors reserve slots for it."""
@@ -87,7 +87,7 @@ class Overlap(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """The end of an attempt. `lost`, `released` and `snoozed` are outcomes of attempts only, never states of runs."""
+    """The end of an attempt. `lost`, `released` and `snoozed` are never states of runs."""
 
     SUCCEEDED = "succeeded"
     """The handler returned, or the target answered with success."""

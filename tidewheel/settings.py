@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
 
 def _duration(value: object) -> timedelta:
-    """A span of time in any form that requests know; a number is seconds, also as the text of a variable."""
+    """Return a duration in any form that requests accept; a number, also as text, is seconds."""
     match value:
         case timedelta():
             return value
@@ -53,40 +53,42 @@ Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
 class Connections(BaseSettings):
-    """How to reach PostgreSQL and Kafka, and the names used there."""
+    """Connections to PostgreSQL and Kafka, and settings that all services share."""
 
     model_config = SettingsConfigDict(env_prefix="TIDEWHEEL_", frozen=True, extra="ignore")
 
     database_url: SecretStr | None = Field(
-        None, description="libpq URL of the database; else `PG*`, else the local stack that is running"
+        None, description="libpq URL of the database; default: `PG*` variables, else the running local stack"
     )
-    kafka_bootstrap: str | None = Field(None, description="host:port list of brokers; else the local stack's")
+    kafka_bootstrap: str | None = Field(
+        None, description="brokers, `host:port` separated by commas; default: the running local stack"
+    )
     topic_prefix: str = Field("tidewheel", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="first part of every topic")
     replication: int = Field(1, ge=1, le=7, description="copies of each partition; 3 in production")
     events_encoding: Literal["avro", "json"] = Field(
-        "avro", description="how completions, events and dead letters are written"
+        "avro", description="encoding of completions, events and dead letters"
     )
-    source: str = Field("tidewheel", description="`ce_source` of every event: the name of this installation")
+    source: str = Field("tidewheel", description="name of this installation: `ce_source` of every event")
     misfire_after: Duration = Field(
         timedelta(seconds=60),
         ge=timedelta(seconds=1),
         le=timedelta(hours=1),
-        description="later than this, an occurrence is missed; the same for every process, edits settle by it too",
+        description="an occurrence that is later than this is missed: `catch_up` decides; equal in all processes",
     )
     max_clock_skew: Duration = Field(
         timedelta(seconds=2),
         gt=timedelta(0),
         le=timedelta(hours=1),
-        description="a process whose clock is further from the database's says so; nothing waits or fires for it",
+        description="a larger clock skew against the database logs a warning; it changes nothing else",
     )
     catch_up_rate: float = Field(
         1000.0,
         gt=0,
         le=1_000_000,
-        description="runs a second that make up for missed occurrences, of the whole fleet; the same for every process",
+        description="runs per second, of the whole fleet, for missed occurrences; equal in all processes",
     )
     outputs_topic: bool = Field(
-        default=False, description="send all that attempts write to the topic `<prefix>.outputs`, while Kafka is there"
+        default=False, description="publish the output of attempts to the topic `<prefix>.outputs`"
     )
     metrics_port: int | None = Field(
         None,
@@ -104,7 +106,7 @@ class Connections(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then the TOML file: nothing else is read."""
+        """Read flags, then environment, then the TOML file, and nothing else."""
         del dotenv_settings, file_secret_settings
         path = os.environ.get("TIDEWHEEL_CONFIG")
         if not path:
@@ -123,7 +125,7 @@ class Connections(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _is_a_connection_string(cls, url: SecretStr | None) -> SecretStr | None:
-        """Refuse what libpq cannot read: its own message would show it, password and all, and be tried for ever."""
+        """Refuse a URL that libpq cannot read: libpq's own error would show the password."""
         try:
             conninfo_to_dict(url.get_secret_value() if url else "")
         except psycopg.ProgrammingError:
@@ -136,7 +138,7 @@ class Connections(BaseSettings):
         """Read flags, environment and file.
 
         Raises:
-            SettingsError: A value does not fit; the message names the variable and what it must be.
+            SettingsError: A value is invalid; the message names the variable and its valid values.
         """
         try:
             return cls(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
@@ -144,7 +146,7 @@ class Connections(BaseSettings):
             raise SettingsError(_readable(error)) from None
 
     def database(self) -> str:
-        """The libpq connection string.
+        """Return the libpq connection string.
 
         Raises:
             SettingsError: No database is named and no local stack is running.
@@ -160,7 +162,7 @@ class Connections(BaseSettings):
         return local.database_url
 
     def bootstrap(self) -> str:
-        """The brokers, `host:port` separated by commas.
+        """Return the brokers, `host:port` separated by commas.
 
         Raises:
             SettingsError: No broker is named and no local stack is running.
@@ -174,93 +176,102 @@ class Connections(BaseSettings):
         return local.bootstrap
 
     def kafka_config(self) -> dict[str, str]:
-        """What is passed through to every Kafka client: TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME is `sasl.username`."""
+        """Return the configuration of every Kafka client, such as `sasl.username`."""
         return client_config(os.environ) | {"bootstrap.servers": self.bootstrap()}
 
 
 class IntakeSettings(Connections):
-    """How requests are read."""
+    """Settings of intake."""
 
-    intake_batch: int = Field(2000, ge=1, le=5000, description="requests applied in one transaction, at most")
-    requests_kept: Duration = Field(timedelta(days=8), description="how long a first answer is remembered")
+    intake_batch: int = Field(2000, ge=1, le=5000, description="most requests applied in one transaction")
+    requests_kept: Duration = Field(
+        timedelta(days=8),
+        description="time for which a request_id is remembered: a repeated request gets the original reply",
+    )
 
 
 class SchedulerSettings(Connections):
-    """How due occurrences become runs."""
+    """Settings of schedulers."""
 
     lookahead: Duration = Field(
-        timedelta(seconds=5), ge=timedelta(0), le=timedelta(seconds=60), description="how long ahead runs are written"
+        timedelta(seconds=5),
+        ge=timedelta(0),
+        le=timedelta(seconds=60),
+        description="runs are written this long before they are due",
     )
-    fire_batch: int = Field(2000, ge=1, le=20000, description="timers taken in one transaction, at most")
+    fire_batch: int = Field(2000, ge=1, le=20000, description="most timers taken in one transaction")
     scheduler_poll: Duration = Field(
-        timedelta(milliseconds=500), gt=timedelta(0), description="longest sleep between two looks at the timers"
+        timedelta(milliseconds=500), gt=timedelta(0), description="longest pause between two polls of the timers"
     )
     overdue_after: Duration = Field(
-        timedelta(seconds=3), description="a timer later than this is taken by any scheduler, whoever owns its shard"
+        timedelta(seconds=3),
+        description="any scheduler takes a timer that is later than this, whichever scheduler owns its shard",
     )
     member_timeout: Duration = Field(
-        timedelta(seconds=10), description="a member silent for this long is no longer counted"
+        timedelta(seconds=10), description="a scheduler without a heartbeat for this long owns no shards"
     )
 
 
 class RelaySettings(Connections):
-    """How outbox rows reach Kafka."""
+    """Settings of relays."""
 
-    relay_batch: int = Field(10_000, ge=1, le=20000, description="rows published and awaited together, at most")
+    relay_batch: int = Field(10_000, ge=1, le=20000, description="most rows published and acknowledged together")
     relay_poll: Duration = Field(
-        timedelta(milliseconds=200), gt=timedelta(0), description="longest sleep between two looks at the outbox"
+        timedelta(milliseconds=200), gt=timedelta(0), description="longest pause between two polls of the outbox"
     )
     producer_batch: int = Field(
         1000,
         ge=1,
         le=10_000,
-        description="messages in one Kafka batch, at most; 20 for executors in share groups, where one gets it whole",
+        description="most messages in one Kafka batch; 20 with share groups, where one executor gets a whole batch",
     )
     member_timeout: Duration = Field(
-        timedelta(seconds=10), description="a relay silent for this long no longer counts in dividing the slices"
+        timedelta(seconds=10), description="a relay without a heartbeat for this long owns no slices"
     )
     delivery_timeout: Duration = Field(
         timedelta(seconds=120),
         ge=timedelta(seconds=10),
-        description="how long the producer tries one message; the row stays and is tried again after that",
+        description="time for which the producer retries a message; then the relay reads the row again",
     )
 
 
-# Executors and the HTTP door, which has executors of its own, go by the same three.
+# Shared by executors and the API, which serves executors in other languages.
 _LEASE: Final[timedelta] = Field(
     timedelta(seconds=15),
     gt=timedelta(0),
-    description="how long an executor's counter may stand still before its attempts end; the longer one counts, of "
-    "the executor's own and of who watches it",
+    description="an executor without a heartbeat for this long loses its attempts; the longer lease applies, its own "
+    "or its observer's",
 )
 _SWEEP: Final[timedelta] = Field(
-    timedelta(seconds=1), gt=timedelta(0), description="open runs due for this long are claimed from the table"
+    timedelta(seconds=1),
+    gt=timedelta(0),
+    description="executors claim runs that are due for this long from the table, without a message",
 )
-_MAX_LOST: Final[int] = Field(10, ge=1, description="losses of its executor after which a run fails")
+_MAX_LOST: Final[int] = Field(10, ge=1, description="a run fails after this many lost executors")
 
 
 class ExecutorSettings(Connections):
-    """How runs are executed."""
+    """Settings of executors."""
 
     queues: str = Field("default", description="the queues served, separated by commas")
     handlers: str | None = Field(None, description="modules with handlers to import, separated by commas")
-    slots: int | None = Field(None, ge=1, le=10000, description="runs at once; 100 unless told, 8 of them on threads")
-    threads: int = Field(8, ge=1, le=1000, description="synchronous handlers at once")
+    slots: int | None = Field(None, ge=1, le=10000, description="most runs at once; default 100, of which 8 on threads")
+    threads: int = Field(8, ge=1, le=1000, description="most synchronous handlers at once")
     worker_processes: int | None = Field(
         None,
         ge=1,
         le=1000,
-        description="handlers in processes of their own at once, 60 MB each; as many as CPUs unless told, at least 2",
+        description="worker processes for isolated handlers, 60 MB each; default: the number of CPUs, at least 2",
     )
     worker_memory_bytes: int | None = Field(
         None,
         ge=128 << 20,
-        description="address space of such a process, which libraries reserve more of than they use; none is no limit",
+        description="limit on the address space of a worker process; libraries reserve more than they use",
     )
     stall_after: Duration = Field(
         timedelta(seconds=1),
         ge=timedelta(milliseconds=100),
-        description="an event loop that stands still this long is reported, and what waits for it goes elsewhere",
+        description="an event loop blocked for this long is logged, and its queued runs are released",
     )
     executor_group: Literal["auto", "consumer", "classic", "share"] = Field(
         "auto",
@@ -268,46 +279,55 @@ class ExecutorSettings(Connections):
         "enough, else `classic`; `share` (KIP-932) is a preview",
     )
     heartbeat: Duration = Field(
-        timedelta(seconds=5), gt=timedelta(0), description="how often the lease's counter is raised"
+        timedelta(seconds=5), gt=timedelta(0), description="interval of the heartbeats that renew the lease"
     )
     lease: Duration = _LEASE
     sweep: Duration = _SWEEP
     drain_timeout: Duration = Field(
-        timedelta(seconds=30), ge=timedelta(0), description="how long running attempts may end after SIGTERM"
+        timedelta(seconds=30),
+        ge=timedelta(0),
+        description="time for running attempts to end after SIGTERM; then they are released",
     )
     max_lost: int = _MAX_LOST
     cancel_grace: Duration = Field(
-        timedelta(seconds=10), ge=timedelta(0), description="between asking an attempt to stop and fencing it off"
+        timedelta(seconds=10),
+        ge=timedelta(0),
+        description="time from requesting an attempt's cancel to ending it without its report",
     )
     http_allow_private: bool = Field(
-        default=False, description="let HTTP targets reach loopback, private and link-local addresses"
+        default=False, description="allow HTTP targets on loopback, private and link-local addresses"
     )
     webhook_secret: SecretStr | None = Field(
-        None, description="what HTTP requests are signed with: `whsec_…`; several, for rotation, separated by blanks"
+        None, description="secret that signs HTTP requests, `whsec_…`; several, for rotation, separated by blanks"
     )
-    shell: bool = Field(default=False, description="run shell targets: who submits jobs then runs programs here")
+    shell: bool = Field(
+        default=False, description="run shell targets: every client that submits jobs can then run programs here"
+    )
     shell_allow: str | None = Field(
-        None, description="programs that shell targets may name, separated by commas, as they name them; none is all"
+        None, description="programs that shell targets may name, exactly as written, separated by commas; none: all"
     )
     shell_env: str = Field(
-        "PATH,HOME,LANG,TZ", description="variables of the executor that shell targets get, separated by commas"
+        "PATH,HOME,LANG,TZ",
+        description="environment variables of the executor that shell targets inherit, separated by commas",
     )
     shell_job_env: str = Field(
         "",
-        description="variables that a job may set where programs are restricted, separated by commas; a script's "
-        "interpreter reads some as code (BASH_ENV, PYTHONPATH)",
+        description="variables that a job may set while shell_allow restricts programs, separated by commas; "
+        "interpreters run some as code (BASH_ENV, PYTHONPATH)",
     )
     shell_memory_bytes: int | None = Field(
         None,
         ge=1 << 20,
         description="address space of each process of a shell target; Java, Go and node reserve far more than they use",
     )
-    shell_cpu_seconds: int | None = Field(None, ge=1, description="processor time of each process of a shell target")
+    shell_cpu_seconds: int | None = Field(
+        None, ge=1, description="limit on the CPU time of each process of a shell target"
+    )
     shell_processes: int = Field(
         4096,
         ge=1,
-        description="processes and threads of the executor's user, all together, above which a shell target starts no "
-        "more; does not bind root",
+        description="a shell target starts no process while the executor's user has this many processes and threads; "
+        "not enforced for root",
     )
     shell_file_bytes: int = Field(10 << 30, ge=0, description="largest file that a shell target may write: 10 GiB")
 
@@ -324,14 +344,14 @@ class ExecutorSettings(Connections):
     @field_validator("webhook_secret")
     @classmethod
     def _are_secrets(cls, written: SecretStr | None) -> SecretStr | None:
-        """Refuse what nobody could verify signatures with."""
+        """Refuse a secret that receivers could not verify signatures with."""
         read_secrets(written.get_secret_value() if written else "")
         return written
 
     @field_validator("shell_env")
     @classmethod
     def _lets_no_secret_through(cls, listed: str) -> str:
-        """Refuse what an executor's own passwords and keys are called."""
+        """Refuse the names of the executor's own passwords and keys."""
         for name in listed.split(","):
             if name.strip().upper().startswith(_NOT_PASSED):
                 message = f"{name.strip()} is the executor's own; give jobs what they need in their env"
@@ -340,20 +360,22 @@ class ExecutorSettings(Connections):
 
 
 class ApiSettings(Connections):
-    """How the HTTP door is opened."""
+    """Settings of the HTTP API."""
 
-    api_host: str = Field("127.0.0.1", description="the address it listens on")
-    api_port: int = Field(8080, ge=0, le=65535, description="its port; 0 picks a free one")
+    api_host: str = Field("127.0.0.1", description="address on which the API listens")
+    api_port: int = Field(8080, ge=0, le=65535, description="port of the API; 0 picks a free one")
     api_token: SecretStr | None = Field(
         None,
         validate_default=True,
-        description="what executors have to show; without one it listens on loopback addresses only",
+        description="bearer token that executors send; without one the API listens on loopback addresses only",
     )
-    api_threads: int = Field(8, ge=1, le=64, description="requests worked on at once, each with a database connection")
+    api_threads: int = Field(
+        8, ge=1, le=64, description="most requests served at once, each with a database connection"
+    )
     api_beat: Duration = Field(
         timedelta(seconds=1),
         gt=timedelta(0),
-        description="how often executors in other languages are to beat: a cancel reaches them with the answer",
+        description="heartbeat interval of executors in other languages; a cancel reaches them with the answer",
     )
     sweep: Duration = _SWEEP
     lease: Duration = _LEASE
@@ -362,7 +384,7 @@ class ApiSettings(Connections):
     @field_validator("api_token")
     @classmethod
     def _guards_what_others_reach(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        """Refuse an open door that other machines can reach: whoever registers there is given work and its payload."""
+        """Refuse an API that other machines reach without a token: any client could read payloads."""
         host = str(info.data.get("api_host", ""))
         if token is None and not is_loopback(host):
             message = f"is missing while TIDEWHEEL_API_HOST is {host}: set one, or listen on 127.0.0.1"
@@ -374,7 +396,7 @@ class ApiSettings(Connections):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address.
+    """Return True if only this machine reaches an address.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
@@ -386,7 +408,7 @@ def is_loopback(host: str) -> bool:
 
 
 def client_config(environment: Mapping[str, str]) -> dict[str, str]:
-    """The Kafka client settings in an environment.
+    """Return the Kafka client settings in an environment.
 
     >>> client_config({"TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME": "ann", "HOME": "/"})
     {'sasl.username': 'ann'}
@@ -399,7 +421,7 @@ def client_config(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
-    """Refuse names that are no setting of any service: one that is misspelt would be ignored in silence."""
+    """Refuse names that are not a setting: a misspelt one would be ignored silently."""
     models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings, ApiSettings)
     known = sorted({name for model in models for name in model.model_fields})
     problems: list[str] = []

@@ -1,7 +1,7 @@
-"""Task tokens: the right to say how one attempt ends, or that it goes on, from outside.
+"""Task tokens: the right to report the end or a heartbeat of one attempt from outside.
 
-A token names its run and attempt and is signed with the installation's key, so that nothing has to be written before it
-is handed out, and a stale one is seen by the fence like every other report of an old attempt.
+A token names its run and attempt and is signed with the installation's key. Nothing is stored when one is issued. The
+fence rejects a stale token like every other report of an old attempt.
 """
 
 import hmac
@@ -11,15 +11,15 @@ from uuid import UUID
 
 from tidewheel.ids import RunId
 
-# Of an HTTP request, of a message to a topic and of the reply to it.
+# A header of an HTTP request, of a message to a topic and of the reply to it.
 TASK_TOKEN_HEADER = "tidewheel-task-token"  # noqa: S105 - the name of a header
 
 _SIGNED_BYTES = 16 + 4  # run_id, attempt
-_SIGNATURE_BYTES = 16  # 128 bits: nobody guesses that, and the token stays short
+_SIGNATURE_BYTES = 16  # 128 bits cannot be guessed, and the token stays short
 
 
 def task_token(key: bytes, run_id: UUID, attempt: int) -> str:
-    """The token of an attempt: 48 characters of letters, digits, `-` and `_`.
+    """Return the token of an attempt: 48 characters of letters, digits, `-` and `_`.
 
     >>> task_token(b"k", UUID(int=1), 1)
     'AAAAAAAAAAAAAAAAAAAAAQAAAAGoxelH1pfNpRQwtQzrMUWq'
@@ -29,7 +29,7 @@ def task_token(key: bytes, run_id: UUID, attempt: int) -> str:
 
 
 def read_task_token(key: bytes, token: str) -> tuple[RunId, int] | None:
-    """The run and the attempt that a token is for; None where it is none of this installation.
+    """Return the run and the attempt of a token; None if it is not a token of this installation.
 
     >>> read_task_token(b"k", task_token(b"k", UUID(int=1), 1))
     (UUID('00000000-0000-0000-0000-000000000001'), 1)

@@ -1,4 +1,4 @@
-"""Signatures of HTTP requests: who receives one can tell that it is ours, of now, and unchanged.
+"""Signatures of HTTP requests: the receiver can verify origin, time and content.
 
 Source: Standard Webhooks specification, "Signature scheme" and "Webhook headers".
 """
@@ -13,13 +13,13 @@ _PREFIX = "whsec_"
 
 
 def signature_headers(secrets: Sequence[bytes], *, name: str, at: datetime, body: bytes) -> dict[str, str]:
-    """The headers that sign a request; none where there is no secret.
+    """Return the headers that sign a request; none if there is no secret.
 
     Args:
-        secrets: Each signs, so that one can be replaced by another: a receiver looks for one that it knows.
-        name: The same whenever the same is sent again.
-        at: Now, by which receivers refuse old requests.
-        body: The request's.
+        secrets: Each signs, so that secrets can be rotated: the receiver accepts any signature that it can verify.
+        name: The message's id, the same when the message is sent again.
+        at: The present instant; receivers refuse old requests by it.
+        body: The request's body.
 
     >>> from datetime import UTC
     >>> signed = signature_headers([b"k" * 24], name="m", at=datetime(2026, 1, 1, tzinfo=UTC), body=b"{}")
@@ -35,10 +35,10 @@ def signature_headers(secrets: Sequence[bytes], *, name: str, at: datetime, body
 
 
 def read_secrets(written: str) -> tuple[bytes, ...]:
-    """The secrets of a setting: each `whsec_` and base64, separated by blanks.
+    """Return the secrets of a setting: each `whsec_` and base64, separated by blanks.
 
     Raises:
-        ValueError: One of them is none; the message shows nothing of it.
+        ValueError: A secret is invalid; the message does not show it.
 
     >>> read_secrets("whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz")
     (b'012345678901234567890123',)

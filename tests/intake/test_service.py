@@ -107,9 +107,11 @@ def test_one_without_its_topic_is_named_and_the_others_work(
     ended = in_background(intake(requests, stop).run)
     requests.until_read(requests.send(submission())[0])
     name = f"intake of {replies}, member 1"
-    until(lambda: any(line.startswith(f"{name}: {replies} cannot be described") for line in health.lacks()), "it says")
+    until(
+        lambda: any(line.startswith(f"{name}: {replies} cannot be described") for line in health.not_ready()), "it says"
+    )
     assert f"{name}: {replies} cannot be described" in caplog.text
-    assert not [line for line in health.lacks() if requests.topics.requests in line]
+    assert not [line for line in health.not_ready() if requests.topics.requests in line]
     stop.request()
     ended.result(_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The example that users copy: its tests pass, on servers that the environment names, and leave nothing there."""
+"""The example for users: its tests pass on given servers and leave nothing behind."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The fixture `tidewheel`: real services that do what is due when a test says so, at the time that it says."""
+"""The fixture `tidewheel`: real services that a test steps, on a clock that it moves."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -102,7 +102,7 @@ def test_a_queue_of_its_own_is_served(tidewheel: Tidewheel) -> None:
 
 
 def test_requests_come_in_by_kafka(tidewheel: Tidewheel) -> None:
-    """The SQL function writes a request, the relay publishes it, intake applies it: twice asked is once done."""
+    """The SQL function writes a request, the relay publishes it, intake applies it exactly once."""
     tidewheel.submit(job())
     for _ in range(2):
         with psycopg.connect(tidewheel.url) as own:

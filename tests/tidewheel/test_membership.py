@@ -1,4 +1,4 @@
-"""Membership: everything has one owner, and only the share of whoever leaves moves."""
+"""Membership: everything has one owner, and only the share of a member that leaves moves."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

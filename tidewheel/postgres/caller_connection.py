@@ -39,7 +39,7 @@ def use_connection(connection: Connection[object]) -> Generator[Conn]:
 
 
 async def use_async_connection(connection: AsyncConnection[object], work: Callable[[Conn], T]) -> T:
-    """Run `work` with a connection for Tidewheel's statements, inside the transaction of an asynchronous caller.
+    """Run `work` with a connection for Tidewheel's statements, inside an async caller's transaction.
 
     The work runs on a thread while this coroutine holds the connection's lock. When this coroutine is cancelled, it
     cancels the running statement and waits for it to end, so that the connection comes back idle.
@@ -71,7 +71,7 @@ async def use_async_connection(connection: AsyncConnection[object], work: Callab
 
 @contextmanager
 def _wrap(connection: _CallerConnection) -> Generator[Conn]:
-    """Yield a second connection object over the same libpq connection; the caller holds the connection's lock."""
+    """Yield a second connection object over the same libpq connection; the caller holds its lock."""
     libpq = connection.pgconn
     if (refusal := _why_not(connection)) is not None:
         raise _invalid(*refusal)

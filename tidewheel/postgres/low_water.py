@@ -1,4 +1,4 @@
-"""Low-water marks: start each poll behind the last processed row, so that it does not scan dead index entries.
+"""Low-water marks: start each poll behind the last processed row, past dead index entries.
 
 Rows that are deleted from the front of an index leave dead entries there. Vacuum cannot remove them while any
 transaction is open in the database, and a poll from the start of the index would scan all of them. A mark lies one
@@ -45,9 +45,9 @@ class LowWaterMarks(Generic[K]):
         return frozenset(full)
 
     def scan_soon(self) -> None:
-        """Make the next poll a full scan where the share of time allows it: a notification says that rows were written.
+        """Make the next poll a full scan if the share of time allows it.
 
-        They may be due already, below the mark.
+        A notification reports new rows; they may be due already, below the mark.
         """
         self._pacer.scan_soon()
 

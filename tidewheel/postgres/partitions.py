@@ -1,7 +1,7 @@
-"""The daily partitions of everything that is cut by run_id.
+"""Daily partitions of the tables that are partitioned by run_id.
 
-Whoever writes a run makes the partition it needs; there is no default partition, so a forgotten one is an error and
-never a place where rows pile up unseen. Partitions come by CREATE and ATTACH, which do not block writers.
+The code that writes a run creates the partition it needs. There is no default partition, so a missing one is an error
+and rows never pile up unseen. Partitions are created by CREATE and ATTACH, which do not block writers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ TABLES = MappingProxyType(
         "attempt_outputs": "fillfactor = 100",
     }
 )
-AHEAD_DAYS = 3  # made by the scheduler before they are needed; a weekend without it still has partitions
+AHEAD_DAYS = 3  # created by the scheduler ahead of need; a weekend without a scheduler still has partitions
 
 _DAY_MS = 86_400_000
 _LAST_ID = (1 << 128) - 1
@@ -39,15 +39,16 @@ _known: set[tuple[str, date]] = set()
 
 
 def day_of(instant: datetime) -> date:
-    """The day whose partition holds a run of this instant."""
+    """Return the day whose partition holds a run of this instant."""
     return instant.astimezone(UTC).date()
 
 
 def ensure_days(connection: Conn, days: Iterable[date]) -> None:
-    """Make the partitions of these days where they are missing.
+    """Create the missing partitions of these days.
 
-    On a connection of its own, a transaction a day: a caller whose transaction stays open (a user's, in `enqueue`) must
-    not keep others from making theirs. What exists is remembered by database, so that the usual call costs nothing.
+    It uses its own connection and one transaction per day: a caller's transaction that stays open (a user's, in
+    `enqueue`) must not block other processes from creating theirs. Existing partitions are cached per database, so the
+    usual call costs nothing.
 
     Raises:
         psycopg.OperationalError: The connection cannot be made.
@@ -60,12 +61,12 @@ def ensure_days(connection: Conn, days: Iterable[date]) -> None:
         with psycopg.connect(**parameters, password=connection.info.password, autocommit=True) as own:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             for day in missing:
                 with own.transaction():
-                    _make_day(own, day)
+                    _create_day(own, day)
     _known.update((database, day) for day in wanted)
 
 
 def of_unknown_days(connection: Conn, runs: Sequence[UUID]) -> list[UUID]:
-    """The runs of days of which this process has not seen the partitions; without asking the database."""
+    """Return the runs whose day's partition this process has not seen; does not query the database."""
     database = _database(connection)
     known = {day.toordinal() - _EPOCH_DAY for named, day in _known.copy() if named == database}
     days = {(run.int >> 80) // _DAY_MS for run in runs}
@@ -73,10 +74,10 @@ def of_unknown_days(connection: Conn, runs: Sequence[UUID]) -> list[UUID]:
 
 
 def days_between(runs: Iterable[UUID]) -> tuple[UUID, UUID]:
-    """The first and the last run_id of the days that these runs are of: with them a plan has those partitions alone.
+    """Return the first and the last run_id of these runs' days, which prune a plan to their partitions.
 
-    Of whole days: what is narrower, and came after the last ANALYZE, is taken for next to nothing, and then walked once
-    for each row that is looked up.
+    The bounds are those of whole days. The planner estimates next to no rows for narrower bounds that came after the
+    last ANALYZE, and then scans the range once for each row that is looked up.
     """
     stamps = [run.int >> 80 for run in runs]
     first = min(stamps) // _DAY_MS * _DAY_MS << 80
@@ -85,7 +86,7 @@ def days_between(runs: Iterable[UUID]) -> tuple[UUID, UUID]:
 
 
 def ensure_coming_days(connection: Conn) -> None:
-    """Make the partitions of yesterday, today and the days ahead, by the database's clock.
+    """Create the partitions of yesterday, today and the days ahead, by the database's clock.
 
     Raises:
         psycopg.OperationalError: The connection cannot be made.
@@ -96,7 +97,7 @@ def ensure_coming_days(connection: Conn) -> None:
     ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
 
 
-def _make_day(connection: Conn, day: date) -> None:
+def _create_day(connection: Conn, day: date) -> None:
     connection.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.postgres.partitions'))")
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     bounds = sql.SQL("FROM ({}) TO ({})").format(

@@ -1,4 +1,4 @@
-"""Arrays for hot statements: of ids, instants and texts in PostgreSQL's binary form, of numbers and words in its text.
+"""Arrays for hot statements: ids, instants and texts in binary form, numbers and words as text.
 
 psycopg adapts a list element by element in Python, which for the arrays of a claim or a completion costs more than the
 statement. PostgreSQL reads an id in 0.53 us from text and 0.03 from binary, a text of forty letters in 0.24 and 0.10;
@@ -18,7 +18,7 @@ from tidewheel.postgres.pg_copy import NULL, array_head, instant
 
 _LENGTH = struct.Struct(">i")
 _UUID_LENGTH = _LENGTH.pack(16)
-_UUID, _INSTANT, _TEXT = 2950, 1184, 25  # their types, by PostgreSQL's numbers
+_UUID, _INSTANT, _TEXT = 2950, 1184, 25  # type OIDs
 
 NEVER = struct.pack(">iq", 8, 2**63 - 1)
 """`infinity`, as an element of instants."""
@@ -91,12 +91,12 @@ def instants(values: Iterable[datetime | None]) -> Instants:
 
 
 def instants_of(elements: Sequence[bytes]) -> Instants:
-    """A timestamptz[] of elements as `binary_rows.instant` makes them, and NEVER."""
+    """Return a timestamptz[] of elements made by `pg_copy.instant`, and NEVER."""
     return Instants(array_head(_INSTANT, len(elements), nulls=NULL in elements) + b"".join(elements))
 
 
 def words(values: Iterable[str]) -> str:
-    """A text[] of words of ours: states, causes, lanes; never of anything that somebody else wrote.
+    """Return a text[] of Tidewheel's own words: states, causes, lanes; never of a client's text.
 
     >>> words(["queued", "retrying"])
     '{queued,retrying}'
@@ -105,7 +105,7 @@ def words(values: Iterable[str]) -> str:
 
 
 def texts(values: Iterable[str]) -> Texts:
-    """A text[] of words that anybody may have written.
+    """Return a text[] of any texts.
 
     >>> texts(["a,b"])[20:].hex(" ", 4)
     '000000 03612c62'

@@ -1,8 +1,8 @@
-"""Rows as binary COPY has them, for the writers of the hot path.
+"""Rows in the form of binary COPY, for the writers of the hot path.
 
-psycopg adapts each value of each row by itself. Rows of one batch share most of theirs (tenant, queue, lane, instants),
-so they are put together here from fields that are made once. Who uses this names the columns' types by the functions he
-takes: the server checks lengths, not meanings. Source: PostgreSQL manual, COPY, "Binary Format".
+psycopg adapts each value of each row. Rows of one batch share most of their values (tenant, queue, lane, instants), so
+this module joins fields that are encoded once. The caller picks the function of each column's type: the server checks
+lengths, not meanings. Source: PostgreSQL manual, COPY, "Binary Format".
 """
 
 import struct
@@ -18,20 +18,20 @@ NULL: Final = b"\xff\xff\xff\xff"
 
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
-_PIECE_BYTES = 1 << 20  # handed over at once: more would only lie in memory twice
+_PIECE_BYTES = 1 << 20  # written at once: more would only take memory twice
 
 _LENGTH = struct.Struct(">i")
 _INT2 = struct.Struct(">ih")
 _INT4 = struct.Struct(">ii")
 _INT8 = struct.Struct(">iq")
-_ARRAY = struct.Struct(">iiIii")  # dimensions, whether there are nulls, the elements' type, how many, the first index
+_ARRAY = struct.Struct(">iiIii")  # dimensions, has nulls, the elements' type, their count, the first index
 _BYTEA_OID = 17
 _UUID_LENGTH = _LENGTH.pack(16)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def columns(count: int) -> bytes:
-    """What a row of so many columns begins with."""
+    """Return the head of a row with `count` columns."""
     return struct.pack(">h", count)
 
 
@@ -74,7 +74,7 @@ def instant(value: datetime | None) -> bytes:
 
 
 def array_head(element: int, count: int, *, nulls: bool = False) -> bytes:
-    """What an array of so many elements of a type, by PostgreSQL's number, begins with; of none it is all."""
+    """Return the head of an array of `count` elements of a type OID; an empty array is its head only."""
     return _ARRAY.pack(1, nulls, element, count, 1) if count else _ARRAY.pack(0, 0, element, 0, 0)[:12]
 
 

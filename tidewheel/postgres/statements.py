@@ -39,7 +39,7 @@ class Statements:
 
 
 def trusted(text: str) -> LiteralString:
-    """A text that is a file of this package, never input: the one place where a string becomes a statement."""
+    """Mark a text of this package's files, never input, as a statement; the only such place."""
     return text  # pyright: ignore[reportReturnType]  # to mypy a LiteralString is a str
 
 

@@ -1,4 +1,4 @@
-"""Measure the difference between this process's clock and the database's; export it and warn, but never act on it.
+"""Measure and export the skew between this process's clock and the database's; warn, never act.
 
 The database's clock alone decides what is due, so a wrong clock here changes nothing that Tidewheel does. It only makes
 this process's logs and its handlers show another time. The readings come with statements that are sent anyway.

@@ -1,8 +1,8 @@
-"""How this process is: whether it lives (`/healthz`), and whether it could work now (`/readyz`); and the port for both.
+"""Liveness (`/healthz`) and readiness (`/readyz`) of this process, and the port that serves both.
 
-Living is told by its loops: each says that it turns, and for how long it will sleep. A loop that waits for PostgreSQL
-or Kafka turns; so a process that waits for them lives, for restarting it would help nobody. Ready is asked of whoever
-has registered a reason why it may not be, when somebody asks.
+Each loop reports its progress and how long it will sleep; a loop that misses its report makes the process not alive. A
+loop that waits for PostgreSQL or Kafka still reports, because a restart would not help. Readiness is computed on
+request, by the registered checks.
 """
 
 import threading
@@ -19,61 +19,61 @@ from tidewheel.process.metrics import metrics_page
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-# Well beyond every limit on a statement, a transaction, a delivery: a loop that is late by so much does not come back.
+# Longer than every limit on a statement, a transaction, a delivery: a loop that is so late does not recover.
 _STUCK_SECONDS = 300.0
-_ANSWER_KEPT_SECONDS = 1.0  # who asks in between gets the same answer: a check may ask a database
+_ANSWER_KEPT_SECONDS = 1.0  # further requests get the same answer: a check may query a database
 
 WhyNot = Callable[[], str | None]
 
 
 class Health:
-    """What one process knows of itself; safe from every thread."""
+    """The health of one process; safe from every thread."""
 
     def __init__(self) -> None:
         self._due: dict[int, tuple[str, float]] = {}  # by thread: each has one loop
         self._checks: dict[str, WhyNot] = {}
-        self._asking = threading.Lock()
-        self._asked_at = float("-inf")
+        self._checking = threading.Lock()
+        self._checked_at = float("-inf")
         self._answer: list[str] = []
 
-    def turns(self, loop: str, sleeps_seconds: float = 0.0) -> None:
-        """A loop says that it goes on, and how long it may be until it says so again."""
+    def report(self, loop: str, sleeps_seconds: float = 0.0) -> None:
+        """Report that a loop makes progress, and the time until its next report."""
         self._due[threading.get_ident()] = loop, monotonic_seconds() + sleeps_seconds + _STUCK_SECONDS
 
-    def waits(self) -> None:
-        """The loop of this thread waits for something and will look again; nothing where it has none."""
+    def report_waiting(self) -> None:
+        """Report that the loop of this thread, if any, waits for a server and will retry."""
         if (known := self._due.get(threading.get_ident())) is not None:
-            self.turns(known[0])
+            self.report(known[0])
 
-    def ends(self) -> None:
-        """The loop of this thread has ended as it should."""
+    def remove_loop(self) -> None:
+        """Remove the loop of this thread, which has ended normally."""
         self._due.pop(threading.get_ident(), None)
 
     def requires(self, name: str, why_not: WhyNot) -> None:
-        """Let this process be ready only while `why_not` returns None; one of the same name is replaced."""
+        """Register a readiness check, ready while `why_not` returns None; it replaces one of the same name."""
         self._checks[name] = why_not
 
-    def ails(self) -> list[str]:
-        """Why this process is not alive, a line for each loop that stands still; empty while it is."""
+    def not_alive(self) -> list[str]:
+        """Return a line for each loop that is stuck; empty while the process is alive."""
         now = monotonic_seconds()
         late = [(loop, now - due) for loop, due in list(self._due.values()) if due < now]
-        return [f"{loop}: stands still for {_STUCK_SECONDS + seconds:.0f} s" for loop, seconds in late]
+        return [f"{loop}: stuck for {_STUCK_SECONDS + seconds:.0f} s" for loop, seconds in late]
 
-    def lacks(self) -> list[str]:
-        """Why this process is not ready, a line for each reason; empty while it is."""
-        with self._asking:
-            if monotonic_seconds() - self._asked_at > _ANSWER_KEPT_SECONDS:
+    def not_ready(self) -> list[str]:
+        """Return a line for each failed readiness check; empty while the process is ready."""
+        with self._checking:
+            if monotonic_seconds() - self._checked_at > _ANSWER_KEPT_SECONDS:
                 found = [(name, check()) for name, check in list(self._checks.items())]
                 self._answer = [f"{name}: {why}" for name, why in found if why is not None]
-                self._asked_at = monotonic_seconds()
+                self._checked_at = monotonic_seconds()
             return self._answer
 
 
 health = Health()
 
 
-def serve_health(port: int | None, told: Health = health) -> int | None:
-    """Serve /metrics, /healthz and /readyz on 127.0.0.1, on a daemon thread; returns the port, None when it is off."""
+def serve_health(port: int | None, state: Health = health) -> int | None:
+    """Serve /metrics, /healthz and /readyz on 127.0.0.1; return the port, None if it is off."""
     if port is None:
         return None
 
@@ -82,9 +82,9 @@ def serve_health(port: int | None, told: Health = health) -> int | None:
             case "/metrics":
                 return metrics_page(environ, start_response)
             case "/healthz":
-                return _say(start_response, told.ails())
+                return _respond_with(start_response, state.not_alive())
             case "/readyz":
-                return _say(start_response, told.lacks())
+                return _respond_with(start_response, state.not_ready())
             case _:
                 text = b"there are /metrics, /healthz and /readyz\n"
                 return _respond(start_response, HTTPStatus.NOT_FOUND, text)
@@ -94,7 +94,7 @@ def serve_health(port: int | None, told: Health = health) -> int | None:
     return int(server.server_port)
 
 
-def _say(start_response: "StartResponse", reasons: list[str]) -> Iterable[bytes]:
+def _respond_with(start_response: "StartResponse", reasons: list[str]) -> Iterable[bytes]:
     status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
     return _respond(start_response, status, "".join(f"{line}\n" for line in reasons or ["ok"]).encode())
 
@@ -106,13 +106,13 @@ def _respond(start_response: "StartResponse", status: HTTPStatus, text: bytes) -
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Answers each on a thread of its own, so that a slow reader is in nobody's way."""
+    """Answer each request on its own thread, so that a slow reader delays no other."""
 
     daemon_threads = True
 
 
 class _Silent(WSGIRequestHandler):
-    """Logs no line for each look."""
+    """Log no line per request."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

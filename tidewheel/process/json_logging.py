@@ -9,10 +9,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON; line breaks in values are escaped, so that nobody can forge a line."""
+    """A record as one line of JSON; line breaks in values are escaped, so that no value can forge a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line without its line break."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -32,5 +32,5 @@ def configure_logging(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # One line per HTTP request is the target's business, not ours.
+    # httpx logs a line per HTTP request at INFO, which is too much.
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,4 +1,7 @@
-"""Every metric, in one table (`docs/metrics.md` is compared with it). Served by `tidewheel.process.health`."""
+"""Every metric, in one table; `tidewheel.process.health` serves them.
+
+A test compares `docs/metrics.md` with the table.
+"""
 
 import threading
 from bisect import bisect_left
@@ -25,7 +28,7 @@ _LATENESS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 
 
 
 class Kind(StrEnum):
-    """What a metric can do."""
+    """Prometheus type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -137,7 +140,7 @@ class _Series:
 
 
 class _Lateness(Collector):
-    """A histogram that takes a batch at once: the library's takes one value in 2 us, which every run would pay."""
+    """A histogram that takes a batch at once; the library's takes 2 us per value, for every run."""
 
     def __init__(self, name: str, meaning: str, labels: tuple[str, ...]) -> None:
         self._name, self._meaning, self._labels = name, meaning, labels
@@ -154,7 +157,7 @@ class _Lateness(Collector):
                 series.total += seconds * times
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the histogram as it stands."""
+        """Yield the histogram with its present counts."""
         family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
         with self._lock:
             for labels, series in self._series.items():

@@ -1,4 +1,4 @@
-"""The life of a service process: shutdown by SIGTERM or SIGINT, retried loops, backoff while a server is away."""
+"""Shutdown by SIGTERM or SIGINT, loops that are retried, and backoff while a server is away."""
 
 import gc
 import logging
@@ -64,7 +64,7 @@ class Shutdown:
 
 
 def tune_garbage_collector() -> None:
-    """Make Python's cyclic collector scan new objects once a second, and the objects loaded so far never again.
+    """Make Python's cyclic collector scan new objects once a second, and those loaded so far never.
 
     A batch's objects are freed by their reference counts. Python's default, a scan each 700 objects, took half of a
     busy executor's time. The collector runs by count (50,000) and by time, as a few objects in a cycle can hold
@@ -105,7 +105,7 @@ class Backoff:
         if self._pause == 0.0:
             _LOG.warning("%s: %s; retrying until it answers", self._what, error)
         self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-        health.waits()
+        health.report_waiting()
         self._stop.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects, guards nothing
 
     def reset(self) -> None:
@@ -128,7 +128,7 @@ def run_loop(stop: Shutdown, what: str, step: Callable[[], float], *, wake: thre
         stop.wakes(wake)
     backoff = Backoff(stop, what)
     while not stop.requested():
-        health.turns(what)
+        health.report(what)
         if wake is not None:
             wake.clear()
         try:
@@ -143,6 +143,6 @@ def run_loop(stop: Shutdown, what: str, step: Callable[[], float], *, wake: thre
             continue
         backoff.reset()
         if seconds > 0 and not stop.requested():
-            health.turns(what, seconds)
+            health.report(what, seconds)
             (wake or stop).wait(seconds)
-    health.ends()
+    health.remove_loop()

@@ -1,4 +1,4 @@
-"""Requests: what is documented is read, everything else refused under its path, and whom to answer is known."""
+"""Requests: documented fields are read, all else is refused under its path with its identity."""
 
 from datetime import timedelta
 from typing import Any

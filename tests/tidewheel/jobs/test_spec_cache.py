@@ -1,4 +1,4 @@
-"""What is read by its pattern is what the model reads: the same job, the same hash, the same refusals."""
+"""The spec cache reads a job as the model does: the same job, the same hash, the same errors."""
 
 import json
 from collections.abc import Callable
@@ -82,7 +82,7 @@ SUBMITS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 
 def outcome(read: Callable[[], object]) -> object:
-    """What is read, or every problem that is told of it."""
+    """Return the parsed request, or every error of it."""
     try:
         return read()
     except (InvalidValue, RequestRefused) as refused:

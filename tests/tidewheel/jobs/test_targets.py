@@ -1,4 +1,4 @@
-"""What runs a job, as submitted: what fits reaches executors as it was meant, what does not is refused by its path."""
+"""Targets as submitted: valid ones reach executors unchanged, invalid ones are refused by path."""
 
 from typing import Any
 

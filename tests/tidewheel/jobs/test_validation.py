@@ -1,4 +1,4 @@
-"""What does not fit in a job is refused under its path, with what was read and what to write."""
+"""An invalid field is refused under its path, with the value read and a remedy."""
 
 import json
 from typing import Any

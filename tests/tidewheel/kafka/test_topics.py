@@ -22,7 +22,7 @@ LANES = st.sampled_from(list(Lane))
 
 @pytest.fixture
 def topics(info: StackInfo) -> Iterator[Topics]:
-    """Names of this test's own; the topics are deleted at the end, for each partition is files of the broker."""
+    """Yield this test's own names; delete the topics at the end, for each partition is files."""
     made = Topics(f"t{uuid4().hex[:10]}")
     yield made
     admin = admin_of(info.bootstrap)
@@ -34,7 +34,7 @@ def topics(info: StackInfo) -> Iterator[Topics]:
 
 @given(QUEUES, LANES, QUEUES, LANES)
 def test_two_queues_and_lanes_never_share_a_topic(one: str, lane: Lane, other: str, other_lane: Lane) -> None:
-    """Also where a queue is called like a lane: of a topic's name the last part is the lane, the rest is the queue."""
+    """Parse a topic's name: the last part is the lane, the rest the queue, even if named like a lane."""
     same = Topics().runs(one, lane) == Topics().runs(other, other_lane)
     assert same == ((one, lane) == (other, other_lane))
 

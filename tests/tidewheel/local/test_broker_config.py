@@ -1,4 +1,4 @@
-"""What a node of the embedded cluster is told."""
+"""The configuration of a node of the embedded cluster."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Marks leave out what is done with and nothing else: a timer that is due before its shard's mark is looked at too."""
+"""Low-water marks hide processed rows only: a timer due before its shard's mark is still found."""
 
 from datetime import UTC, datetime, timedelta
 from typing import LiteralString
@@ -127,7 +127,7 @@ def test_a_timer_that_comes_to_be_due_before_the_mark_is_found_by_the_next_walk(
     submit(database, "late", schedule={"once": (database.now() + timedelta(hours=1)).isoformat()})
     with running(database, lookahead=timedelta(0)):
         until(lambda: members(database) == 1 and len(open_runs(database)) >= 2, "it has looked more than once")
-        # Its own instant is an hour ahead: whoever looks at it puts it back there.
+        # Its own instant is an hour ahead: the scheduler that reads it puts it back there.
         database.execute(
             "UPDATE timers AS t SET due_at = %(at)s FROM jobs AS j WHERE j.job_id = t.job_id AND j.key = 'late'",
             {"at": database.now() - 30 * SECOND},

@@ -1,4 +1,4 @@
-"""Wake-ups: a poke reaches whoever sleeps, and many pokes make few notifications."""
+"""Notifications reach listeners of their channel, and many requests make few notifications."""
 
 import threading
 from collections import Counter
@@ -48,7 +48,7 @@ def listening(database: Database) -> Conn:
 
 
 def heard(database: Database, ear: Conn) -> Counter[str]:
-    """How many notifications of each channel were committed so far: they arrive in the order of their commits."""
+    """Return the committed notifications of each channel so far, in the order of their commits."""
     with database.transaction() as connection:
         connection.execute("SELECT pg_notify(%s, %s)", [Channel.TIMERS, LAST])
     counted: Counter[str] = Counter()
@@ -61,12 +61,12 @@ def heard(database: Database, ear: Conn) -> Counter[str]:
 
 
 def wakings(thread: threading.Thread) -> int:
-    """How often a thread has gone to sleep so far."""
+    """Count how often a thread has gone to sleep so far."""
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
-def test_a_poke_reaches_whoever_listens_on_its_channel_and_no_others(database: Database, notifier: Notifier) -> None:
+def test_notification_reaches_listeners_of_its_channel_only(database: Database, notifier: Notifier) -> None:
     timers, both = threading.Event(), threading.Event()
     with (
         closing(Listener(database.url, "test-timers", (Channel.TIMERS,), timers)),
@@ -85,7 +85,7 @@ def test_a_poke_reaches_whoever_listens_on_its_channel_and_no_others(database: D
         assert timers.wait(SOON_SECONDS)
 
 
-def test_many_pokes_make_few_notifications(database: Database) -> None:
+def test_many_requests_make_few_notifications(database: Database) -> None:
     ear, pace = listening(database), threading.Event()
     began = monotonic_seconds()
     with closing(Notifier(database.url, "test-notifier")) as notifier:
@@ -100,7 +100,7 @@ def test_many_pokes_make_few_notifications(database: Database) -> None:
         assert 1 <= counted[channel] <= elapsed / APART_SECONDS + 3
 
 
-def test_a_poke_before_the_last_was_sent_is_the_same_poke(database: Database) -> None:
+def test_request_before_the_last_was_sent_is_merged(database: Database) -> None:
     ear = listening(database)
     with closing(Notifier(database.url, "test-notifier")) as notifier:
         notifier.notify(Channel.OUTBOX)
@@ -110,7 +110,7 @@ def test_a_poke_before_the_last_was_sent_is_the_same_poke(database: Database) ->
     assert heard(database, ear) == Counter()
 
 
-def test_nothing_is_sent_where_nobody_pokes(database: Database) -> None:
+def test_nothing_is_sent_without_a_request(database: Database) -> None:
     ear = listening(database)
     with closing(Notifier(database.url, "test-notifier")):
         assert heard(database, ear) == Counter()
@@ -131,11 +131,11 @@ def test_a_notifier_whose_connection_broke_makes_another(database: Database, not
     assert database.value(CUT, ["test-notifier"]) == 1
     heard(database, ear)
 
-    def poked() -> bool:
+    def notified() -> bool:
         notifier.notify(Channel.OUTBOX)  # one may be lost, which costs a poll
         return heard(database, ear)[Channel.OUTBOX] > 0
 
-    until(poked, "a later poke arrives")
+    until(notified, "a later notification arrives")
 
 
 def test_a_listener_whose_connection_broke_looks_once_and_listens_again(database: Database, notifier: Notifier) -> None:

@@ -1,4 +1,4 @@
-"""Daily partitions: made when they are needed, whatever becomes of whoever asked."""
+"""Daily partitions: created on demand, even if the caller's transaction rolls back."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, timezone

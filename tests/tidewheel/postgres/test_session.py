@@ -1,4 +1,4 @@
-"""Whoever writes is told what kind of failure it was."""
+"""Sessions distinguish the kinds of failure for their caller."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_what_takes_too_long_is_told_from_what_waits_for_a_lock(database: Databa
 
 
 def test_texts_go_in_utf8_whatever_the_environment_says(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written in binary form is not converted by the client."""
+    """The client does not convert values in binary form."""
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     with database.session().transaction() as connection:
         found = connection.execute("SELECT %s::text[]", [texts(["grün €"])]).fetchone()

@@ -226,7 +226,7 @@ CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
 
 _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
-# What is asked besides, or otherwise than `facts` has it.
+# Parameters besides those of, or different from, `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
     "close_runs": {
         "allowed": ["succeeded:running"],
@@ -438,7 +438,7 @@ BY_RUN = (
 def test_what_concerns_some_runs_plans_their_partitions_alone(
     loaded: Database, facts: Mapping[str, object], package: str, name: str
 ) -> None:
-    """Ninety days of partitions would be ninety probes a run, or be read whole: the planner must see which it is."""
+    """With ninety days of partitions the plan must probe only those of the runs."""
     with loaded.transaction() as connection:
         plan = plan_of(connection, Statements(package)[name], {**facts, **SPECIAL.get(name, {})})
     read = {str(node["Relation Name"]) for node in plan if PARTITION.match(str(node.get("Relation Name")))}
@@ -466,7 +466,7 @@ BOTH_WAYS = re.compile(r"run_id = ANY .*run_id = \w+\.|run_id = \w+\..*run_id = 
 def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
     loaded: Database, batches: Mapping[str, list[Any]], facts: Mapping[str, object], package: str, name: str
 ) -> None:
-    """An ANALYZE may come when nearly all have ended: to the planner reading all that are open is next to nothing."""
+    """An ANALYZE after nearly all runs ended must not make the plan scan all open runs."""
     special = SPECIAL.get(name, {})
     connection = connect(loaded.url, "test", options=BY_KEY)
     try:
@@ -521,7 +521,7 @@ def looks_at_open_runs(plan: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def test_the_walk_of_the_outbox_begins_at_the_mark(loaded: Database, facts: Mapping[str, object]) -> None:
-    """Rows behind the low-water mark are not even looked at: the mark is a condition of the index, not a filter."""
+    """Rows behind the low-water mark are not scanned: the mark is an index condition, not a filter."""
     with loaded.transaction() as connection:
         plan = plan_of(connection, Statements("tidewheel.relay")["read_outbox"], facts)
     [scan] = [node for node in plan if node.get("Index Name") == "outbox_due"]

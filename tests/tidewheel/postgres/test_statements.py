@@ -1,4 +1,4 @@
-"""Every statement of every queries.sql: the database understands it, some module binds it, its comment tells the truth.
+"""Every statement: the database accepts it, a module binds it, its comment names its indexes.
 
 Which index each hot statement takes is in test_sql_plans.py.
 """
@@ -24,7 +24,7 @@ def real_files(folder: str, pattern: str) -> list[Path]:
 
 
 def package_of(folder: Path) -> str:
-    """What a real folder is imported as."""
+    """Return the import name of a real folder."""
     parts = folder.relative_to(ROOT).parts
     return ".".join(parts if parts[0] == "tidewheel" else ("tidewheel", *parts))
 

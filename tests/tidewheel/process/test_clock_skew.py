@@ -1,4 +1,4 @@
-"""How far the clocks are apart: measured within its bound, told once, and by every service."""
+"""Clock skew: measured within its bound, warned of once, and by every service."""
 
 import logging
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Alive is told by loops that turn, ready by whoever has a reason against it; both are served with a line of why."""
+"""Liveness comes from loops, readiness from checks; both are served with a reason per line."""
 
 import threading
 from urllib.error import HTTPError
@@ -11,13 +11,13 @@ from tidewheel.process.health import Health, serve_health
 
 
 @pytest.fixture
-def told() -> Health:
+def state() -> Health:
     return Health()
 
 
 @pytest.fixture
-def port(told: Health) -> int:
-    served = serve_health(0, told)
+def port(state: Health) -> int:
+    served = serve_health(0, state)
     assert served is not None
     return served
 
@@ -31,8 +31,8 @@ def get(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_nothing_is_served_where_no_port_is_named(told: Health) -> None:
-    assert serve_health(None, told) is None
+def test_nothing_is_served_where_no_port_is_named(state: Health) -> None:
+    assert serve_health(None, state) is None
 
 
 def test_metrics_are_served_beside_it_and_nothing_else(port: int) -> None:
@@ -47,67 +47,67 @@ def test_who_has_nothing_to_say_lives_and_is_ready(port: int) -> None:
     assert get(port, "/readyz") == (200, "ok\n")
 
 
-def test_a_loop_that_stands_still_is_told_by_name(told: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_stands_still_is_state_by_name(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
-    told.turns("sweep")
+    state.report("sweep")
     status, text = get(port, "/healthz")
     assert status == 503
     assert text.startswith("sweep: stands still")
 
 
-def test_a_loop_that_sleeps_as_long_as_it_said_lives(told: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_sleeps_as_long_as_it_said_lives(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
-    told.turns("sweep", 3600)
+    state.report("sweep", 3600)
     assert get(port, "/healthz")[0] == 200
 
 
 def test_a_loop_that_waits_turns_and_one_that_has_ended_is_not_missed(
-    told: Health, monkeypatch: pytest.MonkeyPatch
+    state: Health, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told.turns("sweep")
+    state.report("sweep")
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
-    told.waits()
-    assert told.ails() != []
-    told.ends()
-    assert told.ails() == []
-    told.waits()
-    assert told.ails() == []
+    state.report_waiting()
+    assert state.not_alive() != []
+    state.remove_loop()
+    assert state.not_alive() == []
+    state.report_waiting()
+    assert state.not_alive() == []
 
 
-def test_loops_of_one_name_on_two_threads_are_two(told: Health, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_of_one_name_on_two_threads_are_two(state: Health, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lanes of one topic, as two executors in one process have them: the end of one hides no other."""
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
     ended = threading.Event()
 
     def other() -> None:
-        told.turns("consuming")
+        state.report("consuming")
         ended.wait(30)
 
     thread = threading.Thread(target=other)
     thread.start()
-    told.turns("consuming")
-    told.ends()
-    while not told.ails():
+    state.report("consuming")
+    state.remove_loop()
+    while not state.not_alive():
         assert thread.is_alive()
     ended.set()
     thread.join()
 
 
-def test_every_reason_against_readiness_is_a_line(told: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_reason_against_readiness_is_a_line(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ANSWER_KEPT_SECONDS", 0.0)
-    told.requires("database", lambda: "does not answer")
-    told.requires("kafka", lambda: None)
-    told.requires("executor", lambda: "has not entered yet")
+    state.requires("database", lambda: "does not answer")
+    state.requires("kafka", lambda: None)
+    state.requires("executor", lambda: "has not entered yet")
     assert get(port, "/readyz") == (503, "database: does not answer\nexecutor: has not entered yet\n")
     assert get(port, "/healthz") == (200, "ok\n")
-    told.requires("database", lambda: None)
-    told.requires("executor", lambda: None)
+    state.requires("database", lambda: None)
+    state.requires("executor", lambda: None)
     assert get(port, "/readyz") == (200, "ok\n")
 
 
-def test_what_was_just_found_is_not_asked_again(told: Health) -> None:
+def test_what_was_just_found_is_not_asked_again(state: Health) -> None:
     asked: list[int] = []
-    told.requires("database", lambda: asked.append(1))
-    assert told.lacks() == []
-    assert told.lacks() == []
+    state.requires("database", lambda: asked.append(1))
+    assert state.not_ready() == []
+    assert state.not_ready() == []
     assert len(asked) == 1

@@ -1,4 +1,4 @@
-"""The table of metrics and the code agree: every row is written by somebody, with the labels that it names."""
+"""The table of metrics and the code agree: the code writes every row, with its labels."""
 
 import ast
 import re

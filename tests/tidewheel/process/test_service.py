@@ -1,4 +1,4 @@
-"""How a service lives: the wish to stop, loops that survive, backoff."""
+"""Shutdown, loops that survive errors, and backoff."""
 
 import logging
 import signal
@@ -119,7 +119,7 @@ def test_a_loop_survives_whatever_its_rounds_raise(failure: Exception, caplog: p
     assert [record.getMessage() for record in warnings] == [f"firing: {failure}; retrying until it answers"]
     assert caplog.records[-1].getMessage() == "firing: works again"
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
-    # What nobody expected is told each time, with its traceback.
+    # An unexpected error is logged each time, with its traceback.
     assert [record.exc_info is not None for record in told] == [True] * (0 if isinstance(failure, Unavailable) else 3)
 
 
@@ -131,7 +131,7 @@ def test_what_ends_a_process_ends_its_loops() -> None:
         run_loop(Shutdown(), "test", step)
 
 
-def test_patience_grows_to_five_seconds_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_backoff_grows_to_five_seconds_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     stop = Watched()
     backoff = Backoff(stop, "the broker")
@@ -142,7 +142,7 @@ def test_patience_grows_to_five_seconds_and_is_told_once(caplog: pytest.LogCaptu
     assert [r.getMessage() for r in caplog.records] == ["the broker: no answer; retrying until it answers"]
 
 
-def test_patience_starts_again_after_it_was_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_backoff_starts_again_after_reset(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     stop = Watched()
     backoff = Backoff(stop, "the broker")
@@ -157,7 +157,7 @@ def test_patience_starts_again_after_it_was_over(caplog: pytest.LogCaptureFixtur
     assert stop.slept[4] <= 0.1 < stop.slept[3]
 
 
-def test_patience_does_not_outlast_the_wish_to_stop() -> None:
+def test_shutdown_cuts_a_backoff_short() -> None:
     stop = Shutdown()
     backoff = Backoff(stop, "test")
     stop.request()
