@@ -47,12 +47,12 @@ def test_who_has_nothing_to_say_lives_and_is_ready(port: int) -> None:
     assert get(port, "/readyz") == (200, "ok\n")
 
 
-def test_a_loop_that_stands_still_is_state_by_name(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stuck_loop_is_reported_by_name(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
     state.report("sweep")
     status, text = get(port, "/healthz")
     assert status == 503
-    assert text.startswith("sweep: stands still")
+    assert text.startswith("sweep: stuck")
 
 
 def test_a_loop_that_sleeps_as_long_as_it_said_lives(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
