@@ -1,7 +1,8 @@
-"""`job.backfill`, and `backfill.pause`, `backfill.resume` and `backfill.cancel`; the scheduler creates the runs.
+"""`job.backfill`, `backfill.pause`, `backfill.resume` and `backfill.cancel`.
 
-A backfill is checked and written under the job's lock. The lock covers the number of its backfills, the versions of the
-range, and the time that is part of this backfill's run ids. A repeated request finds the same backfill.
+The scheduler creates the runs. A backfill is checked and written under the job's lock. The lock covers the number of
+its backfills, the versions of the range, and the time that is part of this backfill's run ids. A repeated request finds
+the same backfill.
 
 The other three are idempotent, and their replies have the backfill's state. A paused backfill creates no further run. A
 cancellation ends the runs that never started in the same transaction; at most 1,000 are open at once. Started runs go

@@ -196,7 +196,7 @@ def _why(failure: Exception) -> str:
 
 
 def read_target_reply(headers: Headers, value: bytes | None, key: bytes) -> RunComplete:
-    """Return the `run.complete` request that a target's reply stands for.
+    """Return the `run.complete` request that a target's reply means.
 
     Args:
         headers: The message's headers: the token, and the status.

@@ -64,12 +64,12 @@ class _CalendarRow:
 
 
 def apply_calendar_puts(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Create or replace calendars in the caller's transaction; return a reply for each request, in their order."""
+    """Create or replace calendars in the caller's transaction; return a reply for each request."""
     return [_put_calendar(connection, installation, received) for received in batch]
 
 
 def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Delete calendars that no job names, in the caller's transaction; return a reply for each, in their order."""
+    """Delete calendars that no job names, in the caller's transaction; return a reply for each."""
     return [_delete_calendar(connection, received) for received in batch]
 
 
@@ -113,7 +113,7 @@ def unknown_calendars(
 
 
 def write_job_calendars(connection: Conn, named: Mapping[UUID, tuple[str, Iterable[str]]]) -> None:
-    """Write the calendars that jobs name: by job, its tenant and the names, which the transaction has locked."""
+    """Write the calendars that jobs name: by job, its tenant and the locked calendars' names."""
     if not named:
         return
     connection.execute(_DROP_JOB_CALENDARS, {"job_ids": list(named)})
@@ -165,7 +165,7 @@ def _too_many(jobs: int) -> InvalidInput:
 
 
 def _since(row: _CalendarRow, new: DaySet, now: datetime) -> datetime | None:
-    """Return now if the change concerns days that have started in some zone and may still shift an occurrence."""
+    """Return now if the change concerns started days that may still shift an occurrence."""
     latest = now.astimezone(UTC).date() + timedelta(days=1)
     days = (latest - timedelta(days=number) for number in range(MAX_SHIFT_DAYS + 3))
     return now if row.version and any((day in row.days) != (day in new) for day in days) else None

@@ -1,8 +1,9 @@
-"""Read requests, or targets' replies, exactly once: each batch is applied in the transaction that stores its offsets.
+"""Read requests, or targets' replies, and apply each exactly once.
 
-The offsets that count are rows of `intake_offsets`. Each assignment raises the partition's epoch, so the transaction of
-a previous owner updates no row. `Member._recover` lists the failures and what the member does about each. The offsets
-committed to Kafka serve lag tools only and are never read back.
+A batch is applied in the transaction that stores its offsets. The offsets that count are rows of `intake_offsets`. Each
+assignment raises the partition's epoch, so the transaction of a previous owner updates no row. `Member._recover` lists
+the failures and what the member does about each. The offsets committed to Kafka serve lag tools only and are never read
+back.
 """
 
 import logging

@@ -244,7 +244,7 @@ def _definition(spec: JobSpec, tenant: str, job_id: str, version: int, key: str)
 
 
 class _DefinitionTemplate(NamedTuple):
-    """The encoded definition of the jobs of one pattern, without id, key and payload; and the columns they share.
+    """The encoded definition of one pattern's jobs without id, key and payload; and shared columns.
 
     Args:
         head: The bytes before the job's id.
@@ -306,7 +306,7 @@ def _created_events(
 
 
 class _EventTemplate:
-    """The outbox row of a tenant's `job.created` events, as `lifecycle_row` encodes it, without id and key."""
+    """The outbox row of a tenant's `job.created` events, without id and key."""
 
     def __init__(self, installation: Installation, tenant: str, now: datetime) -> None:
         self._installation, self._tenant, self._now = installation, tenant, now

@@ -40,7 +40,7 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job's locked row with its schedule and policy in force; `quarantined` if its version could not be fired."""
+    """A job's locked row with its schedule and policy in force."""
 
     job_id: UUID
     tenant: str
@@ -109,7 +109,7 @@ class Locked:
 def lock_jobs(
     connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, to_delete: bool = False
 ) -> Locked:
-    """Lock the jobs of these requests in the caller's transaction, and end the pauses whose time has passed.
+    """Lock the jobs of these requests, and end the pauses whose time has passed.
 
     Args:
         connection: Inside a transaction.

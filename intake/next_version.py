@@ -147,7 +147,7 @@ def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: Da
 
 
 def same_schedule(spec: JobSpec, job: JobRow, now: datetime) -> bool:
-    """Return True if a spec has the schedule and the policy of the version in force: only other fields are edited.
+    """Return True if a spec has the schedule and the policy of the version in force.
 
     Raises:
         ScheduleRefused: The spec's schedule cannot be read.
@@ -307,7 +307,7 @@ def _interval_us(spec: JobSpec) -> int | None:
 
 
 def _anchor(spec: JobSpec, job: JobRow, now: datetime, *, spread: bool = False) -> datetime | None:
-    """Return the time when the interval was first accepted; an edit that keeps the interval keeps the anchor."""
+    """Return the interval's anchor; an edit that keeps the interval keeps the anchor."""
     document = schedule_document(spec)
     first = first_anchor(document, job.job_id, now, spread=spread)
     kept = job.exists and job.interval_us == document.get("interval_us")

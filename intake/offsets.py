@@ -28,7 +28,7 @@ Partition: TypeAlias = tuple[str, int]
 
 
 class Fenced(Exception):
-    """Another member owns the partition, or the result of a COMMIT is unknown: join again, read the stored offset."""
+    """Another member owns the partition, or a COMMIT's result is unknown: join the group again."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class StoredOffsets:
         self._positions.pop(partition, None)
 
     def is_pending(self, message: Message) -> bool:
-        """Return True if a message is still to be applied: its partition is owned, and it is not before the offset."""
+        """Return True if a message is to be applied: owned partition, and not before its offset."""
         position = self._positions.get((message.topic(), message.partition()))  # type: ignore[arg-type]  # None is no key
         return position is not None and (message.offset() or 0) >= position.next_offset
 

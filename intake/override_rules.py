@@ -1,4 +1,4 @@
-"""The rules of overrides: which upcoming occurrences a client may skip, move or restore, and their fate in an edit.
+"""The rules of overrides: which occurrences a client may skip, move or restore.
 
 An occurrence is upcoming while its instant, or the time it was moved to, is in the future: no run of it has started.
 The rules are pure, on facts read under the job's lock.
@@ -223,7 +223,7 @@ def delete_overrides(connection: Conn, gone: Sequence[tuple[UUID, datetime]]) ->
 def drop_moves(
     connection: Conn, installation: Installation, gone: Sequence[tuple[JobRow, datetime]], now: datetime
 ) -> None:
-    """Record moved occurrences whose own instant has passed as skipped by request; they do not fire any more."""
+    """Record moved occurrences whose own instant has passed as skipped by request."""
     if not gone:
         return
     columns: dict[str, object] = {

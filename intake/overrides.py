@@ -1,4 +1,4 @@
-"""`job.skip`, `job.move` and `job.unskip`: override one upcoming occurrence, named by its nominal instant.
+"""`job.skip`, `job.move` and `job.unskip`: override one occurrence, named by its instant.
 
 Under the job's locks, the overdue occurrences fire and the runs ahead are retracted. The timer is then set to the first
 instant without a record, due at the scheduler's next wakeup for the job. An occurrence that still has a run has started
@@ -67,7 +67,7 @@ class _Change:
 
     @property
     def drops_move(self) -> bool:
-        """True if it skips a moved occurrence whose own instant has passed: no timer covers that instant any more."""
+        """True if it skips a moved occurrence whose own instant has passed: no timer covers it."""
         return self.override is not None and self.override.moved_to is None and self.request.at <= self.upcoming.now
 
     @property
@@ -189,7 +189,7 @@ def _apply_changes(
 
 
 def _started(connection: Conn, shifting: Sequence[_Change]) -> dict[UUID, Refused]:
-    """Return the refusals for occurrences that still have a run: an attempt has started since the clock was read."""
+    """Return the refusals for occurrences that still have a run: an attempt has started."""
     occurrences = [(change.job.job_id, change.request.at) for change in shifting]
     return {job: _has_a_run(at, state) for (job, at), state in read_timer_runs(connection, occurrences).items()}
 

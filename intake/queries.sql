@@ -1,22 +1,22 @@
 -- name: read_now
--- The clock that decides what is due; read after the locks were taken.
+-- The time by the database's clock; read after the locks are acquired.
 -- No index, no lock.
 SELECT tidewheel_now()
 
 -- name: find_tenants
--- Which of these tenants exist.
+-- Those of the given tenants that exist.
 -- Index: tenants_pkey. No lock.
 SELECT tenant FROM tenants WHERE tenant = ANY (%(tenants)s)
 
 -- name: find_replies
--- First answers of requests that were seen before.
+-- The first replies of requests that were applied before.
 -- Index: requests_pkey. No lock.
 SELECT r.tenant, r.request_id, r.body_hash, r.reply
   FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]) AS asked (tenant, request_id)
   JOIN requests AS r USING (tenant, request_id)
 
 -- name: purge_replies
--- Answers that are older than they are kept, some at a time.
+-- Deletes expired replies, 5,000 at a time.
 -- Index: requests_by_age. Lock: the rows.
 DELETE FROM requests
  WHERE (tenant, request_id) IN (
@@ -24,18 +24,18 @@ DELETE FROM requests
  )
 
 -- name: find_jobs
--- Which of these jobs there are, deleted ones among them.
--- Index: jobs_pkey. No lock: who makes one meanwhile is met on its key.
+-- The ids of those jobs that exist, deleted ones among them.
+-- Index: jobs_pkey. No lock: a job that is created meanwhile raises a unique violation.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s)
 
 -- name: lock_timers
--- The timers of these jobs: the locks on which edits and firing meet. Before the jobs' own rows, as firing does. Alone,
--- without their versions: what the lock waited for may have brought a version that this statement cannot see.
--- Index: timers_pkey. Lock: each timer, in job_id order, waiting for a firing or an edit under way.
+-- Locks the timers of these jobs, before the job rows, as firing does. Edits and firing meet on these locks.
+-- Index: timers_pkey. Lock: each timer, in job_id order; waits for a firing or an edit under way.
+-- Why without a join: the version that the wait has let commit is not visible to this statement.
 SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
 
 -- name: read_locked_timers
--- The timers just locked, with what firing needs of their versions.
+-- The timers that were just locked, with the columns of their versions that firing needs.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
        v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
@@ -44,18 +44,19 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
  WHERE t.job_id = ANY (%(job_ids)s)
 
 -- name: lock_jobs
--- The jobs' rows, alone for the same reason as their timers.
--- Index: jobs_pkey. Lock: each job, in job_id order, after its timer; triggers, which share its key, go on.
+-- Locks the rows of these jobs.
+-- Index: jobs_pkey. Lock: each job, in job_id order, after its timer; triggers share the key and go on.
+-- Why without a join: as lock_timers.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
 
 -- name: lock_jobs_to_delete
--- The same against triggers too: no run is made for a job while its open ones are being cancelled.
--- Index: jobs_pkey. Lock: each job's row and key, in job_id order, after its timer; waiting for as long as the session's
--- patience lasts, for a user's own transaction that triggers a job has its key.
+-- Locks the rows and the keys of these jobs, so that no trigger creates a run while the open runs are cancelled.
+-- Index: jobs_pkey. Lock: each row and key, in job_id order, after its timer; waits up to lock_timeout.
+-- Why lock_timeout: a user's own transaction that triggers a job holds its key.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
 
 -- name: read_locked_jobs
--- The jobs just locked, with the schedule in force.
+-- The jobs that were just locked, with the schedule and the policy in force.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.interval_anchor, j.interval_us, j.paused, j.paused_until,
        j.consecutive_failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
@@ -66,21 +67,21 @@ SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.interval_an
  WHERE j.job_id = ANY (%(job_ids)s)
 
 -- name: enter_calendar
--- A place for a calendar that may be new, so that two who put it meet on the row and not on nothing.
--- Index: calendars_pkey. Lock: the new row; waits for an uncommitted twin.
+-- Inserts a placeholder for a calendar that may be new, so that two puts of it meet on the row.
+-- Index: calendars_pkey. Lock: the new row; waits for an uncommitted insert of the same calendar.
 INSERT INTO calendars (tenant, name, version, days, weekdays, updated_at)
 VALUES (%(tenant)s, %(name)s, 0, '{}', '{}', tidewheel_now())
     ON CONFLICT DO NOTHING
 
 -- name: lock_calendar
--- A calendar, against its jobs' submits and other changes of it; before the timers of its jobs.
--- Index: calendars_pkey. Lock: the row, waiting.
+-- The calendar, locked against submits of its jobs and other changes, before the timers of its jobs.
+-- Index: calendars_pkey. Lock: the row; waits.
 SELECT version, days, weekdays, source FROM calendars WHERE tenant = %(tenant)s AND name = %(name)s FOR UPDATE
 
 -- name: lock_calendars_for_share
--- Holds calendars against change until the versions that name them are written; before any timer. What they are joined with
--- are the statement's own parameters, which no wait makes older.
+-- Locks calendars against change until the versions that name them are written, before any timer.
 -- Index: calendars_pkey. Lock: the rows, shared, by tenant and name.
+-- Why a join is safe: the other side is the statement's own parameters, which no wait makes older.
 SELECT c.name
   FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
   JOIN calendars AS c USING (tenant, name)
@@ -88,30 +89,30 @@ SELECT c.name
    FOR SHARE OF c
 
 -- name: calendar_names
--- The calendars of a tenant, to say which one may have been meant.
+-- The names of a tenant's calendars, to suggest the one that was meant.
 -- Index: calendars_pkey. No lock.
 SELECT name FROM calendars WHERE tenant = %(tenant)s ORDER BY name LIMIT 1000
 
 -- name: update_calendar
--- A calendar's days.
--- Index: calendars_pkey. Lock: a row already locked.
+-- Replaces a calendar's days.
+-- Index: calendars_pkey. Lock: a row that is locked already.
 UPDATE calendars
    SET version = version + 1, days = %(days)s::date[], weekdays = %(weekdays)s::smallint[], source = %(source)s,
        updated_at = tidewheel_now(), since = coalesce(%(since)s, since)
  WHERE tenant = %(tenant)s AND name = %(name)s
 
 -- name: delete_calendar
--- A calendar that no job names.
--- Index: calendars_pkey. Lock: a row already locked.
+-- Deletes a calendar that no job names.
+-- Index: calendars_pkey. Lock: a row that is locked already.
 DELETE FROM calendars WHERE tenant = %(tenant)s AND name = %(name)s
 
 -- name: find_calendar_jobs
--- The jobs whose current version names a calendar; no further one can come while it is locked.
+-- The jobs whose version in force names a calendar; no other can follow while the calendar is locked.
 -- Index: job_calendars_pkey. No lock.
 SELECT job_id FROM job_calendars WHERE tenant = %(tenant)s AND name = %(name)s
 
 -- name: name_calendar_jobs
--- How many jobs name a calendar, and the first of their keys; no row when none does.
+-- The number of jobs that name a calendar and the first of their keys; no row if none does.
 -- Index: job_calendars_pkey, jobs_pkey. No lock.
 SELECT min(j.key), count(*)
   FROM job_calendars AS c
@@ -120,20 +121,20 @@ SELECT min(j.key), count(*)
 HAVING count(*) > 0
 
 -- name: drop_job_calendars
--- What these jobs named so far.
+-- Deletes the calendars that these jobs named so far.
 -- Index: job_calendars_by_job. Lock: the rows, under their jobs' locks.
 DELETE FROM job_calendars WHERE job_id = ANY (%(job_ids)s)
 
 -- name: add_job_calendars
--- What these jobs name from now on.
--- Index: job_calendars_pkey. Lock: new rows; shares the keys of calendars that are held already.
+-- Inserts the calendars that these jobs name.
+-- Index: job_calendars_pkey. Lock: new rows; shares the keys of calendars that are locked already.
 INSERT INTO job_calendars (tenant, name, job_id)
 SELECT tenant, name, job_id
   FROM unnest(%(tenants)s::text[], %(names)s::text[], %(job_ids)s::uuid[]) AS named (tenant, name, job_id)
 
 -- name: read_timerless
--- Jobs whose timer has gone, as it would be read: a change of their days may give them occurrences again.
--- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked.
+-- Jobs without a timer, as locked timers are read: a change of their days may give them occurrences again.
+-- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked already.
 SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule, v.handler, v.queue, v.lane,
        v.overlap, v.definition, v.has_deadlines, v.policy, NULL::timestamptz AS due_at, true AS overridden
   FROM jobs AS j
@@ -142,17 +143,18 @@ SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.vers
    AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
 
 -- name: revive_jobs
--- Jobs that have occurrences again.
--- Index: jobs_pkey. Lock: rows already locked.
+-- Marks jobs as not finished, since they have occurrences again.
+-- Index: jobs_pkey. Lock: rows that are locked already.
 UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s)
 
 -- name: lock_jobs_for_share
--- Holds jobs against deletion until their triggered runs are written; alone for the same reason as lock_timers.
+-- Locks jobs against deletion until their triggered runs are written.
 -- Index: jobs_pkey. Lock: each job's key, shared, so that triggers and firing do not wait for each other.
+-- Why without a join: as lock_timers.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
 
 -- name: read_shared_jobs
--- What triggered runs need of the jobs just held.
+-- The columns that triggered runs need of the jobs just locked.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition
   FROM jobs AS j
@@ -160,8 +162,8 @@ SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v
  WHERE j.job_id = ANY (%(job_ids)s)
 
 -- name: update_jobs
--- The jobs' rows after a submit.
--- Index: jobs_pkey. Lock: rows already locked.
+-- Updates the jobs' rows after an edit.
+-- Index: jobs_pkey. Lock: rows that are locked already.
 UPDATE jobs AS j
    SET version = new.version,
        spec_hash = new.spec_hash,
@@ -187,8 +189,9 @@ UPDATE jobs AS j
  WHERE j.job_id = new.job_id
 
 -- name: put_timers
--- Timers of jobs that have something to fire. A moved occurrence that has not fired may be due before the next instant.
--- Index: timers_pkey, overrides_pkey; timers_due changes. Lock: rows already locked, or new.
+-- Inserts or updates the timers of jobs that have occurrences.
+-- Index: timers_pkey, overrides_pkey; timers_due changes. Lock: rows that are locked already, or new.
+-- Why least: a moved occurrence that has not fired may be due before the next instant.
 INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden)
 SELECT new.job_id, new.tenant, new.shard,
        CASE WHEN new.hold_reason IS NULL THEN least(new.due_at, said.moved_to) ELSE new.due_at END,
@@ -208,7 +211,7 @@ SELECT new.job_id, new.tenant, new.shard,
        hold_reason = excluded.hold_reason, overridden = excluded.overridden, catch_up_end = NULL
 
 -- name: read_timers
--- When these jobs fire next, for replies: what is written ahead, else their timers, but for those that are held.
+-- The next fire times of these jobs for replies: of the run written ahead, else of the timer, unless it is on hold.
 -- Index: timers_pkey, job_versions_pkey, open_runs_by_job. No lock.
 SELECT t.job_id, t.due_at, t.overridden OR v.policy LIKE '%%calendars":["%%',
        (SELECT min(o.scheduled_at) FROM open_runs AS o
@@ -218,16 +221,16 @@ SELECT t.job_id, t.due_at, t.overridden OR v.policy LIKE '%%calendars":["%%',
  WHERE t.job_id = ANY (%(job_ids)s) AND t.hold_reason IS NULL
 
 -- name: read_timer_runs
--- Where these runs stand, of those that there are.
--- Index: the partition's primary key, open_runs_pkey. No lock: timers make them under locks which the caller has.
+-- The states of these runs, of those that exist.
+-- Index: the partition's primary key, open_runs_pkey. No lock: timers create them under locks that the caller holds.
 SELECT r.run_id, coalesce(o.state, r.state)
   FROM job_runs AS r
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: pause_jobs
--- The jobs' rows after a pause. finished_at is lifted where a timer came back.
--- Index: jobs_pkey. Lock: rows already locked.
+-- Updates the jobs' rows after a pause; clears finished_at if a timer came back.
+-- Index: jobs_pkey. Lock: rows that are locked already.
 UPDATE jobs AS j
    SET paused = true, paused_at = coalesce(j.paused_at, %(now)s), paused_by = new.maker, pause_reason = new.reason,
        paused_until = new.until, updated_at = %(now)s,
@@ -238,23 +241,23 @@ UPDATE jobs AS j
  WHERE j.job_id = new.job_id
 
 -- name: resume_jobs
--- The jobs' rows after a resume.
--- Index: jobs_pkey. Lock: rows already locked.
+-- Updates the jobs' rows after a resume.
+-- Index: jobs_pkey. Lock: rows that are locked already.
 UPDATE jobs
    SET paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL, paused_until = NULL, consecutive_failures = 0,
        updated_at = %(now)s
  WHERE job_id = ANY (%(job_ids)s)
 
 -- name: delete_jobs
--- Tombstones: the versions stay, so that they never repeat for a job_id.
--- Index: jobs_pkey. Lock: rows already locked.
+-- Marks jobs as deleted; their versions stay, so that version numbers never repeat for a job_id.
+-- Index: jobs_pkey. Lock: rows that are locked already.
 UPDATE jobs
    SET deleted_at = %(now)s, updated_at = %(now)s, paused = false, paused_at = NULL, paused_by = NULL, pause_reason = NULL,
        paused_until = NULL
  WHERE job_id = ANY (%(job_ids)s)
 
 -- name: retire_versions
--- The version a job was deleted under stops being in force.
+-- Ends the versions under which jobs were deleted.
 -- Index: job_versions_pkey. Lock: the rows, under their jobs' locks.
 UPDATE job_versions AS v
    SET retired_at = %(now)s
@@ -262,8 +265,8 @@ UPDATE job_versions AS v
  WHERE v.job_id = gone.job_id AND v.version = gone.version
 
 -- name: read_coming_overrides
--- What people said about occurrences that are still to come, also where their instant has passed and they were moved.
--- Index: overrides_pkey. No lock: they are changed under their jobs' locks alone.
+-- The overrides of upcoming occurrences, and of moved ones whose own instant has passed.
+-- Index: overrides_pkey. No lock: they change under their jobs' locks only.
 SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
   FROM overrides AS v
  WHERE v.job_id = ANY (%(job_ids)s)
@@ -271,7 +274,7 @@ SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
  ORDER BY v.job_id, v.scheduled_at
 
 -- name: put_overrides
--- What people say about single occurrences from now on, in place of what they said before.
+-- Inserts or replaces overrides of single occurrences.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
 INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, created_at, created_by, reason)
 SELECT new.job_id, new.scheduled_at, new.tenant, CASE WHEN new.moved_to IS NULL THEN 'skip' ELSE 'move' END,
@@ -284,14 +287,14 @@ SELECT new.job_id, new.scheduled_at, new.tenant, CASE WHEN new.moved_to IS NULL 
        reason = excluded.reason, done_at = NULL
 
 -- name: delete_overrides
--- Occurrences about which nothing is said any more.
+-- Deletes the overrides of these occurrences.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
 DELETE FROM overrides AS v
  USING unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS gone (job_id, scheduled_at)
  WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
 
 -- name: drop_moves
--- Moved occurrences whose own instant has passed and which are not to fire any more: they were left out by hand.
+-- Records moved occurrences that will not fire any more as skipped by request; their own instant has passed.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
 WITH given_up AS (
     UPDATE overrides AS v
@@ -306,20 +309,20 @@ SELECT job_id, tenant, job_version, %(reason)s, scheduled_at, scheduled_at, 1, %
   FROM given_up
 
 -- name: read_wanted_versions
--- Versions to go back to; they never change.
+-- Earlier versions to roll back to; versions never change.
 -- Index: job_versions_pkey. No lock.
 SELECT v.job_id, v.spec, v.definition
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS wanted (job_id, version)
   JOIN job_versions AS v USING (job_id, version)
 
 -- name: read_earliest_versions
--- From which version on jobs have theirs.
+-- The earliest version that each job still has.
 -- Index: job_versions_pkey. No lock.
 SELECT v.job_id, min(v.version) FROM job_versions AS v WHERE v.job_id = ANY (%(job_ids)s) GROUP BY v.job_id
 
 -- name: lock_unbegun
--- Some open runs of these jobs that no attempt has begun, in run_id order.
--- Index: open_runs_by_job. Lock: each row, waiting for a claim under way (which then has begun it).
+-- Some open runs of these jobs that no attempt has started, locked, in run_id order.
+-- Index: open_runs_by_job. Lock: each row; waits for a claim under way, which then has started it.
 SELECT run_id, attempt FROM open_runs
  WHERE job_id = ANY (%(job_ids)s) AND attempt = 0 AND state = ANY (%(states)s)
  ORDER BY run_id
@@ -327,49 +330,49 @@ SELECT run_id, attempt FROM open_runs
    FOR UPDATE
 
 -- name: add_job_cancellation
--- From its commit on no claim takes a run of these jobs that was made so far and never began; the scheduler ends them.
--- No index, no lock.
+-- Inserts a cancellation of each job's runs: from its commit on no claim takes a run created so far that never started.
+-- No index, no lock. The scheduler ends the runs.
 INSERT INTO cancellations (tenant, job_id, created_before, created_by)
 SELECT tenant, job_id, %(now)s, 'job_deleted'
   FROM unnest(%(tenants)s::text[], %(job_ids)s::uuid[]) AS gone (tenant, job_id)
 
 -- name: lock_run
--- One open run, to cancel it.
--- Index: open_runs_pkey. Lock: the row; none is returned where somebody has it, or the run is over.
+-- One open run to cancel, locked; no row if another transaction holds it or if it has ended.
+-- Index: open_runs_pkey. Lock: the row; does not wait.
 SELECT state, attempt, executor_id FROM open_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s FOR UPDATE SKIP LOCKED
 
 -- name: read_open
--- Which of these runs are open, whoever has them in hand.
+-- The states of those runs that are open, locked or not.
 -- Index: open_runs_pkey. No lock.
 SELECT run_id, state FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: wait_for_runs
--- Open runs that somebody has in hand. What was waited for is read by a later statement.
--- Index: open_runs_pkey. Lock: each row in run_id order, waiting for as long as the session's patience lasts.
+-- Locks open runs that another transaction holds; a later statement reads the result.
+-- Index: open_runs_pkey. Lock: each row in run_id order; waits up to lock_timeout.
 SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) ORDER BY run_id FOR UPDATE
 
 -- name: read_patience
--- How long this session waits for a lock.
+-- The session's lock_timeout.
 -- No index, no lock.
 SELECT current_setting('lock_timeout')
 
 -- name: set_patience
--- How long it waits until the end of this transaction.
+-- Sets lock_timeout until the end of the transaction.
 -- No index, no lock.
 SELECT set_config('lock_timeout', %(patience)s, true)
 
 -- name: want_cancel
--- A run to be cancelled that somebody has in hand: the scheduler does it once it is free.
+-- Stores the cancel of a run that another transaction holds; the scheduler applies it when the run is free.
 -- Index: pending_cancels_pkey. Lock: the new row.
 INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenant)s, %(reason)s)
 
 -- name: read_run
--- A run's job and final state.
+-- A run's job, version and final state.
 -- Index: the partition's primary key. No lock.
 SELECT job_id, job_version, state FROM job_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
 
 -- name: read_retried
--- Runs of which new ones are to be made, with what they carried. What is over never changes.
+-- The runs to retry, with their inputs; an ended run never changes.
 -- Index: primary keys of the partitions and of open_runs. No lock.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, coalesce(o.state, r.state) AS state, r.scheduled_at, r.root_run_id,
        i.payload, i.payload_content_type, i.labels, i.traceparent
@@ -379,35 +382,35 @@ SELECT r.run_id, r.tenant, r.job_id, r.job_version, coalesce(o.state, r.state) A
  WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: reset_plan_mode
--- Until the end of the savepoint, tables may be read whole or by bitmap.
+-- Allows sequential and bitmap scans until the end of the savepoint.
 -- No index, no lock.
 SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true)
 
 -- name: find_labelled_jobs
 -- The jobs of a tenant that have all of these labels.
--- Index: jobs_by_key, for a tenant with few of the jobs; else the table is read whole. No lock.
+-- Index: jobs_by_key for a tenant with few of the jobs; else a sequential scan. No lock.
 SELECT job_id FROM jobs
  WHERE tenant = %(tenant)s AND labels @> %(labels)s AND version > 0 AND deleted_at IS NULL
  LIMIT %(most)s
 
 -- name: number_cancellation
--- The id of a cancellation that is about to be written.
+-- The id of the cancellation that is written next.
 -- No index, no lock.
 SELECT nextval(pg_get_serial_sequence('cancellations', 'id'))
 
 -- name: add_cancelled_jobs
--- The jobs that a cancellation by labels is about.
+-- Inserts the jobs of a cancellation by labels.
 -- Index: cancelled_jobs_pkey. Lock: new rows.
 INSERT INTO cancelled_jobs (cancellation_id, job_id, tenant)
 SELECT %(id)s, job_id, %(tenant)s FROM unnest(%(job_ids)s::uuid[]) AS named (job_id)
 
 -- name: hold_claims
--- Waits for the claims under way and lets no other begin until the end of this transaction: those see what it has written.
--- No index. Lock: the advisory one `claims`, which every batch of claims shares.
+-- Waits for the claims under way, and blocks new ones until the end of the transaction: those see what it has written.
+-- No index. Lock: the advisory lock `claims`, which each batch of claims shares.
 SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
 
 -- name: add_cancellation
--- From its commit on no claim takes what it names; the scheduler ends it.
+-- Inserts a cancellation: from its commit on no claim takes the runs that it names. The scheduler ends them.
 -- Index: cancellations_pkey. Lock: the new row.
 INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, created_before, include_started, reason, created_by)
 OVERRIDING SYSTEM VALUE
@@ -415,8 +418,8 @@ VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handl
         %(reason)s, 'asked')
 
 -- name: lock_attempts
--- Open runs that somebody outside speaks for.
--- Index: open_runs_pkey. Lock: each row in run_id order; rows that somebody has are passed over.
+-- Open runs that a task token names, locked.
+-- Index: open_runs_pkey. Lock: each row in run_id order; skips rows that another transaction holds.
 SELECT run_id, job_id, job_version, state, attempt, failed_attempts, executor_id
   FROM open_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[])
@@ -424,13 +427,13 @@ SELECT run_id, job_id, job_version, state, attempt, failed_attempts, executor_id
    FOR UPDATE SKIP LOCKED
 
 -- name: read_ended
--- How runs ended that are not open. A later statement than the one that looked for their open rows.
+-- The final states of runs that are not open. A later statement than the one that read the open rows.
 -- Index: the partition's primary key. No lock.
 SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: extend_deadlines
--- Waiting runs that have given a sign of life: until when the next one has to come.
--- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows already locked, and so where they were found.
+-- Extends the heartbeat deadlines of waiting runs after a heartbeat.
+-- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows that are locked already, found by ctid.
 UPDATE open_runs AS o
    SET deadline_at = least(o.schedule_to_close_at, o.external_deadline_at, (SELECT tidewheel_now()) + told.heartbeat)
   FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS told (run_id, heartbeat)
@@ -438,7 +441,7 @@ UPDATE open_runs AS o
  WHERE o.ctid = found.at
 
 -- name: take_partition
--- Makes a partition of a topic this intake's own; the raised epoch fences the previous owner off.
+-- Claims a partition of a topic; the raised epoch fences off the previous owner.
 -- Index: intake_offsets_pkey. Lock: the row.
 INSERT INTO intake_offsets (topic, partition, topic_id, next_offset, epoch, owner)
 VALUES (%(topic)s, %(partition)s, %(topic_id)s, %(first_offset)s, 1, %(owner)s)
@@ -447,7 +450,7 @@ ON CONFLICT (topic, partition) DO UPDATE
 RETURNING next_offset, epoch, topic_id
 
 -- name: move_offsets
--- The fence of a batch: moves the offsets only where this owner's epoch and last position still stand.
+-- Stores the offsets of a batch, if the owner's epoch and last offset are unchanged: the fence of the batch.
 -- Index: intake_offsets_pkey. Lock: the rows.
 UPDATE intake_offsets AS o
    SET next_offset = moved.next_offset
@@ -462,7 +465,7 @@ UPDATE intake_offsets AS o
 RETURNING o.partition
 
 -- name: read_backfilled_jobs
--- What backfills need of the jobs just locked, with how many are unfinished and when the last one was made.
+-- The columns that backfills need of the jobs just locked, with the unfinished backfills and the newest one.
 -- Index: jobs_pkey, backfills_by_job. No lock.
 SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, known.last_made_at
   FROM jobs AS j
@@ -474,12 +477,12 @@ SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, know
  WHERE j.job_id = ANY (%(job_ids)s)
 
 -- name: find_backfill
--- A backfill that was accepted before, under a request that has come again.
--- Index: backfills_pkey. No lock: they are made under their jobs' locks.
+-- A backfill that an earlier delivery of the same request created.
+-- Index: backfills_pkey. No lock: backfills are created under their jobs' locks.
 SELECT wanted FROM backfills WHERE backfill_id = %(backfill_id)s
 
 -- name: add_backfill
--- A backfill that was accepted.
+-- Inserts a backfill.
 -- Index: backfills_pkey. Lock: the new row, under its job's lock.
 INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions, job_version, overlap,
                        newest_first, max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason,
@@ -489,8 +492,8 @@ VALUES (%(backfill_id)s, %(tenant)s, %(job_id)s, %(shard)s, %(state)s, %(first_a
         %(request_id)s, %(traceparent)s, %(reason)s, %(created_at)s)
 
 -- name: lock_backfill
--- A backfill that is to be paused, resumed or cancelled.
--- Index: backfills_pkey. Lock: the row, waiting for a batch of its runs that is being made.
+-- A backfill to pause, resume or cancel, locked.
+-- Index: backfills_pkey. Lock: the row; waits for a batch of its runs that is being created.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
        max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, created_at, made, passed_over
   FROM backfills
@@ -498,20 +501,20 @@ SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at
    FOR UPDATE
 
 -- name: read_job_key
--- The key of a backfill's job.
+-- The key of a job.
 -- Index: jobs_pkey. No lock.
 SELECT key FROM jobs WHERE job_id = %(job_id)s
 
 -- name: move_backfill
--- A backfill that was paused, resumed or cancelled.
--- Index: backfills_pkey. Lock: the row, locked already.
+-- Sets the state of a backfill.
+-- Index: backfills_pkey. Lock: a row that is locked already.
 UPDATE backfills
    SET state = %(state)s, reason = %(reason)s, finished_at = %(finished_at)s
  WHERE backfill_id = %(backfill_id)s
 
 -- name: lock_unbegun_of_backfill
--- The runs of a backfill that no attempt has begun: at most as many as may be open at once, which is a thousand.
--- Index: open_runs_pkey. Lock: each row in run_id order, waiting for a claim under way (which then has begun it).
+-- The open runs of a backfill that no attempt has started, locked: 1,000 at most are open at once.
+-- Index: open_runs_pkey. Lock: each row in run_id order; waits for a claim under way, which then has started it.
 SELECT run_id FROM open_runs
  WHERE run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND job_id = %(job_id)s AND cause = 'backfill' AND attempt = 0
    AND state = ANY (%(states)s)

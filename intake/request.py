@@ -112,7 +112,7 @@ class ReceivedRequest:
         return sha256(canonical(_plain(document))).digest()
 
     def seed(self) -> bytes | None:
-        """Return the request_id or the message's coordinates, which run ids are derived from; None without either."""
+        """Return the request_id or the message's coordinates, which run ids are derived from."""
         name = self.request.request_id or self._coordinates()
         return name.encode() if name else None
 

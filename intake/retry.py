@@ -1,7 +1,7 @@
-"""`run.retry`: create a new run from one that has ended, with its payload, under the job's current version.
+"""`run.retry`: create a new run from one that has ended, under the job's current version.
 
-The old run keeps its state. The new run names it as its parent, and the root of the retry chain. If the old run is a
-dead letter, the same transaction stores the new run's id in it.
+The old run keeps its state. The new run has its payload, and names it as its parent, and the root of the retry chain.
+If the old run is a dead letter, the same transaction stores the new run's id in it.
 """
 
 import os

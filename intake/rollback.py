@@ -1,4 +1,4 @@
-"""`job.rollback`: give a job a new version with the spec and payload of an earlier one, applied as a submit.
+"""`job.rollback`: submit the spec and payload of an earlier version as a new version.
 
 The stored spec is the submitted one, before defaults, in canonical form. Parsed again it has the same hash.
 """

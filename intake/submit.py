@@ -56,7 +56,7 @@ def apply_submits(
     *,
     reasons: Mapping[UUID, str] | None = None,
 ) -> list[Reply]:
-    """Apply submits of different jobs in the caller's transaction; return a reply for each, in their order.
+    """Apply submits of different jobs in the caller's transaction; return a reply for each.
 
     Args:
         connection: Inside a transaction.
@@ -84,7 +84,7 @@ def apply_submits(
 
 
 def named_calendars(batch: Sequence[ReceivedRequest]) -> set[tuple[str, str]]:
-    """Return the calendars that these submits name, by tenant and name; a spec with a cached pattern names none."""
+    """Return the calendars that these submits name, by tenant; a cached spec names none."""
     return {
         (received.tenant, name)
         for received in batch
@@ -150,7 +150,7 @@ def _apply_edits(
 
 
 def _fired(connection: Conn, edits: Sequence[_Edit], locked: Locked) -> dict[UUID, RunState]:
-    """Return the state of the run that each new `once` has already: its instant has come, under an older version."""
+    """Return the state of the run that each new `once` has already."""
     passed: list[tuple[UUID, datetime]] = []
     for e in edits:
         job, at = locked.jobs[e.job_id], once_at(e.spec, e.job_id)
@@ -162,7 +162,7 @@ def _fired(connection: Conn, edits: Sequence[_Edit], locked: Locked) -> dict[UUI
 def _refusal(
     edit: _Edit, locked: Locked, day_sets: DaySets, unknown: Refused | None, fired: RunState | None
 ) -> Refused | None:
-    """Return the refusal of a submit: another version is in force, a calendar does not exist, or it can never fire."""
+    """Return the refusal of a submit: wrong version, unknown calendar, or it can never fire."""
     job, expected = locked.jobs[edit.job_id], edit.request.if_version
     if expected is not None and expected != (job.version if job.exists else 0):
         return VersionConflict(expected, job.version if job.exists else None)

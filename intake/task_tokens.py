@@ -145,7 +145,7 @@ def _token(received: ReceivedRequest) -> str:
 
 
 def _lock_with_wait(connection: Conn, run_ids: Sequence[UUID]) -> tuple[dict[UUID, _OpenRun], dict[UUID, str]]:
-    """Lock the open runs; also return the states of those that another transaction still holds after 200 ms."""
+    """Lock the open runs; also return the states of those still locked after 200 ms."""
     locked = _lock(connection, run_ids)
     busy = still_open(connection, [run_id for run_id in run_ids if run_id not in locked])
     if busy:

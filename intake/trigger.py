@@ -1,7 +1,7 @@
-"""`job.trigger`: create one run per request, now or later, for many requests at once; no job row is written.
+"""`job.trigger`: create one run per request, now or later.
 
-The run has the version in force when the request was applied. Its id is derived from the request_id or the message's
-coordinates, so that a request which is read twice creates one run.
+No job row is written. The run has the version in force when the request was applied. Its id is derived from the
+request_id or the message's coordinates, so that a request which is read twice creates one run.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A job that fires each minute, what is said about its occurrences, and what became of them; all in minutes."""
+"""A job that fires each minute, with its overrides and their results in minutes."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +13,7 @@ MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
 
 
 def start_minutely(database: ClockedDatabase) -> ClockedDatabase:
-    """Submit it, on a clock that stands still from now on."""
+    """Submit it, and stop the clock."""
     database.stop_clock()
     submit(database, **MINUTELY)
     return database

@@ -53,7 +53,7 @@ class Requests:
         return replace(self.database.installation, topics=self.topics)
 
     def start(self, stop: Shutdown) -> Future[None]:
-        """An intake until it is asked to stop; the future holds what it raised."""
+        """Run an intake until its shutdown; the future has the exception that it raised."""
         kafka = {"bootstrap.servers": self.bootstrap}
         intake = Intake(IntakeSettings.load(), self.database.url, kafka, self.installation, stop, members=1)
         return in_background(intake.run)
@@ -106,7 +106,7 @@ class Requests:
         until(lambda: self.next_offset(partition, topic=topic) > offset, f"offset {offset} is applied")
 
     def next_offset(self, partition: int = 0, *, topic: str | None = None) -> int:
-        """Where the intake stands, by the only record that counts."""
+        """Return the stored offset, the only record that counts."""
         found = self.database.rows(
             "SELECT next_offset FROM intake_offsets WHERE topic = %s AND partition = %s",
             [topic or self.topics.requests, partition],

@@ -1,4 +1,4 @@
-"""`job.backfill`: a past range is bounded, counted and written down once, or refused with what works instead."""
+"""`job.backfill` bounds, counts and stores a past range once, or refuses it with a remedy."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -23,7 +23,7 @@ HOURLY = {"schedule": "0 * * * *"}
 
 @pytest.fixture
 def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
-    """An hourly job since ten days, of which nothing has fired; the clock stands at noon."""
+    """An hourly job, ten days old, without a run; the clock is stopped at noon."""
     clocked.stop_clock(NOON - 10 * DAY - HOUR / 2)
     submit(clocked, **HOURLY)
     clocked.stop_clock(NOON)
@@ -76,7 +76,7 @@ def test_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:
 
 
 def test_only_what_did_not_fire_is_counted(clocked: ClockedDatabase) -> None:
-    """Of seven: one ran, one is open, one was missed, one was skipped because another ran, three lie in a pause."""
+    """Seven occurrences: run, open, missed, skipped for overlap, and three in a pause."""
     clocked.stop_clock(NOON)
     submit(clocked, **HOURLY)
     clocked.stop_clock(NOON + 1.5 * HOUR)
@@ -258,7 +258,7 @@ def test_the_calendars_of_its_versions_leave_days_out(clocked: ClockedDatabase) 
 
 
 def test_it_takes_the_timer_before_the_job_as_everybody_does(hourly: ClockedDatabase) -> None:
-    """Behind whoever has the timer it holds nothing that he may want next."""
+    """While it waits for the timer it holds no lock that the timer's owner may need."""
     firing, asked = hourly.connection(), hourly.connection()
     firing.execute("SELECT FROM timers FOR UPDATE")
     waiting = in_background(lambda: ask_within(asked, hourly, asking(NOON - 5 * HOUR, NOON), about("job.pause")))

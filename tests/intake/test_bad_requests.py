@@ -1,4 +1,4 @@
-"""Whatever lies on the requests topic: each is answered, kept and counted, and blocks nothing behind it."""
+"""Each bad request gets a reply or a dead letter, is counted, and blocks nothing behind it."""
 
 import json
 from collections.abc import Iterator
@@ -164,7 +164,7 @@ def test_answers_lie_under_the_requests_own_key_in_their_order(requests: Request
 
 
 def test_answers_are_written_in_order_where_one_between_them_is_refused(database: Database, info: StackInfo) -> None:
-    """Of one batch: the refusal does not overtake the answer to what was sent before it."""
+    """In one batch a refusal does not overtake the reply to an earlier request."""
     requests = Requests(database, info.bootstrap)
     offsets = requests.send(submission("one", payload=1), job(key="one", scedule="manual"), submission("one"))
     with requests.running():

@@ -1,4 +1,4 @@
-"""max_runs, bounds and jitter: counted once, from the first acceptance; delays that change no identity."""
+"""max_runs and bounds count from the first acceptance; jitter changes no run id."""
 
 from datetime import datetime, timedelta
 

@@ -51,7 +51,7 @@ def november(day: int, hour: int = 9, minute: int = 0, second: int = 0) -> datet
 
 @pytest.fixture
 def friday(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A clock that stands at noon of Friday, 20 November 2026."""
+    """A clock stopped at noon of Friday, 20 November 2026."""
     clocked.stop_clock(FRIDAY_NOON)
     return clocked
 

@@ -1,4 +1,4 @@
-"""A change of a calendar, or of what a job does with it, while occurrences are on their way: each has one outcome."""
+"""Calendars change while occurrences are under way: each occurrence has one outcome."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -45,7 +45,7 @@ def november(day: int, hour: int = 9) -> datetime:
 
 @pytest.fixture
 def friday(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A clock that stands at noon of Friday, 20 November 2026."""
+    """A clock stopped at noon of Friday, 20 November 2026."""
     clocked.stop_clock(FRIDAY_NOON)
     return clocked
 

@@ -102,7 +102,7 @@ def test_a_run_that_is_not_there_or_another_tenants_is_unknown(with_job: Databas
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is about to be let go of is waited for however slow this machine is."""
+    """Wait for a lock that is about to be released, on a slow machine too."""
     monkeypatch.setattr(busy, "_LOCK_TIMEOUT", "30s")
 
 

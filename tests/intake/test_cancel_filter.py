@@ -52,7 +52,7 @@ def cancel(database: Database, **fields: object) -> int:
 
 
 def claimable(database: Database, *runs: UUID) -> list[bool]:
-    """Whether a claim takes these runs, each for itself."""
+    """Return True for each run that a claim takes."""
     return [len(claim(database, run).started) == 1 for run in runs]
 
 
@@ -187,7 +187,7 @@ def test_labels_of_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: p
 
 
 def test_a_claim_under_way_is_waited_for_and_one_that_begins_meanwhile_is_refused(with_jobs: Database) -> None:
-    """As executors claim: they share the lock in a statement before the one that looks at the cancellations."""
+    """Claim as executors do: share the lock in a statement before the cancellations are read."""
     enter(with_jobs)
     first, second = trigger(with_jobs), trigger(with_jobs)
     claims = {run: wish(with_jobs, run) for run in (first, second)}
@@ -206,7 +206,7 @@ def test_a_claim_under_way_is_waited_for_and_one_that_begins_meanwhile_is_refuse
 
 
 def test_in_a_batch_nothing_is_locked_before_the_claims_are_held(with_jobs: Database) -> None:
-    """A claim that waits for a turn must not be waited for by whoever has that turn."""
+    """The owner of an active run must not wait for a claim that waits for that run."""
     enter(with_jobs)
     submit(with_jobs, "turns", overlap="buffer_all")
     holder, waiter = begun(with_jobs, "turns"), trigger(with_jobs, "turns")

@@ -1,4 +1,4 @@
-"""`run.complete`: who has an attempt's token says how it ended, once; nobody else does."""
+"""`run.complete`: the owner of an attempt's token reports its end once."""
 
 from typing import Any
 

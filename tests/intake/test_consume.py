@@ -1,4 +1,4 @@
-"""Requests are applied exactly once, whoever owns the partition: the batch and its offsets are one transaction."""
+"""Requests are applied exactly once: a batch and its offsets are one transaction."""
 
 import logging
 from typing import LiteralString
@@ -22,7 +22,7 @@ def requests(database: Database, info: StackInfo) -> Requests:
 
 
 def test_a_zombie_that_was_fenced_off_writes_nothing(requests: Requests) -> None:
-    """Somebody takes the partition over while this intake's batch is under way, and has applied the message itself."""
+    """Another member takes the partition during this batch, and has applied the message."""
     database = requests.database
     with requests.running():
         [first] = requests.send(submission("before"))
@@ -40,7 +40,7 @@ def test_a_zombie_that_was_fenced_off_writes_nothing(requests: Requests) -> None
 
 
 def test_a_zombies_batch_is_applied_by_whoever_has_the_partition_and_only_then(requests: Requests) -> None:
-    """The new owner stands where the old one stood: the old one's batch must not go through under its epoch."""
+    """The new owner has the same offset: the old owner's batch must not commit under its epoch."""
     database = requests.database
     with requests.running():
         requests.until_read(requests.send(submission("before"))[0])
@@ -75,7 +75,7 @@ def test_every_assignment_raises_the_epoch_and_goes_on_where_the_last_one_stood(
 def test_a_batch_that_fails_on_its_data_is_repeated_request_by_request(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What only the database can tell does not fit is rejected alone; the constraint stands in for a fault of ours."""
+    """A request that only the database refuses is rejected alone; a constraint is the fault."""
     fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key <> 'poison')")
     requests = Requests(fresh_database, info.bootstrap)
     documents = [submission(key) | {"request_id": key} for key in ("a", "poison", "b", "c")]
@@ -112,7 +112,7 @@ def test_an_error_that_is_not_the_datas_rejects_nobody_and_is_tried_again(
 def test_two_intakes_that_share_and_hand_over_partitions_apply_each_message_once(
     database: Database, info: StackInfo
 ) -> None:
-    """The second joins in the middle and partitions change hands; a trigger that was read twice would be two runs."""
+    """A second member joins and takes partitions; a trigger applied twice would be two runs."""
     requests = Requests(database, info.bootstrap, partitions=4)
     sent: dict[int, int] = {}
 
@@ -146,7 +146,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_intake_with_what_to_d
 def test_a_place_that_is_not_in_the_topic_is_told_and_left_alone_and_the_other_partitions_go_on(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Requests that expired unread are somebody's decision: nothing is skipped in silence."""
+    """Requests that expired unread need an operator's decision: none is skipped in silence."""
     requests = Requests(database, info.bootstrap, partitions=2)
     with requests.running():
         for partition in (0, 1):

@@ -56,7 +56,7 @@ def test_another_body_under_the_same_request_id_in_one_batch_is_rejected(with_jo
 
 
 def test_a_rejection_is_remembered_as_any_answer(with_job: Database) -> None:
-    """Who asks again gets what was said first, also when it would be accepted by now."""
+    """A repeated request gets its first reply, even if it would be accepted now."""
     asked = about("job.trigger", "later", request_id="r-1")
     [first] = ask(with_job, asked)
     assert first.code == "unknown_job"

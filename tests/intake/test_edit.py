@@ -1,4 +1,4 @@
-"""An edit near a fire neither doubles nor loses it: what is overdue is the old version's, what is ahead the new's."""
+"""An edit near a fire neither doubles nor loses an occurrence."""
 
 from datetime import timedelta
 from uuid import UUID
@@ -17,7 +17,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 @pytest.fixture
 def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each second and may overlap, on a clock that stands still."""
+    """A job that fires each second and may overlap; the clock is stopped."""
     clocked.stop_clock()
     submit(clocked, **EACH_SECOND)
     return clocked

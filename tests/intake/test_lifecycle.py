@@ -1,4 +1,4 @@
-"""Pausing takes back what has not left and settles what is overdue; resuming passes over the pause, in the open."""
+"""A pause fires overdue occurrences and retracts runs ahead; a resume records the skipped ones."""
 
 from datetime import timedelta
 from typing import Any
@@ -29,7 +29,7 @@ AHEAD = 5 * SECOND
 
 @pytest.fixture
 def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each second and may overlap, on a clock that stands still."""
+    """A job that fires each second and may overlap; the clock is stopped."""
     clocked.stop_clock()
     submit(clocked, schedule="@every 1s", overlap="allow_all")
     return clocked

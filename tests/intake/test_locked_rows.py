@@ -1,4 +1,4 @@
-"""What a user's own transaction has in hand is waited for by nobody but those who want just that."""
+"""Only requests that need a row wait for the user's transaction that holds it."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""New jobs that are written at once come to the very rows, events and answers that looking each up comes to."""
+"""New jobs with and without a cached spec have the same rows, events and replies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

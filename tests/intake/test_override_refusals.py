@@ -1,4 +1,4 @@
-"""What cannot be skipped, moved or restored is refused with what works; changes and firing meet on the timer's lock."""
+"""An override that cannot apply is refused with a remedy; it excludes firing by the timer's lock."""
 
 from datetime import datetime, timedelta
 
@@ -31,7 +31,7 @@ AHEAD = 5 * SECOND
 
 @pytest.fixture
 def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap, on a clock that stands still."""
+    """A job that fires each minute and may overlap; the clock is stopped."""
     return start_minutely(clocked)
 
 
@@ -190,7 +190,7 @@ def test_a_firing_passes_over_a_timer_that_a_change_holds(minutely: ClockedDatab
 
 
 def test_skips_moves_and_firings_at_once_leave_every_occurrence_with_one_outcome(minutely: ClockedDatabase) -> None:
-    """No stepping: the two sides run as they come; what was accepted holds, all else fires at its own instant."""
+    """Without stepping: accepted overrides hold, and all other occurrences fire at their instant."""
     session, changing = minutely.session(), minutely.session()
     held: dict[int, float | None] = {}
 
@@ -227,7 +227,7 @@ def test_skips_moves_and_firings_at_once_leave_every_occurrence_with_one_outcome
 def test_an_occurrence_that_begins_while_the_request_waits_is_refused_and_stays_as_it_was(
     minutely: ClockedDatabase, what: str
 ) -> None:
-    """Its instant comes after the request has read the clock; what was taken back beside it fires all the same."""
+    """Its instant comes after the request has read the clock; the other retracted runs still fire."""
     minutely.advance(59 * SECOND)
     fire_due(minutely, lookahead=65 * SECOND)
     first = open_runs(minutely)[0]

@@ -1,4 +1,4 @@
-"""`job.skip`, `job.move` and `job.unskip` of one coming occurrence; it stays the occurrence of its nominal instant."""
+"""`job.skip`, `job.move` and `job.unskip` keep an occurrence's nominal instant."""
 
 from datetime import datetime, timedelta
 
@@ -25,7 +25,7 @@ from tidewheel.ids import job_id
 
 @pytest.fixture
 def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap, on a clock that stands still."""
+    """A job that fires each minute and may overlap; the clock is stopped."""
     return start_minutely(clocked)
 
 
@@ -136,7 +136,7 @@ def test_within_the_lookahead_what_was_written_is_taken_back_and_written_again(
 
 
 def test_a_skip_within_the_lookahead_leaves_the_scheduler_nothing_to_do(minutely: ClockedDatabase) -> None:
-    """Were it to wait for the instant, the timer would be due all the while, and be moved to where it stands."""
+    """A timer that waited for the instant would stay due and be set to the same position again."""
     said(minutely, "skip", 1)
     minutely.advance(57 * SECOND)
     assert [fire_due(minutely, lookahead=5 * SECOND) for _ in range(2)] == [1, 0]

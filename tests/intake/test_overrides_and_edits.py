@@ -1,4 +1,4 @@
-"""What becomes of skipped and moved occurrences when their job changes, and of those whose own instant has passed."""
+"""Skipped and moved occurrences keep one outcome when their job changes."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.transitions.acts import about, ask, begin, open_runs, submission, sub
 
 @pytest.fixture
 def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap, on a clock that stands still."""
+    """A job that fires each minute and may overlap; the clock is stopped."""
     return start_minutely(clocked)
 
 

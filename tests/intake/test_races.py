@@ -1,4 +1,4 @@
-"""Pause, edit and delete racing with a firing in flight, stepped against each other: they meet on the timer's lock."""
+"""Pause, edit and delete exclude a firing in flight by the timer's lock."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -148,7 +148,7 @@ def run_both(first: Callable[[], object], second: Callable[[], object]) -> None:
 
 
 def test_fifty_firings_and_edits_at_once_leave_every_instant_with_one_run(due: ClockedDatabase) -> None:
-    """No stepping: the two sides run as they come, and each instant has one run, of a version that was in force."""
+    """Without stepping: each instant has one run, of a version that was in force."""
     session = due.session()
     editing: Session = due.session()
 

@@ -1,4 +1,4 @@
-"""`job.rollback` makes a new version of an earlier one; `if_version` refuses a change made for another version."""
+"""`job.rollback` makes a new version of an earlier one; `if_version` guards it."""
 
 from datetime import timedelta
 from typing import Any
@@ -203,7 +203,7 @@ PAYLOADS: st.SearchStrategy[Any] = (
 
 @given(JOBS, PAYLOADS)
 def test_what_is_stored_of_any_spec_is_read_as_that_spec_again(job: dict[str, Any], payload: dict[str, Any]) -> None:
-    """Else going back to a version would not be going back, and a submit of the same spec would change it again."""
+    """Otherwise a submit of the same spec would change the job again."""
     if isinstance(job["schedule"], dict) and "fixed_delay" in job["schedule"]:
         job = {name: value for name, value in job.items() if name != "exclude_calendars"}
     if not isinstance(job["schedule"], dict) or not job["schedule"].keys() & {"cron", "interval"}:

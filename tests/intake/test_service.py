@@ -1,4 +1,4 @@
-"""One intake process has two members of the group that reads requests, each with its partitions; they end together."""
+"""One intake process has two members with partitions of their own; they end together."""
 
 import logging
 from typing import LiteralString
@@ -34,7 +34,7 @@ def intake(requests: Requests, stop: Shutdown) -> Intake:
 
 
 def test_both_take_part_and_each_request_is_applied_once(database: Database, info: StackInfo) -> None:
-    """A trigger that was read twice would be two runs, also of those sent while the partitions are shared out."""
+    """A trigger that is applied twice would be two runs, during the rebalance too."""
     requests, stop = Requests(database, info.bootstrap, partitions=4), Shutdown()
     ended = in_background(intake(requests, stop).run)
     [made] = requests.send(submission())
@@ -64,9 +64,9 @@ def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database
 def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody else has what one of two has a batch of: it must not write that, and whoever has it next must.
+    """A member that lost its partition must not write the batch; the next owner must.
 
-    That is told as what it is, and not as trouble that is over later.
+    It is logged as a rebalance, not as an error that ends later.
     """
     caplog.set_level(logging.INFO)
     requests, stop = Requests(database, info.bootstrap, partitions=4), Shutdown()

@@ -1,4 +1,4 @@
-"""`job.submit` upserts: an identical spec changes nothing, any other is the next version, also after a deletion."""
+"""`job.submit` upserts: an identical spec changes nothing, any other is the next version."""
 
 from datetime import timedelta
 from typing import Any

@@ -53,7 +53,7 @@ def test_a_reply_ends_the_run_with_its_value_as_the_result(requests: Requests) -
         read(requests, b' {"rows": 7} ', task_token=token_of(database, started))
     assert final_state(database, started.run_id) == ("succeeded", None)
     assert results(requests) == [b'{"rows":7}']
-    assert requests.replies() == []  # nobody is answered
+    assert requests.replies() == []  # no reply is written
 
 
 @pytest.mark.kafka
@@ -120,7 +120,7 @@ def test_requests_and_replies_in_one_batch_are_both_applied(requests: Requests) 
 
 @pytest.mark.kafka
 def test_a_reply_that_only_the_database_refuses_is_buried_alone(fresh_database: Database, info: StackInfo) -> None:
-    """The constraint stands in for a fault of ours."""
+    """A constraint is the fault."""
     database = fresh_database
     submit(database)
     poisoned, fine = waiting(database), waiting(database)
@@ -139,7 +139,7 @@ def test_a_reply_that_only_the_database_refuses_is_buried_alone(fresh_database: 
 
 @pytest.mark.kafka
 def test_a_reply_that_was_buried_ends_its_run_once_it_is_redriven(fresh_database: Database, info: StackInfo) -> None:
-    """The constraint stands in for a fault of ours, which is mended."""
+    """A constraint is the fault, and is removed."""
     database = fresh_database
     submit(database)
     started = waiting(database)

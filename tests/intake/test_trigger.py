@@ -28,7 +28,7 @@ from tidewheel.schemas.generated.records import ReplyStatus
 
 @pytest.fixture
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A manual job, and a clock that stands still."""
+    """A manual job; the clock is stopped."""
     clocked.stop_clock()
     submit(clocked, payload={"to": "everybody"})
     return clocked
