@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, open_run, submit, trigger, wish
+from tests.transitions.acts import EXECUTOR, open_run, requested_claim, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer, LeaseLost
@@ -55,7 +55,7 @@ def test_silent_executor_beats_before_it_claims(database: Database, run_id: UUID
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     with pytest.raises(Unavailable, match="heartbeat is overdue"):
-        claimer(database, told, silent=True).claim([wish(database, run_id)], source="message")
+        claimer(database, told, silent=True).claim([requested_claim(database, run_id)], source="message")
     assert told == ["lease lost"]
     assert open_run(database, run_id).attempt == 0
 
@@ -64,11 +64,11 @@ def test_nothing_is_claimed_without_a_lease(database: Database, run_id: UUID) ->
     told: list[str] = []
     claiming = claimer(database, told)
     with pytest.raises(LeaseLost):
-        claiming.claim([wish(database, run_id)], source="message")
+        claiming.claim([requested_claim(database, run_id)], source="message")
     assert told == ["lease lost"]
     assert open_run(database, run_id).attempt == 0
     database.execute(ENTER, [EXECUTOR])
-    assert len(claiming.claim([wish(database, run_id)], source="message").started) == 1
+    assert len(claiming.claim([requested_claim(database, run_id)], source="message").started) == 1
 
 
 def test_claim_that_signals_notifies_executors(database: Database) -> None:
@@ -76,12 +76,12 @@ def test_claim_that_signals_notifies_executors(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     claiming = claimer(database, told)
-    claiming.claim([wish(database, trigger(database))], source="message")
-    claiming.claim([wish(database, trigger(database))], source="message")
+    claiming.claim([requested_claim(database, trigger(database))], source="message")
+    claiming.claim([requested_claim(database, trigger(database))], source="message")
     assert told == []
-    claiming.claim([wish(database, trigger(database, overlap="cancel_other"))], source="message")
+    claiming.claim([requested_claim(database, trigger(database, overlap="cancel_other"))], source="message")
     assert told == [Channel.SIGNALS]
-    claiming.claim([wish(database, trigger(database, overlap="terminate_other"))], source="message")
+    claiming.claim([requested_claim(database, trigger(database, overlap="terminate_other"))], source="message")
     assert told == [Channel.SIGNALS] * 2
 
 
@@ -89,8 +89,8 @@ def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: D
     submit(database, overlap="skip")
     database.execute(ENTER, [EXECUTOR])
     claiming = claimer(database)
-    [first] = claiming.claim([wish(database, trigger(database))], source="message").started
-    second = wish(database, trigger(database, overlap="terminate_other"))
+    [first] = claiming.claim([requested_claim(database, trigger(database))], source="message").started
+    second = requested_claim(database, trigger(database, overlap="terminate_other"))
     somebody = database.connection()
     somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     assert claiming.claim([second], source="message").started == []
@@ -126,7 +126,7 @@ def test_lost_commit_of_a_claim_is_read_back(
     """The server dies on the first COMMIT: no run starts, and the next claim wins attempt 1."""
     fresh_database.execute(KILL_FIRST_COMMIT)
     submit(fresh_database)
-    wanted = wish(fresh_database, trigger(fresh_database))
+    wanted = requested_claim(fresh_database, trigger(fresh_database))
     fresh_database.execute(ENTER, [EXECUTOR])
     claiming = claimer(fresh_database)
     assert claiming.claim([wanted], source="message").started == []
@@ -139,7 +139,7 @@ def test_claims_of_another_thread_are_not_read_back(fresh_database: Database) ->
     """The message's claim is committed; the sweep's, of that run and another, loses its COMMIT's answer."""
     submit(fresh_database)
     fresh_database.execute(ENTER, [EXECUTOR])
-    first, second = (wish(fresh_database, trigger(fresh_database)) for _ in range(2))
+    first, second = (requested_claim(fresh_database, trigger(fresh_database)) for _ in range(2))
     assert len(claimer(fresh_database).claim([first], source="message").started) == 1
     fresh_database.execute(KILL_FIRST_COMMIT)
     assert claimer(fresh_database).claim([first, second], source="sweep").started == []

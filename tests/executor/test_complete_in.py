@@ -29,6 +29,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
     about,
+    active_run_of,
     ask,
     attempts,
     begin,
@@ -46,7 +47,6 @@ from tests.transitions.acts import (
     submit,
     succeed,
     trigger,
-    turn_of,
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.clock import SystemClock
@@ -261,9 +261,9 @@ def test_the_turn_goes_on_after_the_commit(shop: Database, own: Own) -> None:
     work(own, completion(shop, started))
     assert settle(shop) == 0
     own.commit()
-    assert (open_run(shop, second).state, turn_of(shop, job)) == ("buffered", started.run_id)
+    assert (open_run(shop, second).state, active_run_of(shop, job)) == ("buffered", started.run_id)
     assert settle(shop) == 1
-    assert (open_run(shop, second).state, turn_of(shop, job)) == ("queued", second)
+    assert (open_run(shop, second).state, active_run_of(shop, job)) == ("queued", second)
     assert str(second) in {request.run_id for request in requests(shop)}
     assert shop.count("deferred_effects") == 0
 
@@ -275,7 +275,7 @@ def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own
     own.commit()
     newcomer = begun(shop, "single")
     assert settle(shop) == 1
-    assert turn_of(shop, open_run(shop, newcomer.run_id).job_id) == newcomer.run_id
+    assert active_run_of(shop, open_run(shop, newcomer.run_id).job_id) == newcomer.run_id
 
 
 def test_the_next_instant_of_a_fixed_delay_is_counted_from_the_end(shop: ClockedDatabase, own: Own) -> None:

@@ -18,11 +18,11 @@ from tests.transitions.acts import (
     final_state,
     open_run,
     open_runs,
+    requested_claim,
     requeue,
     submit,
     succeed,
     trigger,
-    wish,
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import lock_wait as busy
@@ -47,7 +47,7 @@ def cancel(database: Database, run_id: UUID, **fields: object) -> Reply:
 
 
 def test_what_never_began_ends_at_once_and_its_claim_is_refused(with_job: Database) -> None:
-    wanted = wish(with_job, trigger(with_job, delay="1h"))
+    wanted = requested_claim(with_job, trigger(with_job, delay="1h"))
     reply = cancel(with_job, wanted.run_id, reason="no longer wanted")
     assert (reply.status, reply.run_status, reply.run_id) == ("accepted", "queued", str(wanted.run_id))
     assert final_state(with_job, wanted.run_id) == ("cancelled", "no longer wanted")
@@ -108,7 +108,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_job: Database) -> None:
-    wanted = wish(with_job, trigger(with_job))
+    wanted = requested_claim(with_job, trigger(with_job))
     claiming, cancelling = with_job.connection(), with_job.connection()
     assert len(claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
     waiting = in_background(lambda: ask_within(cancelling, with_job, asking(wanted.run_id)))
@@ -121,7 +121,7 @@ def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_jo
 
 
 def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Database) -> None:
-    wanted = wish(with_job, trigger(with_job))
+    wanted = requested_claim(with_job, trigger(with_job))
     cancelling, claiming = with_job.connection(), with_job.connection()
     ask_within(cancelling, with_job, asking(wanted.run_id))
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []

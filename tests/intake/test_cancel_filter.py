@@ -15,10 +15,10 @@ from tests.transitions.acts import (
     begun,
     claim,
     open_run,
+    requested_claim,
     requeue,
     submit,
     trigger,
-    wish,
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import cancel as cancel_filter
@@ -190,7 +190,7 @@ def test_a_claim_under_way_is_waited_for_and_one_that_begins_meanwhile_is_refuse
     """Claim as executors do: share the lock in a statement before the cancellations are read."""
     enter(with_jobs)
     first, second = trigger(with_jobs), trigger(with_jobs)
-    claims = {run: wish(with_jobs, run) for run in (first, second)}
+    claims = {run: requested_claim(with_jobs, run) for run in (first, second)}
     claiming, cancelled, late = (with_jobs.connection() for _ in range(3))
     assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
     accepting = in_background(lambda: ask_within(cancelled, with_jobs, cancelling(key="job")))
@@ -211,7 +211,7 @@ def test_in_a_batch_nothing_is_locked_before_the_claims_are_held(with_jobs: Data
     submit(with_jobs, "turns", overlap="buffer_all")
     holder, waiter = begun(with_jobs, "turns"), trigger(with_jobs, "turns")
     requeue(with_jobs, holder, AttemptOutcome.FAILED, timedelta(hours=1))
-    claims = wish(with_jobs, waiter)
+    claims = requested_claim(with_jobs, waiter)
     batch, claiming = with_jobs.connection(), with_jobs.connection()
     documents = [{"type": "run.cancel", "run_id": str(holder.run_id)}, cancelling(key="job")]
     assert [reply.status for reply in ask_within(batch, with_jobs, *documents)] == ["accepted", "accepted"]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, about, ask, begin, claim, lifecycle, open_runs, submit, wish
+from tests.transitions.acts import EXECUTOR, about, ask, begin, claim, lifecycle, open_runs, requested_claim, submit
 from tidewheel.transitions.claim import claim_runs
 
 SECOND = timedelta(seconds=1)
@@ -45,7 +45,7 @@ def test_an_edit_inside_the_lookahead_that_leaves_the_next_instant_alone_makes_e
 def test_a_stale_message_after_such_an_edit_claims_nothing(ticking: ClockedDatabase) -> None:
     """The run has its old id and a new version: the message of the old version finds nothing that fits."""
     fire_due(ticking, lookahead=AHEAD)
-    stale = wish(ticking, open_runs(ticking)[0].run_id)
+    stale = requested_claim(ticking, open_runs(ticking)[0].run_id)
     submit(ticking, **EACH_SECOND, payload=1)
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(SECOND)

@@ -20,7 +20,7 @@ from tests.intake.minutes import (
     start_minutely,
 )
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import EXECUTOR, about, ask, ask_within, open_runs, submit, wish
+from tests.transitions.acts import EXECUTOR, about, ask, ask_within, open_runs, requested_claim, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.scheduler.firing import fire
@@ -238,7 +238,7 @@ def test_an_occurrence_that_begins_while_the_request_waits_is_refused_and_stays_
     waiting = in_background(lambda: ask_within(changing, minutely, request))
     until_blocked(minutely, changing)
     minutely.advance(SECOND)
-    claim_runs(claiming, minutely.installation, [wish(minutely, first.run_id)], executor_id=EXECUTOR)
+    claim_runs(claiming, minutely.installation, [requested_claim(minutely, first.run_id)], executor_id=EXECUTOR)
     claiming.commit()
     [reply] = waiting.result(10)
     changing.commit()

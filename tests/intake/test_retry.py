@@ -8,6 +8,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
     about,
+    active_run_of,
     ask,
     begin,
     begun,
@@ -24,7 +25,6 @@ from tests.transitions.acts import (
     submit,
     succeed,
     trigger,
-    turn_of,
 )
 from tidewheel.ids import job_id, run_bucket, run_id, run_instant
 from tidewheel.runs import AttemptOutcome, Cause, RunState
@@ -196,7 +196,7 @@ def test_it_obeys_the_policy_of_its_job(database: Database) -> None:
     holder = begun(database)
     assert claim(database, new := retry(database, old)).started == []
     assert final_state(database, new)[0] == "skipped"
-    assert turn_of(database, job_id("default", "job")) == holder.run_id
+    assert active_run_of(database, job_id("default", "job")) == holder.run_id
 
 
 def test_what_is_still_open_is_refused(with_job: Database) -> None:

@@ -1,4 +1,4 @@
-"""Databases without any migration; they stay until the stack ends, since dropping one costs more than the test."""
+"""Databases without any migration; dropping one costs more than the test, so they stay."""
 
 from collections.abc import Iterator
 from uuid import uuid4

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import EXECUTOR, begin, claim, open_run, open_runs, requests, submit, succeed, turn_of
+from tests.transitions.acts import EXECUTOR, active_run_of, begin, claim, open_run, open_runs, requests, submit, succeed
 from tests.transitions.overlapping import JOB, holding, make, waiting
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.scheduler import active_run_repair as module
@@ -37,7 +37,7 @@ def test_active_run_without_holder_is_transferred_to_oldest_waiter(job: Database
     lose_holder(job, first.run_id)
     sweeping = sweep(job)
     assert (sweeping.step(), sweeping.step()) == (1, 0)
-    assert (turn_of(job, JOB), waiting(job)) == (second, True)
+    assert (active_run_of(job, JOB), waiting(job)) == (second, True)
     assert [request.attempt for request in requests(job) if request.run_id == str(second)] == [1, 1]
     assert open_run(job, third).state == "buffered"
 
@@ -55,7 +55,7 @@ def test_active_run_with_open_holder_is_kept(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     assert sweep(job).step() == 0
-    assert turn_of(job, JOB) == first.run_id
+    assert active_run_of(job, JOB) == first.run_id
 
 
 def test_stale_active_run_without_waiters_is_left_to_next_claim(job: Database) -> None:
@@ -69,7 +69,7 @@ def test_new_run_does_not_overtake_waiters_of_stale_active_run(job: Database) ->
     claim(job, second)
     lose_holder(job, first.run_id)
     assert claim(job, newcomer).overlaps.buffered == {newcomer}
-    assert (turn_of(job, JOB), open_run(job, second).state) == (second, "queued")
+    assert (active_run_of(job, JOB), open_run(job, second).state) == (second, "queued")
 
 
 def test_active_run_with_locked_waiters_is_transferred_by_next_step(job: Database) -> None:
@@ -78,13 +78,13 @@ def test_active_run_with_locked_waiters_is_transferred_by_next_step(job: Databas
     somebody = job.connection()
     somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [second])
     succeed(job, first)
-    assert (turn_of(job, JOB), waiting(job)) == (first.run_id, True)
+    assert (active_run_of(job, JOB), waiting(job)) == (first.run_id, True)
     newcomer = make(job, "skip")
     assert claim(job, newcomer).overlaps.skipped == {newcomer}
     assert sweep(job).step() == 1
     somebody.rollback()
     assert sweep(job).step() == 1
-    assert turn_of(job, JOB) == second
+    assert active_run_of(job, JOB) == second
 
 
 def test_active_run_locked_by_another_transaction_is_skipped(job: Database) -> None:
@@ -121,7 +121,7 @@ def test_waiters_of_removed_active_run_are_found_within_one_pass_of_shards(job: 
     assert (job.count("active_runs"), open_run(job, second).state) == (0, "buffered")
     sweeping = sweep(job)
     assert [sweeping.repair_shard(shard) for shard in range(64)] == [int(shard == SHARD) for shard in range(64)]
-    assert turn_of(job, JOB) == second
+    assert active_run_of(job, JOB) == second
     succeed(job, begin(job, second))
     assert open_runs(job) == []
 
@@ -131,9 +131,9 @@ def test_repair_marks_waiters_of_active_run_with_holder(job: Database) -> None:
     claim(job, second)
     job.execute("UPDATE active_runs SET has_waiters = false")
     sweep(job).repair_shard(SHARD)
-    assert (turn_of(job, JOB), waiting(job)) == (first.run_id, True)
+    assert (active_run_of(job, JOB), waiting(job)) == (first.run_id, True)
     succeed(job, first)
-    assert turn_of(job, JOB) == second
+    assert active_run_of(job, JOB) == second
 
 
 def test_stale_signals_are_deleted(clocked: ClockedDatabase) -> None:

@@ -12,6 +12,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
     about,
+    active_run_of,
     ask,
     attempts,
     begin,
@@ -27,7 +28,6 @@ from tests.transitions.acts import (
     submit,
     succeed,
     trigger,
-    turn_of,
 )
 from tests.transitions.overlapping import signals
 from tidewheel.ids import job_id
@@ -103,7 +103,7 @@ def test_runs_of_every_state_are_cancelled(with_job: Database) -> None:
     succeed(with_job, running)
     succeed(with_job, holder)
     assert states(with_job, [running.run_id, holder.run_id]) == ["cancelled"] * 2
-    assert turn_of(with_job, job_id("default", "turns")) is None
+    assert active_run_of(with_job, job_id("default", "turns")) is None
 
 
 def test_started_runs_continue_if_requested(with_job: Database) -> None:

@@ -10,6 +10,7 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
+    active_run_of,
     ask,
     attempts,
     begin,
@@ -25,7 +26,6 @@ from tests.transitions.acts import (
     submit,
     succeed,
     trigger,
-    turn_of,
 )
 from tests.transitions.overlapping import JOB, holding, make
 from tests.transitions.stepping import in_background, until_blocked
@@ -138,7 +138,7 @@ def test_a_buffered_run_is_timed_out_and_the_others_keep_their_places(still: Clo
     assert look(still) == 1
     told(still, "schedule_to_start")
     succeed(still, holder)
-    assert turn_of(still, JOB) == third
+    assert active_run_of(still, JOB) == third
 
 
 @pytest.mark.parametrize(("target", "which"), [(HTTP, "async_timeout"), (KAFKA, "reply_timeout")])

@@ -66,7 +66,7 @@ def datum(value: object) -> object:
 
 
 def fastavro_body(record: object, schema: str) -> bytes:
-    """What fastavro writes for a record, without a header."""
+    """Encode a record with fastavro, without a header."""
     target = BytesIO()
     _write(target, parse_schema(json.loads(schema)), datum(record))
     return target.getvalue()

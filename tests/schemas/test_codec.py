@@ -1,4 +1,4 @@
-"""Messages: what is written is read again, and whatever else is read is refused in words, never with another error."""
+"""Messages are decoded to the encoded record; any other bytes are refused with a readable error."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ MOST_CALLS = 2000  # whatever number the message claims
 
 
 def record_or_refusal(message: bytes, record_type: type) -> bool:
-    """Whether a message is read as its record or refused in words; any other error goes through."""
+    """Return True if a message is decoded, False if it is refused; raise every other error."""
     try:
         return isinstance(decode(message, record_type), record_type)
     except UndecodableMessage as error:

@@ -1,4 +1,4 @@
-"""What may change in a schema and what may not: each rule, and that fastavro agrees."""
+"""The rules of schema changes: each allowed and each refused change, compared with fastavro."""
 
 import copy
 import json

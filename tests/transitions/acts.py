@@ -1,4 +1,4 @@
-"""What tests do to a database and what they look at, in the words of the product."""
+"""Actions on a database and views of its rows, in the words of the product."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -26,12 +26,12 @@ R = TypeVar("R")
 
 EXECUTOR = UUID("00000000-0000-4000-8000-00000000000e")
 HANDLER = "send-email"
-NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # stands for infinity, which psycopg has no value for
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # in place of infinity, for which psycopg has no value
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """An open run's row, as far as tests look at it."""
+    """The columns of an open run that tests read."""
 
     run_id: UUID
     job_id: UUID
@@ -49,7 +49,7 @@ class OpenRun:
 
 
 def ask(database: Database, *documents: Mapping[str, object]) -> list[Reply]:
-    """Apply requests as one batch, in a transaction of their own."""
+    """Apply requests as one batch, in one transaction."""
     with database.transaction() as connection:
         return ask_within(connection, database, *documents)
 
@@ -61,44 +61,44 @@ def ask_within(connection: Conn, database: Database, *documents: Mapping[str, ob
 
 
 def submission(key: str = "job", **job: object) -> dict[str, object]:
-    """A `job.submit` of a manual job with a handler, unless told otherwise."""
+    """A `job.submit` of a manual job with a handler, with the given fields on top."""
     return {"type": "job.submit", "job": {"key": key, "schedule": "manual", "target": HANDLER} | job}
 
 
 def submit(database: Database, key: str = "job", **job: object) -> Reply:
-    """Submit one job, which is accepted."""
+    """Submit one job; fail unless it is accepted."""
     [reply] = ask(database, submission(key, **job))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return reply
 
 
 def trigger(database: Database, key: str = "job", **fields: object) -> UUID:
-    """Trigger a job; returns the run."""
+    """Trigger a job; return the run."""
     [reply] = ask(database, {"type": "job.trigger", "key": key} | fields)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return UUID(reply.run_id)
 
 
 def about(kind: str, key: str = "job", **fields: object) -> dict[str, object]:
-    """A request about a job, such as `about("job.pause")`."""
+    """Return a request about a job, such as `about("job.pause")`."""
     return {"type": kind, "key": key} | fields
 
 
-def wish(database: Database, run_id: UUID) -> Claim:
-    """The claim that a run's message asks for."""
+def requested_claim(database: Database, run_id: UUID) -> Claim:
+    """Return the claim that a run's message requests."""
     run = open_run(database, run_id)
     return Claim(run_id, run.attempt + 1, run.job_version, "test/0/0@0")
 
 
 def claim(database: Database, *run_ids: UUID, executor_id: UUID = EXECUTOR) -> Claimed:
-    """Claim runs as their messages ask, in a transaction of their own."""
-    claims = [wish(database, run_id) for run_id in run_ids]
+    """Claim runs as their messages request, in one transaction."""
+    claims = [requested_claim(database, run_id) for run_id in run_ids]
     with database.transaction() as connection:
         return claim_runs(connection, database.installation, claims, executor_id=executor_id)
 
 
 def begin(database: Database, run_id: UUID, executor_id: UUID = EXECUTOR) -> Started:
-    """Claim one run, which is won."""
+    """Claim one run; fail unless the claim is won."""
     [started] = claim(database, run_id, executor_id=executor_id).started
     return started
 
@@ -109,13 +109,13 @@ def begun(database: Database, key: str = "job", **fields: object) -> Started:
 
 
 def end(database: Database, *ends: RunEnd) -> Ended:
-    """End runs, in a transaction of their own."""
+    """End runs, in one transaction."""
     with database.transaction() as connection:
         return finish_runs(connection, database.installation, ends)
 
 
 def ending(started: Started, state: RunState, *, executor_id: UUID = EXECUTOR, **fields: object) -> RunEnd:
-    """The end of an attempt's run, as its executor reports it."""
+    """Return the end of an attempt's run, as its executor reports it."""
     return RunEnd(started.run_id, started.attempt, state, executor_id)._replace(**fields)
 
 
@@ -125,14 +125,14 @@ def succeed(database: Database, started: Started) -> Ended:
 
 
 def requeue(database: Database, started: Started, outcome: AttemptOutcome, delay: timedelta = timedelta(0)) -> Requeued:
-    """End an attempt whose run goes on."""
+    """End an attempt and requeue its run."""
     with database.transaction() as connection:
         wanted = Requeue(started.run_id, started.attempt, EXECUTOR, outcome, delay, error_type="ValueError")
         return requeue_runs(connection, database.installation, [wanted])
 
 
 def open_runs(database: Database) -> list[OpenRun]:
-    """All open runs, oldest instant first."""
+    """Return all open runs, by scheduled time."""
     with database.transaction() as connection, connection.cursor(row_factory=class_row(OpenRun)) as cursor:
         columns: dict[str, sql.Composable] = {each.name: sql.Identifier(each.name) for each in fields(OpenRun)}
         columns["publish_at"] = sql.SQL("least(publish_at, {}) AS publish_at").format(NEVER)
@@ -141,55 +141,55 @@ def open_runs(database: Database) -> list[OpenRun]:
 
 
 def open_run(database: Database, run_id: UUID) -> OpenRun:
-    """One open run."""
+    """Return one open run."""
     [run] = [run for run in open_runs(database) if run.run_id == run_id]
     return run
 
 
 def final_state(database: Database, run_id: UUID) -> tuple[str, str | None]:
-    """A run's state in job_runs, and the reason."""
+    """Return a run's state and reason in job_runs."""
     [(state, reason)] = database.rows("SELECT state, reason FROM job_runs WHERE run_id = %s", [run_id])
     return state, reason
 
 
 def messages(database: Database, topic: str, record: type[R]) -> list[R]:
-    """What the outbox holds for a topic, decoded, in the order in which it would leave."""
+    """Return the decoded outbox messages of a topic, in publish order."""
     values = database.rows("SELECT value FROM outbox WHERE topic = %s ORDER BY publish_at, id", [topic])
     return [decode(value, record) for (value,) in values]
 
 
 def completions(database: Database) -> list[RunCompleted]:
-    """Completion events on their way."""
+    """Return the completion events in the outbox."""
     return messages(database, database.installation.topics.completions, RunCompleted)
 
 
 def lifecycle(database: Database) -> list[LifecycleEvent]:
-    """Lifecycle events on their way."""
+    """Return the lifecycle events in the outbox."""
     return messages(database, database.installation.topics.events, LifecycleEvent)
 
 
 def dead_letters(database: Database) -> list[DeadLetter]:
-    """Dead letters of runs on their way."""
+    """Return the dead letters of runs in the outbox."""
     return messages(database, database.installation.topics.dead_letters, DeadLetter)
 
 
 def requests(database: Database, lane: str = "standard", queue: str = "default") -> list[RunRequest]:
-    """Run requests on their way."""
+    """Return the run requests in the outbox."""
     return messages(database, database.installation.topics.runs(queue, lane), RunRequest)
 
 
 def attempts(database: Database, run_id: UUID) -> list[tuple[int, str]]:
-    """The attempts of a run that are over: number and outcome."""
+    """Return the ended attempts of a run: number and outcome."""
     found = database.rows("SELECT attempt, outcome FROM attempts WHERE run_id = %s ORDER BY attempt", [run_id])
     return [(attempt, outcome) for attempt, outcome in found]
 
 
-def turn_of(database: Database, job_id: UUID) -> UUID | None:
-    """Which run holds a job's turn."""
+def active_run_of(database: Database, job_id: UUID) -> UUID | None:
+    """Return a job's active run."""
     found: Sequence[tuple[UUID]] = database.rows("SELECT run_id FROM active_runs WHERE job_id = %s", [job_id])
     return found[0][0] if found else None
 
 
 def some_executor() -> UUID:
-    """The id of an executor that nobody else is."""
+    """Return the id of a new executor."""
     return uuid4()

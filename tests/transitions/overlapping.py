@@ -1,4 +1,4 @@
-"""Runs of one job, whatever they are made by, that are to overlap."""
+"""Runs of one job, of any cause, that would overlap."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -16,7 +16,7 @@ JOB = job_id("default", "job")
 def make(
     database: Database, overlap: str, cause: Cause = Cause.TRIGGER, *, key: str = "job", at: datetime | None = None
 ) -> RunId:
-    """A run that is due now; those of one job are a millisecond apart, in the order in which they are made."""
+    """Create a run that is due now; runs of one job are a millisecond apart, in order."""
     job = job_id("default", key)
     [(version, shard, handler, queue, lane, definition, made)] = database.rows(
         "SELECT v.version, j.shard, v.handler, v.queue, v.lane, v.definition,"
@@ -36,17 +36,17 @@ def make(
 
 
 def holding(database: Database, *, key: str = "job") -> Started:
-    """The attempt of a run that has its job's turn."""
+    """Return the attempt of a new active run."""
     return begin(database, make(database, Overlap.SKIP, key=key))
 
 
 def waiting(database: Database, job: UUID = JOB) -> bool | None:
-    """Whether a job's turn is marked as waited for; None where there is none."""
+    """Return has_waiters of a job's active run; None if there is no active run."""
     found = database.rows("SELECT has_waiters FROM active_runs WHERE job_id = %s", [job])
     return found[0][0] if found else None
 
 
 def signals(database: Database) -> list[tuple[UUID, int, str, UUID]]:
-    """What executors are to read."""
+    """Return the signals for executors."""
     rows = database.rows("SELECT run_id, attempt, kind, executor_id FROM signals ORDER BY created_at")
     return [(run, attempt, kind, executor) for run, attempt, kind, executor in rows]

@@ -1,4 +1,4 @@
-"""Two transactions stepped against each other: one goes on in the background until the database says that it waits."""
+"""Step two transactions against each other: one runs in the background until it waits for a lock."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Do something on a thread of its own; whatever it raises is raised by `result`."""
+    """Call a function on a new thread; `result` raises its exception."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -27,6 +27,6 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def until_blocked(database: Database, connection: Conn) -> None:
-    """Wait until a connection's statement waits for somebody's lock."""
+    """Wait until a connection's statement waits for a lock of another transaction."""
     pid = connection.info.backend_pid
     until(lambda: database.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid]), "it waits for a lock")

@@ -135,7 +135,7 @@ def settle(actor: Actor) -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("cancels", [False, True])
-def test_never_two_under_way_and_nobody_left_behind(
+def test_concurrent_claims_and_ends_never_overlap_and_finish_every_run(
     fresh_database: Database,
     seed: int,
     cancels: bool,  # noqa: FBT001 - a parameter of the test
@@ -143,7 +143,7 @@ def test_never_two_under_way_and_nobody_left_behind(
     database, chance = fresh_database, random.Random(seed)  # noqa: S311 - the test is to be repeated
     database.execute(ONE_UNDER_WAY)
     if not cancels:
-        # An older one that somebody is just ending is passed over.
+        # A cancel may hold an older run, which a promotion then skips.
         database.execute(IN_ORDER)
     for key in JOBS:
         submit(database, key)
@@ -165,8 +165,8 @@ def test_never_two_under_way_and_nobody_left_behind(
     assert completed == len(JOBS)
 
 
-def test_the_watchers_watch(fresh_database: Database) -> None:
-    """What the test above relies on: two begun runs of a job, or a release out of order, are errors."""
+def test_database_checks_of_the_random_test_detect_violations(fresh_database: Database) -> None:
+    """The checks of the test above: two started runs of a job, or a promotion out of order, are errors."""
     fresh_database.execute(ONE_UNDER_WAY)
     fresh_database.execute(IN_ORDER)
     submit(fresh_database, "a")

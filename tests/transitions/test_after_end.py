@@ -1,4 +1,4 @@
-"""pause_on_failure: N failures in a row ask for a pause, once. on_failure: each final failure asks for a run, once."""
+"""Effects of failures: one pause request after N in a row, one trigger for each final failure."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def asked(database: ClockedDatabase) -> list[Request]:
     return messages(database, database.installation.topics.requests, Request)
 
 
-def test_so_many_failures_in_a_row_ask_for_a_pause_once(fragile: ClockedDatabase) -> None:
+def test_consecutive_failures_request_one_pause(fragile: ClockedDatabase) -> None:
     finish(fragile, RunState.FAILED, RunState.TIMED_OUT)
     assert asked(fragile) == []
     finish(fragile, RunState.FAILED, RunState.FAILED)
@@ -62,21 +62,21 @@ def test_so_many_failures_in_a_row_ask_for_a_pause_once(fragile: ClockedDatabase
     )
 
 
-def test_a_success_begins_anew(fragile: ClockedDatabase) -> None:
+def test_success_resets_consecutive_failures(fragile: ClockedDatabase) -> None:
     finish(fragile, RunState.FAILED, RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED)
     assert asked(fragile) == []
     finish(fragile, RunState.FAILED)
     assert len(asked(fragile)) == 1
 
 
-def test_a_batch_of_ends_counts_in_its_order(fragile: ClockedDatabase) -> None:
+def test_failures_in_one_batch_count_in_order(fragile: ClockedDatabase) -> None:
     attempts = [begun(fragile) for _ in range(4)]
     states = [RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED]
     end(fragile, *(ending(one, state, error_type="E") for one, state in zip(attempts, states, strict=True)))
     assert fragile.value("SELECT consecutive_failures FROM jobs") == 2
 
 
-def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_none(fragile: ClockedDatabase) -> None:
+def test_pause_request_pauses_the_job_and_resume_resets_the_count(fragile: ClockedDatabase) -> None:
     finish(fragile, *[RunState.FAILED] * 3)
     [request] = asked(fragile)
     parsed, _ = read_request(encode(request))
@@ -93,7 +93,7 @@ def test_the_request_pauses_the_job_with_its_reason_and_a_resume_counts_from_non
     assert len(asked(fragile)) == 1
 
 
-def test_a_job_without_the_policy_counts_nothing(clocked: ClockedDatabase) -> None:
+def test_job_without_pause_on_failure_counts_nothing(clocked: ClockedDatabase) -> None:
     submit(clocked, overlap="allow_all")
     finish(clocked, RunState.FAILED)
     assert clocked.value("SELECT consecutive_failures FROM jobs") == 0
@@ -107,7 +107,7 @@ def apply(database: ClockedDatabase, request: Request) -> Reply:
 
 
 @pytest.mark.parametrize("mended", ["resume", "edit", "without the policy"])
-def test_a_request_that_comes_late_does_not_pause_a_job_that_was_mended(fragile: ClockedDatabase, mended: str) -> None:
+def test_late_pause_request_does_not_pause_an_edited_job(fragile: ClockedDatabase, mended: str) -> None:
     finish(fragile, *[RunState.FAILED] * 3)
     [request] = asked(fragile)
     if mended == "resume":
@@ -121,7 +121,7 @@ def test_a_request_that_comes_late_does_not_pause_a_job_that_was_mended(fragile:
     assert not fragile.value("SELECT paused FROM jobs")
 
 
-def test_a_pause_that_somebody_made_is_left_alone(fragile: ClockedDatabase) -> None:
+def test_pause_of_an_operator_is_not_changed(fragile: ClockedDatabase) -> None:
     finish(fragile, *[RunState.FAILED] * 3)
     [request] = asked(fragile)
     until = fragile.now() + timedelta(hours=1)
@@ -130,7 +130,7 @@ def test_a_pause_that_somebody_made_is_left_alone(fragile: ClockedDatabase) -> N
     assert fragile.value("SELECT paused_until FROM jobs") == until
 
 
-def test_a_pause_that_ends_by_itself_counts_from_none(fragile: ClockedDatabase) -> None:
+def test_expired_pause_resets_the_count(fragile: ClockedDatabase) -> None:
     fragile.stop_clock()
     finish(fragile, *[RunState.FAILED] * 2)
     until = fragile.now() + timedelta(minutes=1)
@@ -140,7 +140,7 @@ def test_a_pause_that_ends_by_itself_counts_from_none(fragile: ClockedDatabase) 
     assert fragile.rows("SELECT paused, consecutive_failures FROM jobs") == [(False, 0)]
 
 
-def test_it_is_asked_for_in_json_where_events_are_json(fragile: ClockedDatabase) -> None:
+def test_pause_request_is_json_where_events_are_json(fragile: ClockedDatabase) -> None:
     attempts = [begun(fragile) for _ in range(3)]
     installation = replace(fragile.installation, content_type="application/json")
     with fragile.transaction() as connection:
@@ -161,7 +161,7 @@ def watched(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
-def test_a_final_failure_triggers_the_job_named_once_with_its_facts(watched: ClockedDatabase, state: RunState) -> None:
+def test_final_failure_triggers_the_on_failure_job_once(watched: ClockedDatabase, state: RunState) -> None:
     started = begun(watched)
     end(watched, ending(started, state, reason="start_to_close", error_type="E", error_message="it broke"))
     [request] = asked(watched)
@@ -183,7 +183,7 @@ def test_a_final_failure_triggers_the_job_named_once_with_its_facts(watched: Clo
     }
 
 
-def test_an_end_that_is_written_again_after_a_rollback_asks_for_the_same_run(watched: ClockedDatabase) -> None:
+def test_repeated_end_after_a_rollback_triggers_the_same_run(watched: ClockedDatabase) -> None:
     started = begun(watched)
     failure = ending(started, RunState.FAILED, error_type="E")
     with contextlib.suppress(ConnectionError), watched.transaction() as connection:
@@ -197,7 +197,7 @@ def test_an_end_that_is_written_again_after_a_rollback_asks_for_the_same_run(wat
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED])
-def test_what_is_no_failure_triggers_nothing(watched: ClockedDatabase, state: RunState) -> None:
+def test_other_ends_trigger_no_on_failure_job(watched: ClockedDatabase, state: RunState) -> None:
     if state is RunState.SUCCEEDED:
         end(watched, ending(begun(watched), state))
     else:
@@ -205,13 +205,13 @@ def test_what_is_no_failure_triggers_nothing(watched: ClockedDatabase, state: Ru
     assert asked(watched) == []
 
 
-def test_a_failure_that_is_retried_triggers_nothing(watched: ClockedDatabase) -> None:
+def test_retried_failure_triggers_no_on_failure_job(watched: ClockedDatabase) -> None:
     requeue(watched, begun(watched), AttemptOutcome.FAILED)
     assert asked(watched) == []
 
 
 @pytest.mark.parametrize("target", ["alert", "job"])
-def test_failures_do_not_go_round_in_circles(watched: ClockedDatabase, target: str) -> None:
+def test_on_failure_jobs_do_not_trigger_each_other_in_a_circle(watched: ClockedDatabase, target: str) -> None:
     """The job that watches fails too, and names itself, or the one that it watches."""
     submit(watched, "alert", on_failure=target)
     end(watched, ending(begun(watched), RunState.FAILED))
@@ -222,7 +222,7 @@ def test_failures_do_not_go_round_in_circles(watched: ClockedDatabase, target: s
     assert len(dead_letters(watched)) == 2
 
 
-def test_a_job_that_there_is_not_is_answered_so_and_harms_nobody(watched: ClockedDatabase) -> None:
+def test_missing_on_failure_job_is_refused_and_harms_no_run(watched: ClockedDatabase) -> None:
     ask(watched, {"type": "job.delete", "key": "alert"})
     end(watched, ending(begun(watched), RunState.FAILED))
     [request] = asked(watched)
@@ -230,7 +230,7 @@ def test_a_job_that_there_is_not_is_answered_so_and_harms_nobody(watched: Clocke
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
 
 
-def test_events_written_as_json_ask_in_json(watched: ClockedDatabase) -> None:
+def test_on_failure_request_is_json_where_events_are_json(watched: ClockedDatabase) -> None:
     in_json = replace(watched.installation, content_type="application/json", encode_event=encode_json)
     started = begun(watched, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
     with watched.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Attempts whose end is told from outside: nobody's, until their deadline or their end."""
+"""Attempts that wait for an external completion: without an owner, until their deadline or end."""
 
 from datetime import timedelta
 from uuid import UUID
@@ -41,7 +41,7 @@ def waiting(started: Started, *, attempt: int = 1, executor_id: UUID = EXECUTOR)
     return Wait(started.run_id, attempt, executor_id, HOUR)
 
 
-def test_a_run_that_waits_is_never_due_and_keeps_whose_it_was(with_job: Database) -> None:
+def test_waiting_run_is_never_due_and_keeps_its_executor(with_job: Database) -> None:
     started = begun(with_job)
     before = with_job.now()
     assert wait(with_job, waiting(started)) == set()
@@ -52,7 +52,7 @@ def test_a_run_that_waits_is_never_due_and_keeps_whose_it_was(with_job: Database
     assert deadline == until  # of one look at the clock: which of the two has passed says what was waited for
 
 
-def test_a_repeat_after_a_lost_commit_changes_nothing(with_job: Database) -> None:
+def test_repeated_wait_after_a_lost_commit_changes_nothing(with_job: Database) -> None:
     started = begun(with_job)
     for _ in range(2):
         assert wait(with_job, waiting(started)) == set()
@@ -60,15 +60,15 @@ def test_a_repeat_after_a_lost_commit_changes_nothing(with_job: Database) -> Non
     assert completions(with_job) == []
 
 
-def test_another_executors_attempt_or_an_older_one_does_not_wait(with_job: Database) -> None:
+def test_fenced_attempt_does_not_wait(with_job: Database) -> None:
     started = begun(with_job)
     wait(with_job, waiting(started, executor_id=some_executor()))
     wait(with_job, waiting(started, attempt=0))
     assert open_run(with_job, started.run_id).state == "running"
 
 
-def test_what_was_asked_to_stop_before_it_waited_ends_cancelled(with_job: Database) -> None:
-    """Its executor has done with it: nobody else would end it before that executor dies."""
+def test_cancel_requested_before_the_wait_ends_the_run(with_job: Database) -> None:
+    """Its executor has released it: no other process would end it before that executor dies."""
     started, other = begun(with_job), begun(with_job)
     ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
     assert wait(with_job, waiting(started), waiting(other)) == set()
@@ -78,14 +78,14 @@ def test_what_was_asked_to_stop_before_it_waited_ends_cancelled(with_job: Databa
     assert open_run(with_job, other.run_id).state == "waiting"
 
 
-def test_what_is_over_stays_as_it_ended(with_job: Database) -> None:
+def test_finished_run_does_not_wait(with_job: Database) -> None:
     started = begun(with_job)
     succeed(with_job, started)
     assert wait(with_job, waiting(started)) == set()
     assert final_state(with_job, started.run_id)[0] == "succeeded"
 
 
-def test_what_somebody_has_locked_is_to_be_tried_again(with_job: Database) -> None:
+def test_locked_run_is_reported_for_a_retry(with_job: Database) -> None:
     started = begun(with_job)
     holding = with_job.connection()
     holding.execute("SELECT FROM open_runs FOR UPDATE")

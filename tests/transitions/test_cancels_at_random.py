@@ -1,4 +1,4 @@
-"""Claims, ends, hand-backs, and cancels by id and by filter at random, several at once, some of which die.
+"""Random concurrent claims, ends, releases and cancels by id and filter, some of which crash.
 
 Every answer is held against what becomes of the run: what was not running is over when the answer comes, what was can
 only become cancelled, and no claim that goes on after a filter was acknowledged has begun a run that it names.
@@ -59,7 +59,7 @@ class Acknowledged:
 
 @dataclass
 class Seen:
-    """What the actors have noted; lists of theirs alone, read when all have ended."""
+    """The notes of the actors, read after all have ended."""
 
     begun: list[Begun] = field(default_factory=list[Begun])
     acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
@@ -167,7 +167,7 @@ def settle(actor: Actor, actors: list[Actor]) -> None:
 
 
 def complaints(final: dict[UUID, RunState], seen: list[Seen]) -> list[str]:
-    """Where what was answered is not what came of it."""
+    """Return the replies that differ from the outcome."""
     found: list[str] = []
     for told in seen:
         for run, answer in told.answers:
@@ -185,7 +185,7 @@ def complaints(final: dict[UUID, RunState], seen: list[Seen]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_every_answer_is_what_came_of_it_and_nothing_begins_after_a_filter(fresh_database: Database, seed: int) -> None:
+def test_every_cancel_reply_is_true_and_no_matching_run_starts_after_it(fresh_database: Database, seed: int) -> None:
     database = fresh_database
     for key, overlap in JOBS.items():
         submit(database, key, overlap=overlap)
@@ -205,8 +205,8 @@ def test_every_answer_is_what_came_of_it_and_nothing_begins_after_a_filter(fresh
     assert database.value(completions) == len(runs)
 
 
-def test_the_oracle_tells() -> None:
-    """What the test above relies on: an answer that did not come true, and a run begun too late, are complaints."""
+def test_oracle_detects_false_replies_and_late_starts() -> None:
+    """The oracle reports a false reply and a run that started too late."""
     run = uuid4()
     cancelled, succeeded = {run: RunState.CANCELLED}, {run: RunState.SUCCEEDED}
     assert complaints(cancelled, [Seen(answers=[(run, RunState.QUEUED), (run, RunState.CANCELLED)])]) == []

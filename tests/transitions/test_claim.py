@@ -14,11 +14,11 @@ from tests.transitions.acts import (
     claim,
     open_run,
     open_runs,
+    requested_claim,
     requeue,
     submit,
     succeed,
     trigger,
-    wish,
 )
 from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.claim import Claim, Claimed, claim_runs, read_claims
@@ -31,7 +31,7 @@ def claimed(database: Database, *claims: Claim) -> Claimed:
 
 def test_two_executors_one_run_one_winner(database: Database) -> None:
     submit(database)
-    wanted = wish(database, trigger(database))
+    wanted = requested_claim(database, trigger(database))
     first, second = database.connection(), database.connection()
     ours = claim_runs(first, database.installation, [wanted], executor_id=uuid4())
     # The row is locked and not yet committed: the other one passes it over instead of waiting.
@@ -43,7 +43,7 @@ def test_two_executors_one_run_one_winner(database: Database) -> None:
     assert open_run(database, wanted.run_id).attempt == 1
 
 
-def test_a_claim_writes_down_who_came_by_what(database: Database) -> None:
+def test_claim_records_executor_and_message(database: Database) -> None:
     submit(database)
     run_id = trigger(database)
     before = open_run(database, run_id)
@@ -66,27 +66,27 @@ def test_a_claim_writes_down_who_came_by_what(database: Database) -> None:
         pytest.param({"run_id": uuid4()}, id="a run that was taken back"),
     ],
 )
-def test_what_does_not_fit_claims_nothing(database: Database, wrong: dict[str, int]) -> None:
+def test_mismatched_claim_is_lost(database: Database, wrong: dict[str, int]) -> None:
     submit(database)
     run_id = trigger(database)
-    refused = claimed(database, wish(database, run_id)._replace(**wrong))
+    refused = claimed(database, requested_claim(database, run_id)._replace(**wrong))
     assert (refused.started, refused.overlaps.skipped) == ([], set())
     assert open_run(database, run_id).state == "queued"
     assert len(claim(database, run_id).started) == 1
 
 
-def test_a_stale_message_after_an_edit_claims_by_the_version_it_names(database: Database) -> None:
-    """A trigger carries the version that was current when it was accepted, also when the job is edited since."""
+def test_message_after_an_edit_claims_its_own_version(database: Database) -> None:
+    """A trigger keeps the version that was current when it was accepted, even after an edit."""
     submit(database)
     run_id = trigger(database)
     assert submit(database, labels={"team": "billing"}).job_version == 2
-    stale = wish(database, run_id)
+    stale = requested_claim(database, run_id)
     assert stale.job_version == 1
     assert claimed(database, stale._replace(job_version=2)).started == []
     assert len(claimed(database, stale).started) == 1
 
 
-def test_nothing_is_claimed_before_its_time_by_the_databases_clock(clocked: ClockedDatabase) -> None:
+def test_no_run_is_claimed_before_publish_at_of_the_database_clock(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked)
     run_id = trigger(clocked, delay="10s")
@@ -97,9 +97,9 @@ def test_nothing_is_claimed_before_its_time_by_the_databases_clock(clocked: Cloc
     assert started.started_at == started.publish_at
 
 
-def test_a_repeated_message_claims_nothing_while_the_run_runs_and_after_it_has_ended(database: Database) -> None:
+def test_redelivered_message_claims_nothing(database: Database) -> None:
     submit(database)
-    wanted = wish(database, trigger(database))
+    wanted = requested_claim(database, trigger(database))
     [started] = claimed(database, wanted).started
     assert claimed(database, wanted).started == []
     assert claimed(database, wanted._replace(attempt=2)).started == []
@@ -107,13 +107,13 @@ def test_a_repeated_message_claims_nothing_while_the_run_runs_and_after_it_has_e
     assert claimed(database, wanted).started == []
 
 
-def test_two_messages_for_one_run_in_a_batch_are_one_claim(database: Database) -> None:
+def test_duplicate_messages_in_a_batch_are_one_claim(database: Database) -> None:
     submit(database)
-    wanted = wish(database, trigger(database))
+    wanted = requested_claim(database, trigger(database))
     assert len(claimed(database, wanted, wanted).started) == 1
 
 
-def test_an_attempt_number_is_never_issued_twice(database: Database) -> None:
+def test_attempt_number_is_never_issued_twice(database: Database) -> None:
     submit(database)
     run_id = trigger(database)
     for number, outcome in enumerate([o for o in AttemptOutcome if o.value in {"failed", "lost", "released"}], 1):
@@ -123,9 +123,9 @@ def test_an_attempt_number_is_never_issued_twice(database: Database) -> None:
     assert open_run(database, run_id).attempt == 3
 
 
-def test_after_a_lost_commit_what_stands_is_read_back_and_nothing_else(database: Database) -> None:
+def test_committed_claims_are_read_back_after_a_lost_commit(database: Database) -> None:
     submit(database)
-    ours, others, unclaimed = (wish(database, trigger(database)) for _ in range(3))
+    ours, others, unclaimed = (requested_claim(database, trigger(database)) for _ in range(3))
     someone = uuid4()
     [started] = claimed(database, ours).started
     with database.transaction() as connection:
@@ -137,9 +137,9 @@ def test_after_a_lost_commit_what_stands_is_read_back_and_nothing_else(database:
         assert read_claims(connection, [ours], executor_id=EXECUTOR) == []
 
 
-def test_a_rolled_back_claim_leaves_the_run_to_the_next(database: Database) -> None:
+def test_rolled_back_claim_leaves_the_run_claimable(database: Database) -> None:
     submit(database)
-    wanted = wish(database, trigger(database))
+    wanted = requested_claim(database, trigger(database))
     connection = database.connection()
     assert len(claim_runs(connection, database.installation, [wanted], executor_id=EXECUTOR).started) == 1
     connection.rollback()
@@ -147,15 +147,15 @@ def test_a_rolled_back_claim_leaves_the_run_to_the_next(database: Database) -> N
     assert len(claimed(database, wanted).started) == 1
 
 
-def test_a_run_that_was_cancelled_before_its_message_came_claims_nothing(database: Database) -> None:
+def test_cancelled_run_is_not_claimed(database: Database) -> None:
     submit(database)
-    wanted = wish(database, trigger(database))
+    wanted = requested_claim(database, trigger(database))
     ask(database, {"type": "run.cancel", "run_id": str(wanted.run_id)})
     assert claimed(database, wanted).started == []
     assert open_runs(database) == []
 
 
-def test_a_paused_job_still_runs_what_was_triggered(database: Database) -> None:
+def test_triggered_run_of_a_paused_job_is_claimed(database: Database) -> None:
     submit(database)
     ask(database, about("job.pause"))
     assert len(claim(database, trigger(database)).started) == 1

@@ -1,4 +1,4 @@
-"""What tells of a batch's ends: each event with its own headers, whatever others of the batch share."""
+"""Completion events of a batch: each has its own headers and ids."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def headers(database: Database) -> dict[str, dict[bytes, bytes]]:
     return {decode(value, RunCompleted).run_id: dict(zip(h[::2], h[1::2], strict=True)) for h, value in rows}
 
 
-def test_each_of_a_batch_has_headers_of_its_own(database: Database) -> None:
+def test_each_completion_of_a_batch_has_its_own_headers(database: Database) -> None:
     submit(database, retry={"max_attempts": 1})
     plain, second, failed = begun(database), begun(database), begun(database)
     traced = begin(database, trigger(database, traceparent=TRACE))
@@ -50,7 +50,7 @@ def test_each_of_a_batch_has_headers_of_its_own(database: Database) -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
-def test_an_installation_that_writes_json_tells_the_same_in_json(database: Database, state: RunState) -> None:
+def test_json_completion_holds_the_same_fields(database: Database, state: RunState) -> None:
     submit(database, labels={"team": "billing"}, retry={"max_attempts": 1})
     started = begun(database)
     in_json = replace(database.installation, content_type="application/json", encode_event=encode_json)
@@ -66,7 +66,7 @@ def test_an_installation_that_writes_json_tells_the_same_in_json(database: Datab
     assert (event.result, event.error is None) == ((b"1", True) if state is RunState.SUCCEEDED else (None, False))
 
 
-def test_ends_in_different_hands_name_each_their_own(database: Database) -> None:
+def test_completions_name_the_executor_of_each_run(database: Database) -> None:
     submit(database)
     held, waiting = begun(database), trigger(database)
     end(database, ending(held, RunState.SUCCEEDED), RunEnd(waiting, 0, RunState.CANCELLED, reason="asked"))

@@ -1,4 +1,4 @@
-"""`create_runs`: a run, its open run, its inputs and its message are written together or not at all, and once."""
+"""`create_runs`: run, open run, inputs and message are written together or not at all, and once."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -49,7 +49,7 @@ def write(database: Database, *runs: NewRun, now: datetime, repeats: bool = Fals
         return create_runs(connection, database.installation, runs, now=now, repeats=repeats)
 
 
-def test_row_open_row_and_message_say_the_same(database: Database, now: datetime) -> None:
+def test_run_open_run_and_message_agree(database: Database, now: datetime) -> None:
     at = now + timedelta(seconds=5)
     run = new_run(database, at)
     assert write(database, run, now=now) == {run.run_id}
@@ -66,7 +66,7 @@ def test_row_open_row_and_message_say_the_same(database: Database, now: datetime
     assert database.count("run_inputs") == 0
 
 
-def test_an_occurrence_written_twice_is_refused_as_a_whole(database: Database, now: datetime) -> None:
+def test_duplicate_occurrence_is_refused_as_a_whole(database: Database, now: datetime) -> None:
     first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
     write(database, first, now=now)
     with pytest.raises(psycopg.errors.UniqueViolation):
@@ -74,7 +74,7 @@ def test_an_occurrence_written_twice_is_refused_as_a_whole(database: Database, n
     assert [run.run_id for run in open_runs(database)] == [first.run_id]
 
 
-def test_where_repeats_are_expected_only_the_new_ones_are_written(database: Database, now: datetime) -> None:
+def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> None:
     first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
     write(database, first, now=now)
     assert write(database, first, second, second, now=now, repeats=True) == {second.run_id}
@@ -82,7 +82,7 @@ def test_where_repeats_are_expected_only_the_new_ones_are_written(database: Data
     assert len(open_runs(database)) == len(requests(database)) == database.count("job_runs") == 2
 
 
-def test_of_two_writers_of_one_occurrence_the_later_waits_and_writes_nothing(database: Database, now: datetime) -> None:
+def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Database, now: datetime) -> None:
     run = new_run(database, now)
     first, second = database.connection(), database.connection()
     create_runs(first, database.installation, [run], now=now, repeats=True)
@@ -94,7 +94,7 @@ def test_of_two_writers_of_one_occurrence_the_later_waits_and_writes_nothing(dat
     assert len(open_runs(database)) == len(requests(database)) == 1
 
 
-def test_what_a_run_carries_beyond_its_version_is_kept_and_sent(database: Database, now: datetime) -> None:
+def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> None:
     inputs = RunInputs(
         payload=b"\x00", payload_content_type="application/octet-stream", labels={"a": "b"}, request_id="r"
     )
@@ -105,5 +105,5 @@ def test_what_a_run_carries_beyond_its_version_is_kept_and_sent(database: Databa
     assert (message.payload, message.labels) == (b"\x00", {"a": "b"})
 
 
-def test_writing_nothing_writes_nothing(database: Database, now: datetime) -> None:
+def test_creating_no_runs_writes_nothing(database: Database, now: datetime) -> None:
     assert write(database, now=now) == set()

@@ -1,4 +1,4 @@
-"""`finish_runs`: everything about an end in one transaction; what is locked comes again, a zombie changes nothing."""
+"""`finish_runs`: an end is one transaction; a locked run is retried, a zombie changes nothing."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -56,7 +56,7 @@ def test_success_writes_outcome_attempt_result_and_event(database: Database) -> 
     assert dead_letters(database) == []
 
 
-def test_an_attempt_row_tells_who_when_and_by_which_message(database: Database) -> None:
+def test_attempt_row_names_executor_times_and_message(database: Database) -> None:
     submit(database)
     started = begun(database)
     succeed(database, started)
@@ -64,14 +64,14 @@ def test_an_attempt_row_tells_who_when_and_by_which_message(database: Database) 
     assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
 
 
-def test_nothing_is_kept_of_an_attempt_that_left_nothing(database: Database) -> None:
+def test_attempt_without_output_has_no_output_row(database: Database) -> None:
     submit(database)
     succeed(database, begun(database))
     assert database.count("attempt_outputs") == 0
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
-def test_a_run_given_up_makes_a_dead_letter_in_table_and_topic(database: Database, state: RunState) -> None:
+def test_failed_run_becomes_a_dead_letter_in_table_and_topic(database: Database, state: RunState) -> None:
     submit(database, retry={"max_attempts": 2}, payload={"to": "a@example.org"})
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED)
@@ -95,7 +95,7 @@ def test_a_run_given_up_makes_a_dead_letter_in_table_and_topic(database: Databas
     assert final_state(database, last.run_id) == (state, "why")
 
 
-def test_a_dead_letter_is_told_to_be_one_of_a_run(database: Database) -> None:
+def test_dead_letter_header_names_the_kind_run(database: Database) -> None:
     submit(database)
     started = begun(database)
     end(database, ending(started, RunState.FAILED, error_type="ValueError"))
@@ -106,7 +106,7 @@ def test_a_dead_letter_is_told_to_be_one_of_a_run(database: Database) -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED])
-def test_what_was_not_given_up_makes_no_dead_letter(database: Database, state: RunState) -> None:
+def test_other_ends_create_no_dead_letter(database: Database, state: RunState) -> None:
     submit(database)
     run_id = trigger(database)
     attempt = begin(database, run_id).attempt if state is RunState.SUCCEEDED else 0
@@ -114,7 +114,7 @@ def test_what_was_not_given_up_makes_no_dead_letter(database: Database, state: R
     assert (database.count("dead_letters"), database.count("failed_runs"), dead_letters(database)) == (0, 0, [])
 
 
-def test_a_row_that_somebody_holds_is_busy_and_ends_when_it_is_tried_again(database: Database) -> None:
+def test_locked_run_is_busy_and_ends_on_retry(database: Database) -> None:
     submit(database)
     started = begun(database)
     wanted = ending(started, RunState.SUCCEEDED)
@@ -127,7 +127,7 @@ def test_a_row_that_somebody_holds_is_busy_and_ends_when_it_is_tried_again(datab
     assert end(database, wanted).states == {started.run_id: RunState.SUCCEEDED}
 
 
-def test_an_attempt_may_have_ended_otherwise_than_its_run(database: Database) -> None:
+def test_attempt_outcome_may_differ_from_the_runs_state(database: Database) -> None:
     submit(database)
     lost, cancelled = begun(database), begun(database)
     ask(database, {"type": "run.cancel", "run_id": str(cancelled.run_id)})
@@ -146,7 +146,7 @@ def test_an_attempt_may_have_ended_otherwise_than_its_run(database: Database) ->
         ({"payload": 1}, {"payload_base64": "AP8="}, (b"\0\xff", "application/octet-stream")),
     ],
 )
-def test_a_dead_letter_tells_the_payload_and_none_where_there_was_none(
+def test_dead_letter_holds_the_payload_if_there_is_one(
     database: Database, job: dict[str, Any], run: dict[str, Any], told: tuple[bytes | None, str | None]
 ) -> None:
     submit(database, **job)
@@ -157,7 +157,7 @@ def test_a_dead_letter_tells_the_payload_and_none_where_there_was_none(
     assert (request.payload, request.payload_content_type) == (told if run else (None, None))
 
 
-def test_a_dead_letter_tells_the_newest_hundred_attempts(database: Database) -> None:
+def test_dead_letter_holds_the_newest_hundred_attempts(database: Database) -> None:
     submit(database)
     run_id = trigger(database)
     for _ in range(101):
@@ -167,7 +167,7 @@ def test_a_dead_letter_tells_the_newest_hundred_attempts(database: Database) -> 
     assert [attempt.attempt for attempt in letter.attempts] == list(range(3, 103))
 
 
-def test_a_zombies_report_is_superseded_and_changes_nothing(database: Database) -> None:
+def test_zombie_report_is_superseded_and_changes_nothing(database: Database) -> None:
     submit(database)
     zombie = begun(database)
     requeue(database, zombie, AttemptOutcome.LOST)
@@ -180,10 +180,8 @@ def test_a_zombies_report_is_superseded_and_changes_nothing(database: Database) 
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.SNOOZED])
-def test_a_run_that_went_back_keeps_its_attempt_and_is_nobodys_to_end(
-    database: Database, outcome: AttemptOutcome
-) -> None:
-    """The number alone is no fence here: the executor that had it wakes up before anybody has claimed it anew."""
+def test_requeued_run_is_not_ended_by_its_old_executor(database: Database, outcome: AttemptOutcome) -> None:
+    """The attempt number alone is no fence: the old executor reports before the next claim."""
     submit(database)
     zombie = begun(database)
     requeue(database, zombie, outcome)
@@ -193,7 +191,7 @@ def test_a_run_that_went_back_keeps_its_attempt_and_is_nobodys_to_end(
     assert open_run(database, zombie.run_id) == before
 
 
-def test_an_attempt_in_other_hands_is_not_ended(database: Database) -> None:
+def test_attempt_of_another_executor_is_not_ended(database: Database) -> None:
     submit(database)
     started = begun(database)
     assert end(database, ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
@@ -201,7 +199,7 @@ def test_an_attempt_in_other_hands_is_not_ended(database: Database) -> None:
     assert open_run(database, started.run_id).state == "running"
 
 
-def test_a_second_report_of_the_same_end_is_superseded(database: Database) -> None:
+def test_repeated_end_is_superseded(database: Database) -> None:
     submit(database)
     started = begun(database)
     succeed(database, started)
@@ -210,7 +208,7 @@ def test_a_second_report_of_the_same_end_is_superseded(database: Database) -> No
     assert len(completions(database)) == 1
 
 
-def test_a_batch_ends_what_it_can_and_tells_the_rest_apart(database: Database) -> None:
+def test_batch_reports_ended_busy_and_superseded_runs(database: Database) -> None:
     submit(database)
     good, locked, gone = begun(database), begun(database), begun(database)
     succeed(database, gone)
@@ -223,7 +221,7 @@ def test_a_batch_ends_what_it_can_and_tells_the_rest_apart(database: Database) -
 
 
 @pytest.mark.parametrize("wanted", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED])
-def test_a_cancelling_run_can_only_become_cancelled(database: Database, wanted: RunState) -> None:
+def test_cancelling_run_can_only_become_cancelled(database: Database, wanted: RunState) -> None:
     submit(database, overlap="skip")
     started = begun(database)
     ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
@@ -237,7 +235,7 @@ def test_a_cancelling_run_can_only_become_cancelled(database: Database, wanted: 
     assert (database.count("signals"), database.count("active_runs"), dead_letters(database)) == (0, 0, [])
 
 
-def test_an_end_between_attempts_writes_no_attempt(database: Database) -> None:
+def test_end_between_attempts_writes_no_attempt(database: Database) -> None:
     submit(database)
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
@@ -266,7 +264,7 @@ def test_sequence_and_event_id_are_derived_from_the_run(
     assert event.event_id == str(event_id(run_id, state, sequence))
 
 
-def test_an_event_that_is_written_again_after_a_rollback_is_the_same_event(database: Database) -> None:
+def test_repeated_event_after_a_rollback_has_the_same_id(database: Database) -> None:
     submit(database)
     started = begun(database)
     wanted = ending(started, RunState.SUCCEEDED)
@@ -281,7 +279,7 @@ def test_an_event_that_is_written_again_after_a_rollback_is_the_same_event(datab
     assert event.event_id == decode(first, RunCompleted).event_id
 
 
-def test_the_message_at_hand_saves_reading_it_again(database: Database) -> None:
+def test_given_message_is_not_built_again(database: Database) -> None:
     """An executor still has the message it ran: what it hands over is what the event is made of."""
     submit(database)
     run_id = trigger(database, labels={"from": "table"})
@@ -291,15 +289,13 @@ def test_the_message_at_hand_saves_reading_it_again(database: Database) -> None:
     assert completions(database)[0].labels == {"from": "hand"}
 
 
-def test_labels_of_a_run_come_over_those_of_its_job(database: Database) -> None:
+def test_run_labels_override_job_labels(database: Database) -> None:
     submit(database, labels={"team": "billing", "tier": "1"})
     succeed(database, begun(database, labels={"tier": "2"}))
     assert completions(database)[0].labels == {"team": "billing", "tier": "2"}
 
 
-def test_an_attempt_whose_partition_somebody_dropped_is_kept_all_the_same(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_recreates_a_dropped_partition(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(database)
     started = begun(database)
     day = f"{run_instant(started.run_id):%Y%m%d}"
@@ -312,7 +308,7 @@ def test_an_attempt_whose_partition_somebody_dropped_is_kept_all_the_same(
 
 
 @pytest.mark.parametrize("stamp", [0, 0x7FFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF])
-def test_a_report_of_a_run_that_never_was_makes_no_partition(database: Database, stamp: int) -> None:
+def test_report_of_an_unknown_run_creates_no_partition(database: Database, stamp: int) -> None:
     submit(database)
     good, unknown = begun(database), UUID(int=stamp << 80 | 1)
     before = database.count("pg_class")
@@ -321,7 +317,7 @@ def test_a_report_of_a_run_that_never_was_makes_no_partition(database: Database,
     assert database.count("pg_class") == before
 
 
-def test_an_end_of_nothing_is_nothing(database: Database) -> None:
+def test_ending_no_runs_changes_nothing(database: Database) -> None:
     done = end(database)
     assert (done.states, done.busy, done.superseded) == ({}, set(), set())
     unknown = uuid4()

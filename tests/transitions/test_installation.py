@@ -1,4 +1,4 @@
-"""What an installation's topics begin with is said once; who says otherwise is refused, who says nothing follows."""
+"""The topic prefix is recorded once; another prefix is refused, and the default follows."""
 
 import pytest
 
@@ -18,23 +18,23 @@ def name(database: Database, **flags: object) -> None:
         record_topic_prefix(connection, Connections.load(**flags))
 
 
-def test_before_it_is_said_the_settings_count(database: Database) -> None:
+def test_unrecorded_prefix_is_that_of_the_settings(database: Database) -> None:
     assert (prefix(database), prefix(database, topic_prefix="shop")) == ("tidewheel", "shop")
 
 
-def test_the_first_says_it_and_who_says_nothing_follows(database: Database) -> None:
+def test_first_recorded_prefix_holds_for_default_settings(database: Database) -> None:
     name(database, topic_prefix="shop")
     name(database, topic_prefix="store")
     assert (prefix(database), prefix(database, topic_prefix="shop")) == ("shop", "shop")
 
 
-def test_another_one_is_refused_with_both_names(database: Database) -> None:
+def test_other_prefix_is_refused_with_both_names(database: Database) -> None:
     name(database, topic_prefix="shop")
     with pytest.raises(SettingsError, match=r"TIDEWHEEL_TOPIC_PREFIX is 'store', but .* begin with 'shop'"):
         prefix(database, topic_prefix="store")
 
 
-def test_the_environment_says_it_too(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_of_the_environment_is_compared_too(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     name(database)
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", "store")
     with pytest.raises(SettingsError, match="'tidewheel'"):

@@ -1,4 +1,4 @@
-"""`flush_outputs`: what attempts have written while they run, under their fence; and the end that writes it too."""
+"""`flush_outputs` stores the output of running attempts under their fence; an end stores it too."""
 
 from typing import Any
 from uuid import UUID
@@ -32,7 +32,7 @@ def flush(database: Database, started: Started, output: bytes, executor_id: UUID
 
 
 def kept(database: Database) -> list[tuple[int, bytes | None, bytes | None, int | None]]:
-    """What is kept: attempt, result, output, output_bytes."""
+    """Return the stored attempt, result, output and output_bytes."""
     rows = database.rows("SELECT attempt, result, output, output_bytes FROM attempt_outputs ORDER BY attempt")
     return [(row[0], row[1], row[2], row[3]) for row in rows]
 
@@ -43,20 +43,20 @@ def started(database: Database) -> Started:
     return begun(database)
 
 
-def test_what_was_written_last_replaces_what_was_before(database: Database, started: Started) -> None:
+def test_later_flush_replaces_an_earlier_one(database: Database, started: Started) -> None:
     assert flush(database, started, b"one\n")
     assert flush(database, started, b"one\ntwo\n")
     assert kept(database) == [(1, None, b"one\ntwo\n", 8)]
 
 
-def test_nobody_elses_attempt_is_written_and_none_that_is_over(database: Database, started: Started) -> None:
+def test_flush_writes_only_running_attempts_of_its_executor(database: Database, started: Started) -> None:
     assert not flush(database, started, b"stranger", some_executor())
     succeed(database, started)
     assert not flush(database, started, b"late")
     assert kept(database) == []
 
 
-def test_an_older_attempt_is_written_no_more(database: Database, started: Started) -> None:
+def test_older_attempt_is_not_flushed(database: Database, started: Started) -> None:
     assert flush(database, started, b"first")
     requeue(database, started, AttemptOutcome.LOST)
     again = begin(database, started.run_id)
@@ -65,26 +65,26 @@ def test_an_older_attempt_is_written_no_more(database: Database, started: Starte
     assert kept(database) == [(1, None, b"first", 5), (2, None, b"second", 6)]
 
 
-def test_an_end_writes_over_what_was_flushed(database: Database, started: Started) -> None:
+def test_end_replaces_flushed_output(database: Database, started: Started) -> None:
     flush(database, started, b"one\n")
     end(database, ending(started, RunState.SUCCEEDED, result=b"1", output=b"one\ntwo\n", output_bytes=8))
     assert kept(database) == [(1, b"1", b"one\ntwo\n", 8)]
 
 
-def test_an_end_that_knows_of_no_output_keeps_what_was_flushed(database: Database, started: Started) -> None:
+def test_end_without_output_keeps_flushed_output(database: Database, started: Started) -> None:
     """As from outside, by a task token, or in the handler's own transaction."""
     flush(database, started, b"one\n")
     end(database, ending(started, RunState.SUCCEEDED, result=b"1"))
     assert kept(database) == [(1, b"1", b"one\n", 4)]
 
 
-def test_a_lost_attempt_keeps_what_was_flushed(database: Database, started: Started) -> None:
+def test_lost_attempt_keeps_flushed_output(database: Database, started: Started) -> None:
     flush(database, started, b"one\n")
     requeue(database, started, AttemptOutcome.LOST)
     assert kept(database) == [(1, None, b"one\n", 4)]
 
 
-def test_a_retried_attempt_keeps_its_output(database: Database, started: Started) -> None:
+def test_retried_attempt_keeps_its_output(database: Database, started: Started) -> None:
     flush(database, started, b"one\n")
     failed = Requeue(
         started.run_id, started.attempt, EXECUTOR, AttemptOutcome.FAILED, trace="Trace", output=b"two\n", output_bytes=8
@@ -95,15 +95,13 @@ def test_a_retried_attempt_keeps_its_output(database: Database, started: Started
 
 
 @pytest.mark.parametrize("unflushed", [False, True])
-def test_an_end_without_a_flush_is_written_either_way(database: Database, started: Started, unflushed: bool) -> None:  # noqa: FBT001
+def test_end_without_a_flush_is_stored_by_copy_or_insert(database: Database, started: Started, unflushed: bool) -> None:  # noqa: FBT001
     fields: dict[str, Any] = {"result": b"1", "output": b"one\n", "output_bytes": 4, "unflushed": unflushed}
     end(database, ending(started, RunState.SUCCEEDED, **fields))
     assert kept(database) == [(1, b"1", b"one\n", 4)]
 
 
-def test_a_flush_passes_over_what_somebody_holds_and_an_end_waits_for_no_flush(
-    database: Database, started: Started
-) -> None:
+def test_flush_skips_locked_runs_and_an_end_never_waits_for_a_flush(database: Database, started: Started) -> None:
     holder = database.connection()
     holder.execute("SELECT 1 FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
     assert not flush(database, started, b"one")
@@ -116,7 +114,7 @@ def test_a_flush_passes_over_what_somebody_holds_and_an_end_waits_for_no_flush(
     assert kept(database) == [(1, None, b"one", 3)]
 
 
-def test_a_run_that_is_being_cancelled_still_writes(database: Database, started: Started) -> None:
+def test_cancelling_run_still_flushes(database: Database, started: Started) -> None:
     database.execute("UPDATE open_runs SET state = 'cancelling'")
     assert open_run(database, started.run_id).state == RunState.CANCELLING
     assert flush(database, started, b"tidying up\n")

@@ -1,4 +1,4 @@
-"""What the policies decide, without a database: one job's turn, whoever has it, and whoever comes."""
+"""The decisions of the overlap policies for one job, without a database."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ def ids(*numbers: int) -> list[UUID]:
 
 
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.RETRYING, None])
-def test_skip_is_skipped_whatever_the_holder_does(state: RunState | None) -> None:
+def test_skip_is_skipped_in_every_state_of_the_active_run(state: RunState | None) -> None:
     decision = decide(HOLDER, state, [], [run(1)])
     assert (decision.active, decision.holder_action, decision.skipped) == (HOLDER, HolderAction.KEEP, ids(1))
 
@@ -38,41 +38,41 @@ def test_buffer_one_keeps_the_one_that_waits_already() -> None:
     assert (later.buffered, later.skipped) == ([], ids(1))
 
 
-def test_buffer_one_waits_behind_nobody_of_another_policy_either() -> None:
+def test_buffer_one_is_skipped_behind_a_run_of_another_policy() -> None:
     assert decide(HOLDER, None, [run(5, "buffer_all")], [run(6, "buffer_one")]).skipped == ids(6)
 
 
-def test_buffer_all_waits_however_many_wait() -> None:
+def test_buffer_all_waits_behind_any_number() -> None:
     decision = decide(HOLDER, None, [run(1, "buffer_all")], [run(3, "buffer_all"), run(2, "buffer_all")])
     assert decision.buffered == ids(2, 3)
 
 
-def test_cancel_other_asks_one_that_runs_and_waits_for_its_end() -> None:
+def test_cancel_other_requests_a_cancel_and_waits() -> None:
     decision = decide(HOLDER, RunState.RUNNING, [], [run(1, "cancel_other")])
     assert (decision.active, decision.holder_action, decision.buffered) == (HOLDER, HolderAction.REQUEST_CANCEL, ids(1))
 
 
 @pytest.mark.parametrize("state", sorted(OPEN - STARTED))
-def test_cancel_other_has_the_turn_at_once_of_one_that_does_not_run(state: RunState) -> None:
+def test_cancel_other_replaces_an_active_run_without_attempt_at_once(state: RunState) -> None:
     decision = decide(HOLDER, state, [], [run(1, "cancel_other")])
     assert (decision.active, decision.holder_action, decision.buffered) == (UUID(int=1), HolderAction.END, [])
 
 
 @pytest.mark.parametrize("state", sorted(OPEN))
-def test_terminate_other_ends_the_holder_whatever_it_does_and_starts(state: RunState) -> None:
+def test_terminate_other_ends_the_active_run_in_every_state_and_starts(state: RunState) -> None:
     decision = decide(HOLDER, state, [], [run(1, "terminate_other")])
     assert (decision.active, decision.holder_action) == (UUID(int=1), HolderAction.END)
 
 
 @pytest.mark.parametrize("policy", sorted(REPLACING))
-def test_nothing_is_decided_against_a_holder_whose_row_somebody_has(policy: Overlap) -> None:
+def test_nothing_is_decided_while_the_active_runs_row_is_locked(policy: Overlap) -> None:
     decision = decide(HOLDER, None, [run(1, "cancel_other")], [run(2, policy)])
     assert (decision.active, decision.holder_action, decision.undecided) == (HOLDER, HolderAction.KEEP, ids(2))
     assert (decision.skipped, decision.buffered) == ([], [])
 
 
 @pytest.mark.parametrize("policy", sorted(REPLACING))
-def test_of_those_that_would_replace_the_newest_is_kept(policy: Overlap) -> None:
+def test_newest_replacing_run_is_kept(policy: Overlap) -> None:
     newer = decide(HOLDER, RunState.RUNNING, [run(1, "cancel_other"), run(2, "buffer_all")], [run(3, policy)])
     older = decide(HOLDER, RunState.RUNNING, [run(3, "cancel_other")], [run(1, policy)])
     assert newer.skipped == ids(1)
@@ -80,25 +80,25 @@ def test_of_those_that_would_replace_the_newest_is_kept(policy: Overlap) -> None
 
 
 @pytest.mark.parametrize("policy", sorted(REPLACING))
-def test_about_to_start_together_the_newest_starts_and_nobody_begins_in_vain(policy: Overlap) -> None:
+def test_newest_of_several_replacing_runs_starts(policy: Overlap) -> None:
     oldest = run(1, policy)
     decision = decide(oldest.run_id, None, [], [run(3, policy), oldest, run(2, policy)])
     assert (decision.active, sorted(decision.skipped)) == (UUID(int=3), ids(1, 2))
     assert (decision.buffered, decision.cancelled, decision.holder_action) == ([], [], HolderAction.KEEP)
 
 
-def test_a_run_that_has_begun_before_and_is_replaced_is_cancelled() -> None:
+def test_replaced_run_with_earlier_attempts_is_cancelled() -> None:
     again = run(1, attempt=2, queued=False)
     decision = decide(again.run_id, None, [], [again, run(2, "terminate_other")])
     assert (decision.active, decision.cancelled, decision.skipped) == (UUID(int=2), ids(1), [])
 
 
-def test_a_run_between_attempts_whose_turn_was_taken_from_outside_is_left() -> None:
+def test_run_between_attempts_is_left_undecided() -> None:
     decision = decide(HOLDER, RunState.RUNNING, [], [run(1, "terminate_other", attempt=1, queued=False)])
     assert (decision.active, decision.undecided) == (HOLDER, ids(1))
 
 
-def test_each_is_judged_by_its_own_policy_oldest_first() -> None:
+def test_each_run_is_decided_by_its_own_policy_oldest_first() -> None:
     arrivals = [run(4, "skip"), run(3, "buffer_one"), run(2, "cancel_other"), run(1, "buffer_one")]
     decision = decide(HOLDER, RunState.RUNNING, [], arrivals)
     assert (decision.buffered, decision.skipped, decision.holder_action) == (
@@ -116,7 +116,7 @@ contenders = st.lists(
 
 
 @given(contenders, contenders, st.sampled_from([None, *sorted(OPEN)]), st.booleans())
-def test_everybody_gets_one_verdict_and_somebody_the_turn(
+def test_each_run_gets_one_decision_and_one_run_is_active(
     arrivals: Sequence[Contender],
     waiting: Sequence[Contender],
     state: RunState | None,

@@ -9,6 +9,7 @@ from tests.transitions.acts import (
     EXECUTOR,
     NEVER,
     about,
+    active_run_of,
     ask,
     attempts,
     begin,
@@ -24,7 +25,6 @@ from tests.transitions.acts import (
     submit,
     succeed,
     trigger,
-    turn_of,
 )
 from tests.transitions.overlapping import JOB, holding, make, signals, waiting
 from tidewheel.runs import AttemptOutcome, Cause, Overlap, RunState
@@ -45,9 +45,7 @@ def job(database: Database) -> Database:
 
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("policy", [ALL, ONE, CANCEL])
-def test_a_buffered_run_waits_without_a_time_and_goes_when_the_holder_has_ended(
-    job: Database, policy: Overlap, cause: Cause
-) -> None:
+def test_buffered_run_is_promoted_when_the_active_run_ends(job: Database, policy: Overlap, cause: Cause) -> None:
     first = holding(job)
     second = make(job, policy, cause)
     done = claim(job, second)
@@ -59,18 +57,18 @@ def test_a_buffered_run_waits_without_a_time_and_goes_when_the_holder_has_ended(
     before = job.now()
     succeed(job, first)
     run = open_run(job, second)
-    assert (run.state, run.attempt, turn_of(job, JOB), waiting(job)) == (RunState.QUEUED, 0, second, False)
+    assert (run.state, run.attempt, active_run_of(job, JOB), waiting(job)) == (RunState.QUEUED, 0, second, False)
     assert before <= run.publish_at <= job.now()
     asked = [request for request in requests(job) if request.run_id == str(second)]
     assert [(request.attempt, request.cause) for request in asked] == [(1, cause)] * 2
     assert asked[-1].publish_at == run.publish_at
     again = begin(job, second)
     succeed(job, again)
-    assert (open_runs(job), turn_of(job, JOB)) == ([], None)
+    assert (open_runs(job), active_run_of(job, JOB)) == ([], None)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_skip_ends_whatever_the_run_was_made_by(job: Database, cause: Cause) -> None:
+def test_skip_applies_to_every_cause(job: Database, cause: Cause) -> None:
     holding(job)
     second = make(job, SKIP, cause)
     assert claim(job, second).overlaps.skipped == {second}
@@ -78,7 +76,7 @@ def test_skip_ends_whatever_the_run_was_made_by(job: Database, cause: Cause) -> 
     assert waiting(job) is False
 
 
-def test_buffered_runs_go_one_after_another_oldest_first(job: Database) -> None:
+def test_buffered_runs_are_promoted_oldest_first(job: Database) -> None:
     first = holding(job)
     runs = [make(job, ALL) for _ in range(4)]
     claim(job, runs[2])
@@ -91,7 +89,7 @@ def test_buffered_runs_go_one_after_another_oldest_first(job: Database) -> None:
     assert open_runs(job) == []
 
 
-def test_of_several_in_one_claim_the_oldest_starts_and_the_others_wait(job: Database) -> None:
+def test_oldest_of_several_claimed_runs_starts_and_the_rest_waits(job: Database) -> None:
     runs = [make(job, ALL) for _ in range(3)]
     done = claim(job, *reversed(runs))
     assert [started.run_id for started in done.started] == runs[:1]
@@ -106,20 +104,20 @@ def test_buffer_one_keeps_the_one_that_waits_already(job: Database) -> None:
     assert done.overlaps.skipped == {runs[0], runs[2]}
     assert {final_state(job, run) for run in (runs[0], runs[2])} == {("skipped", "overlap")}
     succeed(job, first)
-    assert turn_of(job, JOB) == runs[1]
+    assert active_run_of(job, JOB) == runs[1]
 
 
-def test_buffer_one_waits_again_when_the_one_that_waited_has_gone(job: Database) -> None:
+def test_buffer_one_waits_again_after_a_promotion(job: Database) -> None:
     first = holding(job)
     earlier, later = make(job, ONE), make(job, ONE)
     claim(job, earlier)
     succeed(job, first)
     assert claim(job, later).overlaps.buffered == {later}
-    assert turn_of(job, JOB) == earlier
+    assert active_run_of(job, JOB) == earlier
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_cancel_other_asks_the_one_that_runs_and_waits_for_its_end(job: Database, cause: Cause) -> None:
+def test_cancel_other_sends_a_signal_and_waits(job: Database, cause: Cause) -> None:
     first = holding(job)
     second = make(job, CANCEL, cause)
     done = claim(job, second)
@@ -128,10 +126,10 @@ def test_cancel_other_asks_the_one_that_runs_and_waits_for_its_end(job: Database
     assert signals(job) == [(first.run_id, 1, "cancel", EXECUTOR)]
     succeed(job, first)
     assert final_state(job, first.run_id) == ("cancelled", None)
-    assert (turn_of(job, JOB), open_run(job, second).state, signals(job)) == (second, "queued", [])
+    assert (active_run_of(job, JOB), open_run(job, second).state, signals(job)) == (second, "queued", [])
 
 
-def test_of_those_that_wait_to_replace_the_newest_is_kept(job: Database) -> None:
+def test_newest_waiting_replacement_is_kept(job: Database) -> None:
     first = holding(job)
     runs = [make(job, CANCEL) for _ in range(3)]
     claim(job, runs[1])
@@ -139,23 +137,23 @@ def test_of_those_that_wait_to_replace_the_newest_is_kept(job: Database) -> None
     assert claim(job, runs[0]).overlaps.skipped == {runs[0]}
     assert len(signals(job)) == 1
     succeed(job, first)
-    assert turn_of(job, JOB) == runs[2]
+    assert active_run_of(job, JOB) == runs[2]
     assert {final_state(job, run) for run in runs[:2]} == {("skipped", "overlap")}
 
 
-def test_one_that_replaces_waits_behind_those_that_only_wait(job: Database) -> None:
+def test_replacing_run_waits_behind_buffered_runs(job: Database) -> None:
     first = holding(job)
     patient, hasty = make(job, ALL), make(job, CANCEL)
     claim(job, patient)
     assert claim(job, hasty).overlaps.skipped == set()
     succeed(job, first)
-    assert turn_of(job, JOB) == patient
+    assert active_run_of(job, JOB) == patient
     succeed(job, begin(job, patient))
-    assert turn_of(job, JOB) == hasty
+    assert active_run_of(job, JOB) == hasty
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_terminate_other_ends_the_one_that_runs_and_starts_in_its_place(job: Database, cause: Cause) -> None:
+def test_terminate_other_ends_the_active_run_and_starts(job: Database, cause: Cause) -> None:
     first = holding(job)
     second = make(job, TERMINATE, cause)
     done = claim(job, second)
@@ -166,12 +164,12 @@ def test_terminate_other_ends_the_one_that_runs_and_starts_in_its_place(job: Dat
     assert signals(job) == [(first.run_id, 1, "terminate", EXECUTOR)]
     [event] = completions(job)
     assert (event.run_id, event.status, event.reason) == (str(first.run_id), "cancelled", "overlap")
-    assert turn_of(job, JOB) == second
+    assert active_run_of(job, JOB) == second
     assert succeed(job, first).superseded == {first.run_id}
     assert open_run(job, second).state == RunState.RUNNING
 
 
-def test_terminate_other_does_not_wait_for_one_that_was_asked_to_cancel(job: Database) -> None:
+def test_terminate_other_does_not_wait_for_a_cancelling_run(job: Database) -> None:
     first = holding(job)
     polite, final = make(job, CANCEL), make(job, TERMINATE)
     claim(job, polite)
@@ -182,7 +180,7 @@ def test_terminate_other_does_not_wait_for_one_that_was_asked_to_cancel(job: Dat
 
 
 @pytest.mark.parametrize("policy", REPLACING)
-def test_who_waited_before_goes_when_the_replacement_has_ended(job: Database, policy: Overlap) -> None:
+def test_earlier_waiting_run_is_promoted_after_the_replacement(job: Database, policy: Overlap) -> None:
     first = holding(job)
     patient = make(job, ALL)
     claim(job, patient)
@@ -190,12 +188,12 @@ def test_who_waited_before_goes_when_the_replacement_has_ended(job: Database, po
     [started] = claim(job, make(job, policy)).started
     assert waiting(job) is True
     succeed(job, started)
-    assert turn_of(job, JOB) == patient
+    assert active_run_of(job, JOB) == patient
 
 
 @pytest.mark.parametrize("policy", REPLACING)
 @pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.SNOOZED])
-def test_a_holder_that_does_not_run_is_cancelled_at_once(
+def test_active_run_without_attempt_is_cancelled_at_once(
     job: Database, outcome: AttemptOutcome, policy: Overlap
 ) -> None:
     first = holding(job)
@@ -203,11 +201,11 @@ def test_a_holder_that_does_not_run_is_cancelled_at_once(
     second = make(job, policy)
     assert [started.run_id for started in claim(job, second).started] == [second]
     assert final_state(job, first.run_id) == ("cancelled", "overlap")
-    assert (turn_of(job, JOB), signals(job)) == (second, [])
+    assert (active_run_of(job, JOB), signals(job)) == (second, [])
 
 
 @pytest.mark.parametrize("policy", REPLACING)
-def test_a_holder_that_was_released_and_has_not_started_makes_way(job: Database, policy: Overlap) -> None:
+def test_promoted_run_that_has_not_started_is_replaced(job: Database, policy: Overlap) -> None:
     first, released, second = holding(job), make(job, ALL), make(job, policy)
     claim(job, released)
     succeed(job, first)
@@ -216,53 +214,47 @@ def test_a_holder_that_was_released_and_has_not_started_makes_way(job: Database,
 
 
 @pytest.mark.parametrize("policy", REPLACING)
-def test_of_several_that_replace_in_one_claim_only_the_newest_begins(job: Database, policy: Overlap) -> None:
+def test_only_the_newest_replacing_run_of_a_claim_starts(job: Database, policy: Overlap) -> None:
     first = holding(job)
     runs = [make(job, policy) for _ in range(3)]
     claim(job, *runs)
     succeed(job, first)
-    assert turn_of(job, JOB) == runs[2]
+    assert active_run_of(job, JOB) == runs[2]
     assert {final_state(job, run) for run in runs[:2]} == {("skipped", "overlap")}
     assert len(attempts(job, runs[0])) == 0
 
 
 @pytest.mark.parametrize("policy", REPLACING)
-def test_of_several_that_replace_and_find_the_turn_free_only_the_newest_is_ever_begun(
-    job: Database, policy: Overlap
-) -> None:
+def test_only_the_newest_replacing_run_starts_without_an_active_run(job: Database, policy: Overlap) -> None:
     runs = [make(job, policy) for _ in range(3)]
     done = claim(job, *runs)
     assert [(each.run_id, each.attempt) for each in done.started] == [(runs[2], 1)]
     assert (done.overlaps.skipped, done.signalled) == (set(runs[:2]), False)
     assert {final_state(job, run) for run in runs[:2]} == {("skipped", "overlap")}
-    assert (turn_of(job, JOB), open_run(job, runs[2]).state) == (runs[2], "running")
+    assert (active_run_of(job, JOB), open_run(job, runs[2]).state) == (runs[2], "running")
 
 
 @pytest.mark.parametrize("policy", REPLACING)
 @pytest.mark.parametrize("first", [SKIP, ALL, ONE, *REPLACING])
-def test_one_that_replaces_a_run_of_its_own_claim_keeps_it_from_beginning(
-    job: Database, first: Overlap, policy: Overlap
-) -> None:
+def test_replaced_run_of_the_same_claim_never_starts(job: Database, first: Overlap, policy: Overlap) -> None:
     older, free, newer = make(job, first), make(job, Overlap.ALLOW_ALL), make(job, policy)
     done = claim(job, older, free, newer)
     assert {each.run_id for each in done.started} == {free, newer}
-    assert (final_state(job, older), turn_of(job, JOB)) == (("skipped", "overlap"), newer)
+    assert (final_state(job, older), active_run_of(job, JOB)) == (("skipped", "overlap"), newer)
 
 
 @pytest.mark.parametrize("policy", REPLACING)
-def test_a_holder_between_two_attempts_is_replaced_by_a_newcomer_of_its_own_claim(
-    job: Database, policy: Overlap
-) -> None:
+def test_active_run_between_attempts_is_replaced_within_a_claim(job: Database, policy: Overlap) -> None:
     first, newcomer = holding(job), make(job, policy)
     requeue(job, first, AttemptOutcome.FAILED)
     done = claim(job, first.run_id, newcomer)
     assert [each.run_id for each in done.started] == [newcomer]
     assert (final_state(job, first.run_id), signals(job)) == (("cancelled", "overlap"), [])
-    assert (turn_of(job, JOB), open_run(job, newcomer).state) == (newcomer, "running")
+    assert (active_run_of(job, JOB), open_run(job, newcomer).state) == (newcomer, "running")
 
 
 @pytest.mark.parametrize("policy", REPLACING)
-def test_while_somebody_has_the_holders_row_nothing_is_decided(job: Database, policy: Overlap) -> None:
+def test_locked_active_run_leaves_the_claim_undecided(job: Database, policy: Overlap) -> None:
     first, second = holding(job), make(job, policy)
     somebody = job.connection()
     somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
@@ -272,7 +264,7 @@ def test_while_somebody_has_the_holders_row_nothing_is_decided(job: Database, po
     assert claim(job, second).overlaps.undecided == set()
 
 
-def test_a_triggers_own_policy_goes_before_its_jobs(database: Database) -> None:
+def test_overlap_of_a_trigger_overrides_its_jobs(database: Database) -> None:
     submit(database, overlap="skip")
     first = begin(database, trigger(database))
     patient = trigger(database, overlap="buffer_all")
@@ -282,10 +274,10 @@ def test_a_triggers_own_policy_goes_before_its_jobs(database: Database) -> None:
     assert (done.overlaps.buffered, len(done.overlaps.skipped)) == ({patient}, 1)
     assert database.rows("SELECT overlap FROM run_inputs WHERE run_id = %s", [patient]) == [("buffer_all",)]
     succeed(database, first)
-    assert turn_of(database, JOB) == patient
+    assert active_run_of(database, JOB) == patient
 
 
-def test_a_released_run_carries_what_it_came_with(database: Database) -> None:
+def test_promoted_run_keeps_its_inputs(database: Database) -> None:
     submit(database, overlap="buffer_all", payload="job")
     first = begin(database, trigger(database))
     second = trigger(database, payload="own", labels={"one": "1"})
@@ -296,50 +288,50 @@ def test_a_released_run_carries_what_it_came_with(database: Database) -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.CANCELLED, RunState.SKIPPED, RunState.TIMED_OUT])
-def test_a_run_that_waits_can_be_ended_and_leaves_the_turn_alone(job: Database, state: RunState) -> None:
+def test_ended_waiting_run_does_not_release_the_active_run(job: Database, state: RunState) -> None:
     first = holding(job)
     gone, stays = make(job, ALL), make(job, ALL)
     claim(job, gone, stays)
     assert end(job, RunEnd(gone, 0, state)).states == {gone: state}
     event = next(event for event in completions(job) if event.run_id == str(gone))
     assert event.published_at == event.scheduled_at  # when it could first have left: it never did
-    assert turn_of(job, JOB) == first.run_id
+    assert active_run_of(job, JOB) == first.run_id
     succeed(job, first)
-    assert turn_of(job, JOB) == stays
+    assert active_run_of(job, JOB) == stays
 
 
-def test_a_turn_whose_last_waiting_run_was_ended_is_free_again(job: Database) -> None:
+def test_active_run_is_released_after_its_last_waiting_run_ends(job: Database) -> None:
     first, gone = holding(job), make(job, ALL)
     claim(job, gone)
     ask(job, {"type": "run.cancel", "run_id": str(gone)})
     succeed(job, first)
-    assert turn_of(job, JOB) is None
+    assert active_run_of(job, JOB) is None
 
 
-def test_cancelling_the_one_that_was_released_lets_the_next_go(job: Database) -> None:
+def test_cancelling_a_promoted_run_promotes_the_next(job: Database) -> None:
     first, second, third = holding(job), make(job, ALL), make(job, ALL)
     claim(job, second, third)
     succeed(job, first)
     ask(job, {"type": "run.cancel", "run_id": str(second)})
-    assert (turn_of(job, JOB), open_run(job, third).state) == (third, "queued")
+    assert (active_run_of(job, JOB), open_run(job, third).state) == (third, "queued")
 
 
-def test_deleting_a_job_cancels_those_that_wait_and_lets_the_holder_finish(job: Database) -> None:
+def test_deleting_a_job_cancels_waiting_runs_and_keeps_the_active_one(job: Database) -> None:
     first, second, third = holding(job), make(job, ALL), make(job, ALL)
     claim(job, second, third)
     ask(job, about("job.delete"))
     assert [final_state(job, run)[0] for run in (second, third)] == ["cancelled", "cancelled"]
     assert [run.run_id for run in open_runs(job)] == [first.run_id]
     succeed(job, first)
-    assert turn_of(job, JOB) is None
+    assert active_run_of(job, JOB) is None
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT])
-def test_however_the_holder_ends_the_next_goes(job: Database, state: RunState) -> None:
+def test_every_end_of_the_active_run_promotes_the_next(job: Database, state: RunState) -> None:
     first, second = holding(job), make(job, ALL)
     claim(job, second)
     end(job, ending(first, state))
-    assert turn_of(job, JOB) == second
+    assert active_run_of(job, JOB) == second
 
 
 def test_jobs_do_not_wait_for_each_other(job: Database) -> None:

@@ -1,4 +1,4 @@
-"""`requeue_runs`: an attempt ends, its run goes on, charged for what it must, with the payload it came with."""
+"""`requeue_runs`: an attempt ends, its run goes on with its inputs, and only failures count."""
 
 from datetime import timedelta
 
@@ -32,7 +32,7 @@ COUNTED = [
 
 
 @pytest.mark.parametrize(("outcome", "state", "failed_attempts", "lost"), COUNTED)
-def test_what_went_wrong_is_charged_and_nothing_else_is(
+def test_only_failures_count_against_max_attempts(
     database: Database, outcome: AttemptOutcome, state: str, failed_attempts: int, lost: int
 ) -> None:
     submit(database)
@@ -47,7 +47,7 @@ def test_what_went_wrong_is_charged_and_nothing_else_is(
     assert (again.attempt, again.failed_attempts, again.lost_attempts) == (2, failed_attempts, lost)
 
 
-def test_charges_and_losses_add_up_over_a_runs_life(database: Database) -> None:
+def test_failed_and_lost_attempts_add_up(database: Database) -> None:
     submit(database)
     run_id = trigger(database)
     for outcome in (AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.SNOOZED, AttemptOutcome.FAILED):
@@ -56,7 +56,7 @@ def test_charges_and_losses_add_up_over_a_runs_life(database: Database) -> None:
     assert (run.attempt, run.failed_attempts, run.lost_attempts) == (4, 2, 1)
 
 
-def test_the_next_attempt_waits_in_row_and_outbox_for_its_time(database: Database) -> None:
+def test_next_attempt_has_its_publish_time_in_row_and_outbox(database: Database) -> None:
     submit(database)
     started = begun(database)
     before = database.now()
@@ -72,9 +72,7 @@ def test_the_next_attempt_waits_in_row_and_outbox_for_its_time(database: Databas
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.RELEASED])
-def test_a_next_attempt_of_a_trigger_carries_the_triggers_own_payload(
-    database: Database, outcome: AttemptOutcome
-) -> None:
+def test_retry_of_a_trigger_keeps_its_payload(database: Database, outcome: AttemptOutcome) -> None:
     submit(database, payload={"to": "everybody"}, labels={"team": "billing"})
     context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     started = begun(database, payload={"to": "ann"}, labels={"one": "1"}, traceparent=context)
@@ -86,7 +84,7 @@ def test_a_next_attempt_of_a_trigger_carries_the_triggers_own_payload(
     assert second.definition == first.definition
 
 
-def test_a_payload_of_bytes_is_carried_byte_for_byte(database: Database) -> None:
+def test_binary_payload_is_kept_byte_for_byte(database: Database) -> None:
     submit(database)
     started = begun(database, payload_base64="AAEC/w==")
     requeue(database, started, AttemptOutcome.FAILED)
@@ -95,7 +93,7 @@ def test_a_payload_of_bytes_is_carried_byte_for_byte(database: Database) -> None
     ] * 2
 
 
-def test_a_retry_keeps_the_version_it_was_made_from_across_an_edit(database: Database) -> None:
+def test_retry_keeps_its_job_version_across_an_edit(database: Database) -> None:
     submit(database, payload=1)
     started = begun(database)
     submit(database, payload=2)
@@ -105,7 +103,7 @@ def test_a_retry_keeps_the_version_it_was_made_from_across_an_edit(database: Dat
     assert begin(database, started.run_id).attempt == 2
 
 
-def test_a_message_goes_to_its_own_lane_and_queue_again(database: Database) -> None:
+def test_retry_message_goes_to_its_lane_and_queue(database: Database) -> None:
     submit(database, lane="critical", queue="reports")
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED)
@@ -113,7 +111,7 @@ def test_a_message_goes_to_its_own_lane_and_queue_again(database: Database) -> N
     assert {name for (name,) in database.rows("SELECT lane FROM outbox WHERE topic LIKE '%.runs.%'")} == {"critical"}
 
 
-def test_a_zombies_failure_moves_nothing(database: Database) -> None:
+def test_zombie_failure_requeues_nothing(database: Database) -> None:
     submit(database)
     zombie = begun(database)
     requeue(database, zombie, AttemptOutcome.LOST)
@@ -124,7 +122,7 @@ def test_a_zombies_failure_moves_nothing(database: Database) -> None:
     assert (run.state, run.attempt, run.failed_attempts, run.executor_id) == ("running", current.attempt, 0, EXECUTOR)
 
 
-def test_an_attempt_in_other_hands_does_not_go_back(database: Database) -> None:
+def test_attempt_of_another_executor_is_not_requeued(database: Database) -> None:
     submit(database)
     run_id = trigger(database)
     started = begin(database, run_id, some_executor())
@@ -133,7 +131,7 @@ def test_an_attempt_in_other_hands_does_not_go_back(database: Database) -> None:
     assert open_run(database, run_id).state == "running"
 
 
-def test_a_row_that_somebody_holds_is_busy(database: Database) -> None:
+def test_locked_run_is_busy_for_a_requeue(database: Database) -> None:
     submit(database)
     started = begun(database)
     holding = database.connection()
@@ -144,7 +142,7 @@ def test_a_row_that_somebody_holds_is_busy(database: Database) -> None:
     assert set(requeue(database, started, AttemptOutcome.FAILED).runs) == {started.run_id}
 
 
-def test_a_run_that_is_being_cancelled_ends_instead_of_going_back(database: Database) -> None:
+def test_cancelling_run_ends_instead_of_being_requeued(database: Database) -> None:
     submit(database)
     started = begun(database)
     ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
@@ -153,7 +151,7 @@ def test_a_run_that_is_being_cancelled_ends_instead_of_going_back(database: Data
     assert database.rows("SELECT state FROM job_runs WHERE run_id = %s", [started.run_id]) == [("cancelled",)]
 
 
-def test_a_run_that_is_over_does_not_go_back(database: Database) -> None:
+def test_finished_run_is_not_requeued(database: Database) -> None:
     submit(database)
     started = begun(database)
     succeed(database, started)

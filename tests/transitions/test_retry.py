@@ -1,4 +1,4 @@
-"""Whether a failed attempt is followed by another, and when: every policy, every number of charges."""
+"""The decision about the next attempt: every policy, every number of failed attempts."""
 
 import doctest
 from datetime import timedelta
@@ -44,12 +44,12 @@ SPREADS = st.floats(-1, 1)
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS + 5))
-def test_the_budget_is_kept_to_the_attempt(retry: Retry, failed_attempts: int) -> None:
+def test_max_attempts_is_exact(retry: Retry, failed_attempts: int) -> None:
     assert (delay_before_next(retry, ERROR, failed_attempts) is None) == (failed_attempts >= retry.max_attempts)
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS), SPREADS)
-def test_a_delay_lies_within_its_bounds_and_the_jitter(retry: Retry, failed_attempts: int, spread: float) -> None:
+def test_retry_delay_lies_within_its_bounds_and_jitter(retry: Retry, failed_attempts: int, spread: float) -> None:
     delay = delay_before_next(retry, ERROR, failed_attempts, spread=spread)
     if delay is None:
         return
@@ -65,7 +65,7 @@ def test_a_delay_lies_within_its_bounds_and_the_jitter(retry: Retry, failed_atte
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS - 1))
-def test_delays_never_shrink_from_one_attempt_to_the_next(retry: Retry, failed_attempts: int) -> None:
+def test_retry_delays_never_shrink(retry: Retry, failed_attempts: int) -> None:
     if retry.backoff is Backoff.INTERVALS:
         retry = policy(backoff=Backoff.INTERVALS, intervals_ms=tuple(sorted(retry.intervals_ms)), max_attempts=1000)
     first, second = (
@@ -76,14 +76,16 @@ def test_delays_never_shrink_from_one_attempt_to_the_next(retry: Retry, failed_a
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS), st.timedeltas(timedelta(0), timedelta(days=1)), SPREADS)
-def test_what_was_asked_for_is_waited_for(retry: Retry, failed_attempts: int, after: timedelta, spread: float) -> None:
+def test_requested_retry_after_is_the_least_delay(
+    retry: Retry, failed_attempts: int, after: timedelta, spread: float
+) -> None:
     plain = delay_before_next(retry, ERROR, failed_attempts, spread=spread)
-    asked = delay_before_next(retry, Failure("http_503", retry_after=after), failed_attempts, spread=spread)
-    assert asked == (None if plain is None else max(plain, after))
+    delay = delay_before_next(retry, Failure("http_503", retry_after=after), failed_attempts, spread=spread)
+    assert delay == (None if plain is None else max(plain, after))
 
 
 @given(POLICIES, st.integers(1, MOST_ATTEMPTS))
-def test_what_is_permanent_or_named_is_not_tried_again(retry: Retry, failed_attempts: int) -> None:
+def test_permanent_and_non_retryable_failures_are_not_retried(retry: Retry, failed_attempts: int) -> None:
     assert delay_before_next(retry, Failure("ValueError", permanent=True), failed_attempts) is None
     named = policy(non_retryable=("ValueError",), max_attempts=1000)
     assert delay_before_next(named, ERROR, failed_attempts) is None
@@ -100,19 +102,19 @@ def test_what_is_permanent_or_named_is_not_tried_again(retry: Retry, failed_atte
         (policy(max_attempts=1), [None]),
     ],
 )
-def test_the_delays_of_each_kind(retry: Retry, delays: list[int | None]) -> None:
+def test_each_backoff_has_its_delays(retry: Retry, delays: list[int | None]) -> None:
     found = [
         delay_before_next(retry, ERROR, failed_attempts, spread=0.0) for failed_attempts in range(1, len(delays) + 1)
     ]
     assert found == [None if seconds is None else timedelta(seconds=seconds) for seconds in delays]
 
 
-def test_a_thousand_attempts_do_not_overflow() -> None:
+def test_thousand_attempts_do_not_overflow() -> None:
     steep = policy(max_attempts=1000, factor=1000.0, max_ms=DAY_MS)
     assert delay_before_next(steep, ERROR, 999, spread=0.0) == timedelta(days=1)
 
 
-def test_the_defaults_are_those_of_the_documentation() -> None:
+def test_default_retry_policy_matches_the_documentation() -> None:
     default = RetryPolicy()
     assert (default.attempts, default.kind, default.initial, default.factor) == (
         4,
@@ -123,5 +125,5 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (default.max, default.jitter) == (timedelta(hours=1), 0.1)
 
 
-def test_the_examples_run() -> None:
+def test_docstring_examples_of_retry_run() -> None:
     assert doctest.testmod(module).failed == 0

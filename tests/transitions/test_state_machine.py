@@ -1,7 +1,6 @@
-"""Every move is tried from every state, on real rows: what the table allows happens, what it does not changes nothing.
+"""Every move from every state, on real rows: an allowed move happens, another changes nothing.
 
-`wait` has no writer yet: no target waits; nor is anything blocked, and so released from there. Whoever adds a writer
-finds it missing in `WRITERS`.
+No run is blocked yet, so none is promoted from there. A new writer of a move must be listed in `WRITERS`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,7 @@ ACTIVE = {RunState.RUNNING, RunState.CANCELLING}
 JOB = job_id("default", "job")
 
 
-def test_every_move_has_a_writer_or_is_known_to_have_none() -> None:
+def test_every_move_has_a_writer_or_is_listed_without_one() -> None:
     assert set(Move) == WRITERS | WITHOUT_WRITER
     assert not WRITERS & WITHOUT_WRITER
 
@@ -114,7 +113,7 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
 
 
 def release(connection: Conn, database: Database, run_id: UUID) -> bool:
-    """Give a turn up that nobody but this run can be waiting for."""
+    """Release an active run that only this run can wait for."""
     connection.execute("DELETE FROM open_runs WHERE run_id <> %s", [run_id])
     mark_waiters(connection, [(JOB, "default")])
     connection.execute("UPDATE active_runs SET run_id = %s", [NO_RUN])
@@ -128,14 +127,12 @@ def with_job(shared_database: Database) -> Database:
     return shared_database
 
 
-# Nothing is blocked yet; whoever releases from there finds it here.
+# No run is blocked yet: the code that promotes blocked runs has to add its case here.
 TRIED = [pair for pair in product(RunState, sorted(WRITERS)) if pair != (RunState.BLOCKED, Move.PROMOTE)]
 
 
 @pytest.mark.parametrize(("state", "move"), TRIED)
-def test_a_move_is_made_where_the_table_allows_it_and_changes_nothing_elsewhere(
-    with_job: Database, state: RunState, move: Move
-) -> None:
+def test_move_happens_only_where_the_table_allows_it(with_job: Database, state: RunState, move: Move) -> None:
     run_id = run_in(with_job, state)
     before = rows_of(with_job, run_id)
     # A run that is being cancelled becomes cancelled, however its attempt ended, and does not go back.
@@ -153,6 +150,6 @@ def test_a_move_is_made_where_the_table_allows_it_and_changes_nothing_elsewhere(
 
 
 @pytest.mark.parametrize("state", sorted(FINAL))
-def test_a_terminal_run_has_one_event_and_no_open_row(with_job: Database, state: RunState) -> None:
+def test_terminal_run_has_one_event_and_no_open_row(with_job: Database, state: RunState) -> None:
     rows = rows_of(with_job, run_in(with_job, state))
     assert (len(rows["open"]), len(rows["run"]), len(rows["events"])) == (0, 1, 1)

@@ -1,4 +1,4 @@
-"""Taking back what has not left: both rows go, so that the same instant can be written again, and claims lose."""
+"""Retraction of runs: both rows go, the same id can be created again, and claims are lost."""
 
 from datetime import timedelta
 from uuid import UUID
@@ -7,7 +7,17 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, begin, claim, lifecycle, open_runs, requeue, submit, trigger, wish
+from tests.transitions.acts import (
+    EXECUTOR,
+    begin,
+    claim,
+    lifecycle,
+    open_runs,
+    requested_claim,
+    requeue,
+    submit,
+    trigger,
+)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome
@@ -33,20 +43,20 @@ def taken_back(database: ClockedDatabase) -> dict[UUID, object]:
         return dict(retract_runs(connection, [JOB], now=database.now()))
 
 
-def test_runs_whose_instant_is_ahead_are_taken_back_from_both_tables(ahead: ClockedDatabase) -> None:
+def test_retracted_runs_leave_both_tables(ahead: ClockedDatabase) -> None:
     first = open_runs(ahead)[0]
     assert taken_back(ahead) == {JOB: first.scheduled_at}
     assert open_runs(ahead) == []
     assert ahead.count("job_runs") == 0
 
 
-def test_the_instant_that_has_come_stays(ahead: ClockedDatabase) -> None:
+def test_due_run_is_not_retracted(ahead: ClockedDatabase) -> None:
     now = ahead.advance(timedelta(seconds=2))
     assert taken_back(ahead) == {JOB: now + timedelta(seconds=1)}
     assert [run.scheduled_at for run in open_runs(ahead)] == [now - timedelta(seconds=1), now]
 
 
-def test_triggers_and_runs_that_have_begun_stay(ahead: ClockedDatabase) -> None:
+def test_triggered_and_started_runs_are_not_retracted(ahead: ClockedDatabase) -> None:
     """Also when the clock has gone back since they began, and one of them waits for another executor."""
     triggered = trigger(ahead, delay="1h")
     running, released = open_runs(ahead)[:2]
@@ -58,18 +68,18 @@ def test_triggers_and_runs_that_have_begun_stay(ahead: ClockedDatabase) -> None:
     assert {run.run_id for run in open_runs(ahead)} == {triggered, running.run_id, released.run_id}
 
 
-def test_a_message_whose_run_was_taken_back_claims_nothing(ahead: ClockedDatabase) -> None:
-    wanted = wish(ahead, open_runs(ahead)[0].run_id)
+def test_message_of_a_retracted_run_claims_nothing(ahead: ClockedDatabase) -> None:
+    wanted = requested_claim(ahead, open_runs(ahead)[0].run_id)
     taken_back(ahead)
     ahead.advance(AHEAD)
     with ahead.transaction() as connection:
         assert claim_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
 
 
-def test_taking_back_waits_for_a_claim_under_way_which_then_has_won(ahead: ClockedDatabase) -> None:
+def test_retraction_waits_for_a_concurrent_claim_which_wins(ahead: ClockedDatabase) -> None:
     """The claim's row is locked: taking back waits for it and then finds a run that has begun."""
     first = open_runs(ahead)[0]
-    wanted = wish(ahead, first.run_id)
+    wanted = requested_claim(ahead, first.run_id)
     before = ahead.now()
     ahead.advance(timedelta(seconds=1))
     claiming, taking = ahead.connection(), ahead.connection()
@@ -82,7 +92,7 @@ def test_taking_back_waits_for_a_claim_under_way_which_then_has_won(ahead: Clock
     assert [run.run_id for run in open_runs(ahead)] == [first.run_id]
 
 
-def test_a_schedule_that_has_come_to_its_end_finishes_its_job(clocked: ClockedDatabase) -> None:
+def test_ended_schedule_finishes_its_job(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     submit(clocked, schedule={"once": (now + timedelta(seconds=1)).isoformat()})
     clocked.advance(timedelta(seconds=2))

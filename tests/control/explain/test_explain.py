@@ -8,7 +8,7 @@ import pytest
 from tests.control.explain.explaining import calendar, done, fire_all, t, told
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, begin, end, ending, open_runs, submit, succeed, trigger, turn_of
+from tests.transitions.acts import EXECUTOR, active_run_of, begin, end, ending, open_runs, submit, succeed, trigger
 from tidewheel.control.explain.explanation import Outcome
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
@@ -136,7 +136,7 @@ def test_a_buffered_run_waits_for_the_turn_of_another(clocked: ClockedDatabase) 
     buffered = told(clocked, t("03-02T08:02"))
     assert buffered.run is not None
     assert (buffered.outcome, buffered.run.state) == (Outcome.FIRED, RunState.BUFFERED)
-    assert str(turn_of(clocked, JOB)) in buffered.words
+    assert str(active_run_of(clocked, JOB)) in buffered.words
 
 
 def test_a_pause_says_who_why_and_what_then(clocked: ClockedDatabase) -> None:
