@@ -129,7 +129,7 @@ INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
 SELECT run, 1, 'default', now(), now(), 'succeeded' FROM unnest(%s::uuid[]) AS run
 """
 _EVENT: LiteralString = """
-INSERT INTO outbox (slice, class, publish_at, topic, key, value, headers)
+INSERT INTO outbox (slice, lane, publish_at, topic, key, value, headers)
 SELECT 0, 'events', now(), %(topic)s, %(value)s, %(value)s, NULL FROM unnest(%(runs)s::uuid[])
 """
 

@@ -79,7 +79,7 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT tenant, 'run', run_id, job_id, 'it failed', now() - row_number() OVER () * interval '1 s' FROM failed_runs
     """,
     """
-    INSERT INTO outbox (slice, class, publish_at, topic, key, value)
+    INSERT INTO outbox (slice, lane, publish_at, topic, key, value)
     SELECT shard / 8, (ARRAY['critical', 'standard', 'batch', 'events'])[1 + shard %% 4],
            now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k',
            decode(repeat('ef', 300), 'hex')
