@@ -23,7 +23,7 @@ from tidewheel.schemas.definitions import definition_record
 from tidewheel.transitions.installation import Installation
 
 _JOBS = (
-    "COPY jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, anchor, interval_us, created_at, "
+    "COPY jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, interval_anchor, interval_us, created_at, "
     "updated_at) "
     "FROM STDIN (FORMAT BINARY)"
 )

@@ -64,7 +64,7 @@ def _figures(connection: Conn, begun_at: datetime, ended_at: datetime) -> dict[s
     rates = sorted(found.get(window, 0) / WINDOW_SECONDS for window in range(int(seconds / WINDOW_SECONDS)))
     counted = connection.execute("SELECT outcome, count(*) FROM attempts GROUP BY outcome").fetchall()
     outcomes = {str(outcome): cast("int", count) for outcome, count in counted}
-    failed_attempts = connection.execute("SELECT coalesce(sum(charged), 0) FROM open_runs").fetchone()
+    failed_attempts = connection.execute("SELECT coalesce(sum(failed_attempts), 0) FROM open_runs").fetchone()
     assert failed_attempts is not None
     bad = sum(outcomes.get(outcome, 0) for outcome in ("failed", "timed_out", "lost"))
     return {

@@ -77,7 +77,7 @@ def test_it_commits_or_rolls_back_with_the_callers_rows(shop: Database, own: psy
 def test_the_message_lies_where_its_jobs_relay_finds_it(shop: Database) -> None:
     shop.rows(CHARGE, ["order-1"])
     [(lane, key, topic, slice_number, shard)] = shop.rows(
-        "SELECT o.class, o.key, o.topic, o.slice, j.shard FROM outbox AS o, jobs AS j"
+        "SELECT o.lane, o.key, o.topic, o.slice, j.shard FROM outbox AS o, jobs AS j"
     )
     assert (lane, key, topic) == ("critical", b"charge", "shop.requests")
     assert slice_number == slice_of(shard, shop.installation.shards)
