@@ -411,7 +411,7 @@ SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, 
  ORDER BY r.created_at, r.run_id
  LIMIT 1000
 
--- name: count_named_runs
+-- name: count_matching_runs
 -- How many open runs a cancellation would name now.
 -- Index: open_runs_by_job where a job is named; otherwise all of them are read. No lock.
 SELECT count(*)

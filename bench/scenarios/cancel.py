@@ -39,10 +39,10 @@ def measure(stage: Stage) -> dict[str, float]:
             _until(connection, "SELECT EXISTS (SELECT FROM open_runs WHERE attempt > 0)")
             by_id = _cancel_one(client, runs[-1])
             asked = monotonic_seconds()
-            number = client.cancel_runs(key="backlog")
+            number = client.runs.cancel_all(key="backlog")
             answered = monotonic_seconds()
             at = database_now(connection)
-            while (standing := client.cancellation(number)).finished_at is None:
+            while (standing := client.runs.cancellation(number)).finished_at is None:
                 assert monotonic_seconds() - answered < _GIVE_UP_SECONDS, standing
                 Event().wait(_LOOK_SECONDS)
             ended = monotonic_seconds()
@@ -62,8 +62,8 @@ def measure(stage: Stage) -> dict[str, float]:
 def _cancel_one(client: Client, run: RunId) -> float:
     """Seconds from asking for the end of the last run of the backlog to its being over."""
     asked = monotonic_seconds()
-    assert client.cancel(run) is RunState.QUEUED
-    assert client.run(run).final
+    assert client.runs.cancel(run) is RunState.QUEUED
+    assert client.runs.get(run).final
     return monotonic_seconds() - asked
 
 

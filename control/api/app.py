@@ -4,11 +4,11 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from tidewheel.control.api.bearer import Guard
-from tidewheel.control.api.executors import ExecutorsDoor
-from tidewheel.control.api.health import HealthDoor
+from tidewheel.control.api.executors import ExecutorsApi
+from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.problems import HANDLERS
-from tidewheel.control.api.runs import RunsDoor
-from tidewheel.control.api.schemas import SchemasDoor
+from tidewheel.control.api.runs import RunsApi
+from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.workers import Workers
 from tidewheel.process.service import Shutdown
 from tidewheel.settings import ApiSettings
@@ -18,10 +18,10 @@ from tidewheel.transitions.installation import Installation
 def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Shutdown) -> Starlette:
     """The HTTP door over these workers."""
     doors = (
-        ExecutorsDoor(workers, installation, settings),
-        RunsDoor(workers, installation),
-        SchemasDoor(workers),
-        HealthDoor(workers, stop),
+        ExecutorsApi(workers, installation, settings),
+        RunsApi(workers, installation),
+        SchemasApi(workers),
+        HealthApi(workers, stop),
     )
     return Starlette(
         routes=[route for door in doors for route in door.routes()],

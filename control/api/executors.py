@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.models import MOST_SWEPT, Claiming, Endings, ProgressReport, Registration
+from tidewheel.control.api.models import MOST_SWEPT, ClaimRequest, Heartbeat, OutcomesRequest, Registration
 from tidewheel.control.api.workers import Workers
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult
 from tidewheel.jobs.values import MAX_ELEMENTS
@@ -25,7 +25,7 @@ from tidewheel.transitions.installation import Installation
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorsDoor:
+class ExecutorsApi:
     """The calls of executors."""
 
     workers: Workers
@@ -47,7 +47,7 @@ class ExecutorsDoor:
         """Enter an executor."""
         body = await read_body(request, Registration)
         executor_id = await self.workers.do(
-            lambda desk: desk.executors.register(
+            lambda state: state.executors.register(
                 body.name, body.queues, body.handlers, body.slots, lease=self.settings.lease
             )
         )
@@ -65,23 +65,23 @@ class ExecutorsDoor:
 
     async def beat(self, request: Request) -> Response:
         """Keep a lease; tell which attempts are to stop."""
-        body, executor_id = await read_body(request, ProgressReport), _executor_id(request)
-        told = await self.workers.do(lambda desk: desk.executors.beat(executor_id, stopping=body.stopping))
+        body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
+        told = await self.workers.do(lambda state: state.executors.beat(executor_id, stopping=body.stopping))
         signals = [{"run_id": str(each.run_id), "attempt": each.attempt, "kind": each.kind} for each in told]
         return JSONResponse({"signals": signals})
 
     async def claim(self, request: Request) -> Response:
         """Claim runs."""
-        body, executor_id = await read_body(request, Claiming), _executor_id(request)
+        body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
         wishes = [wish.claim() for wish in body.wishes]
         claim = RemoteClaim(executor_id, body.claim_id, wishes, body.sweep, self.settings.sweep)
-        claimed = await self.workers.do(lambda desk: desk.executors.claim(claim))
+        claimed = await self.workers.do(lambda state: state.executors.claim(claim))
         return JSONResponse({"started": [self._started(each, claimed) for each in claimed.started]})
 
     async def finish(self, request: Request) -> Response:
         """Record how attempts ended."""
-        body, executor_id = await read_body(request, Endings), _executor_id(request)
-        answers = await self.workers.do(lambda desk: desk.executors.finish(executor_id, body.outcomes))
+        body, executor_id = await read_body(request, OutcomesRequest), _executor_id(request)
+        answers = await self.workers.do(lambda state: state.executors.finish(executor_id, body.outcomes))
         outcomes = [
             {"run_id": str(run_id), "attempt": attempt, "answer": answer}
             for (run_id, attempt), answer in answers.items()
@@ -90,9 +90,9 @@ class ExecutorsDoor:
 
     async def leave(self, request: Request) -> Response:
         """An executor goes."""
-        await read_body(request, ProgressReport)
+        await read_body(request, Heartbeat)
         executor_id = _executor_id(request)
-        await self.workers.do(lambda desk: desk.executors.leave(executor_id))
+        await self.workers.do(lambda state: state.executors.leave(executor_id))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     def _topics(self, body: Registration) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from tidewheel.control.api.workers import Desk, Workers
+from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
@@ -18,7 +18,7 @@ _SECONDS = 3.0  # a probe gives up about then
 
 
 @dataclass(frozen=True, slots=True)
-class HealthDoor:
+class HealthApi:
     """What probes ask."""
 
     workers: Workers
@@ -43,13 +43,13 @@ class HealthDoor:
             raise Unavailable(message)
         try:
             async with asyncio.timeout(_SECONDS):
-                await self.workers.do(_ask_database)
+                await self.workers.do(_check_database)
         except TimeoutError as error:
             message = f"the database has not answered within {_SECONDS:g} s"
             raise Unavailable(message) from error
         return PlainTextResponse("ready\n")
 
 
-def _ask_database(desk: Desk) -> None:
-    with desk.session.transaction() as connection:
+def _check_database(state: WorkerState) -> None:
+    with state.session.transaction() as connection:
         connection.execute(_ANSWER)

@@ -60,7 +60,7 @@ class Registration(StrictModel):
     slots: Annotated[int, Field(ge=1, le=10000)]
 
 
-class ProgressReport(StrictModel):
+class Heartbeat(StrictModel):
     """An executor lives.
 
     Attributes:
@@ -70,7 +70,7 @@ class ProgressReport(StrictModel):
     stopping: bool = False
 
 
-class Wish(StrictModel):
+class RunToClaim(StrictModel):
     """A run that an executor has a message of.
 
     Attributes:
@@ -90,7 +90,7 @@ class Wish(StrictModel):
         return Claim(UUID(self.run_id), self.attempt, self.job_version, self.claimed_from)
 
 
-class Claiming(StrictModel):
+class ClaimRequest(StrictModel):
     """A claim.
 
     Attributes:
@@ -100,7 +100,7 @@ class Claiming(StrictModel):
     """
 
     claim_id: Annotated[int, Field(ge=1, le=2**53)]
-    wishes: Annotated[tuple[Wish, ...], BeforeValidator(few)] = ()
+    wishes: Annotated[tuple[RunToClaim, ...], BeforeValidator(few)] = ()
     sweep: Annotated[int, Field(ge=0, le=MOST_SWEPT)] = 0
 
     @model_validator(mode="after")
@@ -110,7 +110,7 @@ class Claiming(StrictModel):
         return self
 
 
-class Ending(StrictModel):
+class ReportedOutcome(StrictModel):
     """How one attempt ended.
 
     Attributes:
@@ -190,14 +190,14 @@ class Ending(StrictModel):
         return CANCELLED if self.status == "cancelled" else succeeded(self.result)
 
 
-class Endings(StrictModel):
+class OutcomesRequest(StrictModel):
     """How attempts ended.
 
     Attributes:
         outcomes: At most 100.
     """
 
-    outcomes: Annotated[tuple[Ending, ...], BeforeValidator(few), Field(min_length=1)]
+    outcomes: Annotated[tuple[ReportedOutcome, ...], BeforeValidator(few), Field(min_length=1)]
 
 
 def _seconds(definition: JobDefinition, which: Timeout) -> float:

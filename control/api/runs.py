@@ -1,10 +1,11 @@
-"""What an attempt says from outside: `/api/v1/runs/{run_id}:complete` and `:heartbeat`, with its task token.
+"""Completions and heartbeats from outside: `/api/v1/runs/{run_id}:complete` and `:heartbeat`, by task token.
 
-The token is all the right they take: it comes in the `Authorization` header, or in the body as in requests by Kafka.
+The task token is the only authorization: in the `Authorization` header, or in the body as in requests by Kafka.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -20,14 +21,14 @@ from tidewheel.transitions.installation import Installation
 
 
 @dataclass(frozen=True, slots=True)
-class RunsDoor:
-    """The calls of whoever has a task token."""
+class RunsApi:
+    """Requests of a client that has a task token."""
 
     workers: Workers
     installation: Installation
 
     def routes(self) -> list[Route]:
-        """Where they are answered."""
+        """Return the routes."""
         one = "/api/v1/runs/{run_id:uuid}"
         return [
             Route(f"{one}:complete", self.complete, methods=["POST"]),
@@ -36,16 +37,17 @@ class RunsDoor:
 
     async def complete(self, request: Request) -> Response:
         """End an attempt."""
-        # Under a name, so that one whose COMMIT was lost and is tried again is not told that it comes too late.
-        return await self._tell(request, "run.complete", request_id=str(uuid4()))
+        # With an id, a repeat after a lost COMMIT returns the first reply, not `stale_token`.
+        return await self._apply(request, "run.complete", {"request_id": str(uuid4())})
 
     async def heartbeat(self, request: Request) -> Response:
-        """An attempt goes on."""
-        return await self._tell(request, "run.heartbeat")
+        """Keep an attempt alive."""
+        return await self._apply(request, "run.heartbeat", {})
 
-    async def _tell(self, request: Request, kind: str, **unless_said: str) -> Response:
-        document = unless_said | self._document(request, await read_document(request), kind)
-        reply = await self.workers.do(lambda desk: desk.asking().ask(document))
+    async def _apply(self, request: Request, kind: str, defaults: Mapping[str, object]) -> Response:
+        document = {**defaults, **self._document(request, await read_document(request), kind)}
+        request_id = cast("str | None", document.get("request_id"))
+        reply = await self.workers.do(lambda state: state.connection().request(document, request_id))
         return JSONResponse({"run_id": reply.run_id, "run_status": reply.run_status})
 
     def _document(self, request: Request, body: Mapping[str, object], kind: str) -> dict[str, object]:
@@ -57,6 +59,6 @@ class RunsDoor:
             raise InvalidInput([FieldError("type", f"this address is for {kind}", "leave it out")])
         named = read_task_token(self.installation.task_token_key, str(document.get("token", "")))
         if named is not None and named[0] != request.path_params["run_id"]:
-            told = FieldError("token", "it is of another run than the address names", "correct the address")
-            raise InvalidInput([told])
+            problem = "it belongs to another run than the address names"
+            raise InvalidInput([FieldError("token", problem, "correct the address")])
         return document

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.api.workers import Desk, Workers
+from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.migrations.stored_schemas import find_schema
 from tidewheel.schemas.codec import all_schemas
 
@@ -26,7 +26,7 @@ def _own() -> dict[bytes, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SchemasDoor:
+class SchemasApi:
     """The calls of readers.
 
     Args:
@@ -50,19 +50,19 @@ class SchemasDoor:
             fingerprint = b""
         found = self._known.get(fingerprint)
         if found is None and len(fingerprint) == _FINGERPRINT_BYTES:
-            found = await self.workers.do(lambda desk: self._find(desk, fingerprint))
+            found = await self.workers.do(lambda state: self._find(state, fingerprint))
         if found is None:
             told = "there is no such schema; write bytes 3 to 10 of the message as 16 hexadecimal digits"
             raise HTTPException(HTTPStatus.NOT_FOUND, told)
         kept = {"Cache-Control": "public, max-age=31536000, immutable"}  # a fingerprint never means another schema
         return Response(found, headers=kept, media_type="application/json")
 
-    def _find(self, desk: Desk, fingerprint: bytes) -> str | None:
+    def _find(self, state: WorkerState, fingerprint: bytes) -> str | None:
         if not self._one.acquire(blocking=False):
             message = "another schema is being looked up; come again in a moment"
             raise Overloaded(message)
         try:
-            with desk.session.transaction() as connection:
+            with state.session.transaction() as connection:
                 return find_schema(connection, fingerprint)
         finally:
             self._one.release()

@@ -11,11 +11,11 @@ from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_read
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
 from tidewheel.control.client.bulk_load import (
-    APPLIED_AT_ONCE,
     MOST_PROBLEMS,
-    Done,
-    Given,
-    Loading,
+    SUBMIT_BATCH,
+    BulkLoader,
+    JobText,
+    LoadResult,
     batches,
     load_in_processes,
 )
@@ -61,7 +61,7 @@ def apply(
     for source in sources:
         ensure_readable(source)
     url = checked_url()
-    done, ended = Done(), False
+    done, ended = LoadResult(), False
     try:
         with progress_bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
             given = _all(sources, seen)
@@ -69,7 +69,7 @@ def apply(
                 _add(
                     done,
                     load_in_processes(
-                        given, processes=processes or _cores(), database_url=url, tenant=tenant, told=events
+                        given, processes=processes or _cores(), database_url=url, tenant=tenant, emit_events=events
                     ),
                 )
             else:
@@ -78,11 +78,11 @@ def apply(
     finally:
         # What stops it half-way stops nothing that is done.
         _say(done, output, bulk=bulk, dry_run=dry_run, ended=ended)
-    if done.refused:
+    if done.rejected:
         raise typer.Exit(1)
 
 
-def _add(done: Done, parts: Iterable[Done]) -> None:
+def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
     for part in parts:
         known = len(done.problems)
         done.add(part)
@@ -96,20 +96,20 @@ def _cores() -> int:
     return min(usable, _MOST_PROCESSES)
 
 
-def _applied(given: Iterator[Given], url: str, tenant: str, *, dry_run: bool) -> Iterator[Done]:
-    with Loading(url, tenant=tenant) as door:
-        for batch in batches(given, APPLIED_AT_ONCE):
-            yield door.apply(batch, dry_run=dry_run)
+def _applied(given: Iterator[JobText], url: str, tenant: str, *, dry_run: bool) -> Iterator[LoadResult]:
+    with BulkLoader(url, tenant=tenant) as loader:
+        for batch in batches(given, SUBMIT_BATCH):
+            yield loader.apply(batch, dry_run=dry_run)
 
 
-def _all(files: Sequence[str], seen: Callable[[int], None]) -> Iterator[Given]:
+def _all(files: Sequence[str], seen: Callable[[int], None]) -> Iterator[JobText]:
     before = 0
     for source in files:
         written: Written | None = None
         for number, written in enumerate(read_jobs(source)):
             if number % 1000 == 0:
                 seen(before + written.bytes_read)
-            yield Given(written.place, written.content)
+            yield JobText(written.place, written.content)
         before += written.bytes_read if written else 0
         seen(before)
 
@@ -122,16 +122,16 @@ def _total_bytes(files: Sequence[str]) -> int | None:
     return sum(sizes)
 
 
-def _say(done: Done, output: Output, *, bulk: bool, dry_run: bool, ended: bool) -> None:
-    counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "refused": done.refused}
-    words = {"updated": "", "unchanged": "there already"} if bulk else {}
+def _say(done: LoadResult, output: Output, *, bulk: bool, dry_run: bool, ended: bool) -> None:
+    counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "rejected": done.rejected}
+    words = {"updated": "", "unchanged": "existed"} if bulk else {}
     told = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
     line = ("" if ended else "stopped; so far at least ") + ", ".join(told)
     if len(done.problems) == MOST_PROBLEMS:
-        typer.echo(f"no more than {MOST_PROBLEMS} problems are told: mend these first", err=True)
+        typer.echo(f"the first {MOST_PROBLEMS} problems are listed: correct them first", err=True)
     problems = [
         {"place": place, "path": error.path, "problem": error.problem, "remedy": error.remedy}
         for place, error in done.problems
     ]
     document = {**counts, "dry_run": dry_run, "stopped": not ended, "problems": problems}
-    print_result([f"dry run, nothing is kept: {line}" if dry_run else line], document, output)
+    print_result([f"dry run, nothing is stored: {line}" if dry_run else line], document, output)

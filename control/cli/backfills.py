@@ -17,7 +17,7 @@ from tidewheel.control.cli.output import (
     print_table,
 )
 from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
-from tidewheel.control.client.results import Backfilled
+from tidewheel.control.client.results import BackfillResult
 from tidewheel.control.reads import backfills as read
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.schedules.decision import BackfillState
@@ -82,7 +82,7 @@ def list_backfills(
 ) -> None:
     """List backfills, the newest first."""
     with reading() as connection:
-        found = read.backfills(connection, tenant, key, most=number)
+        found = read.backfills(connection, tenant, key, limit=number)
     if output is Output.JSON:
         print_json({"backfills": found})
     elif found:
@@ -112,7 +112,7 @@ def pause_backfill(
 ) -> None:
     """Create no further run of a backfill until it is resumed."""
     with requesting(tenant) as client:
-        _say(client.pause_backfill(backfill_id, reason=reason), BackfillState.PAUSED, "paused", backfill_id, output)
+        _say(client.backfills.pause(backfill_id, reason=reason), BackfillState.PAUSED, "paused", backfill_id, output)
 
 
 def resume_backfill(
@@ -120,7 +120,7 @@ def resume_backfill(
 ) -> None:
     """Resume a backfill."""
     with requesting(tenant) as client:
-        _say(client.resume_backfill(backfill_id), BackfillState.RUNNING, "resumed", backfill_id, output)
+        _say(client.backfills.resume(backfill_id), BackfillState.RUNNING, "resumed", backfill_id, output)
 
 
 def cancel_backfill(
@@ -133,7 +133,7 @@ def cancel_backfill(
     """Stop a backfill and cancel its runs that have not started."""
     with requesting(tenant) as client:
         _say(
-            client.cancel_backfill(backfill_id, reason=reason),
+            client.backfills.cancel(backfill_id, reason=reason),
             BackfillState.CANCELLED,
             "cancelled",
             backfill_id,
@@ -167,7 +167,7 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "finished", utc_and_local(backfill.finished_at, zone) if backfill.finished_at else None
 
 
-def _say(done: Backfilled, wanted: BackfillState, what: str, backfill_id: UUID, output: Output) -> None:
+def _say(done: BackfillResult, wanted: BackfillState, what: str, backfill_id: UUID, output: Output) -> None:
     """Tell what became of a backfill; exit code 1 where it is in no state to become what was wanted."""
     reached = not done.unchanged or done.status == wanted
     said = f"is {done.status}{' already' if reached else ''}" if done.unchanged else what

@@ -56,8 +56,8 @@ def put(
         until = f", repeats followed to {found.repeats_until}" if found.repeats_until else ""
         came_from = source or f"{file.name}: {found.events} events{until}"
     with requesting(tenant) as client:
-        changed = client.put_calendar(name, days=single, weekdays=_words(weekdays), source=came_from)
-        calendar = client.calendar(name)
+        changed = client.calendars.put(name, days=single, weekdays=_words(weekdays), source=came_from)
+        calendar = client.calendars.get(name)
     what = f"version {calendar.version}" if changed else f"unchanged, version {calendar.version}"
     document = {"unchanged": not changed, **(as_object(as_json(calendar)) or {})}
     print_result(
@@ -108,7 +108,7 @@ def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = 
 def delete(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """Delete a calendar that no job names."""
     with requesting(tenant) as client:
-        client.delete_calendar(name)
+        client.calendars.delete(name)
     print_result([f"calendar {name}: deleted"], {"name": name, "deleted": True}, output)
 
 

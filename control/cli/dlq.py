@@ -1,13 +1,14 @@
-"""`tidewheel dlq list | show | redrive | purge`: runs that were given up, and messages that were no request."""
+"""`tidewheel dlq list | show | redrive | purge`: dead letters, which are failed runs and invalid messages."""
 
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, requesting, with_options
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -19,71 +20,83 @@ from tidewheel.control.cli.output import (
     progress_bar,
     total_text,
 )
-from tidewheel.control.cli.run_format import attempt_facts, attempt_row, lineage_facts
+from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339, utc_and_local
-from tidewheel.control.client.dead_letters import Redriven
 from tidewheel.control.reads import dead_letters as read
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
+if TYPE_CHECKING:
+    from tidewheel.control.client.dead_letters import RedriveResult
+
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Only these.")]
-Job = Annotated[str | None, typer.Option("--job", metavar="KEY", help="Only of this job.")]
-Error = Annotated[str | None, typer.Option("--error", metavar="TYPE", help="Only of this error's type.")]
-Status = Annotated[str | None, typer.Option("--status", metavar="STATE", help="Only failed, or timed_out, runs.")]
-Kind = Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only run, or request.")]
-Queue = Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only of this queue.")]
-Lane = Annotated[str | None, typer.Option("--lane", metavar="LANE", help="Only of this lane.")]
-Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Only since this time.")]
-Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only up to this time.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count them, and show the first ten.")]
-RedrivenToo = Annotated[
-    bool | None, typer.Option("--redriven/--not-redriven", help="Only those that were redriven, or only the others.")
-]
+All = Annotated[bool, typer.Option("--all", help="All of them; needed where no filter is given.")]
+IsRedriven = Annotated[bool | None, typer.Option("--redriven/--not-redriven", help="Only redriven ones, or the rest.")]
 
 _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(?:/(s|m|h))?", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
-_COLUMNS = ("id", "made", "job", "status", "error", "run or message", "redriven as")
+_COLUMNS = ("id", "created", "job", "status", "error", "run or message", "redriven as")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterFlags:
+    """Filters of all commands but `show`."""
+
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only of this job.")] = None
+    error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only with this error type.")] = None
+    status: Annotated[str | None, typer.Option(metavar="STATE", help="Only failed, or timed_out, runs.")] = None
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only run, or message.")] = None
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this queue.")] = None
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Only of this lane.")] = None
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only created since this time.")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only created up to this time.")] = None
+    timezone: Tz = None
+
+    def read(self, ids: list[int] | None = None) -> read.DeadLetterFilter:
+        """Return the filter that the flags describe."""
+        return {
+            "ids": ids or None,
+            "key": self.job,
+            "error_type": self.error,
+            "status": self.status,
+            "kind": self.kind,
+            "queue": self.queue,
+            "lane": self.lane,
+            "since": read_instant(self.since, "--since", self.timezone) if self.since else None,
+            "until": read_instant(self.until, "--until", self.timezone) if self.until else None,
+        }
+
+
+@with_options(FilterFlags, "flags")
 def list_dead_letters(
     *,
-    job: Job = None,
-    error: Error = None,
-    status: Status = None,
-    kind: Kind = None,
-    queue: Queue = None,
-    lane: Lane = None,
-    since: Since = None,
-    until: Until = None,
-    redriven: RedrivenToo = None,
+    flags: FilterFlags,
+    redriven: IsRedriven = None,
     after: Annotated[int | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")] = 50,
-    timezone: Tz = None,
+    number: Limit = 50,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List dead letters, the newest first."""
-    which = _filter(
-        timezone, ids=None, key=job, error_type=error, status=status, kind=kind, queue=queue, lane=lane, since=since,
-        until=until,
-    )  # fmt: skip
-    which["redriven"] = redriven
+    filters = flags.read()
+    filters["redriven"] = redriven
     with reading() as connection:
-        page = read.list_dead_letters(connection, tenant, which, after=after, most=number)
+        page = read.list_dead_letters(connection, tenant, filters, after=after, limit=number)
     if output is Output.JSON:
         print_json(page)
         return
-    if not page.letters:
-        typer.echo("no such dead letter")
+    if not page.dead_letters:
+        typer.echo("no dead letters match")
         return
-    print_table(_COLUMNS, map(_row, page.letters))
-    typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.letters), noun="dead letter"))
-    if page.following is not None:
-        typer.echo(f"more: add --after {page.following}")
+    print_table(_COLUMNS, map(_row, page.dead_letters))
+    typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.dead_letters), noun="dead letter"))
+    if page.next_cursor is not None:
+        typer.echo(f"more: add --after {page.next_cursor}")
 
 
 def show(
-    number: Annotated[int, typer.Argument(metavar="ID", help="The dead letter, by its id.")],
+    number: Annotated[int, typer.Argument(metavar="ID", help="The dead letter's id.")],
     *,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -103,112 +116,63 @@ def show(
         print_facts(attempt_facts(attempt))
 
 
+@with_options(FilterFlags, "flags")
 def redrive(
     ids: Ids = None,
     *,
-    job: Job = None,
-    error: Error = None,
-    status: Status = None,
-    kind: Kind = None,
-    queue: Queue = None,
-    lane: Lane = None,
-    since: Since = None,
-    until: Until = None,
-    everything: Annotated[bool, typer.Option("--all", help="All there are, where nothing else is said.")] = False,
+    flags: FilterFlags,
+    everything: All = False,
     rate: Annotated[str | None, typer.Option(metavar="N/s", help="At most so many a second (/m, /h).")] = None,
     dry_run: DryRun = False,
-    timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Redrive dead letters, the oldest first; skip redriven ones."""
-    which = _filter(
-        timezone, ids=ids, key=job, error_type=error, status=status, kind=kind, queue=queue, lane=lane, since=since,
-        until=until,
-    )  # fmt: skip
-    _require_some(which, everything=everything)
-    pace = None if rate is None else _read_rate(rate)
+    filters = flags.read(ids)
+    _require_filter(filters, everything=everything)
+    per_second = None if rate is None else _read_rate(rate)
     with requesting(tenant) as client:
-        counted = client.redrive(**which, dry_run=True)
-        done = counted
-        if not dry_run:
-            with progress_bar("redriving", counted.wanted) as tell:
-                done = client.redrive(**which, rate=pace, tell=tell)
-    if dry_run:
-        _say_first("redriven", counted.wanted, counted.first, output, at_least=counted.at_least)
-        return
-    before = max(len(set(ids or ())) - counted.wanted, 0)
-    _say_redriven(done, output, before=before)
-    if done.refused:
+        found = client.dead_letters.redrive(**filters, dry_run=True)
+        if dry_run:
+            _print_dry_run("redriven", found.matched, found.first, output, at_least=found.at_least)
+            return
+        with progress_bar("redriving", found.matched) as on_progress:
+            result = client.dead_letters.redrive(**filters, rate=per_second, on_progress=on_progress)
+    _print_redriven(result, output, already_redriven=max(len(set(ids or ())) - found.matched, 0))
+    if result.rejected:
         raise typer.Exit(1)
 
 
+@with_options(FilterFlags, "flags")
 def purge(
     ids: Ids = None,
     *,
-    job: Job = None,
-    error: Error = None,
-    status: Status = None,
-    kind: Kind = None,
-    queue: Queue = None,
-    lane: Lane = None,
-    since: Since = None,
-    until: Until = None,
-    redriven: RedrivenToo = None,
-    everything: Annotated[bool, typer.Option("--all", help="All there are, where nothing else is said.")] = False,
+    flags: FilterFlags,
+    redriven: IsRedriven = None,
+    everything: All = False,
     dry_run: DryRun = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Needed to remove them.")] = False,
-    timezone: Tz = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Needed to delete them.")] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Delete dead letters; their runs stay."""
-    which = _filter(
-        timezone, ids=ids, key=job, error_type=error, status=status, kind=kind, queue=queue, lane=lane, since=since,
-        until=until,
-    )  # fmt: skip
-    which["redriven"] = redriven
-    _require_some(which, everything=everything)
+    filters = flags.read(ids)
+    filters["redriven"] = redriven
+    _require_filter(filters, everything=everything)
     if not dry_run and not yes:
-        refuse("--yes", "is missing: what is removed cannot be redriven", "look with --dry-run, then add --yes")
+        refuse("--yes", "is missing: a deleted dead letter cannot be redriven", "try --dry-run, then add --yes")
     with requesting(tenant) as client:
-        counted = client.purge_dead_letters(**which, dry_run=True)
+        found = client.dead_letters.purge(**filters, dry_run=True)
         if dry_run:
-            _say_first("purged", counted.wanted, counted.first, output, at_least=counted.at_least)
+            _print_dry_run("purged", found.matched, found.first, output, at_least=found.at_least)
             return
-        with progress_bar("purging", counted.wanted) as tell:
-            done = client.purge_dead_letters(**which, tell=tell)
-    print_result([f"{done.purged:,} dead letters purged"], {"purged": done.purged}, output)
+        with progress_bar("purging", found.matched) as on_progress:
+            result = client.dead_letters.purge(**filters, on_progress=on_progress)
+    print_result([f"{result.purged:,} dead letters purged"], {"purged": result.purged}, output)
 
 
-def _filter(
-    zone: str | None,
-    *,
-    ids: list[int] | None,
-    key: str | None,
-    error_type: str | None,
-    status: str | None,
-    kind: str | None,
-    queue: str | None,
-    lane: str | None,
-    since: str | None,
-    until: str | None,
-) -> read.LetterFilter:
-    return {
-        "ids": ids or None,
-        "key": key,
-        "error_type": error_type,
-        "status": status,
-        "kind": kind,
-        "queue": queue,
-        "lane": lane,
-        "since": read_instant(since, "--since", zone) if since else None,
-        "until": read_instant(until, "--until", zone) if until else None,
-    }
-
-
-def _require_some(which: read.LetterFilter, *, everything: bool) -> None:
-    if not everything and all(value is None for value in which.values()):
+def _require_filter(filters: read.DeadLetterFilter, *, everything: bool) -> None:
+    if not everything and all(value is None for value in filters.values()):
         refuse("ID", "no dead letter is named", "write ids, or filters such as --job, or --all")
 
 
@@ -219,62 +183,69 @@ def _read_rate(text: str) -> float:
     return float(found[1]) / _SECONDS[found[2]]
 
 
-def _row(letter: read.DeadLetterSummary) -> tuple[str, ...]:
-    message = f"{letter.topic}/{letter.partition}/{letter.offset}"
-    redriven = str(letter.redriven_run_id) if letter.redriven_run_id else "sent again" if letter.redriven_at else ""
+def _row(each: read.DeadLetterSummary) -> tuple[str, ...]:
+    message = f"{each.topic}/{each.partition}/{each.offset}"
+    republished = "republished" if each.redriven_at else ""
     return (
-        str(letter.id),
-        rfc3339(letter.created_at),
-        letter.key or "",
-        letter.status or "no request",
-        letter.error_type or letter.reason,
-        str(letter.run_id or message),
-        redriven,
+        str(each.id),
+        rfc3339(each.created_at),
+        each.key or "",
+        each.status or "invalid message",
+        each.error_type or each.reason,
+        str(each.run_id or message),
+        str(each.redriven_run_id) if each.redriven_run_id else republished,
     )
 
 
 def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str, str | None]]:
-    letter = found.summary
-    yield "dead letter", str(letter.id)
-    yield "made", utc_and_local(letter.created_at, zone)
-    yield "job", letter.key
-    yield "run", str(letter.run_id) if letter.run_id else None
-    yield "status", letter.status
-    yield "cause", letter.cause
-    yield "queue", f"{letter.queue}, {letter.lane} lane" if letter.queue else None
-    yield "message", f"{letter.topic}/{letter.partition}/{letter.offset}" if letter.topic else None
-    yield "key", _text(found.message_key)
-    yield "value", _text(found.message_value)
-    yield "error", letter.error_type
-    yield "reason", letter.reason
-    yield "redriven", utc_and_local(letter.redriven_at, zone) if letter.redriven_at else None
-    yield "redriven as", str(letter.redriven_run_id) if letter.redriven_run_id else None
+    summary = found.summary
+    yield "dead letter", str(summary.id)
+    yield "created", utc_and_local(summary.created_at, zone)
+    yield "job", summary.key
+    yield "run", str(summary.run_id) if summary.run_id else None
+    yield "status", summary.status
+    yield "cause", summary.cause
+    yield "queue", f"{summary.queue}, {summary.lane} lane" if summary.queue else None
+    yield "message", f"{summary.topic}/{summary.partition}/{summary.offset}" if summary.topic else None
+    yield "key", _message_text(found.message_key)
+    yield "value", _message_text(found.message_value)
+    yield "error", summary.error_type
+    yield "reason", summary.reason
+    yield "redriven", utc_and_local(summary.redriven_at, zone) if summary.redriven_at else None
+    yield "redriven as", str(summary.redriven_run_id) if summary.redriven_run_id else None
     if found.run is not None:
-        yield from lineage_facts(found.run)
+        yield from retry_chain_facts(found.run)
 
 
-def _text(value: bytes | None) -> str | None:
+def _message_text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="backslashreplace")
 
 
-def _say_first(
-    what: str, wanted: int, first: Iterable[read.DeadLetterSummary], output: Output, *, at_least: bool
+def _print_dry_run(
+    verb: str, matched: int, first: Iterable[read.DeadLetterSummary], output: Output, *, at_least: bool
 ) -> None:
     if output is Output.JSON:
-        print_json({"wanted": wanted, "at_least": at_least, "first": first})
+        print_json({"matched": matched, "at_least": at_least, "first": first})
         return
-    typer.echo(f"{'at least ' if at_least else ''}{wanted:,} dead letters would be {what}")
+    typer.echo(f"{'at least ' if at_least else ''}{matched:,} dead letters would be {verb}")
     if rows := list(map(_row, first)):
         print_table(_COLUMNS, rows)
 
 
-def _say_redriven(done: Redriven, output: Output, *, before: int) -> None:
+def _print_redriven(result: "RedriveResult", output: Output, *, already_redriven: int) -> None:
     if output is Output.JSON:
-        told = {"redriven": done.redriven, "before": before, "refused": done.refused, "refusals": done.refusals}
-        print_json(told)
+        print_json(
+            {
+                "redriven": result.redriven,
+                "already_redriven": already_redriven,
+                "rejected": result.rejected,
+                "rejections": result.rejections,
+            }
+        )
         return
-    typer.echo(f"{done.redriven:,} dead letters redriven" + (f", {before:,} were before" if before else ""))
-    if done.refused:
-        typer.echo(f"{done.refused:,} refused:")
-        for refusal in done.refusals:
-            typer.echo(f"{refusal.id}: {'; '.join(map(str, refusal.errors))}")
+    already = f", {already_redriven:,} were already" if already_redriven else ""
+    typer.echo(f"{result.redriven:,} dead letters redriven{already}")
+    if result.rejected:
+        typer.echo(f"{result.rejected:,} rejected:")
+        for rejection in result.rejections:
+            typer.echo(f"{rejection.id}: {'; '.join(map(str, rejection.errors))}")

@@ -45,7 +45,7 @@ def list_jobs(
     with reading() as connection:
         page = read.list_jobs(
             connection, tenant, prefix=prefix, labels=read_labels(label or []), paused=paused, kind=kind, after=after,
-            most=number,
+            limit=number,
         )  # fmt: skip
     if output is Output.JSON:
         print_json(page)
@@ -54,8 +54,8 @@ def list_jobs(
         typer.echo("no jobs match")
         return
     print_table(("key", "schedule", "state", "next", "last run", "duration"), map(_row, page.jobs))
-    if page.following is not None:
-        typer.echo(f"more: add --after {page.following!r}")
+    if page.next_cursor is not None:
+        typer.echo(f"more: add --after {page.next_cursor!r}")
 
 
 def show(

@@ -3,9 +3,12 @@
 Both check the database first, so that a missing one is reported in one line.
 """
 
-from collections.abc import Generator, Iterable
+import inspect
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
 from psycopg import IsolationLevel
@@ -87,3 +90,32 @@ def read_labels(texts: Iterable[str]) -> dict[str, str]:
             refuse("--label", f"{each!r} was read", f"write it as {each}=VALUE")
         labels[name] = value
     return labels
+
+
+def with_options(kind: type, argument: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that replaces one argument of a command by the options that a dataclass names.
+
+    Args:
+        kind: A dataclass; each field is an option, annotated and with a default as typer wants it.
+        argument: The command's argument that receives the dataclass.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    options = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(kind)
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def gathered(**given: object) -> None:
+            values = {option.name: given.pop(option.name) for option in options}
+            command(**given, **{argument: kind(**values)})
+
+        own = inspect.signature(command, eval_str=True).parameters
+        shown = [*options[:1], *(parameter for name, parameter in own.items() if name != argument), *options[1:]]
+        shown.sort(key=lambda parameter: parameter.kind)
+        vars(gathered)["__signature__"] = inspect.Signature(shown)
+        gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        return gathered
+
+    return decorate

@@ -1,32 +1,32 @@
-"""Runs in words, for lists and for `tidewheel run show`."""
+"""Text of runs and attempts, for lists and for `tidewheel run show`."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
+from tidewheel.control.cli.output import duration_text
 from tidewheel.control.cli.time_options import rfc3339, utc_and_local
-from tidewheel.control.reads.retry_chain import Kin
+from tidewheel.control.reads.retry_chain import RelatedRun
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.jobs.values import format_duration
 
-_CLAIMED_FROM = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
+_MESSAGE = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class CameBy:
-    """The message that an attempt came by.
+class ClaimMessage:
+    """The Kafka message by which an attempt was claimed.
 
     Args:
         attempt: The attempt.
-        topic: Where the message lies; None where it came by none.
-        partition: In which partition.
-        offset: At which offset.
-        timestamp: What Kafka stamped it with.
-        way: As it was noted.
+        topic: The message's topic; None if the sweep claimed the attempt.
+        partition: Its partition.
+        offset: Its offset.
+        timestamp: Its timestamp.
+        claimed_from: The stored text.
     """
 
     attempt: int
@@ -34,27 +34,26 @@ class CameBy:
     partition: int | None
     offset: int | None
     timestamp: datetime | None
-    way: str
+    claimed_from: str
 
 
-def claimed_from(attempt: int, text: str) -> CameBy:
-    """What was noted of the message that an attempt came by.
+def claim_message(attempt: int, text: str) -> ClaimMessage:
+    """Parse the stored text of `claimed_from`.
 
-    >>> claimed_from(1, "tidewheel.runs.standard/3/41@1700000000000").timestamp
+    >>> claim_message(1, "tidewheel.runs.standard/3/41@1700000000000").timestamp
     datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
-    >>> claimed_from(2, "sweep").topic
+    >>> claim_message(2, "sweep").topic
     """
-    found = _CLAIMED_FROM.fullmatch(text)
+    found = _MESSAGE.fullmatch(text)
     if found is None:
-        return CameBy(attempt, None, None, None, None, text)
+        return ClaimMessage(attempt, None, None, None, None, text)
     stamp = int(found["timestamp"])
     at = None if stamp < 0 else _EPOCH + timedelta(milliseconds=stamp)
-    return CameBy(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
+    return ClaimMessage(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
 
 
 def run_row(run: RunSummary) -> tuple[str, ...]:
-    """A run as one line of a list."""
-    why = ": ".join(part for part in (run.error_type, run.reason) if part)
+    """Return a run as a row of a list."""
     return (
         str(run.run_id),
         run.key,
@@ -62,33 +61,25 @@ def run_row(run: RunSummary) -> tuple[str, ...]:
         run.cause,
         rfc3339(run.scheduled_at),
         str(run.attempt),
-        span_words(run.started_at, run.finished_at),
-        why,
+        _duration(run.started_at, run.finished_at),
+        ": ".join(part for part in (run.error_type, run.reason) if part),
     )
 
 
-def span_words(since: datetime | None, until: datetime | None) -> str:
-    """How long something took, as far as anybody cares."""
-    if since is None or until is None:
-        return ""
-    seconds = (until - since).total_seconds()
-    return f"{seconds:.3g} s" if seconds < 60 else format_duration(timedelta(seconds=round(seconds)))
-
-
 def attempt_row(attempt: PastAttempt) -> tuple[str, ...]:
-    """An attempt as one line of a list."""
+    """Return an attempt as a row of a list."""
     return (
         str(attempt.attempt),
         attempt.outcome,
         rfc3339(attempt.started_at) if attempt.started_at else "",
-        span_words(attempt.started_at, attempt.finished_at),
+        _duration(attempt.started_at, attempt.finished_at),
         str(attempt.executor_id or ""),
         ": ".join(part for part in (attempt.error_type, attempt.error_message) if part),
     )
 
 
 def attempt_facts(attempt: PastAttempt) -> Iterator[tuple[str, str | None]]:
-    """What an attempt left behind."""
+    """Yield the result, trace and output of an attempt, labelled."""
     if attempt.result is not None:
         yield "result", attempt.result.decode(errors="replace")
     if attempt.trace:
@@ -98,7 +89,7 @@ def attempt_facts(attempt: PastAttempt) -> Iterator[tuple[str, str | None]]:
 
 
 def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | None]]:
-    """Names and values of everything about a run."""
+    """Yield everything about a run, labelled."""
     summary = run.summary
 
     def at(instant: datetime | None) -> str | None:
@@ -111,20 +102,20 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "cause", summary.cause
     yield "scheduled", at(summary.scheduled_at)
     yield "late", format_duration(run.late) if run.late else None
-    yield "made", at(summary.created_at)
+    yield "created", at(summary.created_at)
     yield "claimable", at(summary.publish_at)
     yield "started", at(summary.started_at)
     yield "finished", at(summary.finished_at)
-    yield "duration", span_words(summary.started_at, summary.finished_at)
+    yield "duration", _duration(summary.started_at, summary.finished_at)
     yield "queue", f"{summary.queue}, {summary.lane} lane"
-    yield "needs", run.handler
-    yield "attempt", _attempt_words(run)
+    yield "requires", run.handler
+    yield "attempt", _attempt_text(run)
     yield "executor", ", ".join(str(part) for part in (run.executor, run.executor_id) if part)
     yield "deadline", at(run.deadline_at)
-    yield "closes", at(run.schedule_to_close_at)
-    yield "waits until", at(run.external_deadline_at)
+    yield "schedule-to-close at", at(run.schedule_to_close_at)
+    yield "external deadline", at(run.external_deadline_at)
     yield "progress", _text(run.progress)
-    yield "told", at(run.progress_at)
+    yield "last heartbeat", at(run.progress_at)
     yield "checkpoint", f"{_text(run.checkpoint)}, of attempt {run.checkpoint_attempt}" if run.checkpoint else None
     yield "error", ": ".join(part for part in (summary.error_type, run.error_message) if part)
     yield "result", _text(run.result)
@@ -132,29 +123,31 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "request", run.request_id
     yield "trace", run.traceparent
     yield "dead letter", str(run.dead_letter) if run.dead_letter else None
-    yield from lineage_facts(run)
+    yield from retry_chain_facts(run)
     yield "attempts", "\n".join("  ".join(filter(None, attempt_row(one))) for one in run.attempts)
 
 
-def lineage_facts(run: RunDetail) -> Iterator[tuple[str, str | None]]:
-    """What a run is a retry of, and its own retries."""
-    lineage = run.lineage
-    older = [_kin(one) for one in lineage.older] or ([str(lineage.parent_run_id)] if lineage.parent_run_id else [])
-    yield "came from", "\n".join(older)
-    yield "retried as", "\n".join(map(_kin, lineage.newer))
+def retry_chain_facts(run: RunDetail) -> Iterator[tuple[str, str | None]]:
+    """Yield the runs that a run retries, and its retries, labelled."""
+    chain = run.retry_chain
+    previous = list(map(_related_text, chain.previous)) or ([str(chain.parent_run_id)] if chain.parent_run_id else [])
+    yield "retry of", "\n".join(previous)
+    yield "retried as", "\n".join(map(_related_text, chain.next))
 
 
-def _kin(run: Kin) -> str:
+def _related_text(run: RelatedRun) -> str:
     return f"{run.run_id}  {run.state}"
 
 
-def _attempt_words(run: RunDetail) -> str:
-    counted = [
-        f"{run.failed_attempts} charged" if run.failed_attempts else "",
-        f"{run.lost_attempts} lost" if run.lost_attempts else "",
-    ]
-    return ", ".join(part for part in (str(run.summary.attempt), *counted) if part)
+def _attempt_text(run: RunDetail) -> str:
+    failed = f"{run.failed_attempts} failed" if run.failed_attempts else ""
+    lost = f"{run.lost_attempts} lost" if run.lost_attempts else ""
+    return ", ".join(part for part in (str(run.summary.attempt), failed, lost) if part)
 
 
-def _text(value: bytes | UUID | None) -> str | None:
-    return value.decode(errors="replace") if isinstance(value, bytes) else None
+def _duration(since: datetime | None, until: datetime | None) -> str:
+    return duration_text(None if since is None or until is None else until - since)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")

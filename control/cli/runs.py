@@ -27,13 +27,13 @@ from tidewheel.control.cli.output import (
     progress_bar,
     total_text,
 )
-from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claimed_from, run_facts, run_row
+from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claim_message, run_facts, run_row
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.logs import LogPiece
 from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
-from tidewheel.control.reads.cancellations import Cancellation, RunFilter
+from tidewheel.control.reads.cancellations import CancelFilter, Cancellation
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
@@ -59,7 +59,7 @@ def list_runs(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List runs, the newest first."""
-    which = read.WhichRuns(
+    filters = read.RunFilter(
         status=status,
         key=job,
         labels=read_labels(label) if label else None,
@@ -67,7 +67,7 @@ def list_runs(
         until=read_instant(until, "--until", timezone) if until else None,
     )
     with reading() as connection:
-        page = read.list_runs(connection, tenant, which, after=after, most=number)
+        page = read.list_runs(connection, tenant, filters, after=after, limit=number)
     if output is Output.JSON:
         print_json(page)
         return
@@ -76,8 +76,8 @@ def list_runs(
         return
     print_table(("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), map(run_row, page.runs))
     typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
-    if page.following is not None:
-        typer.echo(f"more: add --after {page.following}")
+    if page.next_cursor is not None:
+        typer.echo(f"more: add --after {page.next_cursor}")
 
 
 def show(
@@ -111,13 +111,13 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
 
 
 def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
-    """Show the Kafka message by which each attempt was claimed."""
+    """Show the Kafka message by filters each attempt was claimed."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
     told = [(one.attempt, one.claimed_from) for one in found.attempts]
     if found.claimed_from is not None and found.summary.attempt not in dict(told):
         told.append((found.summary.attempt, found.claimed_from))
-    places = [claimed_from(attempt, text) for attempt, text in told if text is not None]
+    places = [claim_message(attempt, text) for attempt, text in told if text is not None]
     if output is Output.JSON:
         print_json({"run_id": run_id, "messages": places})
     elif places:
@@ -143,7 +143,7 @@ def retry(
 ) -> None:
     """Create a new run of a finished one; print its id."""
     with requesting(tenant) as client:
-        made = client.retry(
+        made = client.runs.retry(
             run_id, delay=None if delay is None else read_duration(delay, "--delay"), request_id=request_id
         )
     print_result([f"run {made}"], {"run_id": made, "parent_run_id": run_id}, output)
@@ -170,7 +170,7 @@ def logs(
     is a document on a line of its own.
     """
     with requesting(tenant) as client:
-        pieces = client.follow_logs(run_id, attempt) if follow else iter(client.logs(run_id, attempt))
+        pieces = client.runs.follow_logs(run_id, attempt) if follow else iter(client.runs.logs(run_id, attempt))
         if output is Output.JSON and not follow:
             print_json({"run_id": run_id, "attempts": list(pieces)})
             return
@@ -195,7 +195,7 @@ class _Texts:
 
     def of(self, piece: LogPiece) -> str:
         self.new = piece.attempt != self.attempt
-        if self.new or piece.missed_bytes:
+        if self.new or piece.dropped_bytes:
             self._decoder.reset()
         self.attempt = piece.attempt
         return self._decoder.decode(piece.output)
@@ -205,8 +205,8 @@ def _print_piece(piece: LogPiece, text: str, *, new: bool) -> None:
     if new:
         ended = f", {piece.outcome}" if piece.outcome else ""
         typer.echo(f"-- attempt {piece.attempt}{ended}", err=True)
-    if piece.missed_bytes:
-        typer.echo(f"-- {piece.missed_bytes} bytes before this are no longer kept", err=True)
+    if piece.dropped_bytes:
+        typer.echo(f"-- {piece.dropped_bytes} bytes before this are no longer kept", err=True)
     typer.echo(text, nl=False)
 
 
@@ -237,29 +237,29 @@ def cancel(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Cancel runs by id, or all that match every given filter."""
-    which: RunFilter = {
+    filters: CancelFilter = {
         "key": job, "labels": read_labels(label) if label else None, "queue": queue, "lane": lane, "handler": handler,
         "cause": cause, "created_before": read_instant(before, "--before", timezone) if before else None,
         "include_started": not not_begun,
     }  # fmt: skip
-    filtered = not_begun or any(value is not None for name, value in which.items() if name != "include_started")
+    filtered = not_begun or any(value is not None for name, value in filters.items() if name != "include_started")
     if bool(runs) == filtered:
         refuse("RUN", "name runs, or filters, and not both", "write ids, or --job, --label, --queue, --lane, …")
     with requesting(tenant) as client:
         if runs:
             _cancel_each(client, runs, reason, output, dry_run=dry_run)
             return
-        total = client.count_runs(**which)
+        total = client.runs.count(**filters)
         if dry_run:
             print_result([f"{total:,} runs would be cancelled"], {"runs": total}, output)
             return
-        number = client.cancel_runs(reason=reason, **which)
-        standing = client.cancellation(number) if no_wait else _wait(client, number, total)
+        number = client.runs.cancel_all(reason=reason, **filters)
+        standing = client.runs.cancellation(number) if no_wait else _wait(client, number, total)
     _print_cancellation(standing, output)
 
 
 def _cancel_each(client: Client, runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
-    found = [(run, client.run(run).state if dry_run else client.cancel(run, reason=reason)) for run in runs]
+    found = [(run, client.runs.get(run).state if dry_run else client.runs.cancel(run, reason=reason)) for run in runs]
     if output is Output.JSON:
         print_json({"runs": [{"run_id": run, "found": state} for run, state in found]})
         return
@@ -271,7 +271,7 @@ def _wait(client: Client, number: int, total: int) -> Cancellation:
     """Wait until it is finished; who has no scheduler is told so once."""
     never, moved_at, moved, warned = Event(), monotonic_seconds(), -1, False
     with progress_bar("cancelling", total) as show:
-        while (standing := client.cancellation(number)).finished_at is None:
+        while (standing := client.runs.cancellation(number)).finished_at is None:
             show(standing.cancelled)
             if standing.cancelled != moved:
                 moved, moved_at = standing.cancelled, monotonic_seconds()

@@ -25,7 +25,7 @@ def versions(
 ) -> None:
     """List a job's versions, the newest first, each with its changes."""
     with reading() as connection:
-        found = read.versions(connection, tenant, key, most=number, before=before)
+        found = read.versions(connection, tenant, key, limit=number, before=before)
     if output is Output.JSON:
         print_json({"key": key, "versions": found})
     else:
@@ -42,7 +42,7 @@ def diff(
 ) -> None:
     """Compare version B of a job with version A, field by field."""
     with reading() as connection:
-        to = second or read.versions(connection, tenant, key, most=1)[0].number
+        to = second or read.versions(connection, tenant, key, limit=1)[0].number
         found = read.diff(connection, tenant, key, first, to)
     lines = _changes(found) or ["nothing differs"]
     print_result(lines, {"key": key, "from": first, "to": to, "changes": found}, output)

@@ -9,25 +9,32 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client.client import FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, Client
+from tidewheel.control.client.client import Client
 from tidewheel.control.client.results import Job, Run
+from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 class AsyncClient:
-    """`Client` for coroutines: submit, trigger, run, cancel, wait, and what a task token allows, awaited.
+    """`Client` for coroutines: submit, trigger, `runs.get`, `runs.wait`, `runs.cancel` and `task_tokens`.
 
-    All on one thread, one after another. A call that is cancelled ends on its thread all the same, before the next one
-    begins: half a transaction is never left for the next call to commit.
+    All calls run on one thread, one after another. A cancelled call still ends on its thread before the next one
+    begins, so that the next call cannot commit half a transaction.
+
+    Attributes:
+        runs: Read, wait for and cancel runs.
+        task_tokens: Complete, fail and keep alive an attempt by its task token.
     """
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
         self._client = Client(database_url, tenant=tenant)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidewheel-client")
+        self._thread = _Thread()
+        self.runs = AsyncRuns(self._client, self._thread)
+        self.task_tokens = AsyncTaskTokens(self._client, self._thread)
 
     async def __aenter__(self) -> Self:
         return self
@@ -35,14 +42,14 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._on_thread(self._client.close)
-        self._thread.shutdown(wait=False)
+        await self._thread.call(self._client.close)
+        self._thread.close()
 
     async def submit(
         self, job: Mapping[str, object] | JobSpec, *, if_version: int | None = None, request_id: str | None = None
     ) -> Job:
         """See `Client.submit`."""
-        return await self._on_thread(lambda: self._client.submit(job, if_version=if_version, request_id=request_id))
+        return await self._thread.call(lambda: self._client.submit(job, if_version=if_version, request_id=request_id))
 
     async def trigger(
         self,
@@ -56,23 +63,62 @@ class AsyncClient:
         request_id: str | None = None,
     ) -> RunId:
         """See `Client.trigger`."""
-        return await self._on_thread(
+        return await self._thread.call(
             lambda: self._client.trigger(
                 key, payload, delay=delay, run_at=run_at, labels=labels, overlap=overlap, request_id=request_id
             )
         )
 
-    async def run(self, run_id: UUID) -> Run:
-        """See `Client.run`."""
-        return await self._on_thread(lambda: self._client.run(run_id))
+
+class _Thread:
+    """One thread, which runs one call after another."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tidewheel-client")
+
+    async def call(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+
+class AsyncRuns:
+    """`Client.runs` for coroutines."""
+
+    def __init__(self, client: Client, thread: _Thread) -> None:
+        self._runs, self._thread = client.runs, thread
+
+    async def get(self, run_id: UUID) -> Run:
+        """See `Runs.get`."""
+        return await self._thread.call(lambda: self._runs.get(run_id))
 
     async def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
-        """See `Client.cancel`."""
-        return await self._on_thread(lambda: self._client.cancel(run_id, reason=reason))
+        """See `Runs.cancel`."""
+        return await self._thread.call(lambda: self._runs.cancel(run_id, reason=reason))
+
+    async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
+        """See `Runs.wait`."""
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        deadline, pause = monotonic_seconds() + seconds, FIRST_POLL_SECONDS
+        while not (run := await self.get(run_id)).final:
+            if monotonic_seconds() >= deadline:
+                message = f"run {run_id} is {run.state} after {seconds:g} s"
+                raise TimeoutError(message)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_POLL_SECONDS)
+        return run
+
+
+class AsyncTaskTokens:
+    """`Client.task_tokens` for coroutines."""
+
+    def __init__(self, client: Client, thread: _Thread) -> None:
+        self._tokens, self._thread = client.task_tokens, thread
 
     async def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
-        """See `Client.complete`."""
-        return await self._on_thread(lambda: self._client.complete(token, result, request_id=request_id))
+        """See `TaskTokens.complete`."""
+        return await self._thread.call(lambda: self._tokens.complete(token, result, request_id=request_id))
 
     async def fail(
         self,
@@ -83,26 +129,11 @@ class AsyncClient:
         permanent: bool = False,
         request_id: str | None = None,
     ) -> RunState:
-        """See `Client.fail`."""
-        return await self._on_thread(
-            lambda: self._client.fail(token, error_type, error_message, permanent=permanent, request_id=request_id)
+        """See `TaskTokens.fail`."""
+        return await self._thread.call(
+            lambda: self._tokens.fail(token, error_type, error_message, permanent=permanent, request_id=request_id)
         )
 
     async def heartbeat(self, token: str, progress: object = None, checkpoint: object = None) -> RunState:
-        """See `Client.heartbeat`."""
-        return await self._on_thread(lambda: self._client.heartbeat(token, progress, checkpoint))
-
-    async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
-        """See `Client.wait`."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        deadline, pause = monotonic_seconds() + seconds, FIRST_LOOK_SECONDS
-        while not (run := await self.run(run_id)).final:
-            if monotonic_seconds() >= deadline:
-                message = f"run {run_id} is {run.state} after {seconds:g} s"
-                raise TimeoutError(message)
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_LOOK_SECONDS)
-        return run
-
-    async def _on_thread(self, call: Callable[[], Answer]) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        """See `TaskTokens.heartbeat`."""
+        return await self._thread.call(lambda: self._tokens.heartbeat(token, progress, checkpoint))

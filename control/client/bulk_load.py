@@ -1,6 +1,6 @@
-"""Submitting jobs from files: by the code of every other door, or by the millions through one of its own.
+"""Submit many jobs from files: by the code of every submit, or by the million with a bulk load of new jobs.
 
-A batch is a transaction of its own. What is refused is told with its place and stops nothing.
+Each batch is one transaction. A rejected job is reported with its place in the file; the rest are applied.
 """
 
 import signal
@@ -11,11 +11,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import psycopg
 
-from tidewheel.control.client.connection import Door
+from tidewheel.control.client.connection import Connection
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
@@ -23,71 +24,77 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import BY_KEY, Conn, Session, is_data_fault
+from tidewheel.postgres.session import BY_KEY, Conn, is_data_fault
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
-APPLIED_AT_ONCE = 200  # submits in one transaction: a deploy's edits wait for firings, and firings for them
-LOADED_AT_ONCE = 2000  # jobs in one transaction: more save nothing any more
-MOST_BYTES_AT_ONCE = 16 << 20  # of a batch's JSON: 2,000 jobs of the longest kind would be 2 GB in each process
-MOST_PROBLEMS = 100  # told in full; what is wrong with a million jobs is wrong with all of them alike
+SUBMIT_BATCH = 200  # in one transaction: edits and firings wait for each other's row locks
+LOAD_BATCH = 2000  # jobs in one transaction: larger batches are no faster
+BATCH_BYTES = 16 << 20  # of a batch's JSON: 2,000 jobs of the largest size would take 2 GB in each process
+MOST_PROBLEMS = 100  # reported in full; a million jobs mostly share one problem
 
-_AHEAD = 2  # batches per process that are read before they are asked for: what bounds the memory
-_LOOK_SECONDS = 5.0  # longer than a batch takes
+_AHEAD = 2  # batches per process read in advance; bounds the memory
+_CHECK_SECONDS = 5.0  # longer than a batch takes
 
 REMEDY = "write a job as an object: key, schedule, target"
 
 
-class Given(NamedTuple):
-    """One job to be submitted: where it stands, and what is written there, or why it is no job."""
+class JobText(NamedTuple):
+    """One job of a file: its place, and its text, its mapping, or the error that makes it unreadable."""
 
     place: str
     content: bytes | dict[str, object] | FieldError
 
 
 @dataclass(slots=True)
-class Done:
-    """What became of jobs.
+class LoadResult:
+    """Result of submitting jobs.
 
     Args:
-        created: How many were made.
+        created: How many were created.
         updated: How many have a new version.
-        unchanged: How many were as they are already; of a bulk load, how many there were.
-        refused: How many were refused.
-        problems: Why, with the place of the job: of the first ones.
+        unchanged: How many did not change; of a bulk load, how many existed.
+        rejected: How many were rejected.
+        problems: The first hundred errors, each with the place of the job.
     """
 
     created: int = 0
     updated: int = 0
     unchanged: int = 0
-    refused: int = 0
+    rejected: int = 0
     problems: list[tuple[str, FieldError]] = field(default_factory=list[tuple[str, FieldError]])
 
-    def refuse(self, place: str, errors: Iterable[FieldError]) -> None:
-        """Count a job that was refused."""
-        self.refused += 1
+    def reject(self, place: str, errors: Iterable[FieldError]) -> None:
+        """Count a rejected job."""
+        self.rejected += 1
         self.problems += [(place, _beneath(error)) for error in errors]
 
-    def add(self, other: "Done") -> None:
-        """Count what became of others too."""
+    def add(self, other: "LoadResult") -> None:
+        """Add the counts of another result."""
         self.created += other.created
         self.updated += other.updated
         self.unchanged += other.unchanged
-        self.refused += other.refused
+        self.rejected += other.rejected
         self.problems += other.problems[: max(MOST_PROBLEMS - len(self.problems), 0)]
 
 
-class Loading(Door):
-    """A connection to submit jobs from files by; a context manager."""
+class BulkLoader:
+    """A connection that submits jobs from files; a context manager."""
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
-        super().__init__(database_url, tenant=tenant)
-        self._session.close()
-        # The tables grow while a load looks keys up in them, and the planner's statistics lag behind.
-        self._session = Session(self._url, "tidewheel-load", options=BY_KEY)
+        # The tables grow while a load looks up keys in them, and the planner's statistics lag behind.
+        self._connection = Connection(database_url, tenant=tenant, application="tidewheel-load", options=BY_KEY)
 
-    def apply(self, given: Sequence[Given], *, dry_run: bool = False) -> Done:
-        """Submit jobs; with `dry_run` all is done but kept."""
-        done, placed = _read(given, self._tenant)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def apply(self, given: Sequence[JobText], *, dry_run: bool = False) -> LoadResult:
+        """Submit jobs; with `dry_run`, roll back at the end."""
+        done, placed = _read(given, self._connection.tenant)
         batch = [received for _, received in placed]
         try:
             replies = self._submit(batch, dry_run=dry_run)
@@ -97,50 +104,50 @@ class Loading(Door):
             replies = [self._submit_alone(received, dry_run=dry_run) for received in batch]
         for (place, _), reply in zip(placed, replies, strict=True):
             if isinstance(reply, FieldError):
-                done.refuse(place, [reply])
+                done.reject(place, [reply])
             elif reply.status is not ReplyStatus.ACCEPTED:
-                done.refuse(place, _errors(reply))
+                done.reject(place, _errors(reply))
             else:
                 done.unchanged += reply.unchanged
                 done.created += not reply.unchanged and reply.job_version == 1
                 done.updated += not reply.unchanged and reply.job_version != 1
         return done
 
-    def load(self, given: Sequence[Given], *, told: bool = False) -> Done:
-        """Make those jobs that there are not yet; with `told`, with an event each."""
-        done, placed = _read(given, self._tenant)
-        self._load(done, placed, told=told)
-        for channel in (Channel.TIMERS, Channel.OUTBOX) if told else (Channel.TIMERS,):
-            self._notifier.notify(channel)
+    def load(self, given: Sequence[JobText], *, emit_events: bool = False) -> LoadResult:
+        """Create the jobs that do not exist; with `emit_events`, publish an event for each."""
+        done, placed = _read(given, self._connection.tenant)
+        self._load(done, placed, emit_events=emit_events)
+        self._connection.notify(Channel.TIMERS, *([Channel.OUTBOX] if emit_events else []))
         return done
 
-    def _load(self, done: Done, placed: Sequence[tuple[str, ReceivedRequest]], *, told: bool) -> None:
-        """Load jobs; those that the database refuses are found by halves, and the others loaded."""
+    def _load(self, done: LoadResult, placed: Sequence[tuple[str, ReceivedRequest]], *, emit_events: bool) -> None:
+        """Load jobs; halve a batch that the database rejects until the bad jobs stand alone."""
         batch = [received for _, received in placed]
         try:
-            loaded = self._write(lambda connection: load_jobs(connection, self._installation, batch, emit_events=told))
+            loaded = self._connection.write(
+                lambda connection: load_jobs(connection, self._connection.installation, batch, emit_events=emit_events)
+            )
         except psycopg.Error as error:
             if not is_data_fault(error):
                 raise
             if len(placed) == 1:
-                done.refuse(placed[0][0], [_fault(error)])
+                done.reject(placed[0][0], [_fault(error)])
                 return
             middle = len(placed) // 2
-            self._load(done, placed[:middle], told=told)
-            self._load(done, placed[middle:], told=told)
+            self._load(done, placed[:middle], emit_events=emit_events)
+            self._load(done, placed[middle:], emit_events=emit_events)
         else:
             self._count(done, placed, loaded)
 
     def _submit(self, batch: Sequence[ReceivedRequest], *, dry_run: bool) -> Sequence[Reply | FieldError]:
         def work(connection: Conn) -> list[Reply]:
-            replies = apply_requests(connection, self._installation, batch)
+            replies = apply_requests(connection, self._connection.installation, batch)
             if dry_run:
                 connection.rollback()
             return replies
 
-        replies = self._write(work)
-        for channel in (Channel.TIMERS, Channel.OUTBOX):
-            self._notifier.notify(channel)
+        replies = self._connection.write(work)
+        self._connection.notify(Channel.TIMERS, Channel.OUTBOX)
         return replies
 
     def _submit_alone(self, received: ReceivedRequest, *, dry_run: bool) -> Reply | FieldError:
@@ -152,20 +159,20 @@ class Loading(Door):
             return _fault(error)
 
     @staticmethod
-    def _count(done: Done, placed: Sequence[tuple[str, ReceivedRequest]], loaded: Loaded) -> None:
+    def _count(done: LoadResult, placed: Sequence[tuple[str, ReceivedRequest]], loaded: Loaded) -> None:
         done.created += loaded.created
         done.unchanged += loaded.existing
         for position, reply in loaded.refused.items():
-            done.refuse(placed[position][0], _errors(reply))
+            done.reject(placed[position][0], _errors(reply))
 
 
-def batches(given: Iterable[Given], most: int) -> Iterator[list[Given]]:
-    """Jobs in their order, at most so many at once, and no more of them once they have MOST_BYTES_AT_ONCE."""
-    batch, size = list[Given](), 0
+def batches(given: Iterable[JobText], most: int) -> Iterator[list[JobText]]:
+    """Divide jobs into batches of at most `most` jobs and about BATCH_BYTES."""
+    batch, size = list[JobText](), 0
     for one in given:
         batch.append(one)
         size += len(one.content) if isinstance(one.content, bytes) else 0
-        if len(batch) == most or size >= MOST_BYTES_AT_ONCE:
+        if len(batch) == most or size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
@@ -173,26 +180,26 @@ def batches(given: Iterable[Given], most: int) -> Iterator[list[Given]]:
 
 
 def load_in_processes(
-    given: Iterable[Given], *, processes: int, database_url: str, tenant: str, told: bool = False
-) -> Iterator[Done]:
-    """Load jobs, each batch in one of several processes; yields what became of each batch, in their order.
+    given: Iterable[JobText], *, processes: int, database_url: str, tenant: str, emit_events: bool = False
+) -> Iterator[LoadResult]:
+    """Load jobs, each batch in one of several processes; yield the result of each batch in order.
 
     Raises:
-        Unavailable: The database does not answer, or one of the processes was killed: load the same again. What was
-            yielded is the least that was made: a batch may stand in part, or whole where its COMMIT was not answered.
+        Unavailable: The database does not answer, or a process was killed: load the same again. At least what was
+            yielded is created. A batch may be created in part, or whole where its COMMIT was not answered.
     """
     context = get_context("spawn")  # a fork would share connections and threads
     with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:
-        waiting: deque[Future[Done]] = deque()
+        waiting: deque[Future[LoadResult]] = deque()
         try:
-            for batch in batches(given, LOADED_AT_ONCE):
-                waiting.append(pool.submit(_load, batch, database_url, tenant, told))
+            for batch in batches(given, LOAD_BATCH):
+                waiting.append(pool.submit(_load, batch, database_url, tenant, emit_events))
                 if len(waiting) >= processes * _AHEAD:
                     yield _first(pool, waiting)
             while waiting:
                 yield _first(pool, waiting)
         except (Exception, KeyboardInterrupt) as error:
-            # What a process has begun it ends, unless it died: that counts too.
+            # A process ends the batch that it has begun, unless it died: that batch counts too.
             pool.shutdown(wait=True, cancel_futures=True)
             yield from (future.result() for future in waiting if _is_loaded(future))
             if isinstance(error, BrokenProcessPool):
@@ -203,53 +210,53 @@ def load_in_processes(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _first(pool: ProcessPoolExecutor, waiting: deque[Future[Done]]) -> Done:
-    while not wait([waiting[0]], _LOOK_SECONDS).done:
-        # Raises where a process has died. One that dies just as a batch is given out leaves that batch to nobody, and
-        # nobody would ever answer (CPython 3.11, `ProcessPoolExecutor.submit` beside `terminate_broken`).
+def _first(pool: ProcessPoolExecutor, waiting: deque[Future[LoadResult]]) -> LoadResult:
+    while not wait([waiting[0]], _CHECK_SECONDS).done:
+        # Raises if a process has died. The batch of one that dies just as it is submitted gets no result and no error
+        # (CPython 3.11, `ProcessPoolExecutor.submit` beside `terminate_broken`).
         pool.submit(_nothing)
-    done = waiting[0].result()  # where it stays until it has come: waiting may be interrupted
+    done = waiting[0].result()  # it stays in the queue until then: an interrupt must not lose it
     waiting.popleft()
     return done
 
 
-def _is_loaded(batch: Future[Done]) -> bool:
+def _is_loaded(batch: Future[LoadResult]) -> bool:
     return batch.done() and not batch.cancelled() and batch.exception() is None
 
 
 def _nothing() -> None:
-    """What a process that lives does at once."""
+    """Do nothing: any live process of the pool can."""
 
 
 def _leave_interrupts() -> None:
-    """Leave Ctrl+C, which a terminal sends to all, to the process that gives the batches out."""
+    """Ignore Ctrl+C, which a terminal sends to all processes: the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _load(batch: list[Given], database_url: str, tenant: str, told: bool) -> Done:  # noqa: FBT001 - as the pool calls it
-    return _door(database_url, tenant).load(batch, told=told)
+def _load(batch: list[JobText], database_url: str, tenant: str, emit_events: bool) -> LoadResult:  # noqa: FBT001 - as the pool calls it
+    return _loader(database_url, tenant).load(batch, emit_events=emit_events)
 
 
 @cache
-def _door(database_url: str, tenant: str) -> Loading:
-    """The connection of this process; opened with its first batch, whose answer says why it cannot be."""
-    return Loading(database_url, tenant=tenant)
+def _loader(database_url: str, tenant: str) -> BulkLoader:
+    """Return the loader of this process; the first batch opens it and reports a failure."""
+    return BulkLoader(database_url, tenant=tenant)
 
 
-def _read(given: Sequence[Given], tenant: str) -> tuple[Done, list[tuple[str, ReceivedRequest]]]:
-    """The jobs that can be read, and what is wrong with the others."""
-    done, placed = Done(), list[tuple[str, ReceivedRequest]]()
+def _read(given: Sequence[JobText], tenant: str) -> tuple[LoadResult, list[tuple[str, ReceivedRequest]]]:
+    """Return a result with the unreadable jobs, and the readable ones with their places."""
+    done, placed = LoadResult(), list[tuple[str, ReceivedRequest]]()
     for place, content in given:
         if isinstance(content, FieldError):
-            done.refuse(place, [content])
+            done.reject(place, [content])
             continue
         try:
             placed.append((place, _incoming(content, tenant)))
         except InvalidInput as refused:
-            done.refuse(place, refused.errors)
+            done.reject(place, refused.errors)
         except UndecodableMessage as error:
             why = str(error).replace("at line 1, column", "at column")  # the line is the place's
-            done.refuse(place, [FieldError("", why, REMEDY)])
+            done.reject(place, [FieldError("", why, REMEDY)])
     return done, placed
 
 
@@ -271,5 +278,5 @@ def _errors(reply: Reply) -> Iterable[FieldError]:
 
 
 def _beneath(error: FieldError) -> FieldError:
-    """An error with its path from the job, which is all that a file holds."""
+    """Return an error with its path below the job."""
     return FieldError(error.path.removeprefix("job").removeprefix("."), error.problem, error.remedy)

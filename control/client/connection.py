@@ -1,14 +1,13 @@
-"""One way to ask: what every part of `Client` goes through.
+"""The connection that every part of `Client` shares.
 
-A request is applied by the code that intake uses, in a transaction of its own, straight on Tidewheel's database.
+A request is applied by the code that intake uses, in one transaction of its own, on Tidewheel's database.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
@@ -31,89 +30,117 @@ T = TypeVar("T")
 _LOG = logging.getLogger("tidewheel.client")
 
 _TRIES = 5
-_BUSY_SECONDS = 10.0  # for what a user's own transaction has in hand; after that the caller decides
-_MAKES_RUNS = ("job.trigger", "job.backfill", "run.retry")
+_LOCK_SECONDS = 10.0  # for rows that another transaction has locked; then the caller decides
+_CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry")
 
 
-class Door:
-    """A connection to Tidewheel for one thread; a context manager."""
+class Connection:
+    """A connection to Tidewheel for one thread.
 
-    def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
+    Args:
+        database_url: The database; else that of the settings.
+        tenant: The tenant of every request and read.
+        application: The name of its sessions in PostgreSQL.
+        options: libpq options of its session.
+    """
+
+    def __init__(
+        self,
+        database_url: str | None = None,
+        *,
+        tenant: str = "default",
+        application: str = "tidewheel-client",
+        options: str = "",
+    ) -> None:
         settings = Connections.load(database_url=database_url)
-        self._url = settings.database()
-        self._tenant = tenant
-        self._session = Session(self._url, "tidewheel-client")
+        self.url = settings.database()
+        self.tenant = tenant
+        self._session = Session(self.url, application, options=options)
         with self._session.transaction() as connection:
-            self._installation = read_installation(connection, settings)
-        self._notifier = Notifier(self._url, "tidewheel-client-notify")
+            self.installation = read_installation(connection, settings)
+        self._notifier = Notifier(self.url, f"{application}-notify")
         self._never = threading.Event()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Close the connection."""
+        """Close its sessions."""
         self._notifier.close()
         self._session.close()
 
     @contextmanager
-    def _reading(self) -> Generator[Conn]:
+    def transaction(self) -> Generator[Conn]:
+        """Open a transaction; each statement sees the latest commits."""
+        with self._session.transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def snapshot(self) -> Generator[Conn]:
+        """Open a transaction in which every statement reads the same snapshot."""
         with self._session.transaction() as connection:
             connection.execute(_SET_REPEATABLE_READ)
             yield connection
 
-    def _ask(self, document: Mapping[str, object], request_id: str | None = None) -> Reply:
-        """Ask for something; what is None is left out."""
-        [reply] = self._ask_all([{**document, "request_id": request_id}])
+    def request(self, document: Mapping[str, object], request_id: str | None = None) -> Reply:
+        """Apply one request; fields that are None are left out.
+
+        Raises:
+            Refused: The request is rejected.
+            Unavailable: The database does not answer.
+        """
+        [reply] = self.request_all([{**document, "request_id": request_id}])
         raise_if_rejected(reply)
         return reply
 
-    def _ask_all(self, documents: Sequence[Mapping[str, object]]) -> list[Reply]:
-        """Ask for several things in one transaction; the answers in their order, refusals among them."""
+    def request_all(self, documents: Sequence[Mapping[str, object]]) -> list[Reply]:
+        """Apply several requests in one transaction; return their replies in order, rejections among them."""
         batch = [
-            ReceivedRequest(parse_request(without_none({**document, "tenant": self._tenant}))) for document in documents
+            ReceivedRequest(parse_request(drop_none({**document, "tenant": self.tenant}))) for document in documents
         ]
-        replies = self._apply(batch)
-        for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
-            self._notifier.notify(channel)
+        # A request that creates runs and has no id would create them twice if it were repeated.
+        once = any(one.request.request_id is None and one.request.type in _CREATES_RUNS for one in batch)
+        replies = self.write(lambda connection: apply_requests(connection, self.installation, batch), once=once)
+        self.notify(Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS)
         return replies
 
-    def _apply(self, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-        # What nothing names could make its runs a second time.
-        unnamed = any(one.request.request_id is None and one.request.type in _MAKES_RUNS for one in batch)
-        return self._write(lambda connection: apply_requests(connection, self._installation, batch), once=unnamed)
+    def write(self, work: Callable[[Conn], T], *, once: bool = False) -> T:
+        """Write in one transaction; repeat it while the database does not answer, up to five times.
 
-    def _write(self, work: Callable[[Conn], T], *, once: bool = False) -> T:
-        """Write in a transaction, tried again while the database does not answer; `once`: not where it may stand."""
-        until = monotonic_seconds() + _BUSY_SECONDS
+        Args:
+            work: Writes by the connection.
+            once: Do not repeat after a COMMIT that was not answered, which may have succeeded.
+
+        Raises:
+            Unavailable: The database does not answer, or another transaction holds a row for 10 s.
+        """
+        until = monotonic_seconds() + _LOCK_SECONDS
         tries = 1
         while True:
             try:
-                return self._write_once(work)
+                with self._session.transaction() as connection:
+                    return work(connection)
             except CommitUnknown:
                 if once or tries >= _TRIES:
                     raise
             except RowLocked:
-                # It was waited for a moment already, with nothing in hand in between.
+                # The lock was already waited for, for a moment and holding no locks.
                 if monotonic_seconds() >= until:
                     raise
                 continue
             except Unavailable as error:
                 if tries >= _TRIES:
                     raise
-                _LOG.info("trying again: %s", error)
+                _LOG.info("retrying: %s", error)
             tries += 1
 
-    def _write_once(self, work: Callable[[Conn], T]) -> T:
-        with self._session.transaction() as connection:
-            return work(connection)
+    def notify(self, *channels: Channel) -> None:
+        """Wake the services that listen on these channels."""
+        for channel in channels:
+            self._notifier.notify(channel)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for that long."""
+        self._never.wait(seconds)
 
 
-def without_none(document: Mapping[str, object]) -> dict[str, object]:
-    """A document without what was not said."""
+def drop_none(document: Mapping[str, object]) -> dict[str, object]:
+    """Return a document without the fields that are None."""
     return {name: value for name, value in document.items() if value is not None}

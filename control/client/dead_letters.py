@@ -1,31 +1,30 @@
-"""Dead letters by the client: reading, redriving and purging them.
+"""`client.dead_letters`: list, redrive and purge dead letters.
 
-Each letter is redriven once: what is made of it is written in the transaction that locks and marks it. So whoever is
-interrupted simply asks again, and so does whoever was refused and has mended what was wrong. A run that is redriven and
-fails again is a new letter, which is left for another time.
+Each dead letter is redriven once: its new run is written in the transaction that locks and marks it. So an interrupted
+call can be repeated, and so can one whose dead letters were rejected for a reason that is corrected now. A redriven run
+that fails again is a new dead letter, which the same call does not redrive.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Event
 from typing import Unpack
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client.connection import Door
+from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.dead_letters import (
     COUNTED,
     DeadLetterDetail,
+    DeadLetterFilter,
+    DeadLetterKind,
     DeadLetterPage,
+    DeadLetterRef,
     DeadLetterSummary,
-    Letter,
-    LetterFilter,
-    LetterKind,
-    count_letters,
+    count_dead_letters,
     list_dead_letters,
     oldest_dead_letters,
+    scan_dead_letters,
     show_dead_letter,
-    walk_letters,
 )
 from tidewheel.errors import FieldError
 from tidewheel.intake.apply import apply_requests
@@ -38,22 +37,22 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.dead_letters import lock_dead_runs, purge, republish
 from tidewheel.transitions.installation import Installation
 
-_AT_ONCE = 50  # letters redriven in one transaction: some tens of milliseconds
-_TICKS = 10.0  # a second of a given rate is cut into so many, as long as there is a letter for each
-_PURGED_AT_ONCE = 1000
+_REDRIVE_BATCH = 50  # dead letters redriven in one transaction: some tens of milliseconds
+_BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch has a dead letter
+_PURGE_BATCH = 1000
 _SHOWN = 10  # of a dry run
-_KEPT = 100  # refusals that are told one by one
+_MOST_REJECTIONS = 100  # listed one by one
 
-Tell = Callable[[int], None]
+OnProgress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedLetter:
-    """A letter that could not be redriven.
+class Rejection:
+    """A dead letter that could not be redriven.
 
     Args:
         id: Its id.
-        errors: Why.
+        errors: The reasons.
     """
 
     id: int
@@ -61,204 +60,212 @@ class RefusedLetter:
 
 
 @dataclass(slots=True)
-class Redriven:
-    """What was redriven.
+class RedriveResult:
+    """Result of a redrive.
 
     Args:
-        wanted: How many letters the filter named that had not been redriven before; those counted are 10,000 at most.
-        at_least: Whether there were more.
+        matched: How many matching dead letters had not been redriven before; counted to 10,000.
+        at_least: True if there were more than `matched`.
         first: Of a dry run: the first ten.
         redriven: How many were redriven.
-        refused: How many could not be.
-        refusals: The first hundred of these.
+        rejected: How many could not be.
+        rejections: The first hundred of these.
     """
 
-    wanted: int
+    matched: int
     at_least: bool
     first: tuple[DeadLetterSummary, ...] = ()
     redriven: int = 0
-    refused: int = 0
-    refusals: list[RefusedLetter] = field(default_factory=list[RefusedLetter])
+    rejected: int = 0
+    rejections: list[Rejection] = field(default_factory=list[Rejection])
 
 
 @dataclass(frozen=True, slots=True)
-class Purged:
-    """What was purged.
+class PurgeResult:
+    """Result of a purge.
 
     Args:
-        wanted: How many letters the filter named; those counted are 10,000 at most.
-        at_least: Whether there were more.
+        matched: How many dead letters matched; counted to 10,000.
+        at_least: True if there were more than `matched`.
         first: Of a dry run: the first ten.
-        purged: How many were removed.
+        purged: How many were deleted.
     """
 
-    wanted: int
+    matched: int
     at_least: bool
     first: tuple[DeadLetterSummary, ...] = ()
     purged: int = 0
 
 
-class LetterDoor(Door):
-    """The part of the client that is about dead letters."""
+class DeadLetters:
+    """Reads and requests about dead letters."""
 
-    def dead_letters(
-        self, *, after: int | None = None, most: int = 50, **which: Unpack[LetterFilter]
-    ) -> DeadLetterPage:
-        """A page of dead letters, the newest first, after one of them where `after` is given.
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self, *, after: int | None = None, limit: int = 50, **filters: Unpack[DeadLetterFilter]) -> DeadLetterPage:
+        """List a page of dead letters, the newest first.
+
+        Args:
+            after: Begin after the dead letter of this id.
+            limit: How many at most.
+            **filters: Only those that match all of these.
 
         Raises:
             Refused: A filter does not fit, or there is no such job.
         """
-        with self._reading() as connection:
-            return list_dead_letters(connection, self._tenant, which, after=after, most=most)
+        with self._connection.snapshot() as connection:
+            return list_dead_letters(connection, self._connection.tenant, filters, after=after, limit=limit)
 
-    def dead_letter(self, number: int) -> DeadLetterDetail:
-        """One dead letter, with its run's attempts and retries.
+    def get(self, number: int) -> DeadLetterDetail:
+        """Return a dead letter, with its run's attempts and retry chain.
 
         Raises:
-            UnknownDeadLetter: There is none of this id in this tenant.
+            UnknownDeadLetter: The tenant has no dead letter of this id.
         """
-        with self._reading() as connection:
-            return show_dead_letter(connection, self._tenant, number)
+        with self._connection.snapshot() as connection:
+            return show_dead_letter(connection, self._connection.tenant, number)
 
     def redrive(
         self,
         *,
         rate: float | None = None,
         dry_run: bool = False,
-        tell: Tell | None = None,
-        **which: Unpack[LetterFilter],
-    ) -> Redriven:
-        """Make new runs of dead letters, and put messages that were no requests on their topic again; oldest first.
+        on_progress: OnProgress | None = None,
+        **filters: Unpack[DeadLetterFilter],
+    ) -> RedriveResult:
+        """Create new runs of dead runs, and publish dead messages to their topic again; the oldest first.
 
-        What was redriven before is passed over, so that an interrupted call can be repeated.
+        Redriven dead letters are skipped, so that an interrupted call can be repeated.
 
         Args:
             rate: How many a second at most.
-            dry_run: Only count them, and show the first ten.
-            tell: Called with how many are done with, after each few.
-            which: Those that are wanted.
+            dry_run: Only count them, and return the first ten.
+            on_progress: Called after each batch with the number done.
+            **filters: Only those that match all of these.
 
         Raises:
-            Refused: A filter does not fit, or there is no such job. A single letter that cannot be redriven is told in
-                the answer.
-            Unavailable: The database does not answer; repeat the call to go on.
+            Refused: A filter does not fit, or there is no such job. A single dead letter that cannot be redriven is
+                listed in the result.
+            Unavailable: The database does not answer; repeat the call to continue.
         """
-        which = {**which, "redriven": False}
-        counted, first, newest = self._look(which)
-        done = Redriven(*_told(counted))
+        filters = {**filters, "redriven": False}
+        counted, first, newest = self._survey(filters)
+        result = RedriveResult(*_capped(counted))
         if dry_run or newest is None:
-            done.first = first
-            return done
-        # What is redriven now and fails again is made later than any of these.
-        which["until"] = newest.created_at
-        size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / _TICKS)))
-        begun, handled = monotonic_seconds(), 0
-        for letters in self._walk(which, size):
+            result.first = first
+            return result
+        # A run that is redriven now and fails again is a dead letter of a later time.
+        filters["until"] = newest.created_at
+        size = _REDRIVE_BATCH if rate is None else max(1, min(_REDRIVE_BATCH, int(rate / _BATCHES_PER_SECOND)))
+        begun, done = monotonic_seconds(), 0
+        for batch in self._scan(filters, size):
             if rate is not None:
-                Event().wait(max(begun + handled / rate - monotonic_seconds(), 0.0))
-            self._redrive(letters, done)
-            handled += len(letters)
-            if tell is not None:
-                tell(handled)
-        return done
+                self._connection.sleep(max(begun + done / rate - monotonic_seconds(), 0.0))
+            self._redrive(batch, result)
+            done += len(batch)
+            if on_progress is not None:
+                on_progress(done)
+        return result
 
-    def purge_dead_letters(
-        self, *, dry_run: bool = False, tell: Tell | None = None, **which: Unpack[LetterFilter]
-    ) -> Purged:
-        """Remove dead letters; the runs themselves stay as long as they are kept.
+    def purge(
+        self, *, dry_run: bool = False, on_progress: OnProgress | None = None, **filters: Unpack[DeadLetterFilter]
+    ) -> PurgeResult:
+        """Delete dead letters; their runs stay until their retention ends.
 
         Args:
-            dry_run: Only count them, and show the first ten.
-            tell: Called with how many are done with, after each few.
-            which: Those that are meant.
+            dry_run: Only count them, and return the first ten.
+            on_progress: Called after each batch with the number done.
+            **filters: Only those that match all of these.
 
         Raises:
             Refused: A filter does not fit, or there is no such job.
-            Unavailable: The database does not answer; repeat the call to go on.
+            Unavailable: The database does not answer; repeat the call to continue.
         """
-        counted, first, newest = self._look(which)
+        counted, first, newest = self._survey(filters)
         if dry_run or newest is None:
-            return Purged(*_told(counted), first=first)
-        which = {**which, "until": newest.created_at}
+            return PurgeResult(*_capped(counted), first=first)
+        filters = {**filters, "until": newest.created_at}
         purged = 0
-        for letters in self._walk(which, _PURGED_AT_ONCE):
-            ids = [letter.id for letter in letters]
-            purged += self._write(partial(_purge, ids))
-            if tell is not None:
-                tell(purged)
-        return Purged(*_told(counted), purged=purged)
+        for batch in self._scan(filters, _PURGE_BATCH):
+            purged += self._connection.write(partial(_purge, [each.id for each in batch]))
+            if on_progress is not None:
+                on_progress(purged)
+        return PurgeResult(*_capped(counted), purged=purged)
 
-    def _look(self, which: LetterFilter) -> tuple[int, tuple[DeadLetterSummary, ...], DeadLetterSummary | None]:
-        """How many there are, the first ten, and the newest."""
-        with self._reading() as connection:
-            for number in which.get("ids") or ():
-                show_dead_letter(connection, self._tenant, number)
-            newest = list_dead_letters(connection, self._tenant, which, most=1).letters
+    def _survey(self, filters: DeadLetterFilter) -> tuple[int, tuple[DeadLetterSummary, ...], DeadLetterSummary | None]:
+        """Return the number of matching dead letters, the first ten, and the newest."""
+        tenant = self._connection.tenant
+        with self._connection.snapshot() as connection:
+            for number in filters.get("ids") or ():
+                show_dead_letter(connection, tenant, number)
+            newest = list_dead_letters(connection, tenant, filters, limit=1).dead_letters
             return (
-                count_letters(connection, self._tenant, which),
-                oldest_dead_letters(connection, self._tenant, which, most=_SHOWN),
+                count_dead_letters(connection, tenant, filters),
+                oldest_dead_letters(connection, tenant, filters, limit=_SHOWN),
                 newest[0] if newest else None,
             )
 
-    def _walk(self, which: LetterFilter, most: int) -> Generator[list[Letter]]:
-        last: Letter | None = None
+    def _scan(self, filters: DeadLetterFilter, limit: int) -> Generator[Sequence[DeadLetterRef]]:
+        last: DeadLetterRef | None = None
         while True:
-            with self._reading() as connection:
-                letters = walk_letters(connection, self._tenant, which, after=last, most=most)
-            if not letters:
+            with self._connection.snapshot() as connection:
+                batch = scan_dead_letters(connection, self._connection.tenant, filters, after=last, limit=limit)
+            if not batch:
                 return
-            last = letters[-1]
-            yield letters
+            last = batch[-1]
+            yield batch
 
-    def _redrive(self, letters: Sequence[Letter], done: Redriven) -> None:
-        runs = [letter.id for letter in letters if letter.kind == LetterKind.RUN]
+    def _redrive(self, batch: Sequence[DeadLetterRef], result: RedriveResult) -> None:
+        runs = [each.id for each in batch if each.kind == DeadLetterKind.RUN]
         if runs:
-            self._retry(runs, done)
-        messages = [letter.id for letter in letters if letter.kind == LetterKind.MESSAGE]
+            self._retry(runs, result)
+        messages = [each.id for each in batch if each.kind == DeadLetterKind.MESSAGE]
         if messages:
-            done.redriven += len(self._send_again(messages))
+            result.redriven += len(self._republish(messages))
 
-    def _retry(self, ids: Sequence[int], done: Redriven) -> None:
-        # Told again after a lost COMMIT, the letters say themselves what was made of them.
-        answered = self._write(partial(_retry, self._installation, self._tenant, ids))
-        for channel in (Channel.TIMERS, Channel.OUTBOX):
-            self._notifier.notify(channel)
-        for number, reply in answered:
+    def _retry(self, ids: Sequence[int], result: RedriveResult) -> None:
+        # Repeated after a lost COMMIT, this finds the dead letters marked with their new runs.
+        connection = self._connection
+        replies = connection.write(partial(_retry, connection.installation, connection.tenant, ids))
+        connection.notify(Channel.TIMERS, Channel.OUTBOX)
+        for number, reply in replies:
             if reply is None or reply.status is ReplyStatus.ACCEPTED:
-                done.redriven += 1
+                result.redriven += 1
                 continue
-            done.refused += 1
-            if len(done.refusals) < _KEPT:
+            result.rejected += 1
+            if len(result.rejections) < _MOST_REJECTIONS:
                 errors = tuple(FieldError(error.path, error.problem, error.remedy) for error in reply.errors)
-                done.refusals.append(RefusedLetter(number, errors))
+                result.rejections.append(Rejection(number, errors))
 
-    def _send_again(self, ids: Sequence[int]) -> set[int]:
-        sent = self._write(lambda connection: republish(connection, self._installation, ids, read_now(connection)))
-        self._notifier.notify(Channel.OUTBOX)
-        return sent
+    def _republish(self, ids: Sequence[int]) -> set[int]:
+        installation = self._connection.installation
+        published = self._connection.write(
+            lambda connection: republish(connection, installation, ids, read_now(connection))
+        )
+        self._connection.notify(Channel.OUTBOX)
+        return published
 
 
-def _told(counted: int) -> tuple[int, bool]:
+def _capped(counted: int) -> tuple[int, bool]:
     return min(counted, COUNTED), counted > COUNTED
 
 
 def _retry(
     installation: Installation, tenant: str, ids: Sequence[int], connection: Conn
-) -> list[tuple[int, Reply | None]]:
-    """Make new runs of those of which nobody has made one yet; the answers, none for the others.
+) -> Sequence[tuple[int, Reply | None]]:
+    """Create new runs of dead runs that have none; return each id with its reply, None for one that has a new run.
 
-    Without a request_id: it would repeat a refusal for as long as answers are kept, whatever was mended meanwhile. The
-    letters' locks see to it that each becomes one run.
+    Without a request_id, which would repeat a rejection for as long as replies are stored, though its reason may have
+    been corrected. The row locks ensure that each dead letter gets one new run.
     """
-    letters = lock_dead_runs(connection, ids)
-    wanted = [letter for letter in letters if letter.redriven_run_id is None]
-    documents = ({"type": "run.retry", "tenant": tenant, "run_id": str(letter.run_id)} for letter in wanted)
-    replies = apply_requests(
-        connection, installation, [ReceivedRequest(parse_request(document)) for document in documents]
-    )
-    answers = {letter.id: reply for letter, reply in zip(wanted, replies, strict=True)}
-    return [(letter.id, answers.get(letter.id)) for letter in letters]
+    dead = lock_dead_runs(connection, ids)
+    pending = [each for each in dead if each.redriven_run_id is None]
+    documents = ({"type": "run.retry", "tenant": tenant, "run_id": str(each.run_id)} for each in pending)
+    requests = [ReceivedRequest(parse_request(document)) for document in documents]
+    replies = apply_requests(connection, installation, requests)
+    by_id = {each.id: reply for each, reply in zip(pending, replies, strict=True)}
+    return [(each.id, by_id.get(each.id)) for each in dead]
 
 
 def _purge(ids: Sequence[int], connection: Conn) -> int:

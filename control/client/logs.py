@@ -1,7 +1,7 @@
-"""Reading what attempts have written, as far as it is kept, and following one that still writes.
+"""Read the stored output of attempts, and follow an attempt that is still writing.
 
-Of each attempt the last 64 KiB are kept, and how much it ever wrote: who looks again knows from that how much of what
-is kept is new, and how much was lost in between.
+PostgreSQL keeps the last 64 KiB of each attempt's output and a count of all bytes written. A reader that polls again
+takes the difference of the counts: so much is new, and what is no longer stored was dropped in between.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.client.connection import Door
+from tidewheel.control.client.connection import Connection
 from tidewheel.errors import FieldError, InvalidInput, UnknownRun
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -19,30 +19,30 @@ from tidewheel.runs import FINAL, RunState
 
 _READ_LOGS = Statements("tidewheel.control")["read_logs"]
 
-_PAGE = 20  # attempts at once, 64 KiB each
-_LOOK_SECONDS = 0.5
+_PAGE = 20  # attempts in one read, 64 KiB each
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """What an attempt has written, or has written since somebody looked.
+    """Output of one attempt, or its new output since the previous piece.
 
     Args:
         attempt: Its number.
-        outcome: How it ended; None while it runs.
-        missed_bytes: How much it wrote before this that is no longer kept.
+        outcome: Its outcome; None while it runs.
+        dropped_bytes: How many bytes before these are no longer stored.
         output: The bytes.
     """
 
     attempt: int
     outcome: str | None
-    missed_bytes: int
+    dropped_bytes: int
     output: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A run, with an attempt that has written something where there is one."""
+class _LogRow:
+    """A run, and an attempt of it that has output, if there is one."""
 
     state: str
     newest: int
@@ -52,13 +52,13 @@ class _Row:
     output: bytes | None
 
 
-class Reader:
-    """Reads a run's output, each part of it once.
+class _LogReader:
+    """Reads a run's output, each byte once.
 
     Args:
-        tenant: Whose run it is.
+        tenant: The run's tenant.
         run_id: The run.
-        attempt: The one attempt that is wanted; None for all of them.
+        attempt: Only this attempt; None for all.
     """
 
     def __init__(self, tenant: str, run_id: UUID, attempt: int | None = None) -> None:
@@ -68,26 +68,26 @@ class Reader:
         self.state = RunState.QUEUED
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more can come, as far as was seen."""
+    def is_over(self) -> bool:
+        """True if no more output can follow, by the state that was read last."""
         wanted = self._columns["attempt"]
         return self.state in FINAL or (wanted is not None and self.newest > cast("int", wanted))
 
     def read(self, connection: Conn) -> list[LogPiece]:
-        """What is new, the older attempts first; up to a page of it. Where it is empty, there is nothing new.
+        """Return a page of new output, the older attempts first; empty if there is none.
 
         Raises:
-            UnknownRun: There is no such run in this tenant.
+            UnknownRun: The tenant has no run of this id.
         """
         columns = {**self._columns, "read_attempt": self._attempt, "read_bytes": self._read}
-        with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        with connection.cursor(row_factory=class_row(_LogRow), binary=True) as cursor:
             rows = cursor.execute(_READ_LOGS, columns).fetchall()
         if not rows:
             raise UnknownRun(str(self._columns["run_id"]))
         self.state, self.newest = RunState(rows[0].state), rows[0].newest
         return [self._piece(row.attempt, row) for row in rows if row.attempt is not None]
 
-    def _piece(self, attempt: int, row: _Row) -> LogPiece:
+    def _piece(self, attempt: int, row: _LogRow) -> LogPiece:
         output, written = row.output or b"", row.output_bytes or 0
         new = written - (self._read if attempt == self._attempt else 0)
         self._attempt, self._read = attempt, written
@@ -95,44 +95,30 @@ class Reader:
         return LogPiece(attempt, row.outcome, new - len(kept), kept)
 
 
-class LogDoor(Door):
-    """What a client reads of runs' output."""
+def read_logs(connection: Connection, run_id: UUID, attempt: int | None = None) -> list[LogPiece]:
+    """Return the stored output of a run's attempts; see `Runs.logs`."""
+    reader = _LogReader(connection.tenant, run_id, attempt)
+    pieces: list[LogPiece] = []
+    while page := _page(connection, reader):
+        pieces += page
+    if attempt is not None and not 1 <= attempt <= reader.newest:
+        problem = f"there is no attempt {attempt}, the newest is {reader.newest}"
+        raise InvalidInput([FieldError("attempt", problem, "leave it out for all of them")])
+    return pieces
 
-    def logs(self, run_id: UUID, attempt: int | None = None) -> list[LogPiece]:
-        """What a run's attempts have written, the older ones first; those that wrote nothing are left out.
 
-        Args:
-            run_id: The run.
-            attempt: Only this one.
+def follow_logs(connection: Connection, run_id: UUID, attempt: int | None = None) -> Iterator[LogPiece]:
+    """Yield the output of a run's attempts until the run ends; see `Runs.follow_logs`."""
+    reader = _LogReader(connection.tenant, run_id, attempt)
+    while True:
+        page = _page(connection, reader)
+        yield from page
+        if not page:
+            if reader.is_over:
+                return
+            connection.sleep(_POLL_SECONDS)
 
-        Raises:
-            UnknownRun: There is none of this id in this tenant.
-            InvalidInput: It has no such attempt.
-        """
-        reader = Reader(self._tenant, run_id, attempt)
-        pieces: list[LogPiece] = []
-        while page := self._page(reader):
-            pieces += page
-        if attempt is not None and not 1 <= attempt <= reader.newest:
-            problem = f"there is no attempt {attempt}, the newest is {reader.newest}"
-            raise InvalidInput([FieldError("attempt", problem, "leave it out for all of them")])
-        return pieces
 
-    def follow_logs(self, run_id: UUID, attempt: int | None = None) -> Iterator[LogPiece]:
-        """What a run's attempts have written and go on to write, until the run (or that attempt) is over.
-
-        Raises:
-            UnknownRun: There is none of this id in this tenant.
-        """
-        reader = Reader(self._tenant, run_id, attempt)
-        while True:
-            page = self._page(reader)
-            yield from page
-            if not page:
-                if reader.over:
-                    return
-                self._never.wait(_LOOK_SECONDS)
-
-    def _page(self, reader: Reader) -> list[LogPiece]:
-        with self._session.transaction() as connection:
-            return reader.read(connection)
+def _page(connection: Connection, reader: _LogReader) -> list[LogPiece]:
+    with connection.transaction() as transaction:
+        return reader.read(transaction)

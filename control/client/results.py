@@ -28,7 +28,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Backfilled:
+class BackfillResult:
     """A backfill after a request.
 
     Args:
@@ -91,7 +91,7 @@ def job_of(reply: Reply) -> Job:
     return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
 
 
-def backfilled_of(reply: Reply) -> Backfilled:
+def backfill_of(reply: Reply) -> BackfillResult:
     """The backfill that an accepted request was about."""
     made = UUID(reply.backfill_id) if reply.backfill_id else None
-    return Backfilled(made, reply.occurrences, reply.unchanged, reply.backfill_status)
+    return BackfillResult(made, reply.occurrences, reply.unchanged, reply.backfill_status)

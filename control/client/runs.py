@@ -1,23 +1,39 @@
-"""The part of the client that is about runs: lists, one with everything about it, retrying, cancelling by filter."""
+"""`client.runs`: list, read, wait for, cancel and retry runs, and read their output."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Unpack
 from uuid import UUID
 
-from tidewheel.control.client.connection import Door, without_none
-from tidewheel.control.reads.cancellations import Cancellation, RunFilter, count_named, show_cancellation
+from psycopg.rows import class_row
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.connection import Connection, drop_none
+from tidewheel.control.client.logs import LogPiece, follow_logs, read_logs
+from tidewheel.control.client.results import Run
+from tidewheel.control.reads.cancellations import CancelFilter, Cancellation, count_matching, show_cancellation
 from tidewheel.control.reads.run_detail import RunDetail, show_run
-from tidewheel.control.reads.runs import RunPage, WhichRuns, list_runs
+from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
+from tidewheel.errors import UnknownRun
 from tidewheel.ids import RunId
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import RunsCancel
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+
+_READ_RUN = Statements("tidewheel.control")["read_run"]
+
+FIRST_POLL_SECONDS = 0.02
+LONGEST_POLL_SECONDS = 0.5
 
 
-class RunDoor(Door):
-    """The part of the client that is about runs."""
+class Runs:
+    """Reads and requests about runs."""
 
-    def runs(
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(
         self,
         *,
         status: str | None = None,
@@ -26,88 +42,155 @@ class RunDoor(Door):
         since: datetime | None = None,
         until: datetime | None = None,
         after: UUID | None = None,
-        most: int = 50,
+        limit: int = 50,
     ) -> RunPage:
-        """A page of runs, the newest first.
+        """List a page of runs, the newest first.
 
         Args:
-            status: Only those that stand there: a state, or `scheduled` for queued ones that are not due yet.
+            status: Only runs in this state; `scheduled` for queued ones that are not due yet.
             key: Only this job's.
-            labels: Only those that have all of these; with `key` or `since`.
+            labels: Only runs with all of these; needs `key` or `since`.
             since: From this instant on.
             until: Up to this instant.
             after: Begin after this run.
-            most: How many.
+            limit: How many at most.
 
         Raises:
             Refused: A filter does not fit, or there is no such job.
         """
-        which = WhichRuns(status=status, key=key, labels=labels, since=since, until=until)
-        with self._reading() as connection:
-            return list_runs(connection, self._tenant, which, after=after, most=most)
+        filters = RunFilter(status=status, key=key, labels=labels, since=since, until=until)
+        with self._connection.snapshot() as connection:
+            return list_runs(connection, self._connection.tenant, filters, after=after, limit=limit)
 
-    def run_detail(self, run_id: UUID) -> RunDetail:
-        """A run with everything about it: its attempts, its deadlines, its chain of retries.
+    def get(self, run_id: UUID) -> Run:
+        """Return a run.
 
         Raises:
-            UnknownRun: There is none of this id in this tenant.
+            UnknownRun: The tenant has no run of this id.
         """
-        with self._reading() as connection:
-            return show_run(connection, self._tenant, run_id)
+        columns = {"run_id": run_id, "tenant": self._connection.tenant}
+        with (
+            self._connection.transaction() as connection,
+            connection.cursor(row_factory=class_row(Run), binary=True) as cursor,
+        ):
+            found = cursor.execute(_READ_RUN, columns).fetchone()
+        if found is None:
+            raise UnknownRun(str(run_id))
+        return found
 
-    def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:
-        """Make a new run of one that is over: its payload, under its job's current version.
+    def detail(self, run_id: UUID) -> RunDetail:
+        """Return a run with its attempts, deadlines and retry chain.
+
+        Raises:
+            UnknownRun: The tenant has no run of this id.
+        """
+        with self._connection.snapshot() as connection:
+            return show_run(connection, self._connection.tenant, run_id)
+
+    def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
+        """Wait until a run is terminal, and return it.
 
         Args:
-            run_id: The run that is over.
-            delay: How long the new one waits, as a timedelta or in seconds.
-            request_id: The same id again is the same run.
+            run_id: The run.
+            timeout: How long, as a timedelta or in seconds.
+
+        Raises:
+            TimeoutError: It was not terminal in time; the message names its state.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        deadline, pause = monotonic_seconds() + seconds, FIRST_POLL_SECONDS
+        while not (run := self.get(run_id)).final:
+            if monotonic_seconds() >= deadline:
+                message = f"run {run_id} is {run.state} after {seconds:g} s"
+                raise TimeoutError(message)
+            self._connection.sleep(min(pause, max(deadline - monotonic_seconds(), 0)))
+            pause = min(pause * 1.5, LONGEST_POLL_SECONDS)
+        return run
+
+    def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
+        """Cancel a run in any state.
+
+        Returns:
+            The state it was in before.
+        """
+        reply = self._connection.request({"type": "run.cancel", "run_id": str(run_id), "reason": reason})
+        return RunState(reply.run_status or "")
+
+    def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:
+        """Create a new run of a terminal one: same payload, its job's current version.
+
+        Args:
+            run_id: The terminal run.
+            delay: How long the new run waits, as a timedelta or in seconds.
+            request_id: A repeated id returns the same run.
 
         Returns:
             The new run's id.
 
         Raises:
-            Refused: There is no such run, it is not over, or its job is gone.
+            Refused: There is no such run, it is not terminal, or its job is deleted.
         """
         document = {"type": "run.retry", "run_id": str(run_id), "delay": delay}
-        return RunId(UUID(self._ask(document, request_id).run_id))
+        return RunId(UUID(self._connection.request(document, request_id).run_id))
 
-    def cancel_runs(
-        self, *, reason: str | None = None, request_id: str | None = None, **which: Unpack[RunFilter]
+    def cancel_all(
+        self, *, reason: str | None = None, request_id: str | None = None, **filters: Unpack[CancelFilter]
     ) -> int:
-        """End all open runs that fit a filter, of those made so far: from now on no claim takes any of them.
+        """Cancel all open runs that match a filter and exist now; no executor claims one of them from now on.
 
         Args:
-            reason: Kept and told with each run.
-            request_id: The same id again is the same cancellation.
-            which: At least one of key, labels, queue, lane, handler and cause.
+            reason: Stored, and published with each run.
+            request_id: A repeated id returns the same cancellation.
+            **filters: At least one of key, labels, queue, lane, handler and cause.
 
         Returns:
-            The cancellation's id, for `cancellation`: schedulers end the runs, some at a time.
+            The cancellation's id, for `cancellation`: schedulers end the runs in batches.
 
         Raises:
-            Refused: The filter names every run there is, or nothing that there is.
+            Refused: The filter would match every run, or it names something that does not exist.
         """
-        reply = self._ask({"type": "runs.cancel", "reason": reason, **which}, request_id)
-        assert reply.cancellation_id is not None  # noqa: S101 - of every one that is accepted
+        reply = self._connection.request({"type": "runs.cancel", "reason": reason, **filters}, request_id)
+        assert reply.cancellation_id is not None  # noqa: S101 - every accepted one has an id
         return reply.cancellation_id
 
-    def count_runs(self, **which: Unpack[RunFilter]) -> int:
-        """How many open runs `cancel_runs` would end, or ask to stop, now.
+    def count(self, **filters: Unpack[CancelFilter]) -> int:
+        """Count the open runs that `cancel_all` would cancel now.
 
         Raises:
             Refused: The filter does not fit.
         """
-        request = parse_request(without_none({"type": "runs.cancel", "tenant": self._tenant, **which}))
+        tenant = self._connection.tenant
+        request = parse_request(drop_none({"type": "runs.cancel", "tenant": tenant, **filters}))
         assert isinstance(request, RunsCancel)  # noqa: S101 - by its type
-        with self._reading() as connection:
-            return count_named(connection, request)
+        with self._connection.snapshot() as connection:
+            return count_matching(connection, request)
 
     def cancellation(self, number: int) -> Cancellation:
-        """How a cancellation by filter stands.
+        """Return the progress of a `cancel_all`.
 
         Raises:
-            UnknownCancellation: There is none of this id in this tenant.
+            UnknownCancellation: The tenant has no cancellation of this id.
         """
-        with self._reading() as connection:
-            return show_cancellation(connection, self._tenant, number)
+        with self._connection.snapshot() as connection:
+            return show_cancellation(connection, self._connection.tenant, number)
+
+    def logs(self, run_id: UUID, attempt: int | None = None) -> Sequence[LogPiece]:
+        """Return the stored output of a run's attempts, the oldest first; attempts without output are left out.
+
+        Args:
+            run_id: The run.
+            attempt: Only this one.
+
+        Raises:
+            UnknownRun: The tenant has no run of this id.
+            InvalidInput: The run has no such attempt.
+        """
+        return read_logs(self._connection, run_id, attempt)
+
+    def follow_logs(self, run_id: UUID, attempt: int | None = None) -> Iterator[LogPiece]:
+        """Yield the output of a run's attempts, and new output until the run (or that attempt) ends.
+
+        Raises:
+            UnknownRun: The tenant has no run of this id.
+        """
+        return follow_logs(self._connection, run_id, attempt)

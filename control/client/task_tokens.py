@@ -1,27 +1,30 @@
-"""The part of `Client` for who has an attempt's task token: how it ended, or that it goes on."""
+"""`client.task_tokens`: completions, failures and heartbeats by an attempt's task token."""
 
 from uuid import uuid4
 
-from tidewheel.control.client.connection import Door
+from tidewheel.control.client.connection import Connection
 from tidewheel.runs import RunState
 
 
-class ByToken(Door):
-    """What is told about an attempt from outside."""
+class TaskTokens:
+    """Requests about an attempt from outside its executor."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
-        """Say that an attempt has succeeded.
+        """Report that an attempt has succeeded.
 
         Args:
             token: Its task token.
-            result: Any JSON value, of at most 64 KiB.
-            request_id: The same id again gets the first answer.
+            result: Any JSON value, at most 64 KiB.
+            request_id: A repeated id returns the first reply.
 
         Returns:
-            The state its run has now: succeeded, or cancelled where that was asked for meanwhile.
+            The run's new state: succeeded, or cancelled where a cancellation was requested meanwhile.
 
         Raises:
-            StaleToken: The attempt is over already.
+            StaleToken: The attempt has already ended.
             Refused: It is no token of this installation, or the result does not fit.
             Unavailable: The database does not answer.
         """
@@ -36,20 +39,20 @@ class ByToken(Door):
         permanent: bool = False,
         request_id: str | None = None,
     ) -> RunState:
-        """Say that an attempt has failed; whether and when there is another, the job's policy says.
+        """Report that an attempt has failed; the job's retry policy decides on another one.
 
         Args:
             token: Its task token.
             error_type: Compared with the job's `non_retryable`.
-            error_message: What went wrong.
-            permanent: Another attempt makes no sense.
-            request_id: The same id again gets the first answer.
+            error_message: The error's text.
+            permanent: Retry no more.
+            request_id: A repeated id returns the first reply.
 
         Returns:
-            The state its run has now: retrying, failed, or cancelled where that was asked for meanwhile.
+            The run's new state: retrying, failed, or cancelled where a cancellation was requested meanwhile.
 
         Raises:
-            StaleToken: The attempt is over already.
+            StaleToken: The attempt has already ended.
             Refused: It is no token of this installation, or the texts do not fit.
             Unavailable: The database does not answer.
         """
@@ -57,25 +60,25 @@ class ByToken(Door):
         return self._end(request_id, token=token, status="failed", **failure)
 
     def heartbeat(self, token: str, progress: object = None, checkpoint: object = None) -> RunState:
-        """Say that an attempt goes on.
+        """Report that an attempt is alive.
 
         Args:
             token: Its task token.
-            progress: How far it is: any JSON value, of at most 4 KiB.
-            checkpoint: What the next attempt needs to go on from here: any JSON value, of at most 64 KiB.
+            progress: Its progress: any JSON value, at most 4 KiB.
+            checkpoint: State for the next attempt to continue from: any JSON value, at most 64 KiB.
 
         Returns:
-            The state its run is in; `cancelling` means that it was asked to stop.
+            The run's state; `cancelling` if a stop was requested.
 
         Raises:
-            StaleToken: The attempt is over: stop.
+            StaleToken: The attempt has ended: stop working on it.
             Refused: It is no token of this installation, or a value does not fit.
             Unavailable: The database does not answer.
         """
         document = {"type": "run.heartbeat", "token": token, "progress": progress, "checkpoint": checkpoint}
-        return RunState(self._ask(document).run_status or "")
+        return RunState(self._connection.request(document).run_status or "")
 
     def _end(self, request_id: str | None, **fields: object) -> RunState:
-        # Under a name, so that one whose COMMIT was lost and is sent again is not told that it comes too late.
+        # With an id, a repeat after a lost COMMIT returns the first reply, not StaleToken.
         document = {"type": "run.complete", **fields}
-        return RunState(self._ask(document, request_id or str(uuid4())).run_status or "")
+        return RunState(self._connection.request(document, request_id or str(uuid4())).run_status or "")

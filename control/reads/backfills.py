@@ -115,14 +115,14 @@ class BackfillProgress:
         return self.runs.get(RunState.CANCELLED, 0) + self.runs.get(RunState.SKIPPED, 0)
 
 
-def backfills(connection: Conn, tenant: str, key: str | None = None, *, most: int = 100) -> list[BackfillSummary]:
+def backfills(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[BackfillSummary]:
     """A tenant's backfills, or those of one job, the newest first.
 
     Args:
         connection: To read by.
         tenant: Whose.
         key: Only this job's.
-        most: How many.
+        limit: How many.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -131,7 +131,7 @@ def backfills(connection: Conn, tenant: str, key: str | None = None, *, most: in
     require_tenant(connection, tenant)
     if key is not None:
         read_job_position(connection, tenant, key)
-    columns = {"tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "most": most}
+    columns = {"tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "most": limit}
     with connection.cursor(row_factory=class_row(BackfillSummary), binary=True) as cursor:
         return cursor.execute(_LIST_BACKFILLS, columns).fetchall()
 

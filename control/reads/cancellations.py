@@ -17,13 +17,13 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OPEN, RunState
 
 _SQL = Statements("tidewheel.control")
-_COUNT_NAMED_RUNS = _SQL["count_named_runs"]
+_COUNT_MATCHING_RUNS = _SQL["count_matching_runs"]
 _READ_CANCELLATION = _SQL["read_cancellation"]
 
 _STATES = sorted(OPEN - {RunState.CANCELLING})
 
 
-class RunFilter(TypedDict, total=False):
+class CancelFilter(TypedDict, total=False):
     """Which open runs are to be cancelled: those that fit all of it. At least one but the last two must be given.
 
     Attributes:
@@ -82,7 +82,7 @@ class Cancellation:
     finished_at: datetime | None
 
 
-def count_named(connection: Conn, request: RunsCancel) -> int:
+def count_matching(connection: Conn, request: RunsCancel) -> int:
     """How many open runs a cancellation would name now.
 
     Raises:
@@ -102,7 +102,7 @@ def count_named(connection: Conn, request: RunsCancel) -> int:
         "include_started": request.include_started,
         "states": _STATES,
     }
-    row = connection.execute(_COUNT_NAMED_RUNS, columns, binary=True).fetchone()
+    row = connection.execute(_COUNT_MATCHING_RUNS, columns, binary=True).fetchone()
     return cast("int", row[0]) if row else 0
 
 

@@ -33,7 +33,7 @@ _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 _LAST_ID = (1 << 63) - 1
 
 
-class LetterKind(StrEnum):
+class DeadLetterKind(StrEnum):
     """What a dead letter is."""
 
     RUN = "run"
@@ -42,7 +42,7 @@ class LetterKind(StrEnum):
     """A message that was no request."""
 
 
-class LetterFilter(TypedDict, total=False):
+class DeadLetterFilter(TypedDict, total=False):
     """Which dead letters are meant: those that fit all of it.
 
     Attributes:
@@ -87,8 +87,8 @@ class DeadLetterSummary:
         attempt: Its last attempt.
         error_type: What that failed with.
         topic: Where the message lay, of a message.
-        partition: In which partition.
-        offset: At which offset.
+        partition: Its partition.
+        offset: Its offset.
         reason: Why it was given up.
         created_at: When.
         redriven_run_id: The run that was made of it.
@@ -120,14 +120,14 @@ class DeadLetterPage:
     """Dead letters, the newest first.
 
     Args:
-        letters: The page.
-        following: The id to go on after; None on the last page.
+        dead_letters: The page.
+        next_cursor: The id to go on after; None on the last page.
         total: How many there are on all pages, or at least.
         at_least: Whether there are more than `total`.
     """
 
-    letters: tuple[DeadLetterSummary, ...]
-    following: int | None
+    dead_letters: tuple[DeadLetterSummary, ...]
+    next_cursor: int | None
     total: int
     at_least: bool
 
@@ -150,7 +150,7 @@ class DeadLetterDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetterRef:
     """As much of a dead letter as who redrives or purges it needs."""
 
     id: int
@@ -161,30 +161,30 @@ class Letter:
 
 
 def list_dead_letters(
-    connection: Conn, tenant: str, which: LetterFilter, *, after: int | None = None, most: int = 50
+    connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: int | None = None, limit: int = 50
 ) -> DeadLetterPage:
     """A page of a tenant's dead letters, the newest first.
 
     Args:
         connection: To read by.
         tenant: Whose.
-        which: Those that are wanted.
+        filters: Those that are wanted.
         after: Begin after this one.
-        most: How many.
+        limit: How many.
 
     Raises:
         InvalidInput: There is no such tenant, kind, status or lane.
         UnknownJob: There is no such job and never was one.
         UnknownDeadLetter: There is no dead letter `after`.
     """
-    columns = _columns(connection, tenant, which)
-    counted = count_letters(connection, tenant, which)
+    columns = _columns(connection, tenant, filters)
+    counted = count_dead_letters(connection, tenant, filters)
     before = _LATEST if after is None else _created_at(connection, tenant, after)
-    columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "most": most + 1}
+    columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "most": limit + 1}
     found = _list(connection, columns)
     return DeadLetterPage(
-        letters=tuple(found[:most]),
-        following=found[most - 1].id if len(found) > most else None,
+        dead_letters=tuple(found[:limit]),
+        next_cursor=found[limit - 1].id if len(found) > limit else None,
         total=min(counted, COUNTED),
         at_least=counted > COUNTED,
     )
@@ -211,63 +211,63 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
 
 
 def oldest_dead_letters(
-    connection: Conn, tenant: str, which: LetterFilter, *, most: int
+    connection: Conn, tenant: str, filters: DeadLetterFilter, *, limit: int
 ) -> tuple[DeadLetterSummary, ...]:
     """The first of a tenant's dead letters, the oldest first."""
-    ids = [letter.id for letter in walk_letters(connection, tenant, which, after=None, most=most)]
+    ids = [letter.id for letter in scan_dead_letters(connection, tenant, filters, after=None, limit=limit)]
     columns = _columns(connection, tenant, {"ids": ids})
-    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": most})
+    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": limit})
     return tuple(reversed(found))
 
 
-def count_letters(connection: Conn, tenant: str, which: LetterFilter) -> int:
+def count_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> int:
     """How many there are; one more than `COUNTED` stands for all that is beyond."""
-    return len(walk_letters(connection, tenant, which, after=None, most=COUNTED + 1))
+    return len(scan_dead_letters(connection, tenant, filters, after=None, limit=COUNTED + 1))
 
 
-def walk_letters(
-    connection: Conn, tenant: str, which: LetterFilter, *, after: Letter | None, most: int
-) -> list[Letter]:
+def scan_dead_letters(
+    connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: DeadLetterRef | None, limit: int
+) -> list[DeadLetterRef]:
     """Some dead letters after one of them, the oldest first.
 
     Raises:
         InvalidInput: There is no such tenant, kind, status or lane.
         UnknownJob: There is no such job and never was one.
     """
-    columns = _columns(connection, tenant, which) | {
+    columns = _columns(connection, tenant, filters) | {
         "after_at": _EARLIEST if after is None else after.created_at, "after_id": 0 if after is None else after.id,
-        "most": most,
+        "most": limit,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(Letter), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(DeadLetterRef), binary=True) as cursor:
         return cursor.execute(_SCAN_DEAD_LETTERS, columns).fetchall()
 
 
-def _columns(connection: Conn, tenant: str, which: LetterFilter) -> dict[str, object]:
+def _columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[str, object]:
     require_tenant(connection, tenant)
     for path, allowed in _ALLOWED:
-        said = which.get(path)
+        said = filters.get(path)
         if said is not None and said not in allowed:
             refuse(path, f"{said!r} was read", f"write one of {', '.join(allowed)}")
-    key = which.get("key")
+    key = filters.get("key")
     if key is not None:
         read_job_position(connection, tenant, key)
     return {
         "tenant": tenant,
-        "ids": None if (ids := which.get("ids")) is None else list(ids),
-        "kind": which.get("kind"),
+        "ids": None if (ids := filters.get("ids")) is None else list(ids),
+        "kind": filters.get("kind"),
         "job_id": None if key is None else job_id(tenant, key),
-        "status": which.get("status"),
-        "error_type": which.get("error_type"),
-        "queue": which.get("queue"),
-        "lane": which.get("lane"),
-        "since": which.get("since") or _EARLIEST,
-        "until": which.get("until") or _LATEST,
-        "redriven": which.get("redriven"),
+        "status": filters.get("status"),
+        "error_type": filters.get("error_type"),
+        "queue": filters.get("queue"),
+        "lane": filters.get("lane"),
+        "since": filters.get("since") or _EARLIEST,
+        "until": filters.get("until") or _LATEST,
+        "redriven": filters.get("redriven"),
     }
 
 
 _ALLOWED: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("kind", tuple(LetterKind)),
+    ("kind", tuple(DeadLetterKind)),
     ("status", tuple(sorted(DEAD_LETTERED))),
     ("lane", tuple(Lane)),
 )

@@ -93,11 +93,11 @@ class JobPage:
 
     Args:
         jobs: The page.
-        following: The key to go on after; None on the last page.
+        next_cursor: The key to go on after; None on the last page.
     """
 
     jobs: tuple[JobSummary, ...]
-    following: str | None
+    next_cursor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def list_jobs(
     paused: bool | None = None,
     kind: str | None = None,
     after: str = "",
-    most: int = 50,
+    limit: int = 50,
 ) -> JobPage:
     """A page of a tenant's jobs, in the order of their keys.
 
@@ -146,7 +146,7 @@ def list_jobs(
         paused: Only paused ones, or only others.
         kind: Only schedules of this kind.
         after: Begin after this key.
-        most: How many.
+        limit: How many.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -154,12 +154,12 @@ def list_jobs(
     require_tenant(connection, tenant)
     columns: dict[str, object] = {
         "tenant": tenant, "after": after, "prefix": prefix, "labels": Jsonb(dict(labels or {})), "paused": paused,
-        "kind": kind, "most": most + 1,
+        "kind": kind, "most": limit + 1,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         found = cursor.execute(_LIST_JOBS, columns).fetchall()
-    page = tuple(_summary(row, _next_at(connection, tenant, row)) for row in found[:most])
-    return JobPage(page, page[-1].key if len(found) > most else None)
+    page = tuple(_summary(row, _next_at(connection, tenant, row)) for row in found[:limit])
+    return JobPage(page, page[-1].key if len(found) > limit else None)
 
 
 def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:

@@ -1,4 +1,4 @@
-"""What a run is a retry of, and its own retries: the chain that begins at the first of them."""
+"""The retry chain of a run: the runs that it retries, and the retries of it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from uuid import UUID
 
 
 @dataclass(frozen=True, slots=True)
-class Kin:
+class RelatedRun:
     """A run of the same instant of the same job.
 
     Args:
         run_id: Its id.
-        parent_run_id: What it came from.
-        cause: Why there is a run.
-        state: Where it stands.
+        parent_run_id: The run that it retries.
+        cause: The reason for the run.
+        state: Its state.
         created_at: When it was written.
     """
 
@@ -26,41 +26,41 @@ class Kin:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    """A run's place in its chain.
+class RetryChain:
+    """A run's position in its retry chain.
 
     Args:
-        parent_run_id: What it came from.
-        root_run_id: The first of the chain.
-        older: What it is a retry of, the first of the chain first.
-        newer: The retries of it, and theirs, the oldest first.
+        parent_run_id: The run that it retries.
+        root_run_id: The first run of the chain.
+        previous: The runs before it, the first of the chain first.
+        next: Its retries, and theirs, the oldest first.
     """
 
     parent_run_id: UUID | None
     root_run_id: UUID | None
-    older: tuple[Kin, ...]
-    newer: tuple[Kin, ...]
+    previous: tuple[RelatedRun, ...]
+    next: tuple[RelatedRun, ...]
 
 
-def lineage_of(run_id: UUID, parent: UUID | None, root: UUID | None, kin: Iterable[Kin]) -> Lineage:
-    """The lineage of a run, among the runs of the same instant.
+def retry_chain_of(run_id: UUID, parent: UUID | None, root: UUID | None, related: Iterable[RelatedRun]) -> RetryChain:
+    """Return the retry chain of a run.
 
     Args:
         run_id: The run.
-        parent: What it came from.
-        root: The first of the chain.
-        kin: The runs of the same instant, in the order in which they were made.
+        parent: The run that it retries.
+        root: The first run of the chain.
+        related: The runs of the same instant, in the order of their creation.
     """
-    known = {one.run_id: one for one in kin}
-    older: list[Kin] = []
+    known = {one.run_id: one for one in related}
+    previous: list[RelatedRun] = []
     at = parent
     while at is not None and (one := known.get(at)) is not None:
-        older.insert(0, one)
+        previous.insert(0, one)
         at = one.parent_run_id
-    descended = {run_id}
-    newer: list[Kin] = []
+    descendants = {run_id}
+    following: list[RelatedRun] = []
     for one in known.values():
-        if one.parent_run_id in descended:
-            descended.add(one.run_id)
-            newer.append(one)
-    return Lineage(parent, root, tuple(older), tuple(newer))
+        if one.parent_run_id in descendants:
+            descendants.add(one.run_id)
+            following.append(one)
+    return RetryChain(parent, root, tuple(previous), tuple(following))

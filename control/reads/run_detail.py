@@ -1,4 +1,4 @@
-"""Reading one run: everything that is known about it, its attempts, and the chain of retries that it is in."""
+"""Read one run with its attempts, deadlines and retry chain."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.retry_chain import Kin, Lineage, lineage_of
+from tidewheel.control.reads.retry_chain import RelatedRun, RetryChain, retry_chain_of
 from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
 from tidewheel.errors import UnknownRun
 from tidewheel.ids import first_run_id
@@ -22,21 +22,21 @@ _READ_RETRY_CHAIN = _SQL["read_retry_chain"]
 
 @dataclass(frozen=True, slots=True)
 class PastAttempt:
-    """An attempt that is over.
+    """An attempt that has ended.
 
     Args:
         attempt: Its number.
-        outcome: How it ended.
-        executor_id: Who had it.
+        outcome: Its outcome.
+        executor_id: Its executor.
         started_at: When it was claimed.
         finished_at: When it ended.
         error_type: The error's type.
-        error_message: What it said.
-        claimed_from: The message it came by, as topic/partition/offset@timestamp, or `sweep`.
+        error_message: The error's text.
+        claimed_from: The message by which it was claimed, as topic/partition/offset@timestamp, or `sweep`.
         trace: Its traceback.
-        output: The last that it wrote.
-        output_bytes: How much it wrote in all, where that is known.
-        result: What it returned, as JSON text.
+        output: The last 64 KiB of its output.
+        output_bytes: All bytes that it wrote, where known.
+        result: The handler's result, as JSON text.
     """
 
     attempt: int
@@ -55,32 +55,32 @@ class PastAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RunDetail:
-    """A run with everything about it.
+    """A run with its attempts, deadlines and retry chain.
 
     Args:
-        summary: What lists show.
-        handler: What an executor must have to run it.
-        labels: Its job's, with its own laid on top.
-        failed_attempts: How many attempts count against its budget; None once it is over.
-        lost_attempts: How many were lost with their executors; None once it is over.
+        summary: The run as in lists.
+        handler: The handler or capability that its executor must have.
+        labels: Its job's labels, overridden by its own.
+        failed_attempts: How many attempts count against `max_attempts`; None once it is terminal.
+        lost_attempts: How many were lost with their executors; None once it is terminal.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps.
-        schedule_to_close_at: When schedule_to_close strikes.
-        external_deadline_at: While it waits for an answer from outside: how long.
-        executor_id: In whose hands it is.
+        schedule_to_close_at: When its schedule_to_close timeout fires.
+        external_deadline_at: While it waits for an external completion: until when.
+        executor_id: The executor that owns it.
         executor: That executor's name.
-        claimed_from: The message by which the attempt under way came.
-        progress: What the attempt under way, or the last, has told of itself, as JSON text.
-        progress_at: When it told that.
-        checkpoint: What the next attempt receives, as JSON text.
-        checkpoint_attempt: Which attempt left it.
-        error_message: What the last attempt said.
-        result: What it returned, as JSON text.
-        late: How late it was made, where it makes up for a missed occurrence.
-        request_id: Of the request that made it.
-        traceparent: The trace it belongs to.
+        claimed_from: The message by which the current attempt was claimed.
+        progress: Reported by the current attempt, or the last, as JSON text.
+        progress_at: When it was reported.
+        checkpoint: Passed to the next attempt, as JSON text.
+        checkpoint_attempt: The attempt that saved it.
+        error_message: The last attempt's error.
+        result: The handler's result, as JSON text.
+        late: How late it was created, if it catches up a missed occurrence.
+        request_id: The id of the request that created it.
+        traceparent: Its trace.
         dead_letter: Its dead letter, if it is one.
-        lineage: What it is a retry of, and its own retries.
-        attempts: Those that are over, oldest first, at most the last hundred.
+        retry_chain: The runs that it retries, and its retries.
+        attempts: The last hundred that have ended, the oldest first.
     """
 
     summary: RunSummary
@@ -104,7 +104,7 @@ class RunDetail:
     request_id: str | None
     traceparent: str | None
     dead_letter: int | None
-    lineage: Lineage
+    retry_chain: RetryChain
     attempts: tuple[PastAttempt, ...]
 
 
@@ -140,7 +140,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         request_id=row.request_id,
         traceparent=row.traceparent,
         dead_letter=row.dead_letter,
-        lineage=lineage_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
+        retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=tuple(past_attempts(connection, run_id)),
     )
 
@@ -179,9 +179,9 @@ class _DetailRow(RunRow):
     redriven_run_id: UUID | None
 
 
-def _read_retry_chain(connection: Conn, row: RunRow) -> list[Kin]:
+def _read_retry_chain(connection: Conn, row: RunRow) -> list[RelatedRun]:
     columns = {
         "job_id": row.job_id, "scheduled_at": row.scheduled_at, "first_id": first_run_id(row.scheduled_at)
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(Kin), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(RelatedRun), binary=True) as cursor:
         return cursor.execute(_READ_RETRY_CHAIN, columns).fetchall()

@@ -1,6 +1,6 @@
 """Reading runs: a page of a tenant's.
 
-An open run is shown in its true state, which `open_runs` has; one that is queued but not due yet as `scheduled`. With a
+An open run is shown in the state of `open_runs`; one that is queued but not due yet as `scheduled`. With a
 job, lists go by the nominal instants of its runs. Without, by run_id: that begins with the instant of runs that a timer
 or a trigger made, and with when it was asked for of backfills and retries.
 """
@@ -56,7 +56,7 @@ class RunSummary:
         publish_at: When it may be claimed; None once it is over, and while it waits for something else than its time.
         started_at: When the last attempt began.
         finished_at: When it ended.
-        reason: Why skipped or cancelled, or which timeout struck.
+        reason: Why skipped or cancelled, or which timeout fired.
         error_type: What its last attempt failed with, once it is over.
     """
 
@@ -84,13 +84,13 @@ class RunPage:
 
     Args:
         runs: The page.
-        following: The run to go on after; None on the last page.
+        next_cursor: The run to go on after; None on the last page.
         total: How many there are on all pages, or at least.
         at_least: Whether there are more than `total`.
     """
 
     runs: tuple[RunSummary, ...]
-    following: UUID | None
+    next_cursor: UUID | None
     total: int
     at_least: bool
 
@@ -119,7 +119,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WhichRuns:
+class RunFilter:
     """Which runs a list is of.
 
     Args:
@@ -137,15 +137,17 @@ class WhichRuns:
     until: datetime | None = None
 
 
-def list_runs(connection: Conn, tenant: str, which: WhichRuns, *, after: UUID | None = None, most: int = 50) -> RunPage:
+def list_runs(
+    connection: Conn, tenant: str, filters: RunFilter, *, after: UUID | None = None, limit: int = 50
+) -> RunPage:
     """A page of a tenant's runs, the newest first.
 
     Args:
         connection: To read by.
         tenant: Whose runs.
-        which: Those that are wanted.
+        filters: Those that are wanted.
         after: Begin after this run.
-        most: How many.
+        limit: How many.
 
     Raises:
         InvalidInput: There is no such tenant or status, or the filter would have to look at every run there is.
@@ -153,58 +155,58 @@ def list_runs(connection: Conn, tenant: str, which: WhichRuns, *, after: UUID | 
         UnknownRun: There is no run `after`.
     """
     require_tenant(connection, tenant)
-    _require_narrow(which)
-    if which.key is not None:
-        read_job_position(connection, tenant, which.key)
-    counted = _find(connection, tenant, which, None, COUNTED + 1)
-    found = counted[: most + 1] if after is None else _find(connection, tenant, which, after, most + 1)
-    page = _read(connection, found[:most])
+    _require_narrow(filters)
+    if filters.key is not None:
+        read_job_position(connection, tenant, filters.key)
+    counted = _find(connection, tenant, filters, None, COUNTED + 1)
+    found = counted[: limit + 1] if after is None else _find(connection, tenant, filters, after, limit + 1)
+    page = _read(connection, found[:limit])
     return RunPage(
         runs=tuple(page),
-        following=found[most - 1] if len(found) > most else None,
+        next_cursor=found[limit - 1] if len(found) > limit else None,
         total=min(len(counted), COUNTED),
         at_least=len(counted) > COUNTED,
     )
 
 
-def _require_narrow(which: WhichRuns) -> None:
-    if which.status is not None and which.status not in STATUSES:
-        refuse("status", f"{which.status!r} was read", f"write one of {', '.join(STATUSES)}")
-    if which.key is not None or which.since is not None:
+def _require_narrow(filters: RunFilter) -> None:
+    if filters.status is not None and filters.status not in STATUSES:
+        refuse("status", f"{filters.status!r} was read", f"write one of {', '.join(STATUSES)}")
+    if filters.key is not None or filters.since is not None:
         return
-    if which.labels:
+    if filters.labels:
         refuse("labels", "they are looked for in the runs of one job, or of some time", "name the job, or since when")
-    if which.status in _SELDOM:
-        problem = f"few runs are {which.status}: all there are would be looked through"
+    if filters.status in _SELDOM:
+        problem = f"few runs are {filters.status}: all there are would be looked through"
         refuse("status", problem, "name the job, or since when")
 
 
 _SELDOM = FINAL - DEAD_LETTERED - {RunState.SUCCEEDED}
 
 
-def _find(connection: Conn, tenant: str, which: WhichRuns, after: UUID | None, most: int) -> list[UUID]:
+def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None, limit: int) -> list[UUID]:
     """The ids of the runs that are wanted, in order, after one of them."""
-    since, until = which.since or _EARLIEST, which.until or _LATEST
+    since, until = filters.since or _EARLIEST, filters.until or _LATEST
     columns: dict[str, object] = {
-        "tenant": tenant, "labels": Jsonb(dict(which.labels)) if which.labels else None, "most": most,
+        "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None, "most": limit,
         "job_id": None, "state": None, "since": _EARLIEST, "until": _LATEST,
         "first_id": first_run_id(since), "before_id": after or _LAST,
     }  # fmt: skip
-    if which.key is not None:
-        columns |= {"job_id": job_id(tenant, which.key), "since": since, "until": until}
-    elif which.until is not None:
+    if filters.key is not None:
+        columns |= {"job_id": job_id(tenant, filters.key), "since": since, "until": until}
+    elif filters.until is not None:
         columns["before_id"] = min(after or _LAST, first_run_id(until + _MILLISECOND))
-    if which.status == SCHEDULED or (which.status is not None and RunState(which.status) in OPEN):
-        queued = which.status in {SCHEDULED, RunState.QUEUED}
-        columns["states"] = [RunState.QUEUED if queued else which.status]
-        columns["ahead"] = which.status == SCHEDULED if queued else None
+    if filters.status == SCHEDULED or (filters.status is not None and RunState(filters.status) in OPEN):
+        queued = filters.status in {SCHEDULED, RunState.QUEUED}
+        columns["states"] = [RunState.QUEUED if queued else filters.status]
+        columns["ahead"] = filters.status == SCHEDULED if queued else None
         statement = _FIND_OPEN_RUNS
     else:
-        columns["state"] = which.status
-        if which.key is not None:
+        columns["state"] = filters.status
+        if filters.key is not None:
             statement = _FIND_RUNS_OF_JOB
             columns["before_at"] = _instant_of(connection, after) if after else _LATEST
-        elif which.status is not None and RunState(which.status) in DEAD_LETTERED:
+        elif filters.status is not None and RunState(filters.status) in DEAD_LETTERED:
             statement = _FIND_FAILED_RUNS
         else:
             statement = _FIND_RUNS

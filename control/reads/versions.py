@@ -24,7 +24,7 @@ _SQL = Statements("tidewheel.control")
 _READ_VERSIONS = _SQL["read_versions"]
 _READ_TWO_VERSIONS = _SQL["read_two_versions"]
 
-MOST_VERSIONS = 100  # of one page: each is read with its payload, 256 KiB at most
+MOST_VERSIONS = 100  # of one page: each is read with its payload, 256 KiB at limit
 _LATEST = 2**31 - 1
 
 
@@ -76,21 +76,21 @@ class _Row:
     definition: bytes
 
 
-def versions(connection: Conn, tenant: str, key: str, *, most: int = 20, before: int | None = None) -> list[Version]:
+def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
     """A job's versions, the newest first; also of a job that was deleted.
 
     Args:
         connection: To read by.
         tenant: Whose job.
         key: The job.
-        most: How many, up to 100.
+        limit: How many, up to 100.
         before: Only versions with lower numbers, for the next page.
 
     Raises:
         UnknownJob: There is no such job and never was one.
     """
-    most = min(max(most, 1), MOST_VERSIONS)
-    columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "most": most + 1}
+    limit = min(max(limit, 1), MOST_VERSIONS)
+    columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "most": limit + 1}
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_READ_VERSIONS, columns).fetchall()
     if not rows and before is None:
@@ -98,7 +98,7 @@ def versions(connection: Conn, tenant: str, key: str, *, most: int = 20, before:
     read = [(row, _document(key, row)) for row in rows]
     return [
         _version(row, document, earlier[1] if earlier else None)
-        for (row, document), earlier in zip(read[:most], [*read[1:], None], strict=False)
+        for (row, document), earlier in zip(read[:limit], [*read[1:], None], strict=False)
     ]
 
 
@@ -114,7 +114,7 @@ def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change
         rows = {row.version: row for row in cursor.execute(_READ_TWO_VERSIONS, columns)}
     missing = [number for number in (a, b) if number not in rows]
     if missing:
-        newest = versions(connection, tenant, key, most=1)[0].number
+        newest = versions(connection, tenant, key, limit=1)[0].number
         problem = f"job {key!r} has no version {missing[0]}"
         raise InvalidInput([FieldError("version", problem, f"write one from 1 to {newest}")])
     return changes(_document(key, rows[a]), _document(key, rows[b]))

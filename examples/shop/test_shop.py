@@ -41,7 +41,7 @@ def connection(tidewheel: Tidewheel, monkeypatch: pytest.MonkeyPatch) -> Iterato
     with psycopg.connect(tidewheel.url) as own:
         own.execute(shop.TABLES)
         own.commit()
-        tidewheel.client.put_calendar("holidays", days=["2026-12-25"])
+        tidewheel.client.calendars.put("holidays", days=["2026-12-25"])
         for job in shop.JOBS:
             tidewheel.submit(job)
         yield own

@@ -160,8 +160,8 @@ class Kit:
 
     def ended(self, run_id: UUID) -> Run:
         """Wait until a run is over."""
-        self.until(lambda: self.client.run(run_id).final, f"run {run_id} ends")
-        return self.client.run(run_id)
+        self.until(lambda: self.client.runs.get(run_id).final, f"run {run_id} ends")
+        return self.client.runs.get(run_id)
 
     def hold(self, handler: str = "conformance.hold", **job: object) -> "Held":
         """Have an attempt under way that ends when it is let go."""

@@ -99,7 +99,7 @@ def test_retry_after_is_respected(kit: Kit) -> None:
     assert kit.facts(run_id).failed_attempts == 1
     ahead = kit.fleet.database.value("SELECT publish_at - tidewheel_now() FROM open_runs WHERE run_id = %s", [run_id])
     assert ahead > timedelta(minutes=50)
-    kit.client.cancel(run_id)
+    kit.client.runs.cancel(run_id)
 
 
 def test_snooze_is_not_counted(kit: Kit) -> None:
@@ -142,7 +142,7 @@ def test_attempt_may_wait_for_an_external_end(kit: Kit) -> None:
     [token] = [each["token"] for each in kit.effects(run_id) if each["what"] == "token"]
     assert read_task_token(kit.fleet.database.installation.task_token_key, token) == (run_id, 1)
     assert kit.facts(run_id).failed_attempts == 0
-    kit.client.cancel(run_id)
+    kit.client.runs.cancel(run_id)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_expired_timeout_is_named(kit: Kit, job: dict[str, str], timeout: str) -
 def test_cancelled_attempt_is_signalled(kit: Kit) -> None:
     """[15]."""
     held = kit.hold()
-    kit.client.cancel(held.run_id)
+    kit.client.runs.cancel(held.run_id)
     assert kit.ended(held.run_id).state == "cancelled"
     kit.until(lambda: [each["what"] for each in kit.effects(held.run_id)] == ["hold", "stopped"], "its handler stops")
 
@@ -172,7 +172,7 @@ def test_cancelled_attempt_is_signalled(kit: Kit) -> None:
 def test_unresponsive_attempt_is_fenced_off_after_its_grace(kit: Kit) -> None:
     """[15]."""
     held = kit.hold("conformance.stubborn")
-    kit.client.cancel(held.run_id)
+    kit.client.runs.cancel(held.run_id)
     assert kit.ended(held.run_id).state == "cancelled"
     held.let_go()
 

@@ -131,7 +131,7 @@ def test_broker_outage_delays_no_run(
             runs = [client.trigger("errand") for _ in range(5)] + [client.trigger("shaky") for _ in range(5)]
             fleet.promised |= {str(run) for run in runs}
             for run in runs:
-                assert client.wait(run).state == "succeeded"
+                assert client.runs.wait(run).state == "succeeded"
         assert fleet.database.count("outbox") >= 2 * len(runs)
     finally:
         stack.broker(1).launch()

@@ -154,7 +154,7 @@ def test_a_reply_that_was_buried_ends_its_run_once_it_is_redriven(fresh_database
         assert headers["task_token"].encode() not in told[0][0]
         database.execute("ALTER TABLE attempts DROP CONSTRAINT poison")
         with Client(database.url) as client:
-            assert client.redrive(kind="message").redriven == 1
+            assert client.dead_letters.redrive(kind="message").redriven == 1
         [(key, value, parts)] = database.rows(
             "SELECT key, value, headers FROM outbox WHERE topic = %s", [requests.topics.target_replies]
         )

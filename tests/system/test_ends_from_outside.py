@@ -40,11 +40,11 @@ def triggered(client: Client, target: Mapping[str, object], **job: object) -> UU
 def test_accepted_request_is_completed_by_token(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
-        fleet.until(lambda: client.run(run_id).state == "waiting", "the run waits")
+        fleet.until(lambda: client.runs.get(run_id).state == "waiting", "the run waits")
         token = target.received[0].headers[TOKEN]
-        assert client.heartbeat(token, progress=50) is RunState.WAITING
-        assert client.complete(token, {"rows": 7}) is RunState.SUCCEEDED
-        run = client.wait(run_id)
+        assert client.task_tokens.heartbeat(token, progress=50) is RunState.WAITING
+        assert client.task_tokens.complete(token, {"rows": 7}) is RunState.SUCCEEDED
+        run = client.runs.wait(run_id)
     assert (run.state, run.attempt, run.result) == ("succeeded", 1, b'{"rows":7}')
     assert len(target.received) == 1
 
@@ -55,23 +55,23 @@ def test_failed_202_is_retried_with_a_new_token(fleet: Fleet, client: Client) ->
         run_id = triggered(client, described, retry={"backoff": "fixed", "initial": "100ms"})
         fleet.until(lambda: target.received, "it is asked")
         first = target.received[0].headers[TOKEN]
-        assert client.fail(first, "NoPaper", "the tray is empty") is RunState.RETRYING
+        assert client.task_tokens.fail(first, "NoPaper", "the tray is empty") is RunState.RETRYING
         fleet.until(lambda: len(target.received) == 2, "it is asked again")
         with pytest.raises(StaleToken):
-            client.complete(first)
-        assert client.complete(target.received[1].headers[TOKEN], "done") is RunState.SUCCEEDED
-        run = client.wait(run_id)
+            client.task_tokens.complete(first)
+        assert client.task_tokens.complete(target.received[1].headers[TOKEN], "done") is RunState.SUCCEEDED
+        run = client.runs.wait(run_id)
     assert (run.state, run.attempt, run.result) == ("succeeded", 2, b'"done"')
 
 
 def test_waiting_run_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
         run_id = triggered(client, {"type": "http", "url": target.url(), "async": True})
-        fleet.until(lambda: client.run(run_id).state == "waiting", "the run waits")
-        assert client.cancel(run_id) is RunState.WAITING
-        assert client.run(run_id).state == "cancelled"
+        fleet.until(lambda: client.runs.get(run_id).state == "waiting", "the run waits")
+        assert client.runs.cancel(run_id) is RunState.WAITING
+        assert client.runs.get(run_id).state == "cancelled"
         with pytest.raises(StaleToken, match="cancelled"):
-            client.complete(target.received[0].headers[TOKEN])
+            client.task_tokens.complete(target.received[0].headers[TOKEN])
 
 
 def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
@@ -88,7 +88,7 @@ def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     fleet.until(asked, "each run has its message")
     replying = Producer({"bootstrap.servers": fleet.bootstrap})
     succeeding, failing, cancelled = (next(m for m in reader.seen if run_of(m) == run) for run in runs)
-    client.cancel(runs[2])
+    client.runs.cancel(runs[2])
     reply(replying, succeeding, json.dumps({"rows": 7}).encode())
     reply(replying, succeeding, b"2")  # a repeat changes nothing
     reply(
@@ -96,7 +96,7 @@ def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     )
     reply(replying, cancelled, b"3")
     assert replying.flush(30) == 0
-    first, second, third = (client.wait(run) for run in runs)
+    first, second, third = (client.runs.wait(run) for run in runs)
     assert (first.state, first.result) == ("succeeded", b'{"rows":7}')
     assert (second.state, second.error_type, second.error_message) == ("failed", "NoPaper", "the tray is empty")
     assert third.state == "cancelled"
@@ -124,8 +124,8 @@ def test_hanging_targets_time_out_and_block_nothing(fleet: Fleet, client: Client
         slow = [triggered(client, {"type": "http", "url": each.url()}, **given) for each in (first, second, third)]
         fleet.until(lambda: all(each.connections for each in (first, second, third)), "all are asked")
         quick = triggered(client, {"type": "http", "url": fine.url()})
-        assert client.wait(quick).state == "succeeded"
-        runs = [client.wait(run_id) for run_id in slow]
+        assert client.runs.wait(quick).state == "succeeded"
+        runs = [client.runs.wait(run_id) for run_id in slow]
         over.set()
     assert {(run.state, run.reason, run.error_type) for run in runs} == {
         ("timed_out", "start_to_close", "timeout_start_to_close")

@@ -11,7 +11,7 @@ from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.cli.job_files import MOST_WHOLE_BYTES
-from tidewheel.control.client.bulk_load import APPLIED_AT_ONCE
+from tidewheel.control.client.bulk_load import SUBMIT_BATCH
 
 Write = Callable[[str, str], str]
 
@@ -53,21 +53,21 @@ def test_every_form_of_file_is_read(
 ) -> None:
     path = write(name, content)
     found = tidewheel(database, "apply", path, *bulk, "--output", "json").json
-    assert (found["created"], found["refused"], found["problems"]) == (2, 0, [])
+    assert (found["created"], found["rejected"], found["problems"]) == (2, 0, [])
     assert keys(database) == ["a", "b"]
 
 
 def test_a_single_object_over_several_lines_is_one_job(database: Database, write: Write) -> None:
     path = write("job.json", json.dumps(json.loads(GOOD), indent=2))
-    assert tidewheel(database, "apply", path).lines == ["1 created, 0 updated, 0 unchanged, 0 refused"]
+    assert tidewheel(database, "apply", path).lines == ["1 created, 0 updated, 0 unchanged, 0 rejected"]
 
 
 def test_standard_input_is_read_and_applying_again_changes_nothing(database: Database) -> None:
     first = tidewheel(database, "apply", "-", stdin=f"{GOOD}\n{OTHER}\n")
-    assert first.lines == ["2 created, 0 updated, 0 unchanged, 0 refused"]
+    assert first.lines == ["2 created, 0 updated, 0 unchanged, 0 rejected"]
     edited = OTHER.replace("ann", "bob")
     again = tidewheel(database, "apply", "-", stdin=f"{GOOD}\n{edited}\n")
-    assert again.lines == ["0 created, 1 updated, 1 unchanged, 0 refused"]
+    assert again.lines == ["0 created, 1 updated, 1 unchanged, 0 rejected"]
 
 
 BAD = f"""{GOOD}
@@ -87,7 +87,7 @@ def test_what_is_refused_is_told_with_its_place_and_the_rest_is_applied(
     done = tidewheel(database, "apply", path, *bulk)
     assert done.code == 1
     assert done.out.startswith("2 created")
-    assert done.out.endswith("4 refused\n")
+    assert done.out.endswith("4 rejected\n")
     told = [line.removeprefix(f"{path}:") for line in done.err.splitlines()]
     assert sorted(told) == sorted(
         [
@@ -106,7 +106,7 @@ def test_what_is_refused_is_told_with_its_place_and_the_rest_is_applied(
 def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
-    assert done.lines == ["dry run, nothing is kept: 1 created, 1 updated, 0 unchanged, 0 refused"]
+    assert done.lines == ["dry run, nothing is stored: 1 created, 1 updated, 0 unchanged, 0 rejected"]
     assert keys(database) == ["b"]
     assert database.rows("SELECT version FROM jobs") == [(1,)]
 
@@ -137,20 +137,20 @@ def test_an_array_that_is_not_whole_is_told_and_what_comes_before_is_applied(
 ) -> None:
     path = write("jobs.json", content)
     done = tidewheel(database, "apply", path)
-    assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 refused\n")
+    assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 rejected\n")
     assert done.err.startswith(f"{path}:{line}: {told}; write ")
     assert keys(database) == ["a", "b"]
 
 
 def test_an_empty_array_is_no_job(database: Database, write: Write) -> None:
     path = write("jobs.json", "\n [ ]\n")
-    assert tidewheel(database, "apply", path).lines == ["0 created, 0 updated, 0 unchanged, 0 refused"]
+    assert tidewheel(database, "apply", path).lines == ["0 created, 0 updated, 0 unchanged, 0 rejected"]
 
 
 def test_a_broken_first_line_spoils_no_other_line(database: Database, write: Write) -> None:
     path = write("jobs.jsonl", f"{GOOD[:-1]}\n{GOOD}\n{OTHER}\n")
     done = tidewheel(database, "apply", path)
-    assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 refused\n")
+    assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 rejected\n")
     assert done.err.startswith(f"{path}:1: this is no JSON")
     target = '{"key":"c","schedule":"manual","target":\n{"type":"shell","argv":["true"]}\n}'
     assert tidewheel(database, "apply", write("job.json", target)).lines[0].startswith("1 created")
@@ -159,7 +159,7 @@ def test_a_broken_first_line_spoils_no_other_line(database: Database, write: Wri
 @pytest.mark.parametrize("content", [f"{GOOD}\n{OTHER}\n", f"[{GOOD},\n{OTHER}]", f"- {GOOD}\n- {OTHER}\n"])
 def test_a_byte_order_mark_is_no_part_of_a_file(database: Database, write: Write, content: str) -> None:
     done = tidewheel(database, "apply", write("jobs", "\ufeff" + content))
-    assert done.lines == ["2 created, 0 updated, 0 unchanged, 0 refused"]
+    assert done.lines == ["2 created, 0 updated, 0 unchanged, 0 rejected"]
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk",)], ids=["", "bulk"])
@@ -175,12 +175,12 @@ def test_a_file_that_is_missing_is_told_before_anything_is_done(
 def test_what_is_done_is_counted_also_where_the_rest_cannot_be_read(
     database: Database, write: Write, begun: str
 ) -> None:
-    jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(APPLIED_AT_ONCE))
+    jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(SUBMIT_BATCH))
     long = write("long", begun)
     os.truncate(long, MOST_WHOLE_BYTES + 1000)
     done = tidewheel(database, "apply", write("jobs.jsonl", jobs), long)
     assert done.code == 1
-    assert done.out == f"stopped; so far at least {APPLIED_AT_ONCE} created, 0 updated, 0 unchanged, 0 refused\n"
+    assert done.out == f"stopped; so far at least {SUBMIT_BATCH} created, 0 updated, 0 unchanged, 0 rejected\n"
     assert "too many to be read whole; write one JSON object on each line" in done.err
 
 
@@ -198,9 +198,9 @@ def test_json_says_whether_it_was_stopped_half_way(database: Database, write: Wr
 def test_bulk_counts_what_there_is_already_and_leaves_it(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n{OTHER}\n")
-    assert tidewheel(database, "apply", "--bulk", path).lines == ["1 created, 2 there already, 0 refused"]
+    assert tidewheel(database, "apply", "--bulk", path).lines == ["1 created, 2 existed, 0 rejected"]
     assert database.rows("SELECT version FROM jobs") == [(1,), (1,)]
-    assert tidewheel(database, "apply", "--bulk", path).lines == ["0 created, 3 there already, 0 refused"]
+    assert tidewheel(database, "apply", "--bulk", path).lines == ["0 created, 3 existed, 0 rejected"]
 
 
 def test_flags_that_do_not_go_together_are_refused(database: Database, write: Write) -> None:
@@ -221,7 +221,7 @@ def test_the_command_is_a_process_with_processes_of_its_own(
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", database.url)
     jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(4500))
     done = process("apply", "--bulk", "--processes", "2", write("jobs.jsonl", jobs))
-    assert (done.code, done.out, done.err) == (0, "4500 created, 0 there already, 0 refused\n", "")
+    assert (done.code, done.out, done.err) == (0, "4500 created, 0 existed, 0 rejected\n", "")
     assert database.count("timers") == 4500
 
 

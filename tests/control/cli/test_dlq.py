@@ -10,7 +10,7 @@ from tests.transitions.acts import about, ask, open_runs, submit
 
 @pytest.fixture
 def letters(database: Database) -> Database:
-    """Two runs given up, and a message that was no request."""
+    """Two runs given up, and a message that is no request."""
     submit(database)
     submit(database, "other")
     fail(database)
@@ -20,7 +20,7 @@ def letters(database: Database) -> Database:
 
 
 def numbers(database: Database, *flags: object) -> list[int]:
-    return [letter["id"] for letter in asked(database, "dlq", "list", *flags)["letters"]]
+    return [letter["id"] for letter in asked(database, "dlq", "list", *flags)["dead_letters"]]
 
 
 def test_letters_are_listed_by_filter_and_page(letters: Database) -> None:
@@ -28,13 +28,13 @@ def test_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     assert numbers(letters, "--job", "other", "--error", "Late", "--status", "failed", "--lane", "standard") == [late]
     assert numbers(letters, "--kind", "message", "--not-redriven", "--since", "2020-01-01T00:00:00Z") == [newest]
     page = asked(letters, "dlq", "list", "-n", 1)
-    assert (page["total"], page["following"]) == (3, newest)
+    assert (page["total"], page["next_cursor"]) == (3, newest)
     assert numbers(letters, "--after", newest) == [late, plain]
     lines = tidewheel(letters, "dlq", "list").lines
     assert lines[1].split()[0] == str(newest)
-    assert "no request" in lines[1]
+    assert "invalid message" in lines[1]
     assert lines[-1] == "3 of 3 dead letters"
-    assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no such dead letter"]
+    assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no dead letters match"]
     [refusal] = tidewheel(letters, "dlq", "list", "--kind", "letter").refusals
     assert refusal.startswith("kind: 'letter' was read")
 
@@ -56,9 +56,9 @@ def test_one_is_shown_whole(letters: Database) -> None:
 def test_letters_are_redriven_by_id_and_by_filter(letters: Database) -> None:
     message, late, plain = numbers(letters)
     dry = asked(letters, "dlq", "redrive", "--job", "job", "--dry-run")
-    assert (dry["wanted"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
+    assert (dry["matched"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
     assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["1 dead letters redriven"]
-    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["0 dead letters redriven, 1 were before"]
+    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["0 dead letters redriven, 1 were already"]
     assert asked(letters, "dlq", "redrive", "--all")["redriven"] == 2
     assert len(open_runs(letters)) == 2
     assert numbers(letters, "--redriven") == [message, late, plain]
@@ -72,7 +72,7 @@ def test_what_is_refused_is_told_with_exit_code_1(letters: Database) -> None:
     _, late, _ = numbers(letters)
     assert done.out.splitlines() == [
         "2 dead letters redriven",
-        "1 refused:",
+        "1 rejected:",
         f"{late}: key: tenant 'default' has no job 'other'; submit the job first, or correct the key",
     ]
 

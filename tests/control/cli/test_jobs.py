@@ -249,8 +249,8 @@ def test_a_trigger_says_which_run_it_made(database: Database) -> None:
     ) == (made)
     [line] = tidewheel(database, "job", "trigger", "a", "--delay", "1h").lines
     with Client(database.url) as client:
-        assert client.run(UUID(made["run_id"])).state == RunState.QUEUED
-        later = client.run(UUID(line.removeprefix("run "))).scheduled_at
+        assert client.runs.get(UUID(made["run_id"])).state == RunState.QUEUED
+        later = client.runs.get(UUID(line.removeprefix("run "))).scheduled_at
     assert timedelta(minutes=59) < later - database.now() <= timedelta(hours=1)
     [refusal] = tidewheel(database, "job", "trigger", "a", "--delay", "soon").refusals
     assert refusal.startswith("--delay: 'soon' is no duration")

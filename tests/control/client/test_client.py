@@ -133,15 +133,15 @@ def test_everything_wrong_with_a_job_is_told_with_its_path(client: Client, datab
 def test_a_triggered_run_can_be_looked_at(client: Client, database: Database) -> None:
     client.submit(job())
     run_id = client.trigger("job", {"to": "ann"}, labels={"a": "b"})
-    queued = client.run(run_id)
+    queued = client.runs.get(run_id)
     assert (queued.run_id, queued.job_id) == (run_id, job_id("default", "job"))
     assert (queued.state, queued.attempt) == ("queued", 0)
     assert (queued.started_at, queued.finished_at, queued.result, queued.final) == (None, None, None, False)
     started = begin(database, run_id)
-    running = client.run(run_id)
+    running = client.runs.get(run_id)
     assert (running.state, running.attempt, running.started_at) == ("running", 1, started.started_at)
     end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no stamp"))
-    failed = client.run(run_id)
+    failed = client.runs.get(run_id)
     assert (failed.state, failed.error_type, failed.error_message) == ("failed", "ValueError", "no stamp")
     assert (failed.final, failed.finished_at is None) == (True, False)
 
@@ -149,9 +149,9 @@ def test_a_triggered_run_can_be_looked_at(client: Client, database: Database) ->
 def test_a_trigger_may_name_its_time(client: Client, database: Database) -> None:
     client.submit(job())
     at = database.now() + timedelta(hours=1)
-    assert client.run(client.trigger("job", run_at=at)).scheduled_at == at
+    assert client.runs.get(client.trigger("job", run_at=at)).scheduled_at == at
     for delay in (3600, 3600.0, timedelta(hours=1)):
-        later = client.run(client.trigger("job", delay=delay)).scheduled_at
+        later = client.runs.get(client.trigger("job", delay=delay)).scheduled_at
         assert timedelta(0) <= later - at < timedelta(minutes=1)
 
 
@@ -174,15 +174,15 @@ def test_a_job_is_paused_resumed_and_deleted(client: Client, database: Database)
 def test_a_run_under_way_tells_how_far_it_is_and_when_its_time_is_over(client: Client, database: Database) -> None:
     client.submit(job(schedule_to_close="1h"))
     run_id = client.trigger("job")
-    assert (client.run(run_id).progress, client.run(run_id).progress_at) == (None, None)
+    assert (client.runs.get(run_id).progress, client.runs.get(run_id).progress_at) == (None, None)
     started = begin(database, run_id)
     with database.transaction() as connection:
         save_progress(connection, [ProgressReport(run_id, started.attempt, EXECUTOR, progress=b'{"pages":3}')])
-    run = client.run(run_id)
+    run = client.runs.get(run_id)
     assert (run.progress, run.deadline_at) == (b'{"pages":3}', started.schedule_to_close_at)
     assert run.progress_at is not None
     succeed(database, started)
-    over = client.run(run_id)
+    over = client.runs.get(run_id)
     assert (over.progress, over.deadline_at) == (b'{"pages":3}', None)
 
 
@@ -190,11 +190,11 @@ def test_cancelling_tells_what_state_a_run_was_in(client: Client, database: Data
     client.submit(job())
     queued, running = client.trigger("job"), client.trigger("job")
     begin(database, running)
-    assert client.cancel(queued, reason="by mistake") is RunState.QUEUED
-    assert (client.run(queued).state, client.run(queued).reason) == ("cancelled", "by mistake")
-    assert client.cancel(running) is RunState.RUNNING
-    assert client.run(running).state == "cancelling"
-    assert client.cancel(queued) is RunState.CANCELLED
+    assert client.runs.cancel(queued, reason="by mistake") is RunState.QUEUED
+    assert (client.runs.get(queued).state, client.runs.get(queued).reason) == ("cancelled", "by mistake")
+    assert client.runs.cancel(running) is RunState.RUNNING
+    assert client.runs.get(running).state == "cancelling"
+    assert client.runs.cancel(queued) is RunState.CANCELLED
 
 
 @pytest.mark.parametrize("call", [Client.trigger, Client.pause, Client.resume, Client.delete])
@@ -203,7 +203,7 @@ def test_a_job_that_is_unknown_is_refused(client: Client, call: Callable[[Client
 
 
 def test_a_run_that_is_unknown_is_refused(client: Client) -> None:
-    for call in (client.run, client.cancel, client.wait):
+    for call in (client.runs.get, client.runs.cancel, client.runs.wait):
         assert refusal_code(lambda call=call: call(uuid4())) == "unknown_run"
 
 
@@ -212,21 +212,21 @@ def test_tenants_do_not_see_each_others_runs(client: Client, database: Database)
     with Client(database.url, tenant="acme") as acme:
         acme.submit(job())
         run_id = acme.trigger("job")
-        assert acme.run(run_id).job_id == job_id("acme", "job")
+        assert acme.runs.get(run_id).job_id == job_id("acme", "job")
         with pytest.raises(UnknownRun):
-            client.run(run_id)
-        assert refusal_code(lambda: client.cancel(run_id)) == "unknown_run"
+            client.runs.get(run_id)
+        assert refusal_code(lambda: client.runs.cancel(run_id)) == "unknown_run"
         assert refusal_code(lambda: client.trigger("job")) == "unknown_job"
-        assert acme.run(run_id).state == "queued"
+        assert acme.runs.get(run_id).state == "queued"
 
 
 def test_waiting_ends_when_the_run_does(client: Client, database: Database) -> None:
     client.submit(job())
     run_id = client.trigger("job")
-    waiting = in_background(lambda: client.wait(run_id, timedelta(seconds=30)))
+    waiting = in_background(lambda: client.runs.wait(run_id, timedelta(seconds=30)))
     succeed(database, begin(database, run_id))
     assert waiting.result(30).state == "succeeded"
-    assert client.wait(run_id, 0).final
+    assert client.runs.wait(run_id, 0).final
 
 
 def test_waiting_too_long_tells_the_state(client: Client, database: Database) -> None:
@@ -234,11 +234,11 @@ def test_waiting_too_long_tells_the_state(client: Client, database: Database) ->
     run_id = client.trigger("job")
     began = monotonic_seconds()
     with pytest.raises(TimeoutError, match=f"^run {run_id} is queued after 0.1 s$"):
-        client.wait(run_id, 0.1)
+        client.runs.wait(run_id, 0.1)
     assert monotonic_seconds() - began >= 0.1
     begin(database, run_id)
     with pytest.raises(TimeoutError, match="is running after 0 s"):
-        awaited(database, lambda other: other.wait(run_id, timedelta(0)))
+        awaited(database, lambda other: other.runs.wait(run_id, timedelta(0)))
 
 
 def test_a_client_whose_connection_broke_asks_again(client: Client, database: Database) -> None:
@@ -263,8 +263,8 @@ def test_coroutines_are_served_alike(database: Database) -> None:
         assert len(set(runs)) == 10
         with pytest.raises(Refused):
             await client.trigger("nobody")
-        found = await client.cancel(runs[0])
-        return found, (await client.wait(runs[0], 5)).state
+        found = await client.runs.cancel(runs[0])
+        return found, (await client.runs.wait(runs[0], 5)).state
 
     assert awaited(database, work) == (RunState.QUEUED, "cancelled")
     assert database.count("open_runs") == database.value(TRANSACTIONS) == 9
@@ -309,7 +309,7 @@ def test_what_is_triggered_is_run_by_the_services_and_waited_for(
     with Client(fleet.database.url) as client:
         for target in ("gated", "gated-sync"):
             client.submit(job(target, target=target))
-            run = client.wait(client.trigger(target, str(open_gate)), 40)
+            run = client.runs.wait(client.trigger(target, str(open_gate)), 40)
             assert (run.state, run.attempt, run.result, run.error_type) == ("succeeded", 1, b"1", None)
             times = [at for at in (run.scheduled_at, run.started_at, run.finished_at) if at is not None]
             assert (len(times), times) == (3, sorted(times))

@@ -51,7 +51,7 @@ def garble(database: Database, offset: int = 0, value: bytes = b"\xff{") -> None
 
 
 def runs(page: DeadLetterPage) -> list[UUID | None]:
-    return [letter.run_id for letter in page.letters]
+    return [letter.run_id for letter in page.dead_letters]
 
 
 def redriven(database: Database) -> dict[UUID, UUID]:
@@ -63,10 +63,10 @@ def test_every_filter_finds_what_it_names(client: Client, database: Database) ->
     late = fail(database, error="Late", state=RunState.TIMED_OUT)
     other = fail(database, "other")
     garble(database)
-    page = client.dead_letters()
+    page = client.dead_letters.list()
     assert (runs(page), page.total, page.at_least) == ([None, other, late, plain], 4, False)
-    made = {letter.run_id: letter.created_at for letter in page.letters}
-    client.retry(plain)
+    made = {letter.run_id: letter.created_at for letter in page.dead_letters}
+    client.runs.retry(plain)
     wanted: list[tuple[LetterFilter, list[UUID | None]]] = [
         ({"key": "other"}, [other]),
         ({"error_type": "Late"}, [late]),
@@ -82,7 +82,7 @@ def test_every_filter_finds_what_it_names(client: Client, database: Database) ->
         ({"key": "job", "status": "failed", "redriven": False}, []),
     ]
     for which, found in wanted:
-        assert runs(client.dead_letters(**which)) == found, which
+        assert runs(client.dead_letters.list(**which)) == found, which
 
 
 def test_pages_follow_each_other_and_many_are_not_counted(
@@ -90,26 +90,26 @@ def test_pages_follow_each_other_and_many_are_not_counted(
 ) -> None:
     monkeypatch.setattr(module, "COUNTED", 3)
     failed = [fail(database) for _ in range(5)]
-    first = client.dead_letters(most=2)
-    second = client.dead_letters(most=2, after=first.following)
-    third = client.dead_letters(most=2, after=second.following)
+    first = client.dead_letters.list(limit=2)
+    second = client.dead_letters.list(limit=2, after=first.next_cursor)
+    third = client.dead_letters.list(limit=2, after=second.next_cursor)
     assert runs(first) + runs(second) + runs(third) == list(reversed(failed))
-    assert (first.total, first.at_least, third.following) == (3, True, None)
+    assert (first.total, first.at_least, third.next_cursor) == (3, True, None)
 
 
 def test_what_cannot_be_meant_is_refused(client: Client) -> None:
     for path, value in {"kind": "letter", "status": "succeeded", "lane": "fast"}.items():
         with pytest.raises(InvalidInput) as refused:
-            client.dead_letters(**{path: value})  # type: ignore[arg-type]  # one of each
+            client.dead_letters.list(**{path: value})  # type: ignore[arg-type]  # one of each
         assert [error.path for error in refused.value.errors] == [path]
     with pytest.raises(UnknownJob):
-        client.dead_letters(key="nope")
+        client.dead_letters.list(key="nope")
     with pytest.raises(UnknownDeadLetter):
-        client.dead_letter(404)
+        client.dead_letters.get(404)
     with pytest.raises(UnknownDeadLetter):
-        client.redrive(ids=[404])
+        client.dead_letters.redrive(ids=[404])
     with pytest.raises(UnknownDeadLetter):
-        client.dead_letters(after=404)
+        client.dead_letters.list(after=404)
 
 
 def test_one_is_shown_with_every_attempt_and_its_chain(client: Client, database: Database) -> None:
@@ -119,9 +119,9 @@ def test_one_is_shown_with_every_attempt_and_its_chain(client: Client, database:
     end(
         database, ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o")
     )
-    new = client.retry(started.run_id)
-    [letter] = client.dead_letters().letters
-    shown = client.dead_letter(letter.id)
+    new = client.runs.retry(started.run_id)
+    [letter] = client.dead_letters.list().dead_letters
+    shown = client.dead_letters.get(letter.id)
     assert shown.run is not None
     assert [(one.attempt, one.error_type, one.trace, one.output) for one in shown.run.attempts] == [
         (1, "ValueError", None, None),
@@ -133,20 +133,20 @@ def test_one_is_shown_with_every_attempt_and_its_chain(client: Client, database:
 
 def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) -> None:
     garble(database)
-    [letter] = client.dead_letters().letters
-    shown = client.dead_letter(letter.id)
+    [letter] = client.dead_letters.list().dead_letters
+    shown = client.dead_letters.get(letter.id)
     assert (shown.message_key, shown.message_value, shown.run) == (b"k", b"\xff{", None)
     assert (letter.topic, letter.partition, letter.offset) == (database.installation.topics.requests, 3, 0)
 
 
 def test_each_is_redriven_once_however_often_it_is_asked_for(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
-    done = client.redrive(key="job")
+    done = client.dead_letters.redrive(key="job")
     assert (done.wanted, done.redriven, done.refused) == (3, 3, 0)
     made = redriven(database)
     assert set(made) == set(failed)
     assert {run.run_id for run in open_runs(database)} == set(made.values())
-    again = client.redrive(key="job")
+    again = client.dead_letters.redrive(key="job")
     assert (again.wanted, again.redriven, redriven(database)) == (0, 0, made)
 
 
@@ -159,19 +159,19 @@ def test_who_is_interrupted_asks_again(client: Client, database: Database, monke
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        client.redrive(kind="run", tell=interrupted)
+        client.dead_letters.redrive(kind="run", on_progress=interrupted)
     assert set(redriven(database)) == set(failed[:4])
-    assert client.redrive(kind="run").redriven == 1
+    assert client.dead_letters.redrive(kind="run").redriven == 1
     assert len(open_runs(database)) == len(redriven(database)) == 5
 
 
 def test_two_who_redrive_the_same_make_one_run_of_each(client: Client, database: Database) -> None:
     run = fail(database)
-    [letter] = client.dead_letters().letters
+    [letter] = client.dead_letters.list().dead_letters
     with database.transaction() as connection:
         # Both have looked before either has written.
         ask_within(connection, database, {"type": "run.retry", "run_id": str(run)})
-        other = in_background(lambda: client.redrive(ids=[letter.id]))
+        other = in_background(lambda: client.dead_letters.redrive(ids=[letter.id]))
         until(lambda: database.value(WAITS), "it waits for the letter")
     assert other.result(60).redriven == 1
     assert [open_run.run_id for open_run in open_runs(database)] == list(redriven(database).values())
@@ -191,7 +191,7 @@ def test_an_answer_that_is_lost_makes_no_second_run(
             raise OperationalError
 
     monkeypatch.setattr(Connection, "commit", committing)
-    done = client.redrive(key="job")
+    done = client.dead_letters.redrive(key="job")
     assert (lost, done.redriven, len(open_runs(database))) == ([True], 1, 1)
 
 
@@ -199,9 +199,9 @@ def test_what_was_refused_can_be_redriven_once_it_is_mended(client: Client, data
     run = fail(database, "other")
     ask(database, about("job.delete", "other"))
     for _ in range(2):
-        assert client.redrive(kind="run").refused == 1
+        assert client.dead_letters.redrive(kind="run").refused == 1
     submit(database, "other")
-    done = client.redrive(kind="run")
+    done = client.dead_letters.redrive(kind="run")
     assert (done.redriven, done.refused) == (1, 0)
     assert set(redriven(database)) == {run}
 
@@ -214,13 +214,13 @@ def test_what_fails_again_is_left_for_another_time(client: Client, database: Dat
         for run in open_runs(database):
             end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
 
-    assert client.redrive(key="job", tell=fails_again).redriven == 1
-    assert client.dead_letters(redriven=False).total == 1
+    assert client.dead_letters.redrive(key="job", on_progress=fails_again).redriven == 1
+    assert client.dead_letters.list(redriven=False).total == 1
 
 
 def test_a_dry_run_counts_and_shows_the_oldest_ten(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(12)]
-    counted = client.redrive(key="job", dry_run=True)
+    counted = client.dead_letters.redrive(key="job", dry_run=True)
     assert (counted.wanted, counted.redriven) == (12, 0)
     assert [letter.run_id for letter in counted.first] == failed[:10]
     assert redriven(database) == {}
@@ -230,28 +230,28 @@ def test_a_rate_is_kept(client: Client, database: Database) -> None:
     for _ in range(4):
         fail(database)
     begun_at = monotonic_seconds()
-    assert client.redrive(key="job", rate=10.0).redriven == 4
+    assert client.dead_letters.redrive(key="job", rate=10.0).redriven == 4
     assert monotonic_seconds() - begun_at >= 0.3
 
 
 def test_one_that_is_refused_does_not_keep_the_others(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database, "other")
     ask(database, about("job.delete", "other"))
-    done = client.redrive(kind="run")
+    done = client.dead_letters.redrive(kind="run")
     assert (done.redriven, done.refused) == (1, 1)
     [refusal] = done.refusals
     assert [error.path for error in refusal.errors] == ["key"]
     assert set(redriven(database)) == {kept}
-    assert runs(client.dead_letters(redriven=False)) == [gone]
+    assert runs(client.dead_letters.list(redriven=False)) == [gone]
 
 
 def test_a_message_is_sent_again_as_it_was(client: Client, database: Database) -> None:
     garble(database)
-    assert client.redrive(kind="message").redriven == 1
+    assert client.dead_letters.redrive(kind="message").redriven == 1
     requests = database.installation.topics.requests
     assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
-    assert client.redrive(kind="message").redriven == 0
-    [letter] = client.dead_letters(redriven=True).letters
+    assert client.dead_letters.redrive(kind="message").redriven == 0
+    [letter] = client.dead_letters.list(redriven=True).dead_letters
     assert (letter.redriven_run_id, letter.redriven_at is not None) == (None, True)
 
 
@@ -261,22 +261,22 @@ def test_what_is_purged_is_gone_and_its_run_is_not(
     monkeypatch.setattr(redriving, "_PURGED_AT_ONCE", 2)
     failed = [fail(database) for _ in range(5)]
     other = fail(database, "other")
-    counted = client.purge_dead_letters(key="job", dry_run=True)
+    counted = client.dead_letters.purge(key="job", dry_run=True)
     assert (counted.wanted, len(counted.first), counted.purged) == (5, 5, 0)
-    assert client.purge_dead_letters(key="job").purged == 5
-    assert runs(client.dead_letters()) == [other]
-    assert client.run(failed[0]).state == RunState.FAILED
-    assert client.purge_dead_letters(until=database.now() - timedelta(days=1)).purged == 0
+    assert client.dead_letters.purge(key="job").purged == 5
+    assert runs(client.dead_letters.list()) == [other]
+    assert client.runs.get(failed[0]).state == RunState.FAILED
+    assert client.dead_letters.purge(until=database.now() - timedelta(days=1)).purged == 0
 
 
 def test_another_tenant_sees_and_touches_none_of_it(client: Client, database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     fail(database)
     garble(database)
-    [_, letter] = client.dead_letters().letters
+    [_, letter] = client.dead_letters.list().dead_letters
     with Client(database.url, tenant="acme") as other:
-        assert (other.dead_letters().total, other.redrive(kind="run").redriven) == (0, 0)
-        assert other.purge_dead_letters().purged == 0
+        assert (other.dead_letters.list().total, other.dead_letters.redrive(kind="run").redriven) == (0, 0)
+        assert other.dead_letters.purge().purged == 0
         with pytest.raises(UnknownDeadLetter):
-            other.dead_letter(letter.id)
+            other.dead_letters.get(letter.id)
     assert database.count("dead_letters") == 2

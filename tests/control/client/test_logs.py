@@ -43,23 +43,23 @@ def test_each_attempts_output_is_told_the_older_ones_first(
     again = begin(database, started.run_id)
     flush(database, again, b"two\n", 1000)
     first, second = LogPiece(1, "failed", 0, b"one\n"), LogPiece(2, None, 996, b"two\n")
-    assert client.logs(started.run_id) == [first, second]
-    assert client.logs(started.run_id, 1) == [first]
-    assert client.logs(started.run_id, 2) == [second]
+    assert client.runs.logs(started.run_id) == [first, second]
+    assert client.runs.logs(started.run_id, 1) == [first]
+    assert client.runs.logs(started.run_id, 2) == [second]
 
 
 def test_a_run_that_has_written_nothing_has_no_logs(database: Database, client: Client) -> None:
     submit(database)
-    assert client.logs(trigger(database)) == []
+    assert client.runs.logs(trigger(database)) == []
 
 
 def test_what_there_is_not_is_refused(database: Database, client: Client, started: Started) -> None:
     with pytest.raises(UnknownRun):
-        client.logs(uuid4())
+        client.runs.logs(uuid4())
     with pytest.raises(UnknownRun):
-        list(client.follow_logs(uuid4()))
+        list(client.runs.follow_logs(uuid4()))
     with pytest.raises(InvalidInput, match="attempt"):
-        client.logs(started.run_id, 2)
+        client.runs.logs(started.run_id, 2)
     with Client(database.url, tenant="other") as stranger, pytest.raises(UnknownRun):
         stranger.logs(started.run_id)
 
@@ -67,7 +67,7 @@ def test_what_there_is_not_is_refused(database: Database, client: Client, starte
 def test_who_follows_gets_each_part_once_and_hears_of_what_was_missed(
     database: Database, client: Client, started: Started
 ) -> None:
-    pieces = client.follow_logs(started.run_id)
+    pieces = client.runs.follow_logs(started.run_id)
     flush(database, started, b"one\n")
     assert next(pieces) == LogPiece(1, None, 0, b"one\n")
     flush(database, started, b"one\ntwo\n")
@@ -88,7 +88,7 @@ def test_who_follows_one_attempt_is_done_when_that_is_over(
     flush(database, started, b"one\n")
     requeue(database, started, AttemptOutcome.FAILED)
     begin(database, started.run_id)
-    assert list(client.follow_logs(started.run_id, 1)) == [LogPiece(1, "failed", 0, b"one\n")]
+    assert list(client.runs.follow_logs(started.run_id, 1)) == [LogPiece(1, "failed", 0, b"one\n")]
 
 
 def test_many_attempts_come_page_by_page(database: Database, client: Client, started: Started) -> None:
@@ -97,8 +97,8 @@ def test_many_attempts_come_page_by_page(database: Database, client: Client, sta
         requeue(database, started, AttemptOutcome.SNOOZED)
         started = begin(database, started.run_id)
     succeed(database, started)
-    assert [piece.attempt for piece in client.logs(started.run_id)] == list(range(1, 45))
-    assert len(list(client.follow_logs(started.run_id))) == 44
+    assert [piece.attempt for piece in client.runs.logs(started.run_id)] == list(range(1, 45))
+    assert len(list(client.runs.follow_logs(started.run_id))) == 44
 
 
 def test_the_command_prints_the_output_alone_and_says_the_rest_beside_it(database: Database, started: Started) -> None:
@@ -109,7 +109,7 @@ def test_the_command_prints_the_output_alone_and_says_the_rest_beside_it(databas
     flushed = asked(database, "run", "logs", started.run_id)
     assert flushed == {
         "run_id": str(started.run_id),
-        "attempts": [{"attempt": 1, "outcome": None, "missed_bytes": 93, "output": "eins\nä"}],
+        "attempts": [{"attempt": 1, "outcome": None, "dropped_bytes": 93, "output": "eins\nä"}],
     }
 
 
@@ -118,7 +118,7 @@ def test_the_command_follows_to_the_end(database: Database, started: Started) ->
     succeed(database, started)
     done = tidewheel(database, "run", "logs", started.run_id, "--follow")
     assert (done.code, done.out, done.err) == (0, "one\n", "-- attempt 1, succeeded\n")
-    line = {"attempt": 1, "outcome": "succeeded", "missed_bytes": 0, "output": "one\n"}
+    line = {"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "one\n"}
     assert asked(database, "run", "logs", started.run_id, "--follow") == line
 
 

@@ -23,28 +23,30 @@ def client(database: Database) -> Iterator[Client]:
 def test_a_success_is_told_once_and_the_run_has_its_result(database: Database, client: Client) -> None:
     started = waiting(database)
     token = token_of(database, started)
-    assert client.complete(token, {"rows": 7}) is RunState.SUCCEEDED
-    run = client.wait(started.run_id)
+    assert client.task_tokens.complete(token, {"rows": 7}) is RunState.SUCCEEDED
+    run = client.runs.wait(started.run_id)
     assert (run.state, run.result) == ("succeeded", b'{"rows":7}')
     with pytest.raises(StaleToken, match="is over: the run is succeeded") as refused:
-        client.fail(token)
+        client.task_tokens.fail(token)
     assert (refused.value.run_id, refused.value.state) == (str(started.run_id), "succeeded")
 
 
 def test_the_same_request_again_gets_the_first_answer(database: Database, client: Client) -> None:
     token = token_of(database, waiting(database))
-    assert [client.complete(token, 1, request_id="r-1") for _ in range(2)] == [RunState.SUCCEEDED] * 2
+    assert [client.task_tokens.complete(token, 1, request_id="r-1") for _ in range(2)] == [RunState.SUCCEEDED] * 2
     with pytest.raises(Refused, match="used before with another body"):
-        client.complete(token, 2, request_id="r-1")
+        client.task_tokens.complete(token, 2, request_id="r-1")
 
 
 def test_a_failure_is_retried_as_the_job_says_unless_it_is_for_good(database: Database, client: Client) -> None:
     started = waiting(database)
-    assert client.fail(token_of(database, started), "NoPaper", "the tray is empty") is RunState.RETRYING
+    assert client.task_tokens.fail(token_of(database, started), "NoPaper", "the tray is empty") is RunState.RETRYING
     database.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
     again = begin(database, started.run_id)
-    assert client.fail(token_of(database, again), "NoPaper", "still empty", permanent=True) is RunState.FAILED
-    run = client.run(started.run_id)
+    assert (
+        client.task_tokens.fail(token_of(database, again), "NoPaper", "still empty", permanent=True) is RunState.FAILED
+    )
+    run = client.runs.get(started.run_id)
     assert (run.state, run.error_type, run.error_message) == ("failed", "NoPaper", "still empty")
     assert attempts(database, started.run_id) == [(1, "failed"), (2, "failed")]
 
@@ -52,19 +54,19 @@ def test_a_failure_is_retried_as_the_job_says_unless_it_is_for_good(database: Da
 def test_a_heartbeat_says_whether_to_go_on(database: Database, client: Client) -> None:
     started = begun(database)
     token = token_of(database, started)
-    assert client.heartbeat(token, progress={"done": 1}, checkpoint=[3]) is RunState.RUNNING
+    assert client.task_tokens.heartbeat(token, progress={"done": 1}, checkpoint=[3]) is RunState.RUNNING
     assert database.rows("SELECT progress, checkpoint FROM run_inputs") == [(b'{"done":1}', b"[3]")]
     ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
-    assert client.heartbeat(token) is RunState.CANCELLING
-    assert client.complete(token) is RunState.CANCELLED
+    assert client.task_tokens.heartbeat(token) is RunState.CANCELLING
+    assert client.task_tokens.complete(token) is RunState.CANCELLED
     with pytest.raises(StaleToken):
-        client.heartbeat(token)
+        client.task_tokens.heartbeat(token)
 
 
 def test_a_token_that_is_none_is_refused_by_its_field(client: Client) -> None:
     for token in ("A" * 48, "short"):
         with pytest.raises(Refused) as refused:
-            client.complete(token)
+            client.task_tokens.complete(token)
         assert refused.value.code == InvalidInput.code
         assert [error.path for error in refused.value.errors] == ["token"]
 
@@ -72,8 +74,8 @@ def test_a_token_that_is_none_is_refused_by_its_field(client: Client) -> None:
 def test_a_result_that_is_too_large_is_refused_and_the_run_goes_on(database: Database, client: Client) -> None:
     started = waiting(database)
     with pytest.raises(Refused, match="result: it has"):
-        client.complete(token_of(database, started), "x" * 65_536)
-    assert client.run(started.run_id).state == "waiting"
+        client.task_tokens.complete(token_of(database, started), "x" * 65_536)
+    assert client.runs.get(started.run_id).state == "waiting"
 
 
 def test_coroutines_say_the_same(database: Database, client: Client) -> None:

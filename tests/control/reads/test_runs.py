@@ -47,30 +47,32 @@ def test_each_status_lists_what_stands_there(client: Client, database: Database)
     claim(database, stands["buffered"])
     stands["scheduled"], stands["queued"] = trigger(database, delay="1h"), trigger(database)
     cancelling = begun(database)
-    client.cancel(cancelling.run_id)
+    client.runs.cancel(cancelling.run_id)
     stands["cancelling"] = cancelling.run_id
     stands["cancelled"] = trigger(database)
-    client.cancel(stands["cancelled"])
+    client.runs.cancel(stands["cancelled"])
     an_hour_ago = database.now() - timedelta(hours=1)
     for status, run in stands.items():
         since = an_hour_ago if status == "cancelled" else None
-        page = client.runs(status=status, since=since)
+        page = client.runs.list(status=status, since=since)
         assert (status, ids(page), page.total, page.at_least) == (status, [run], 1, False)
         assert page.runs[0].status == status
         key = page.runs[0].key
-        assert ids(client.runs(status=status, key=key)) == [run]
-    assert {run.run_id: run.status for run in client.runs().runs} == {run: status for status, run in stands.items()}
+        assert ids(client.runs.list(status=status, key=key)) == [run]
+    assert {run.run_id: run.status for run in client.runs.list().runs} == {
+        run: status for status, run in stands.items()
+    }
 
 
 def test_the_newest_comes_first_page_by_page(client: Client, database: Database) -> None:
     runs = [trigger(database, "job") for _ in range(7)]
     trigger(database, "other")
     for key in (None, "job"):
-        wanted = list(reversed(runs)) if key else ids(client.runs())
+        wanted = list(reversed(runs)) if key else ids(client.runs.list())
         seen: list[UUID] = []
         after: UUID | None = None
         while True:
-            page = client.runs(key=key, after=after, most=3)
+            page = client.runs.list(key=key, after=after, most=3)
             assert (page.total, page.at_least) == (len(wanted), False)
             seen += ids(page)
             after = page.following
@@ -85,28 +87,28 @@ def test_beyond_ten_thousand_it_only_says_that_there_are_more(
     monkeypatch.setattr(module, "COUNTED", 4)
     for _ in range(4):
         trigger(database)
-    assert (client.runs(most=2).total, client.runs(most=2).at_least) == (4, False)
+    assert (client.runs.list(most=2).total, client.runs.list(most=2).at_least) == (4, False)
     trigger(database)
-    assert (client.runs(most=2).total, client.runs(most=2).at_least) == (4, True)
+    assert (client.runs.list(most=2).total, client.runs.list(most=2).at_least) == (4, True)
 
 
 def test_labels_are_the_runs_own_on_top_of_its_jobs(client: Client, database: Database) -> None:
     plain, own = trigger(database, "job"), trigger(database, "job", labels={"team": "sales"})
     trigger(database, "other")
     since = database.now() - timedelta(hours=1)
-    assert ids(client.runs(labels={"team": "billing"}, since=since)) == [plain]
-    assert ids(client.runs(labels={"team": "sales"}, key="job")) == [own]
-    assert ids(client.runs(labels={"team": "sales"}, status="queued", since=since)) == [own]
+    assert ids(client.runs.list(labels={"team": "billing"}, since=since)) == [plain]
+    assert ids(client.runs.list(labels={"team": "sales"}, key="job")) == [own]
+    assert ids(client.runs.list(labels={"team": "sales"}, status="queued", since=since)) == [own]
 
 
 def test_a_range_of_time_holds_both_its_ends(client: Client, database: Database) -> None:
     first, second, third = (trigger(database, delay=delay) for delay in ("1h", "2h", "3h"))
-    at = {run.run_id: run.scheduled_at for run in client.runs().runs}
+    at = {run.run_id: run.scheduled_at for run in client.runs.list().runs}
     for key in (None, "job"):
-        assert ids(client.runs(key=key, since=at[second], until=at[second])) == [second]
-        assert ids(client.runs(key=key, since=at[second])) == [third, second]
-        assert ids(client.runs(key=key, until=at[second])) == [second, first]
-        assert ids(client.runs(key=key, status="scheduled", until=at[first])) == [first]
+        assert ids(client.runs.list(key=key, since=at[second], until=at[second])) == [second]
+        assert ids(client.runs.list(key=key, since=at[second])) == [third, second]
+        assert ids(client.runs.list(key=key, until=at[second])) == [second, first]
+        assert ids(client.runs.list(key=key, status="scheduled", until=at[first])) == [first]
 
 
 def test_another_tenant_sees_none_of_it(client: Client, database: Database) -> None:
@@ -121,12 +123,12 @@ def test_another_tenant_sees_none_of_it(client: Client, database: Database) -> N
 def test_what_would_look_at_every_run_is_refused(client: Client, database: Database) -> None:
     for asked in ({"labels": {"a": "b"}}, {"status": "skipped"}, {"status": "cancelled"}, {"status": "nowhere"}):
         with pytest.raises(InvalidInput) as refused:
-            client.runs(**asked)  # type: ignore[arg-type]  # one of each
+            client.runs.list(**asked)  # type: ignore[arg-type]  # one of each
         assert [error.path for error in refused.value.errors] == list(asked)
     with pytest.raises(UnknownJob):
-        client.runs(key="nope")
+        client.runs.list(key="nope")
     with pytest.raises(UnknownRun):
-        client.runs(key="job", after=uuid4())
+        client.runs.list(key="job", after=uuid4())
     with pytest.raises(Refused, match="there is no tenant"), Client(database.url, tenant="nobody") as nobody:
         nobody.runs()
 
@@ -135,13 +137,13 @@ def test_one_run_is_shown_with_its_attempts_and_what_is_under_way(client: Client
     started = begun(database, labels={"urgent": "yes"}, request_id="r-1")
     requeue(database, started, AttemptOutcome.FAILED)
     again = begin(database, started.run_id)
-    shown = client.run_detail(started.run_id)
+    shown = client.runs.detail(started.run_id)
     assert (shown.summary.status, shown.summary.attempt, shown.failed_attempts) == ("running", 2, 1)
     assert shown.labels == {"team": "billing", "urgent": "yes"}
     assert (shown.request_id, shown.handler, shown.claimed_from) == ("r-1", "send-email", "test/0/0@0")
     assert [(one.attempt, one.outcome, one.error_type) for one in shown.attempts] == [(1, "failed", "ValueError")]
     end(database, ending(again, RunState.SUCCEEDED, result=b"[1]", output=b"done"))
-    shown = client.run_detail(started.run_id)
+    shown = client.runs.detail(started.run_id)
     assert (shown.summary.status, shown.result, shown.failed_attempts) == ("succeeded", b"[1]", None)
     assert [(one.result, one.output, one.claimed_from) for one in shown.attempts] == [
         (None, None, "test/0/0@0"),
@@ -151,46 +153,46 @@ def test_one_run_is_shown_with_its_attempts_and_what_is_under_way(client: Client
 
 def test_a_chain_of_retries_is_shown_from_each_of_its_links(client: Client, database: Database) -> None:
     first = failed(database)
-    second = client.retry(first)
-    aside = client.retry(first)
+    second = client.runs.retry(first)
+    aside = client.runs.retry(first)
     started = begin(database, second)
     succeed(database, started)
-    third = client.retry(second)
+    third = client.runs.retry(second)
 
     def chain(run: UUID) -> tuple[list[UUID], list[UUID]]:
-        lineage = client.run_detail(run).lineage
+        lineage = client.runs.detail(run).lineage
         return [one.run_id for one in lineage.older], [one.run_id for one in lineage.newer]
 
     assert chain(first) == ([], [second, aside, third])
     assert chain(second) == ([first], [third])
     assert chain(third) == ([first, second], [])
     assert chain(aside) == ([first], [])
-    assert client.run_detail(third).lineage.root_run_id == first
+    assert client.runs.detail(third).lineage.root_run_id == first
 
 
 def test_a_count_names_what_a_cancellation_would(client: Client, database: Database) -> None:
     running, _ = begun(database), trigger(database)
     trigger(database, "other")
-    assert client.count_runs(key="job") == 2
-    assert client.count_runs(key="job", include_started=False) == 1
-    assert client.count_runs(labels={"team": "billing"}) == 2
-    assert client.count_runs(handler="send-email") == 3
-    assert client.count_runs(handler="send-email", created_before=database.now() - timedelta(hours=1)) == 0
-    client.cancel(running.run_id)
-    assert client.count_runs(key="job") == 1
+    assert client.runs.count(key="job") == 2
+    assert client.runs.count(key="job", include_started=False) == 1
+    assert client.runs.count(labels={"team": "billing"}) == 2
+    assert client.runs.count(handler="send-email") == 3
+    assert client.runs.count(handler="send-email", created_before=database.now() - timedelta(hours=1)) == 0
+    client.runs.cancel(running.run_id)
+    assert client.runs.count(key="job") == 1
     with pytest.raises(UnknownJob):
-        client.count_runs(key="nope")
+        client.runs.count(key="nope")
     with pytest.raises(InvalidInput, match="names every run"):
-        client.count_runs(include_started=False)
+        client.runs.count(include_started=False)
 
 
 def test_a_cancellation_tells_how_it_stands(client: Client, database: Database) -> None:
     trigger(database)
-    number = client.cancel_runs(key="job", labels={"team": "billing"}, reason="wrong list")
-    standing = client.cancellation(number)
+    number = client.runs.cancel_all(key="job", labels={"team": "billing"}, reason="wrong list")
+    standing = client.runs.cancellation(number)
     assert (standing.key, standing.labels, standing.reason) == ("job", {"team": "billing"}, "wrong list")
     assert (standing.cancelled, standing.finished_at) == (0, None)
     with pytest.raises(Refused, match="there is no cancellation"):
-        client.cancellation(number + 1)
+        client.runs.cancellation(number + 1)
     [reply] = ask(database, {"type": "runs.cancel", "key": "job"})
-    assert client.cancellation(reply.cancellation_id or 0).reason == "requested"
+    assert client.runs.cancellation(reply.cancellation_id or 0).reason == "requested"
