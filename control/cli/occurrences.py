@@ -22,11 +22,11 @@ from tidewheel.control.cli.output import (
     wrapped,
 )
 from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339, utc_and_local
-from tidewheel.control.explain import explain as explaining
+from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
-from tidewheel.control.explain.explanation import AttemptFacts, Explanation, Outcome
+from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview
-from tidewheel.control.explain.upcoming import MOST_SHOWN, Coming, upcoming
+from tidewheel.control.explain.upcoming import MOST_SHOWN, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
@@ -48,7 +48,7 @@ def explain(
     instant = read_instant(at, "--at", timezone)
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
-        found = explaining.explain(connection, tenant, key, instant, misfire_after=misfire_after)
+        found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after)
     if output is Output.JSON:
         print_json(found)
         return
@@ -61,7 +61,7 @@ def explain(
     print_facts(_facts(found, zone))
     if found.run is not None and found.run.attempts:
         typer.echo("")
-        print_table(("attempt", "outcome", "began", "ended", "error"), map(_attempt, found.run.attempts))
+        print_table(("attempt", "outcome", "began", "ended", "error"), map(_attempt_row, found.run.attempts))
 
 
 def skip(
@@ -131,7 +131,7 @@ def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
     yield "after", utc_and_local(found.after, zone) if found.after else None
 
 
-def _attempt(attempt: AttemptFacts) -> tuple[str, ...]:
+def _attempt_row(attempt: AttemptFacts) -> tuple[str, ...]:
     error = ": ".join(part for part in (attempt.error_type, attempt.error_message) if part)
     began, ended = (rfc3339(at) if at else "" for at in (attempt.started_at, attempt.finished_at))
     return str(attempt.attempt), attempt.outcome or "under way", began, ended, error
@@ -152,7 +152,7 @@ def next_occurrences(
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
         found = upcoming(connection, tenant, key, number, misfire_after=misfire_after)
-    lines = [*_lines(found.coming, timezone or found.zone), *([wrapped(found.words)] if found.words else [])]
+    lines = [*_lines(found.occurrences, timezone or found.zone), *([wrapped(found.words)] if found.words else [])]
     print_result(lines, found, output)
 
 
@@ -192,21 +192,23 @@ def _preview_lines(found: Preview, zone: str) -> Iterator[str]:
     for sentence in found.words:
         yield wrapped(sentence, "  ")
     yield ""
-    yield from _lines(found.coming, zone)
+    yield from _lines(found.occurrences, zone)
     if found.exhausted:
-        yield "and nothing after that" if found.coming else "nothing"
+        yield "and nothing after that" if found.occurrences else "nothing"
 
 
-def _lines(coming: Sequence[Coming], zone: str) -> Iterator[str]:
+def _lines(coming: Sequence[UpcomingOccurrence], zone: str) -> Iterator[str]:
     for each in coming:
-        yield wrapped(f"{utc_and_local(each.at, zone)}{_coming_outcome(each, zone)}", "    ")
+        yield wrapped(f"{utc_and_local(each.at, zone)}{_outcome_text(each, zone)}", "    ")
         for note in each.notes:
             yield wrapped(f"    ! {note}", "      ")
 
 
-def _coming_outcome(each: Coming, zone: str) -> str:
+def _outcome_text(each: UpcomingOccurrence, zone: str) -> str:
     """What is to become of it, where it is not simply to fire."""
-    said: list[str] = [] if each.outcome is Outcome.COMING else [_WORDS.get(each.outcome, each.outcome)]
+    said: list[str] = (
+        [] if each.outcome is OccurrenceOutcome.SCHEDULED else [_OUTCOME_TEXT.get(each.outcome, each.outcome)]
+    )
     if each.last_at is not None:
         few = str(each.occurrences) if each.exact else f"more than {each.occurrences}"
         said.append(f"{few} until {utc_and_local(each.last_at, zone)}")
@@ -215,10 +217,10 @@ def _coming_outcome(each: Coming, zone: str) -> str:
     return f"  {', '.join(said)}" if said else ""
 
 
-_WORDS = {
-    Outcome.COMING_SKIPPED: "skipped by hand",
-    Outcome.COMING_MOVED: "moved",
-    Outcome.COMING_EXCLUDED: "left out by a calendar",
-    Outcome.PAUSED: "held by the pause",
-    Outcome.WAITING: "due, waits for a scheduler",
+_OUTCOME_TEXT = {
+    OccurrenceOutcome.WILL_BE_SKIPPED: "skipped by hand",
+    OccurrenceOutcome.WILL_BE_MOVED: "moved",
+    OccurrenceOutcome.WILL_BE_EXCLUDED: "left out by a calendar",
+    OccurrenceOutcome.PAUSED: "held by the pause",
+    OccurrenceOutcome.WAITING: "due, waits for a scheduler",
 }

@@ -8,11 +8,19 @@ reads, whatever the job's past.
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.explain.dst_notes import no_occurrence_notes, occurrence_notes
-from tidewheel.control.explain.explanation import MISFIRE_AFTER, MOVED, Answer, Explanation, Outcome, RunFacts, SkipSpan
-from tidewheel.control.explain.facts import Asked, read_asked
-from tidewheel.control.explain.predict import chained, moved_ahead, not_recorded
-from tidewheel.control.explain.text import fired, instant, overlapped, passed_over, said_by
-from tidewheel.control.explain.version_timeline import Saying
+from tidewheel.control.explain.explanation import (
+    MISFIRE_AFTER,
+    MOVED,
+    Explanation,
+    OccurrenceOutcome,
+    RunFacts,
+    SkipSpan,
+    Verdict,
+)
+from tidewheel.control.explain.facts import InstantFacts, read_instant_facts
+from tidewheel.control.explain.predict import chained, moved_to_future, not_recorded
+from tidewheel.control.explain.text import fired, instant, override_source, skipped, skipped_by_overlap
+from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import RunState
@@ -40,27 +48,27 @@ def explain(
         UnknownJob: There is no such job and never was one.
         ScheduleRefused: `at` has no offset or lies beyond 1970 to 2199, or a stored schedule cannot be read.
     """
-    asked = read_asked(connection, tenant, key, _in_utc(at), misfire_after)
-    saying = asked.saying
-    answer = _answer(asked, saying)
-    zone = saying.zone if saying else "UTC"
-    before, after = _neighbours(asked, saying)
+    facts = read_instant_facts(connection, tenant, key, _in_utc(at), misfire_after)
+    version_span = facts.version_span
+    verdict = _verdict(facts, version_span)
+    zone = version_span.zone if version_span else "UTC"
+    before, after = _neighbours(facts, version_span)
     return Explanation(
         key=key,
-        at=asked.at,
-        local=to_zone(asked.at, zone),
+        at=facts.at,
+        local=to_zone(facts.at, zone),
         zone=zone,
-        outcome=answer.outcome,
-        words=answer.words,
-        reason=answer.reason,
-        run=asked.run,
-        others=tuple(run for run in asked.runs if run is not asked.run),
-        version=saying.force if saying else None,
-        span=answer.span,
-        moved_to=answer.moved_to,
+        outcome=verdict.outcome,
+        words=verdict.words,
+        reason=verdict.reason,
+        run=facts.run,
+        others=tuple(run for run in facts.runs if run is not facts.run),
+        version=version_span.force if version_span else None,
+        span=verdict.span,
+        moved_to=verdict.moved_to,
         before=before,
         after=after,
-        notes=(*answer.notes, *_notes(asked, saying)),
+        notes=(*verdict.notes, *_notes(facts, version_span)),
     )
 
 
@@ -74,128 +82,140 @@ def _in_utc(at: datetime) -> datetime:
     return at.astimezone(UTC)
 
 
-def _answer(asked: Asked, saying: Saying | None) -> Answer:
-    if asked.run is not None:
-        return _of_run(asked, asked.run, saying)
-    deleted_at = asked.job.deleted_at
-    if saying is None or (deleted_at is not None and asked.at > deleted_at):
-        return _no_job(asked)
-    span = _span(asked, saying)
+def _verdict(facts: InstantFacts, version_span: VersionSpan | None) -> Verdict:
+    if facts.run is not None:
+        return _of_run(facts, facts.run, version_span)
+    deleted_at = facts.job.deleted_at
+    if version_span is None or (deleted_at is not None and facts.at > deleted_at):
+        return _no_job(facts)
+    span = _span(facts, version_span)
     if span is None:
-        return _without_record(asked, saying)
-    early = {SkipReason.MANUAL: Outcome.COMING_SKIPPED, SkipReason.EXCLUDED: Outcome.COMING_EXCLUDED}
-    ahead = early.get(SkipReason(span.reason)) if asked.at > asked.job.now else None
-    return Answer(ahead or Outcome.SKIPPED, passed_over(asked, span, saying), span.reason, span)
+        return _without_record(facts, version_span)
+    early = {
+        SkipReason.MANUAL: OccurrenceOutcome.WILL_BE_SKIPPED,
+        SkipReason.EXCLUDED: OccurrenceOutcome.WILL_BE_EXCLUDED,
+    }
+    ahead = early.get(SkipReason(span.reason)) if facts.at > facts.job.now else None
+    return Verdict(ahead or OccurrenceOutcome.SKIPPED, skipped(facts, span, version_span), span.reason, span)
 
 
-def _without_record(asked: Asked, saying: Saying) -> Answer:
-    if isinstance(saying.schedule, FixedDelay):
-        return chained(asked, saying.schedule)
-    if not saying.says(asked.at):
-        return _no_occurrence(asked, saying)
-    said = asked.about_it
-    if said is not None and said.moved_to is not None and said.done_at is None:
+def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
+    if isinstance(version_span.schedule, FixedDelay):
+        return chained(facts, version_span.schedule)
+    if not version_span.has_occurrence(facts.at):
+        return _no_occurrence(facts, version_span)
+    override = facts.own_override
+    if override is not None and override.moved_to is not None and override.done_at is None:
         # Whatever version there is when that comes: its own instant has passed under this one.
-        return moved_ahead(asked, said, saying)
-    current = saying.until is None
-    cursor, finished = asked.job.cursor_at, asked.job.finished_at is not None
-    if current and (asked.at >= cursor if cursor else not (finished and saying.fires(asked.at))):
-        return not_recorded(asked, saying)
-    return _nothing_recorded(asked)
+        return moved_to_future(facts, override, version_span)
+    current = version_span.until is None
+    cursor, finished = facts.job.cursor_at, facts.job.finished_at is not None
+    if current and (facts.at >= cursor if cursor else not (finished and version_span.fires(facts.at))):
+        return not_recorded(facts, version_span)
+    return _nothing_recorded(facts)
 
 
-def _of_run(asked: Asked, run: RunFacts, saying: Saying | None) -> Answer:
-    said = asked.about_it
-    moved_to = said.moved_to if said else None
+def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None) -> Verdict:
+    override = facts.own_override
+    moved_to = override.moved_to if override else None
     if run.state == RunState.SKIPPED:
-        return Answer(Outcome.SKIPPED, overlapped(asked, run, saying), run.reason, moved_to=moved_to)
-    due, reason, moved = asked.at, None, ""
-    if said is not None and moved_to is not None:
+        return Verdict(
+            OccurrenceOutcome.SKIPPED, skipped_by_overlap(facts, run, version_span), run.reason, moved_to=moved_to
+        )
+    due, reason, moved = facts.at, None, ""
+    if override is not None and moved_to is not None:
         due, reason = moved_to, MOVED
-        moved = f" It was moved to {instant(moved_to)}, {said_by(said)}."
-    if due > asked.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
-        outcome = Outcome.COMING_MOVED if moved_to else Outcome.COMING
-        words = f"It is to fire at {instant(due)}; its run is written already, ahead of its time.{moved}"
-        return Answer(outcome, words, reason, moved_to=moved_to)
-    return Answer(Outcome.FIRED, f"{fired(asked, run)}{moved}", reason, moved_to=moved_to)
+        moved = f" It was moved to {instant(moved_to)}, {override_source(override)}."
+    if due > facts.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
+        outcome = OccurrenceOutcome.WILL_BE_MOVED if moved_to else OccurrenceOutcome.SCHEDULED
+        words = f"Will fire at {instant(due)}; its run is written already, ahead of its time.{moved}"
+        return Verdict(outcome, words, reason, moved_to=moved_to)
+    return Verdict(OccurrenceOutcome.FIRED, f"{fired(facts, run)}{moved}", reason, moved_to=moved_to)
 
 
-def _no_job(asked: Asked) -> Answer:
-    earlier = [each for each in asked.near.sayings if each.row.effective_at < asked.at]
-    later = [each for each in asked.near.sayings if each.row.effective_at >= asked.at]
+def _no_job(facts: InstantFacts) -> Verdict:
+    earlier = [each for each in facts.timeline.version_spans if each.row.effective_at < facts.at]
+    later = [each for each in facts.timeline.version_spans if each.row.effective_at >= facts.at]
     again = f" It was submitted again at {instant(later[0].row.effective_at)}." if later else ""
     if earlier:
-        deleted = earlier[-1].row.retired_at or asked.job.deleted_at
+        deleted = earlier[-1].row.retired_at or facts.job.deleted_at
         when = f" at {instant(deleted)}" if deleted else ""
-        return Answer(Outcome.DELETED, f"The job had been deleted{when}.{again}")
+        return Verdict(OccurrenceOutcome.DELETED, f"The job had been deleted{when}.{again}")
     since = f": it was first submitted at {instant(later[0].row.effective_at)}" if later else ""
-    return Answer(Outcome.NOT_YET, f"There was no such job yet{since}.")
+    return Verdict(OccurrenceOutcome.NOT_YET, f"The job did not exist yet{since}.")
 
 
-def _span(asked: Asked, saying: Saying) -> SkipSpan | None:
+def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
     """The row that accounts for the instant: of several, the one that is told to mean it."""
-    spans = [each for each in asked.spans if asked.at in (each.first_at, each.last_at) or saying.says(asked.at)]
+    spans = [
+        each
+        for each in facts.spans
+        if facts.at in (each.first_at, each.last_at) or version_span.has_occurrence(facts.at)
+    ]
     for span in spans:
         if span.reason == SkipReason.MANUAL:
             return span
         # There is no occurrence in the span of a calendar but for those that it leaves out.
-        if span.reason == SkipReason.EXCLUDED and (span.exact or not saying.fires(asked.at)):
+        if span.reason == SkipReason.EXCLUDED and (span.exact or not version_span.fires(facts.at)):
             return span
     return next((span for span in spans if span.reason != SkipReason.EXCLUDED), None)
 
 
-def _no_occurrence(asked: Asked, saying: Saying) -> Answer:
-    moved = asked.moved_here
+def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
+    moved = facts.moved_here
     if moved is not None:
-        words = f"No occurrence of its own: the one of {instant(moved.scheduled_at)} was moved here; ask about that."
-        return Answer(Outcome.NO_OCCURRENCE, words)
-    if isinstance(saying.schedule, Manual):
-        return Answer(Outcome.NO_OCCURRENCE, "The job's schedule is manual: its runs come from triggers alone.")
-    if saying.outside_bounds(asked.at):
-        return Answer(Outcome.NO_OCCURRENCE, _bound(asked, saying), SkipReason.BOUND)
-    notes = no_occurrence_notes(saying.schedule, asked.at)
-    return Answer(
-        Outcome.NO_OCCURRENCE,
-        f"The schedule of version {saying.row.version} has no occurrence at this instant.",
+        words = f"No occurrence of its own: the one of {instant(moved.scheduled_at)} was moved here; explain that one."
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words)
+    if isinstance(version_span.schedule, Manual):
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, "The job's schedule is manual: only triggers create its runs.")
+    if version_span.outside_bounds(facts.at):
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, _bound(facts, version_span), SkipReason.BOUND)
+    notes = no_occurrence_notes(version_span.schedule, facts.at)
+    return Verdict(
+        OccurrenceOutcome.NO_OCCURRENCE,
+        f"The schedule of version {version_span.row.version} has no occurrence at this instant.",
         notes=notes,
     )
 
 
-def _bound(asked: Asked, saying: Saying) -> str:
-    bounds = getattr(saying.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
-    if bounds.start_at is not None and asked.at < bounds.start_at:
-        return f"It lies before start_at, {instant(bounds.start_at)}."
-    if saying.row.max_runs is not None:
-        return f"max_runs is {saying.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
-    return f"It lies after end_at, {instant(bounds.end_at)}."
-
-
-def _nothing_recorded(asked: Asked) -> Answer:
-    oldest = asked.oldest_day()
-    if oldest is not None and asked.at < oldest:
-        return Answer(
-            Outcome.UNKNOWN, f"It was an occurrence. Runs are kept from {oldest:%Y-%m-%d} on, and it is older."
+def _bound(facts: InstantFacts, version_span: VersionSpan) -> str:
+    bounds = getattr(version_span.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
+    if bounds.start_at is not None and facts.at < bounds.start_at:
+        return f"It is before start_at, {instant(bounds.start_at)}."
+    if version_span.row.max_runs is not None:
+        return (
+            f"max_runs is {version_span.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
         )
-    return Answer(
-        Outcome.UNKNOWN,
-        "It was an occurrence, and neither a run nor a skip of it is recorded. Where nobody has removed rows by hand, "
-        "that is a fault of Tidewheel: please report it with this explanation.",
+    return f"It is after end_at, {instant(bounds.end_at)}."
+
+
+def _nothing_recorded(facts: InstantFacts) -> Verdict:
+    oldest = facts.oldest_day()
+    if oldest is not None and facts.at < oldest:
+        return Verdict(
+            OccurrenceOutcome.UNKNOWN,
+            f"It was an occurrence. Runs are kept from {oldest:%Y-%m-%d} on, and it is older.",
+        )
+    return Verdict(
+        OccurrenceOutcome.UNKNOWN,
+        "It was an occurrence, and neither a run nor a skip of it is recorded. Unless rows were deleted manually, "
+        "this is a bug of Tidewheel: please report it with this explanation.",
     )
 
 
-def _neighbours(asked: Asked, saying: Saying | None) -> tuple[datetime | None, datetime | None]:
-    before, after = asked.near.before(asked.at), asked.near.after(asked.at)
-    if saying is not None and isinstance(saying.schedule, FixedDelay):
-        before, after = asked.chain()
-        coming = asked.job.cursor_at if asked.job.hold_reason != HoldReason.RUN else None
-        after = after or (coming if coming is not None and coming > asked.at else None)
+def _neighbours(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[datetime | None, datetime | None]:
+    before, after = facts.timeline.before(facts.at), facts.timeline.after(facts.at)
+    if version_span is not None and isinstance(version_span.schedule, FixedDelay):
+        before, after = facts.chain()
+        occurrences = facts.job.cursor_at if facts.job.hold_reason != HoldReason.RUN else None
+        after = after or (occurrences if occurrences is not None and occurrences > facts.at else None)
     return before, after
 
 
-def _notes(asked: Asked, saying: Saying | None) -> tuple[str, ...]:
-    if saying is None:
+def _notes(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[str, ...]:
+    if version_span is None:
         return ()
-    notes = list(occurrence_notes(saying.schedule, asked.at)) if saying.says(asked.at) else []
-    gone = [name for name in saying.policies.calendars if name in asked.near.gone]
-    notes += [f"calendar {name!r} is no more; which days it had is not known" for name in gone]
+    notes = list(occurrence_notes(version_span.schedule, facts.at)) if version_span.has_occurrence(facts.at) else []
+    gone = [name for name in version_span.policies.calendars if name in facts.timeline.gone]
+    notes += [f"calendar {name!r} is deleted; its days are not known" for name in gone]
     return tuple(notes)

@@ -6,20 +6,20 @@ from enum import StrEnum
 from uuid import UUID
 
 
-class Outcome(StrEnum):
+class OccurrenceOutcome(StrEnum):
     """What became, or is to become, of an instant."""
 
     FIRED = "fired"
     """It became a run, whose state tells how that went."""
     SKIPPED = "skipped"
     """It was passed over; the reason says why."""
-    COMING = "coming"
+    SCHEDULED = "scheduled"
     """It is to fire; a run that was written ahead of its time is there already."""
-    COMING_SKIPPED = "coming_skipped"
+    WILL_BE_SKIPPED = "will_be_skipped"
     """A person has left it out."""
-    COMING_MOVED = "coming_moved"
+    WILL_BE_MOVED = "will_be_moved"
     """A person has moved it to another time."""
-    COMING_EXCLUDED = "coming_excluded"
+    WILL_BE_EXCLUDED = "will_be_excluded"
     """A calendar leaves it out."""
     PAUSED = "paused"
     """It lies in a pause that is not over; `on_resume` decides."""
@@ -80,7 +80,7 @@ class RunFacts:
         created_at: When it was written, ahead of its time or late.
         publish_at: While it is open: when it may leave, or may begin again.
         late: How long after its time it was written; None where that was in time.
-        made_up: Whether its occurrence was missed, paused or past when it was submitted, and was made up for.
+        caught_up: Whether its occurrence was missed, paused or past when it was submitted, and was made up for.
         attempt: The last attempt begun; 0 before the first.
         started_at: When that began.
         finished_at: When the run ended.
@@ -98,7 +98,7 @@ class RunFacts:
     created_at: datetime
     publish_at: datetime | None
     late: timedelta | None
-    made_up: bool
+    caught_up: bool
     attempt: int
     started_at: datetime | None
     finished_at: datetime | None
@@ -145,10 +145,10 @@ class SkipSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Verdict:
     """The heart of an explanation; as there."""
 
-    outcome: Outcome
+    outcome: OccurrenceOutcome
     words: str
     reason: str | None = None
     span: SkipSpan | None = None
@@ -182,7 +182,7 @@ class Explanation:
     at: datetime
     local: datetime
     zone: str
-    outcome: Outcome
+    outcome: OccurrenceOutcome
     words: str
     reason: str | None = None
     run: RunFacts | None = None

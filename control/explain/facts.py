@@ -9,7 +9,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import AttemptFacts, RunFacts, SkipSpan
-from tidewheel.control.explain.version_timeline import Saying, VersionsNear, read_versions_near
+from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
@@ -34,7 +34,7 @@ _FOREVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlace:
+class JobPosition:
     """A job's row and its timer's, with the clock."""
 
     job_id: UUID
@@ -56,7 +56,7 @@ class JobPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OverrideFacts:
     """What somebody said about one occurrence: to leave it out, or to move it."""
 
     scheduled_at: datetime
@@ -68,27 +68,27 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InstantFacts:
     """What is known of one instant.
 
     Args:
         connection: To read more by, where it is needed.
         at: The instant, in UTC.
         job: The job.
-        near: Its versions around the instant.
+        timeline: Its versions around the instant.
         runs: The instant's, the timer's first.
         spans: What the ledger has of it, the shortest first.
-        said: What was said about single occurrences, in their order.
+        override: What was said about single occurrences, in their order.
         misfire_after: How late an occurrence may be before it is missed.
     """
 
     connection: Conn
     at: datetime
-    job: JobPlace
-    near: VersionsNear
+    job: JobPosition
+    timeline: VersionTimeline
     runs: tuple[RunFacts, ...]
     spans: tuple[SkipSpan, ...]
-    said: tuple[Said, ...]
+    override: tuple[OverrideFacts, ...]
     misfire_after: timedelta
 
     @property
@@ -97,23 +97,27 @@ class Asked:
         return self.runs[0] if self.runs and self.runs[0].cause == Cause.TIMER else None
 
     @property
-    def saying(self) -> Saying | None:
+    def version_span(self) -> VersionSpan | None:
         """The version in force; of a `once` whose time had passed when it came, that one."""
-        found = self.near.in_force(self.at)
-        if found is not None and found.says(self.at):
+        found = self.timeline.in_force(self.at)
+        if found is not None and found.has_occurrence(self.at):
             return found
-        late = (each for each in self.near.sayings if isinstance(each.schedule, Once) and each.schedule.at == self.at)
+        late = (
+            each
+            for each in self.timeline.version_spans
+            if isinstance(each.schedule, Once) and each.schedule.at == self.at
+        )
         return next(late, found)
 
     @property
-    def about_it(self) -> Said | None:
+    def own_override(self) -> OverrideFacts | None:
         """What was said about this very occurrence."""
-        return next((each for each in self.said if each.scheduled_at == self.at), None)
+        return next((each for each in self.override if each.scheduled_at == self.at), None)
 
     @property
-    def moved_here(self) -> Said | None:
+    def moved_here(self) -> OverrideFacts | None:
         """The occurrence that was moved to this instant."""
-        return next((each for each in self.said if each.moved_to == self.at), None)
+        return next((each for each in self.override if each.moved_to == self.at), None)
 
     @property
     def overrides(self) -> list[Override]:
@@ -121,7 +125,7 @@ class Asked:
         cursor = self.job.cursor_at or _FOREVER
         return [
             Override(each.scheduled_at, each.moved_to, each.done_at is not None)
-            for each in self.said
+            for each in self.override
             if each.scheduled_at >= cursor or (each.moved_to is not None and each.done_at is None)
         ]
 
@@ -135,7 +139,7 @@ class Asked:
         found = self.connection.execute(_FIND_HOLDER_AT, columns, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
-    def turn(self) -> UUID | None:
+    def active_run(self) -> UUID | None:
         """Which run has the job's turn now."""
         found = self.connection.execute(_FIND_ACTIVE_RUN, {"job_id": self.job.job_id}, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
@@ -153,7 +157,7 @@ class Asked:
         return datetime.strptime(str(text), "%Y%m%d").replace(tzinfo=UTC) if text else None
 
 
-def read_asked(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> Asked:
+def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> InstantFacts:
     """Read what is known of an instant.
 
     Raises:
@@ -161,41 +165,41 @@ def read_asked(connection: Conn, tenant: str, key: str, at: datetime, misfire_af
         ScheduleRefused: A stored schedule cannot be read.
     """
     job = read_job_position(connection, tenant, key)
-    said = read_overrides_around(connection, job.job_id, job.cursor_at or _FOREVER, at)
+    override = read_overrides_around(connection, job.job_id, job.cursor_at or _FOREVER, at)
     with connection.cursor(row_factory=class_row(SkipSpan), binary=True) as cursor:
         spans = tuple(cursor.execute(_READ_SKIPS_AT, {"job_id": job.job_id, "at": at}))
-    about_it = next((each for each in said if each.scheduled_at == at), None)
-    due = about_it.moved_to if about_it is not None and about_it.moved_to is not None else at
-    return Asked(
+    own_override = next((each for each in override if each.scheduled_at == at), None)
+    due = own_override.moved_to if own_override is not None and own_override.moved_to is not None else at
+    return InstantFacts(
         connection=connection,
         at=at,
         job=job,
-        near=read_versions_near(
+        timeline=read_version_timeline(
             connection, job.job_id, tenant, at, cursor=job.cursor_at, catch_up_end=job.catch_up_end
         ),
         runs=_read_runs(connection, job.job_id, at, due),
         spans=spans,
-        said=said,
+        override=override,
         misfire_after=misfire_after,
     )
 
 
-def read_job_position(connection: Conn, tenant: str, key: str) -> JobPlace:
+def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
     """Where a job stands, deleted or not.
 
     Raises:
         UnknownJob: There is none and never was one.
     """
-    with connection.cursor(row_factory=class_row(JobPlace), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(JobPosition), binary=True) as cursor:
         found = cursor.execute(_READ_JOB_POSITION, {"job_id": job_id(tenant, key)}).fetchone()
     if found is None:
         raise UnknownJob(tenant, key)
     return found
 
 
-def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[Said, ...]:
+def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[OverrideFacts, ...]:
     """What was said about occurrences from `cursor_at` on, about moved ones that have not fired, and about `at`."""
-    with connection.cursor(row_factory=class_row(Said), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(OverrideFacts), binary=True) as cursor:
         return tuple(cursor.execute(_READ_OVERRIDES_AROUND, {"job_id": job, "at": at, "cursor_at": cursor_at}))
 
 
@@ -251,7 +255,7 @@ def _facts(row: _RunRow, attempts: Sequence[AttemptFacts], due: datetime) -> Run
         created_at=row.created_at,
         publish_at=row.publish_at,
         late=late,
-        made_up=row.late_ms is not None,
+        caught_up=row.late_ms is not None,
         attempt=row.attempt,
         started_at=row.started_at,
         finished_at=row.finished_at,

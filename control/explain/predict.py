@@ -5,129 +5,145 @@ Decided by the scheduler's own code for the moment of the question; nothing of i
 
 from datetime import datetime, timedelta
 
-from tidewheel.control.explain.explanation import MOVED, Answer, Outcome
-from tidewheel.control.explain.facts import Asked, Said
-from tidewheel.control.explain.text import by_hand, excluded, instant, length, paused_by, said_by, waiting_for
-from tidewheel.control.explain.version_timeline import Saying
+from tidewheel.control.explain.explanation import MOVED, OccurrenceOutcome, Verdict
+from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
+from tidewheel.control.explain.text import (
+    excluded,
+    instant,
+    length,
+    override_source,
+    paused_by,
+    skipped_manually,
+    waiting_for,
+)
+from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.schedules.decide import decide
 from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import CatchUp, jittered
 from tidewheel.schedules.simple import FixedDelay, Once
 
-_LOOK = "See that a `tidewheel scheduler` process runs."
+_CHECK_SCHEDULER = "Check that a `tidewheel scheduler` process runs."
 
 
-def not_recorded(asked: Asked, saying: Saying) -> Answer:
+def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     """An occurrence of the current version that nothing is written of yet; not one that was moved."""
-    past = asked.at <= asked.job.now
-    if not saying.fires(asked.at):
-        outcome = Outcome.SKIPPED if past else Outcome.COMING_EXCLUDED
-        return Answer(outcome, excluded(saying, asked), SkipReason.EXCLUDED)
-    if asked.about_it is not None:
-        return Answer(Outcome.SKIPPED if past else Outcome.COMING_SKIPPED, by_hand(asked), SkipReason.MANUAL)
-    if asked.job.cursor_at is None:
-        words = f"The job has lost its timer; a scheduler gives it back within minutes. {_LOOK}"
-        return Answer(Outcome.WAITING, words)
-    return _held(asked, asked.at) or _ahead_or_late(asked, _leaves(asked, saying))
+    past = facts.at <= facts.job.now
+    if not version_span.fires(facts.at):
+        outcome = OccurrenceOutcome.SKIPPED if past else OccurrenceOutcome.WILL_BE_EXCLUDED
+        return Verdict(outcome, excluded(version_span, facts), SkipReason.EXCLUDED)
+    if facts.own_override is not None:
+        return Verdict(
+            OccurrenceOutcome.SKIPPED if past else OccurrenceOutcome.WILL_BE_SKIPPED,
+            skipped_manually(facts),
+            SkipReason.MANUAL,
+        )
+    if facts.job.cursor_at is None:
+        words = f"The job has lost its timer; a scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
+        return Verdict(OccurrenceOutcome.WAITING, words)
+    return _held(facts, facts.at) or _ahead_or_late(facts, _leaves(facts, version_span))
 
 
-def moved_ahead(asked: Asked, said: Said, saying: Saying) -> Answer:
+def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: VersionSpan) -> Verdict:
     """An occurrence that was moved and has not fired yet."""
-    to, now = said.moved_to or asked.at, asked.job.now
-    local = f" ({to_zone(to, saying.zone).isoformat()})" if saying.zone != "UTC" else ""
-    held = _held(asked, to)
+    to, now = override.moved_to or facts.at, facts.job.now
+    local = f" ({to_zone(to, version_span.zone).isoformat()})" if version_span.zone != "UTC" else ""
+    held = _held(facts, to)
     if held is not None:
-        into = ", into a pause" if held.outcome is Outcome.PAUSED else ""
-        words = f"It was moved to {instant(to)}{local}{into}, {said_by(said)}. {held.words}"
-        return Answer(held.outcome, words, MOVED, moved_to=to)
-    words = f"It is to fire at {instant(to)}{local}: it was moved, {said_by(said)}."
+        into = ", into a pause" if held.outcome is OccurrenceOutcome.PAUSED else ""
+        words = f"It was moved to {instant(to)}{local}{into}, {override_source(override)}. {held.words}"
+        return Verdict(held.outcome, words, MOVED, moved_to=to)
+    words = f"Will fire at {instant(to)}{local}: it was moved, {override_source(override)}."
     if to > now:
-        return Answer(Outcome.COMING_MOVED, f"{words} unskip takes that back.", MOVED, moved_to=to)
-    words = f"{words} That is {length(now - to)} ago, and it has not been fired yet. {_LOOK}"
-    return Answer(Outcome.WAITING, words, MOVED, moved_to=to)
+        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, f"{words} unskip undoes that.", MOVED, moved_to=to)
+    words = f"{words} That is {length(now - to)} ago, and it has not been fired yet. {_CHECK_SCHEDULER}"
+    return Verdict(OccurrenceOutcome.WAITING, words, MOVED, moved_to=to)
 
 
-def chained(asked: Asked, schedule: FixedDelay) -> Answer:
+def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
     """An instant of a fixed_delay for which there is no run."""
-    job, every = asked.job, length(timedelta(microseconds=schedule.interval_us))
-    if asked.at == job.cursor_at and job.hold_reason != HoldReason.RUN and asked.near.sayings[-1] is asked.saying:
-        return _held(asked, asked.at) or _ahead_or_late(asked, f"It comes {every} after the end of the last run.")
+    job, every = facts.job, length(timedelta(microseconds=schedule.interval_us))
+    if (
+        facts.at == job.cursor_at
+        and job.hold_reason != HoldReason.RUN
+        and facts.timeline.version_spans[-1] is facts.version_span
+    ):
+        return _held(facts, facts.at) or _ahead_or_late(facts, f"It comes {every} after the end of the last run.")
     following = ""
     if job.hold_reason == HoldReason.RUN:
         following = f" The next comes {every} after the end of the run that is open now."
     elif job.cursor_at is not None:
         following = f" The next is {instant(job.cursor_at)}."
     words = f"The schedule is a fixed_delay of {every}: its occurrences are those recorded, and this is none."
-    return Answer(Outcome.NO_OCCURRENCE, f"{words}{following}")
+    return Verdict(OccurrenceOutcome.NO_OCCURRENCE, f"{words}{following}")
 
 
-def _held(asked: Asked, due: datetime) -> Answer | None:
+def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
     """Of a timer that does not go on by itself; `due` is when it would fire, which is where it was moved to."""
-    job = asked.job
+    job = facts.job
     if job.hold_reason == HoldReason.QUARANTINED:
-        error = asked.error()
+        error = facts.error()
         why = f": {error[0]} (at {instant(error[1])})" if error else ""
-        words = f"The job could not be fired and is set aside{why}. Mend it and submit it again."
-        return Answer(Outcome.WAITING, words)
+        words = f"The job could not be fired and is quarantined{why}. Correct it and submit it again."
+        return Verdict(OccurrenceOutcome.WAITING, words)
     if job.hold_reason == HoldReason.PAUSE and (job.paused_until is None or due <= job.paused_until):
-        return Answer(Outcome.PAUSED, _paused(asked, due), SkipReason.PAUSED)
+        return Verdict(OccurrenceOutcome.PAUSED, _paused(facts, due), SkipReason.PAUSED)
     return None
 
 
-def _paused(asked: Asked, due: datetime) -> str:
-    job, saying = asked.job, asked.saying
+def _paused(facts: InstantFacts, due: datetime) -> str:
+    job, version_span = facts.job, facts.version_span
     who = f" by {paused_by(job.paused_by)}" if job.paused_by else ""
     why = f" ({job.pause_reason})" if job.pause_reason else ""
     since = f" since {instant(job.paused_at)}" if job.paused_at else ""
-    until = f"until {instant(job.paused_until)}" if job.paused_until else "until somebody resumes it"
-    return f"The job is paused{since}{who}{why}, {until}.{_on_resume(asked, saying, due) if saying else ''}"
+    until = f"until {instant(job.paused_until)}" if job.paused_until else "until it is resumed"
+    return f"The job is paused{since}{who}{why}, {until}.{_on_resume(facts, version_span, due) if version_span else ''}"
 
 
-def _on_resume(asked: Asked, saying: Saying, due: datetime) -> str:
-    if isinstance(saying.schedule, Once | FixedDelay):
+def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime) -> str:
+    if isinstance(version_span.schedule, Once | FixedDelay):
         return " It fires when the pause ends."
-    policy = waiting_for(saying.policies.on_resume, saying.policies.window)
-    if due != asked.at:
-        moved = "passed over" if saying.policies.on_resume is CatchUp.SKIP else "fired"
-        policy = f"It is {saying.policies.on_resume}: what was moved is {moved}."
-    if due > asked.job.now:
+    policy = waiting_for(version_span.policies.on_resume, version_span.policies.window)
+    if due != facts.at:
+        moved = "skipped" if version_span.policies.on_resume is CatchUp.SKIP else "fired"
+        policy = f"It is {version_span.policies.on_resume}: what was moved is {moved}."
+    if due > facts.job.now:
         return f" If it still is then, on_resume decides when the pause ends. {policy}"
     return f" When the pause ends, on_resume decides. {policy}"
 
 
-def _ahead_or_late(asked: Asked, leaves: str) -> Answer:
-    job = asked.job
-    if asked.at > job.now:
-        return Answer(Outcome.COMING, f"It is to fire. {leaves}".strip())
-    words = [f"It is {length(job.now - asked.at)} late and has not been fired yet.", _to_be(asked)]
-    if job.cursor_at is not None and job.cursor_at != asked.at:
-        words.append(f"The timer stands at {instant(job.cursor_at)}.")
-    return Answer(Outcome.WAITING, " ".join([*words, _LOOK]))
+def _ahead_or_late(facts: InstantFacts, leaves: str) -> Verdict:
+    job = facts.job
+    if facts.at > job.now:
+        return Verdict(OccurrenceOutcome.SCHEDULED, f"Will fire. {leaves}".strip())
+    words = [f"It is {length(job.now - facts.at)} late and has not been fired yet.", _to_be(facts)]
+    if job.cursor_at is not None and job.cursor_at != facts.at:
+        words.append(f"The timer is at {instant(job.cursor_at)}.")
+    return Verdict(OccurrenceOutcome.WAITING, " ".join([*words, _CHECK_SCHEDULER]))
 
 
-def _to_be(asked: Asked) -> str:
+def _to_be(facts: InstantFacts) -> str:
     """What the next look at the timer makes of what is late, by the scheduler's own code."""
-    saying = asked.saying
-    assert saying is not None  # noqa: S101 - who calls has looked
-    now, where = asked.job.now, saying.timer_state(asked.overrides)
-    decision = decide(where, now=now, horizon=now, misfire_after=asked.misfire_after)
-    if any(fire.at == asked.at for fire in decision.fires):
-        return "The next look at it makes its run."
-    if any(skip.first_at <= asked.at <= skip.last_at for skip in decision.skips):
-        policy = waiting_for(saying.policies.catch_up, saying.policies.window)
-        return f"It is missed, and the next look at it passes it over: catch_up decides. {policy}"
-    return "So many are that it takes several looks."
+    version_span = facts.version_span
+    assert version_span is not None  # noqa: S101 - who calls has looked
+    now, where = facts.job.now, version_span.timer_state(facts.overrides)
+    decision = decide(where, now=now, horizon=now, misfire_after=facts.misfire_after)
+    if any(fire.at == facts.at for fire in decision.fires):
+        return "The next poll creates its run."
+    if any(skip.first_at <= facts.at <= skip.last_at for skip in decision.skips):
+        policy = waiting_for(version_span.policies.catch_up, version_span.policies.window)
+        return f"It is missed, and the next poll skips it: catch_up decides. {policy}"
+    return "There are so many that they take several polls."
 
 
-def _leaves(asked: Asked, saying: Saying) -> str:
-    policies = saying.policies
+def _leaves(facts: InstantFacts, version_span: VersionSpan) -> str:
+    policies = version_span.policies
     if not policies.jitters:
         return ""
     leaves = jittered(
-        asked.at,
-        saying.effective.after(asked.at),
-        asked.job.job_id,
+        facts.at,
+        version_span.effective.after(facts.at),
+        facts.job.job_id,
         longest=policies.jitter,
         percent=policies.jitter_percent,
     )

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
-from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.text import instant, length, waiting_for
-from tidewheel.control.explain.upcoming import MOST_SHOWN, Coming, Walk
-from tidewheel.control.explain.version_timeline import Place as TimerPlace
+from tidewheel.control.explain.upcoming import MOST_SHOWN, OccurrenceScan, UpcomingOccurrence
+from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.calendars import unknown_calendars
@@ -32,12 +32,12 @@ _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # as intake rea
 
 _MICROSECOND = timedelta(microseconds=1)
 _OVERLAP: Mapping[str, str] = {
-    Overlap.SKIP: "an occurrence that finds a run under way is skipped",
-    Overlap.BUFFER_ONE: "one occurrence waits for the run under way, further ones are skipped",
-    Overlap.BUFFER_ALL: "occurrences wait for the run under way, one after another",
-    Overlap.CANCEL_OTHER: "the run under way is cancelled, and the new one starts when it has ended",
-    Overlap.TERMINATE_OTHER: "the run under way is ended by the new one",
-    Overlap.ALLOW_ALL: "runs may be under way side by side",
+    Overlap.SKIP: "an occurrence that finds an active run is skipped",
+    Overlap.BUFFER_ONE: "one occurrence waits for the active run, further ones are skipped",
+    Overlap.BUFFER_ALL: "occurrences wait for the active run, one after another",
+    Overlap.CANCEL_OTHER: "the active run is cancelled, and the new one starts when it has ended",
+    Overlap.TERMINATE_OTHER: "the active run is ended by the new one",
+    Overlap.ALLOW_ALL: "runs may overlap",
 }
 
 
@@ -51,7 +51,7 @@ class Preview:
         zone: On whose clock it goes.
         now: The database's clock.
         words: What its schedule and its policies mean, a sentence each.
-        coming: Its next occurrences in their order; what calendars leave out lies between them, and is not counted.
+        occurrences: Its next occurrences in order, with excluded ones between them, which are not counted.
         exhausted: Whether there are no more.
     """
 
@@ -60,7 +60,7 @@ class Preview:
     zone: str
     now: datetime
     words: tuple[str, ...]
-    coming: tuple[Coming, ...]
+    occurrences: tuple[UpcomingOccurrence, ...]
     exhausted: bool
 
 
@@ -91,7 +91,7 @@ def preview(
     where = _standing(connection, tenant, version, after or now)
     schedule, zone, n = where.schedule, zone_name(where.schedule), min(max(n, 0), MOST_SHOWN)
     lines = tuple(_lines(where, version, after or now, now, n))
-    counted = sum(line.outcome is not Outcome.COMING_EXCLUDED for line in lines)
+    counted = sum(line.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED for line in lines)
     words = tuple(_words(version, where, now))
     return Preview(request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule))
 
@@ -128,17 +128,24 @@ def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
 
 def _standing(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> TimerState:
     days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
-    place = TimerPlace(version.job.job_id, tenant, version.schedule_text, version.policy_text, cursor)
+    place = TimerPosition(version.job.job_id, tenant, version.schedule_text, version.policy_text, cursor)
     return timer_state(place, days)
 
 
-def _lines(where: TimerState, version: NextVersion, after: datetime, now: datetime, n: int) -> Iterator[Coming]:
+def _lines(
+    where: TimerState, version: NextVersion, after: datetime, now: datetime, n: int
+) -> Iterator[UpcomingOccurrence]:
     zone, first = zone_name(where.schedule), version.next_at
     if isinstance(where.schedule, FixedDelay | Once):
         if n and first is not None and (after <= now or first > after):
-            yield Coming(first, to_zone(first, zone), Outcome.COMING if first >= now else Outcome.WAITING, first)
+            yield UpcomingOccurrence(
+                first,
+                to_zone(first, zone),
+                OccurrenceOutcome.SCHEDULED if first >= now else OccurrenceOutcome.WAITING,
+                first,
+            )
         return
-    yield from Walk(where, version.job.job_id, zone, after).lines(n)
+    yield from OccurrenceScan(where, version.job.job_id, zone, after).lines(n)
 
 
 def _ends(schedule: Schedule) -> bool:
@@ -174,8 +181,8 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
             for entry in entries:
                 gap = {} if entry.gap is None else {"dst_gap": entry.gap}
                 overlap = {} if entry.overlap is None else {"dst_overlap": entry.overlap}
-                said = describe(entry.fields.expression, entry.zone_name, **gap, **overlap)
-                yield f"{entry.fields.expression}: {said}"
+                override = describe(entry.fields.expression, entry.zone_name, **gap, **overlap)
+                yield f"{entry.fields.expression}: {override}"
         case Interval(interval_us=interval_us, anchor=anchor):
             yield f"Every {length(interval_us * _MICROSECOND)}, counted from {instant(anchor)}, whatever clocks do."
         case FixedDelay(interval_us=interval_us):

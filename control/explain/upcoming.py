@@ -11,10 +11,16 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.control.explain.dst_notes import occurrence_notes
-from tidewheel.control.explain.explanation import MISFIRE_AFTER, Outcome
-from tidewheel.control.explain.facts import JobPlace, Said, read_job_error, read_job_position, read_overrides_around
-from tidewheel.control.explain.text import instant, length, said_by
-from tidewheel.control.explain.version_timeline import Saying, read_versions_near
+from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
+from tidewheel.control.explain.facts import (
+    JobPosition,
+    OverrideFacts,
+    read_job_error,
+    read_job_position,
+    read_overrides_around,
+)
+from tidewheel.control.explain.text import instant, length, override_source
+from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
 from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -35,7 +41,7 @@ _YEAR = timedelta(days=366)  # how far ahead excluded days are told where nothin
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class UpcomingOccurrence:
     """A coming occurrence, or a span of them that does not fire.
 
     Args:
@@ -52,7 +58,7 @@ class Coming:
 
     at: datetime
     local: datetime
-    outcome: Outcome
+    outcome: OccurrenceOutcome
     leaves_at: datetime | None = None
     run_id: UUID | None = None
     last_at: datetime | None = None
@@ -69,19 +75,19 @@ class Upcoming:
         key: The job.
         zone: On whose clock it goes.
         now: The database's clock.
-        coming: In the order of their instants.
+        occurrences: In the order of their instants.
         words: Why there are none, or not as many as were asked for, or what holds them; empty where nothing does.
     """
 
     key: str
     zone: str
     now: datetime
-    coming: tuple[Coming, ...]
+    occurrences: tuple[UpcomingOccurrence, ...]
     words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class OccurrenceScan:
     """Where to walk from, and what is in the way.
 
     Args:
@@ -91,7 +97,7 @@ class Walk:
         after: Occurrences are later than this.
         paused: Whether a pause holds them.
         paused_until: When that ends by itself.
-        said: What people said about single occurrences, by instant.
+        override: What people said about single occurrences, by instant.
     """
 
     where: TimerState
@@ -100,9 +106,9 @@ class Walk:
     after: datetime
     paused: bool = False
     paused_until: datetime | None = None
-    said: Mapping[datetime, Said] = field(default_factory=dict[datetime, Said])
+    override: Mapping[datetime, OverrideFacts] = field(default_factory=dict[datetime, OverrideFacts])
 
-    def lines(self, n: int) -> Iterator[Coming]:
+    def lines(self, n: int) -> Iterator[UpcomingOccurrence]:
         """The next `n` that fire, or would but for a pause, with what lies between them and does not."""
         position, found = self.after, 0
         if self.paused and self.paused_until is not None:
@@ -119,29 +125,31 @@ class Walk:
                 return
             line = self._of(at, position)
             if line is not None:
-                found += line.outcome is not Outcome.COMING_SKIPPED
+                found += line.outcome is not OccurrenceOutcome.WILL_BE_SKIPPED
                 yield line
             position = at
 
-    def _of(self, at: datetime, since: datetime) -> Coming | None:
+    def _of(self, at: datetime, since: datetime) -> UpcomingOccurrence | None:
         """One occurrence; None where it was moved and has fired there."""
         if at in self.where.skipped:
-            return self._line(at, Outcome.COMING_SKIPPED, None)
+            return self._line(at, OccurrenceOutcome.WILL_BE_SKIPPED, None)
         held = self.paused and self.paused_until is None
         if at in self.where.moved:
             return self._moved(at, self.where.moved[at])
         if not is_occurrence(self.where.live, at):
             return None
-        line = self._line(at, Outcome.PAUSED if held else Outcome.COMING, self._leaves(at))
+        line = self._line(at, OccurrenceOutcome.PAUSED if held else OccurrenceOutcome.SCHEDULED, self._leaves(at))
         return replace(line, notes=occurrence_notes(self.where.schedule, at, since))
 
-    def _moved(self, nominal: datetime, to: datetime) -> Coming:
+    def _moved(self, nominal: datetime, to: datetime) -> UpcomingOccurrence:
         """A moved occurrence: a pause holds it by where it was moved to."""
         held = self.paused and (self.paused_until is None or to <= self.paused_until)
-        return self._line(nominal, Outcome.PAUSED if held else Outcome.COMING_MOVED, to)
+        return self._line(nominal, OccurrenceOutcome.PAUSED if held else OccurrenceOutcome.WILL_BE_MOVED, to)
 
-    def _line(self, at: datetime, outcome: Outcome, leaves_at: datetime | None) -> Coming:
-        return Coming(at, to_zone(at, self.zone), outcome, leaves_at, notes=_told(self.said.get(at)))
+    def _line(self, at: datetime, outcome: OccurrenceOutcome, leaves_at: datetime | None) -> UpcomingOccurrence:
+        return UpcomingOccurrence(
+            at, to_zone(at, self.zone), outcome, leaves_at, notes=_override_notes(self.override.get(at))
+        )
 
     def _leaves(self, at: datetime) -> datetime:
         policies = self.where.policies
@@ -150,22 +158,27 @@ class Walk:
         following = self.where.live.after(at)
         return jittered(at, following, self.job_id, longest=policies.jitter, percent=policies.jitter_percent)
 
-    def _in_pause(self, until: datetime) -> Iterator[Coming]:
+    def _in_pause(self, until: datetime) -> Iterator[UpcomingOccurrence]:
         first, last = self.where.live.after(self.after), self.where.live.before(until + _TICK)
         if first is not None and last is not None and first <= last:
             occurrences, exact = self.where.live.count(self.after, until, MAX_COUNTED)
-            yield Coming(
-                first, to_zone(first, self.zone), Outcome.PAUSED, last_at=last, occurrences=occurrences, exact=exact
+            yield UpcomingOccurrence(
+                first,
+                to_zone(first, self.zone),
+                OccurrenceOutcome.PAUSED,
+                last_at=last,
+                occurrences=occurrences,
+                exact=exact,
             )
 
-    def _excluded(self, position: datetime, until: datetime) -> Iterator[Coming]:
+    def _excluded(self, position: datetime, until: datetime) -> Iterator[UpcomingOccurrence]:
         for first, last, occurrences, exact in excluded_spans(
             self.where.schedule, self.where.effective, position, until
         ):
-            yield Coming(
+            yield UpcomingOccurrence(
                 first,
                 to_zone(first, self.zone),
-                Outcome.COMING_EXCLUDED,
+                OccurrenceOutcome.WILL_BE_EXCLUDED,
                 last_at=last,
                 occurrences=occurrences,
                 exact=exact,
@@ -191,85 +204,92 @@ def upcoming(
     job = read_job_position(connection, tenant, key)
     if job.deleted_at is not None:
         raise UnknownJob(tenant, key)
-    near = read_versions_near(
+    timeline = read_version_timeline(
         connection, job.job_id, tenant, job.now, cursor=job.cursor_at, catch_up_end=job.catch_up_end
     )
-    saying, n = near.sayings[-1], min(max(n, 0), MOST_SHOWN)
-    said = read_overrides_around(connection, job.job_id, job.cursor_at or job.now, job.now)
+    version_span, n = timeline.version_spans[-1], min(max(n, 0), MOST_SHOWN)
+    override = read_overrides_around(connection, job.job_id, job.cursor_at or job.now, job.now)
     ahead = _runs_ahead(connection, job, n)
-    lines = [*_queued(ahead, said, saying), *_from_timer(job, saying, said, n - len(ahead), misfire_after)]
-    return Upcoming(key, saying.zone, job.now, tuple(lines), _words(connection, job, saying, len(lines)))
+    lines = [
+        *_queued(ahead, override, version_span),
+        *_from_timer(job, version_span, override, n - len(ahead), misfire_after),
+    ]
+    return Upcoming(key, version_span.zone, job.now, tuple(lines), _words(connection, job, version_span, len(lines)))
 
 
-def _runs_ahead(connection: Conn, job: JobPlace, n: int) -> Sequence[tuple[UUID, datetime, datetime]]:
+def _runs_ahead(connection: Conn, job: JobPosition, n: int) -> Sequence[tuple[UUID, datetime, datetime]]:
     columns = {"job_id": job.job_id, "states": [RunState.QUEUED], "now": job.now, "most": n}
     rows = connection.execute(_FIND_RUNS_AHEAD, columns, binary=True).fetchall()
     return cast("list[tuple[UUID, datetime, datetime]]", rows)
 
 
-def _queued(ahead: Sequence[tuple[UUID, datetime, datetime]], said: Sequence[Said], saying: Saying) -> Iterator[Coming]:
-    moved = {each.scheduled_at: each for each in said if each.moved_to is not None}
+def _queued(
+    ahead: Sequence[tuple[UUID, datetime, datetime]], override: Sequence[OverrideFacts], version_span: VersionSpan
+) -> Iterator[UpcomingOccurrence]:
+    moved = {each.scheduled_at: each for each in override if each.moved_to is not None}
     for run, at, publish_at in ahead:
-        outcome = Outcome.COMING_MOVED if at in moved else Outcome.COMING
-        notes = (*occurrence_notes(saying.schedule, at), *_told(moved.get(at)))
-        yield Coming(at, to_zone(at, saying.zone), outcome, publish_at, run, notes=notes)
+        outcome = OccurrenceOutcome.WILL_BE_MOVED if at in moved else OccurrenceOutcome.SCHEDULED
+        notes = (*occurrence_notes(version_span.schedule, at), *_override_notes(moved.get(at)))
+        yield UpcomingOccurrence(at, to_zone(at, version_span.zone), outcome, publish_at, run, notes=notes)
 
 
 def _from_timer(
-    job: JobPlace, saying: Saying, said: Sequence[Said], n: int, misfire_after: timedelta
-) -> Iterator[Coming]:
+    job: JobPosition, version_span: VersionSpan, override: Sequence[OverrideFacts], n: int, misfire_after: timedelta
+) -> Iterator[UpcomingOccurrence]:
     """What is not written yet."""
     cursor = job.cursor_at
     if cursor is None or job.hold_reason == HoldReason.QUARANTINED:
         return
-    overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in said]
-    where = saying.timer_state(overrides)
+    overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in override]
+    where = version_span.timer_state(overrides)
     if isinstance(where.schedule, FixedDelay | Once):
         if job.hold_reason != HoldReason.RUN:
-            yield Coming(cursor, to_zone(cursor, saying.zone), _alone(job, cursor), cursor)
+            yield UpcomingOccurrence(cursor, to_zone(cursor, version_span.zone), _alone(job, cursor), cursor)
         return
-    walk = Walk(
+    scan = OccurrenceScan(
         where,
         job.job_id,
-        saying.zone,
+        version_span.zone,
         max(job.now, cursor - _TICK),
         job.paused,
         job.paused_until,
-        {each.scheduled_at: each for each in said},
+        {each.scheduled_at: each for each in override},
     )
     if cursor <= job.now and job.hold_reason is None:
         decision = decide(where, now=job.now, horizon=job.now, misfire_after=misfire_after)
         for fire in decision.fires[:n]:
-            yield Coming(fire.at, to_zone(fire.at, saying.zone), Outcome.WAITING, fire.publish_at)
+            yield UpcomingOccurrence(
+                fire.at, to_zone(fire.at, version_span.zone), OccurrenceOutcome.WAITING, fire.publish_at
+            )
             n -= 1
-        walk = replace(walk, where=replace(where, moved={at: to for at, to in where.moved.items() if to > job.now}))
-    yield from walk.lines(n)
+        scan = replace(scan, where=replace(where, moved={at: to for at, to in where.moved.items() if to > job.now}))
+    yield from scan.lines(n)
 
 
-def _told(said: Said | None) -> tuple[str, ...]:
+def _override_notes(override: OverrideFacts | None) -> tuple[str, ...]:
     """Who has left an occurrence out or moved it."""
-    if said is None:
+    if override is None:
         return ()
-    return (f"{'skipped' if said.moved_to is None else 'moved'} {said_by(said)}",)
+    return (f"{'skipped' if override.moved_to is None else 'moved'} {override_source(override)}",)
 
 
-def _alone(job: JobPlace, at: datetime) -> Outcome:
+def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:
     if job.hold_reason == HoldReason.PAUSE:
-        return Outcome.PAUSED
-    return Outcome.COMING if at > job.now else Outcome.WAITING
+        return OccurrenceOutcome.PAUSED
+    return OccurrenceOutcome.SCHEDULED if at > job.now else OccurrenceOutcome.WAITING
 
 
-def _words(connection: Conn, job: JobPlace, saying: Saying, shown: int) -> str:
+def _words(connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int) -> str:
     if job.hold_reason == HoldReason.QUARANTINED:
         error = read_job_error(connection, job.job_id)
         why = f": {error[0]}" if error else ""
-        return f"The job could not be fired and is set aside{why}. Mend it and submit it again."
+        return f"The job could not be fired and is quarantined{why}. Correct it and submit it again."
     if job.paused:
-        until = f"until {instant(job.paused_until)}" if job.paused_until else "until somebody resumes it"
-        return f"The job is paused, {until}; on_resume is {saying.policies.on_resume}."
-    if isinstance(saying.schedule, Manual):
-        return "The job's schedule is manual: its runs come from triggers alone."
-    if isinstance(saying.schedule, FixedDelay):
-        every = length(timedelta(microseconds=saying.schedule.interval_us))
+        until = f"until {instant(job.paused_until)}" if job.paused_until else "until it is resumed"
+        return f"The job is paused, {until}; on_resume is {version_span.policies.on_resume}."
+    if isinstance(version_span.schedule, Manual):
+        return "The job's schedule is manual: only triggers create its runs."
+    if isinstance(version_span.schedule, FixedDelay):
+        every = length(timedelta(microseconds=version_span.schedule.interval_us))
         return f"Each comes {every} after the end of the run before it, so only the next one is known."
     return "Nothing is left for it to fire." if not shown else ""

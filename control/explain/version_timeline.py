@@ -21,7 +21,7 @@ from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_VERSIONS_NEAR = Statements("tidewheel.control")["read_versions_near"]
 
-MOST_NEAR = 5  # versions on either side; an instant whose neighbours lie further away is shown without them
+MAX_NEIGHBOURS = 5  # versions on either side; an instant whose neighbours lie further away is shown without them
 
 _EVERY_DAY = DaySet(weekdays=frozenset(range(7)))
 _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
@@ -44,7 +44,7 @@ class VersionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TimerPosition:
     """A timer's row, or where one would stand, as far as deciding needs it."""
 
     job_id: UUID
@@ -56,7 +56,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Saying:
+class VersionSpan:
     """What one version says, and between which times it counts.
 
     Args:
@@ -75,7 +75,7 @@ class Saying:
     effective: Schedule
     policies: Policies
     days: DaySets
-    place: Place
+    place: TimerPosition
 
     @property
     def force(self) -> VersionInForce:
@@ -87,7 +87,7 @@ class Saying:
         """On whose clock it goes."""
         return zone_name(self.schedule)
 
-    def says(self, at: datetime) -> bool:
+    def has_occurrence(self, at: datetime) -> bool:
         """Whether an instant is one of its occurrences, excluded or not."""
         return is_occurrence(self.schedule, at) or is_occurrence(self.effective, at)
 
@@ -123,43 +123,43 @@ class Saying:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionsNear:
+class VersionTimeline:
     """Versions around an instant, oldest first.
 
     Args:
-        sayings: Each with what it says.
+        version_spans: Each with what it says.
         gone: Calendars that one of them names and that are no more.
     """
 
-    sayings: tuple[Saying, ...]
+    version_spans: tuple[VersionSpan, ...]
     gone: frozenset[str]
 
-    def in_force(self, at: datetime) -> Saying | None:
+    def in_force(self, at: datetime) -> VersionSpan | None:
         """The version in force; None before the first, and while the job was deleted."""
-        earlier = [saying for saying in self.sayings if saying.row.effective_at < at]
+        earlier = [version_span for version_span in self.version_spans if version_span.row.effective_at < at]
         if not earlier or (earlier[-1].until is not None and earlier[-1].until < at):
             return None
         return earlier[-1]
 
     def before(self, at: datetime) -> datetime | None:
         """The last occurrence earlier than an instant, of the version in force at it."""
-        for saying in reversed(self.sayings):
-            end = at if saying.until is None else min(at, saying.until + _TICK)
-            found = saying.effective.before(end)
-            if found is not None and saying.row.effective_at < found:
+        for version_span in reversed(self.version_spans):
+            end = at if version_span.until is None else min(at, version_span.until + _TICK)
+            found = version_span.effective.before(end)
+            if found is not None and version_span.row.effective_at < found:
                 return found
         return None
 
     def after(self, at: datetime) -> datetime | None:
         """The first occurrence later than an instant, of the version in force at it."""
-        for saying in self.sayings:
-            found = saying.effective.after(max(at, saying.row.effective_at))
-            if found is not None and (saying.until is None or found <= saying.until):
+        for version_span in self.version_spans:
+            found = version_span.effective.after(max(at, version_span.row.effective_at))
+            if found is not None and (version_span.until is None or found <= version_span.until):
                 return found
         return None
 
 
-def read_versions_near(
+def read_version_timeline(
     connection: Conn,
     job_id: UUID,
     tenant: str,
@@ -167,7 +167,7 @@ def read_versions_near(
     *,
     cursor: datetime | None,
     catch_up_end: datetime | None,
-) -> VersionsNear:
+) -> VersionTimeline:
     """The versions around an instant.
 
     Args:
@@ -182,25 +182,27 @@ def read_versions_near(
         ScheduleRefused: A stored schedule cannot be read.
     """
     with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
-        columns = {"job_id": job_id, "at": at, "most": MOST_NEAR}
+        columns = {"job_id": job_id, "at": at, "most": MAX_NEIGHBOURS}
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
     wanted = {(tenant, name) for row in rows for name in _calendars(row.policy)}
     known = read_day_sets(connection, wanted)
     # A calendar that only old versions name may be gone: nobody knows any more which days it had.
     included = {(tenant, name) for row in rows for name in policies_from_text(row.policy).include}
     days = {pair: known.get(pair, _EVERY_DAY if pair in included else DaySet()) for pair in wanted}
-    sayings = tuple(
-        _saying(row, following, days, Place(job_id, tenant, row.schedule, row.policy, cursor or at, catch_up_end))
+    version_spans = tuple(
+        _version_span(
+            row, following, days, TimerPosition(job_id, tenant, row.schedule, row.policy, cursor or at, catch_up_end)
+        )
         for row, following in zip(rows, [*rows[1:], None], strict=True)
     )
-    return VersionsNear(sayings, frozenset(name for _, name in wanted - known.keys()))
+    return VersionTimeline(version_spans, frozenset(name for _, name in wanted - known.keys()))
 
 
 def _calendars(policy: str) -> tuple[str, ...]:
     return policies_from_text(policy).calendars
 
 
-def _saying(row: VersionRow, following: VersionRow | None, days: DaySets, place: Place) -> Saying:
+def _version_span(row: VersionRow, following: VersionRow | None, days: DaySets, place: TimerPosition) -> VersionSpan:
     until = row.retired_at or (following.effective_at if following else None)
     where = timer_state(place, days)
-    return Saying(row, until, where.schedule, where.effective, where.policies, days, place)
+    return VersionSpan(row, until, where.schedule, where.effective, where.policies, days, place)

@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -231,8 +231,10 @@ def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
         return min((at for at in known if at is not None), default=None)
     from tidewheel.control.explain.upcoming import upcoming  # here: only jobs with calendars or overrides need it
 
-    firing = [each for each in upcoming(connection, tenant, row.key, 1).coming if each.leaves_at is not None]
-    return next((each.leaves_at if each.outcome is Outcome.COMING_MOVED else each.at for each in firing), None)
+    firing = [each for each in upcoming(connection, tenant, row.key, 1).occurrences if each.leaves_at is not None]
+    return next(
+        (each.leaves_at if each.outcome is OccurrenceOutcome.WILL_BE_MOVED else each.at for each in firing), None
+    )
 
 
 def _summary(row: _Row, next_at: datetime | None) -> JobSummary:

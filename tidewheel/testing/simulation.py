@@ -11,7 +11,7 @@ from datetime import date, datetime, timedelta
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.preview import version_of
-from tidewheel.control.explain.version_timeline import Place
+from tidewheel.control.explain.version_timeline import TimerPosition
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import absent_job
@@ -113,7 +113,7 @@ class _Walk:
         key = self.spec.key or "simulated"
         job = job_id(_TENANT, key)
         version = version_of(self.spec, absent_job(job, _TENANT, key, self.start), self.start, self.days)
-        place = Place(job, _TENANT, version.schedule_text, version.policy_text, version.next_at or self.end)
+        place = TimerPosition(job, _TENANT, version.schedule_text, version.policy_text, version.next_at or self.end)
         where, look = timer_state(place, self.days), None if version.paused else version.due_at
         now = self.start
         for _ in range(MOST):

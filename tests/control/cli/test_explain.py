@@ -28,10 +28,10 @@ def explained(database: ClockedDatabase, at: str) -> list[str]:
 
 def test_a_coming_occurrence_is_explained_with_what_the_clock_does_to_it(nightly: ClockedDatabase) -> None:
     lines = explained(nightly, "2026-03-29T03:00")
-    assert lines[0] == "nightly at 2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST: coming"
+    assert lines[0] == "nightly at 2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST: scheduled"
     assert any(line.startswith("! 2026-03-29 02:30 does not exist") for line in lines)
     found = asked(nightly, "job", "explain", "nightly", "--at", "2026-03-29T01:00:00Z")
-    assert (found["outcome"], found["at"]) == ("coming", "2026-03-29T01:00:00Z")
+    assert (found["outcome"], found["at"]) == ("scheduled", "2026-03-29T01:00:00Z")
     assert (found["local"], found["zone"]) == ("2026-03-29T03:00:00+02:00", "Europe/Berlin")
     assert found["version"]["number"] == 1
 

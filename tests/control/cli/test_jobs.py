@@ -289,9 +289,9 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     assert keys("--paused") == keys("--kind", "interval") == ["b"]
     assert len(keys("--not-paused")) == 5
     first = asked(database, "job", "list", "-n", 4)
-    assert first["following"] == "a-3"
+    assert first["next_cursor"] == "a-3"
     assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]
-    assert asked(database, "job", "list", "-n", 6)["following"] is None
+    assert asked(database, "job", "list", "-n", 6)["next_cursor"] is None
     assert tidewheel(database, "job", "list", "-n", 4).lines[-1] == "more: add --after 'a-3'"
     assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs match"]
 

@@ -57,7 +57,7 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
     runs = [str(trigger(job)) for _ in range(3)]
     page = asked(job, "run", "list", "-n", 2)
     assert [run["run_id"] for run in page["runs"]] == runs[:0:-1]
-    assert (page["total"], page["at_least"], page["following"]) == (3, False, runs[1])
+    assert (page["total"], page["at_least"], page["next_cursor"]) == (3, False, runs[1])
     assert [run["run_id"] for run in asked(job, "run", "list", "--after", runs[1])["runs"]] == runs[:1]
     lines = tidewheel(job, "run", "list", "-n", 2).lines
     assert lines[0].split() == ["run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"]
@@ -85,7 +85,7 @@ def test_one_is_shown_with_its_attempts_and_its_chain(job: Database) -> None:
     assert new["parent_run_id"] == str(run)
     shown = asked(job, "run", "show", run)
     assert (shown["status"], shown["error_type"], shown["error_message"]) == ("failed", "ValueError", "no")
-    assert [one["run_id"] for one in shown["lineage"]["newer"]] == [new["run_id"]]
+    assert [one["run_id"] for one in shown["retry_chain"]["next"]] == [new["run_id"]]
     facts = dict(line.split(maxsplit=1) for line in tidewheel(job, "run", "show", new["run_id"]).lines)
     assert (facts["status"], facts["cause"]) == ("queued", "retry")
     assert any(f"{run}  failed" in line for line in tidewheel(job, "run", "show", new["run_id"]).lines)

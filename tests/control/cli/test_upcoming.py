@@ -26,9 +26,12 @@ def test_what_comes_is_shown_with_every_effect_of_clock_changes(spring: ClockedD
     assert tidewheel(spring, "job", "next", "nightly", "-n", 2).lines == [SUNDAY, MISSING, MONDAY]
     found = asked(spring, "job", "next", "nightly", "-n", 2)
     assert (found["key"], found["zone"], found["now"]) == ("nightly", "Europe/Berlin", "2026-03-28T23:00:00Z")
-    assert [each["at"] for each in found["coming"]] == ["2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"]
-    assert [each["local"] for each in found["coming"]] == ["2026-03-29T03:00:00+02:00", "2026-03-30T02:30:00+02:00"]
-    assert found["coming"][0]["notes"] == [MISSING.partition("! ")[2]]
+    assert [each["at"] for each in found["occurrences"]] == ["2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"]
+    assert [each["local"] for each in found["occurrences"]] == [
+        "2026-03-29T03:00:00+02:00",
+        "2026-03-30T02:30:00+02:00",
+    ]
+    assert found["occurrences"][0]["notes"] == [MISSING.partition("! ")[2]]
 
 
 def test_what_was_skipped_or_moved_is_told(spring: ClockedDatabase) -> None:
@@ -65,15 +68,15 @@ def test_a_job_that_is_not_saved_is_previewed_and_not_saved(spring: ClockedDatab
         spring, "job", "preview", "nightly", *NIGHTLY, "--handler", "h", "--after", "2026-10-24T12:00", "-n", 1
     )
     assert (found["key"], found["version"]) == ("nightly", 1)
-    assert found["coming"][0]["local"] == "2026-10-25T02:30:00+02:00"
-    assert "comes twice" in found["coming"][0]["notes"][0]
+    assert found["occurrences"][0]["local"] == "2026-10-25T02:30:00+02:00"
+    assert "comes twice" in found["occurrences"][0]["notes"][0]
     assert spring.count("jobs") == 0
 
 
 def test_a_preview_lays_flags_on_top_of_the_job_as_it_stands(spring: ClockedDatabase) -> None:
     tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h")
     found = asked(spring, "job", "preview", "nightly", "--cron", "0 8 * * *", "-n", 1)
-    assert (found["version"], found["zone"], found["coming"][0]["local"]) == (
+    assert (found["version"], found["zone"], found["occurrences"][0]["local"]) == (
         2, "Europe/Berlin", "2026-03-29T08:00:00+02:00",
     )  # fmt: skip
     assert asked(spring, "job", "show", "nightly")["version"] == 1

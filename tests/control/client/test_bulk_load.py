@@ -1,4 +1,4 @@
-"""Loading in processes: batches of a bounded size, and what is said when a process dies."""
+"""BulkLoader in processes: batches of a bounded size, and what is said when a process dies."""
 
 import json
 import multiprocessing
@@ -12,11 +12,11 @@ from psycopg import sql
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tidewheel.control.client.bulk_load import (
-    LOADED_AT_ONCE,
-    MOST_BYTES_AT_ONCE,
-    Done,
-    Given,
-    Loading,
+    BATCH_BYTES,
+    LOAD_BATCH,
+    BulkLoader,
+    JobText,
+    LoadResult,
     batches,
     load_in_processes,
 )
@@ -24,8 +24,8 @@ from tidewheel.errors import InvalidInput, Unavailable, refuse
 from tidewheel.postgres.notify import Channel
 
 
-def job(number: int) -> Given:
-    return Given(f"jobs:{number}", json.dumps({"key": f"job-{number}", "schedule": "manual", "target": "x"}).encode())
+def job(number: int) -> JobText:
+    return JobText(f"jobs:{number}", json.dumps({"key": f"job-{number}", "schedule": "manual", "target": "x"}).encode())
 
 
 def end_workers(by: signal.Signals) -> None:
@@ -37,37 +37,37 @@ def end_workers(by: signal.Signals) -> None:
 
 def test_a_batch_ends_at_so_many_jobs_or_bytes() -> None:
     assert [len(batch) for batch in batches(map(job, range(25)), 10)] == [10, 10, 5]
-    long = Given("jobs:1", b"x" * (MOST_BYTES_AT_ONCE // 3))
+    long = JobText("jobs:1", b"x" * (BATCH_BYTES // 3))
     assert [len(batch) for batch in batches([long] * 9, 10)] == [4, 4, 1]
 
 
-def signalled(database: Database, by: signal.Signals) -> Iterator[Given]:
+def signalled(database: Database, by: signal.Signals) -> Iterator[JobText]:
     """Two batches, between which the loading process, once it has loaded the first, is sent a signal."""
-    yield from map(job, range(LOADED_AT_ONCE + 1))
-    until(lambda: database.count("jobs") >= LOADED_AT_ONCE, "the first batch is loaded")
+    yield from map(job, range(LOAD_BATCH + 1))
+    until(lambda: database.count("jobs") >= LOAD_BATCH, "the first batch is loaded")
     end_workers(by)
-    yield from map(job, range(LOADED_AT_ONCE + 1, 2 * LOADED_AT_ONCE))
+    yield from map(job, range(LOAD_BATCH + 1, 2 * LOAD_BATCH))
 
 
 def test_a_process_that_dies_is_told_and_the_same_jobs_can_be_loaded_again(database: Database) -> None:
     dying = signalled(database, signal.SIGKILL)
     with pytest.raises(Unavailable, match="a loading process died; load the same files again"):
         list(load_in_processes(dying, processes=1, database_url=database.url, tenant="default"))
-    again = map(job, range(2 * LOADED_AT_ONCE))
+    again = map(job, range(2 * LOAD_BATCH))
     parts = list(load_in_processes(again, processes=1, database_url=database.url, tenant="default"))
-    assert [(done.created, done.unchanged) for done in parts] == [(0, LOADED_AT_ONCE), (LOADED_AT_ONCE, 0)]
+    assert [(done.created, done.unchanged) for done in parts] == [(0, LOAD_BATCH), (LOAD_BATCH, 0)]
 
 
 def test_what_a_process_has_begun_is_counted_where_the_rest_cannot_be_read(database: Database) -> None:
-    def cut_off() -> Iterator[Given]:
-        yield from map(job, range(LOADED_AT_ONCE + 1))
+    def cut_off() -> Iterator[JobText]:
+        yield from map(job, range(LOAD_BATCH + 1))
         until(lambda: database.count("jobs") > 0, "the first batch is loaded")
         refuse("FILE", "it ends here", "")
 
-    parts = list[Done]()
+    parts = list[LoadResult]()
     with pytest.raises(InvalidInput, match="it ends here"):
         parts.extend(load_in_processes(cut_off(), processes=1, database_url=database.url, tenant="default"))
-    assert [done.created for done in parts] == [LOADED_AT_ONCE]
+    assert [done.created for done in parts] == [LOAD_BATCH]
 
 
 def test_a_job_that_the_database_refuses_is_told_with_its_place_and_the_others_are_loaded(
@@ -75,20 +75,20 @@ def test_a_job_that_the_database_refuses_is_told_with_its_place_and_the_others_a
 ) -> None:
     """A constraint stands in for a fault of ours; that error comes from another process."""
     fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key NOT IN ('job-3', 'job-1999'))")
-    given = map(job, range(LOADED_AT_ONCE + 1))
+    given = map(job, range(LOAD_BATCH + 1))
     parts = list(load_in_processes(given, processes=1, database_url=fresh_database.url, tenant="default"))
-    assert [(done.created, done.refused) for done in parts] == [(LOADED_AT_ONCE - 2, 2), (1, 0)]
+    assert [(done.created, done.rejected) for done in parts] == [(LOAD_BATCH - 2, 2), (1, 0)]
     assert [place for place, _ in parts[0].problems] == ["jobs:3", "jobs:1999"]
     told = {(error.path, error.remedy) for _, error in parts[0].problems}
     assert told == {("", "correct the job, or report this")}
     assert parts[0].problems[0][1].problem.startswith("it could not be applied: new row for relation")
-    assert fresh_database.count("job_versions") == LOADED_AT_ONCE - 1
+    assert fresh_database.count("job_versions") == LOAD_BATCH - 1
 
 
 def test_an_interrupt_is_for_the_process_that_gives_out_the_batches(database: Database) -> None:
     given = signalled(database, signal.SIGINT)
     parts = load_in_processes(given, processes=1, database_url=database.url, tenant="default")
-    assert sum(done.created for done in parts) == 2 * LOADED_AT_ONCE
+    assert sum(done.created for done in parts) == 2 * LOAD_BATCH
 
 
 def test_why_a_process_cannot_begin_is_told() -> None:
@@ -102,8 +102,8 @@ def test_events_wake_the_relay(database: Database, *, told: bool) -> None:
     ear = database.connection(autocommit=True)
     for channel in Channel:
         ear.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-    with Loading(database.url) as door:
-        door.load([job(1)], told=told)
+    with BulkLoader(database.url) as door:
+        door.load([job(1)], emit_events=told)
         wanted = {Channel.TIMERS.value, *([Channel.OUTBOX.value] if told else [])}
         heard = set[str]()
         until(

@@ -12,10 +12,10 @@ from tests.fixtures.services import until
 from tests.transitions.acts import about, ask, ask_within, begin, begun, end, ending, open_runs, requeue, submit
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client import dead_letters as redriving
+from tidewheel.control.client import dead_letters as client_module
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads import dead_letters as module
-from tidewheel.control.reads.dead_letters import DeadLetterPage, LetterFilter
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
@@ -67,7 +67,7 @@ def test_every_filter_finds_what_it_names(client: Client, database: Database) ->
     assert (runs(page), page.total, page.at_least) == ([None, other, late, plain], 4, False)
     made = {letter.run_id: letter.created_at for letter in page.dead_letters}
     client.runs.retry(plain)
-    wanted: list[tuple[LetterFilter, list[UUID | None]]] = [
+    wanted: list[tuple[DeadLetterFilter, list[UUID | None]]] = [
         ({"key": "other"}, [other]),
         ({"error_type": "Late"}, [late]),
         ({"status": "timed_out"}, [late]),
@@ -127,7 +127,7 @@ def test_one_is_shown_with_every_attempt_and_its_chain(client: Client, database:
         (1, "ValueError", None, None),
         (2, "ValueError", "at 1", b"o"),
     ]
-    assert [one.run_id for one in shown.run.lineage.newer] == [new]
+    assert [one.run_id for one in shown.run.retry_chain.next] == [new]
     assert (shown.summary.redriven_run_id, shown.message_value) == (new, None)
 
 
@@ -142,16 +142,16 @@ def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) ->
 def test_each_is_redriven_once_however_often_it_is_asked_for(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
     done = client.dead_letters.redrive(key="job")
-    assert (done.wanted, done.redriven, done.refused) == (3, 3, 0)
+    assert (done.matched, done.redriven, done.rejected) == (3, 3, 0)
     made = redriven(database)
     assert set(made) == set(failed)
     assert {run.run_id for run in open_runs(database)} == set(made.values())
     again = client.dead_letters.redrive(key="job")
-    assert (again.wanted, again.redriven, redriven(database)) == (0, 0, made)
+    assert (again.matched, again.redriven, redriven(database)) == (0, 0, made)
 
 
 def test_who_is_interrupted_asks_again(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redriving, "_AT_ONCE", 2)
+    monkeypatch.setattr(client_module, "_REDRIVE_BATCH", 2)
     failed = [fail(database) for _ in range(5)]
 
     def interrupted(handled: int) -> None:
@@ -199,10 +199,10 @@ def test_what_was_refused_can_be_redriven_once_it_is_mended(client: Client, data
     run = fail(database, "other")
     ask(database, about("job.delete", "other"))
     for _ in range(2):
-        assert client.dead_letters.redrive(kind="run").refused == 1
+        assert client.dead_letters.redrive(kind="run").rejected == 1
     submit(database, "other")
     done = client.dead_letters.redrive(kind="run")
-    assert (done.redriven, done.refused) == (1, 0)
+    assert (done.redriven, done.rejected) == (1, 0)
     assert set(redriven(database)) == {run}
 
 
@@ -221,7 +221,7 @@ def test_what_fails_again_is_left_for_another_time(client: Client, database: Dat
 def test_a_dry_run_counts_and_shows_the_oldest_ten(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(12)]
     counted = client.dead_letters.redrive(key="job", dry_run=True)
-    assert (counted.wanted, counted.redriven) == (12, 0)
+    assert (counted.matched, counted.redriven) == (12, 0)
     assert [letter.run_id for letter in counted.first] == failed[:10]
     assert redriven(database) == {}
 
@@ -238,8 +238,8 @@ def test_one_that_is_refused_does_not_keep_the_others(client: Client, database: 
     kept, gone = fail(database), fail(database, "other")
     ask(database, about("job.delete", "other"))
     done = client.dead_letters.redrive(kind="run")
-    assert (done.redriven, done.refused) == (1, 1)
-    [refusal] = done.refusals
+    assert (done.redriven, done.rejected) == (1, 1)
+    [refusal] = done.rejections
     assert [error.path for error in refusal.errors] == ["key"]
     assert set(redriven(database)) == {kept}
     assert runs(client.dead_letters.list(redriven=False)) == [gone]
@@ -258,11 +258,11 @@ def test_a_message_is_sent_again_as_it_was(client: Client, database: Database) -
 def test_what_is_purged_is_gone_and_its_run_is_not(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redriving, "_PURGED_AT_ONCE", 2)
+    monkeypatch.setattr(client_module, "_PURGE_BATCH", 2)
     failed = [fail(database) for _ in range(5)]
     other = fail(database, "other")
     counted = client.dead_letters.purge(key="job", dry_run=True)
-    assert (counted.wanted, len(counted.first), counted.purged) == (5, 5, 0)
+    assert (counted.matched, len(counted.first), counted.purged) == (5, 5, 0)
     assert client.dead_letters.purge(key="job").purged == 5
     assert runs(client.dead_letters.list()) == [other]
     assert client.runs.get(failed[0]).state == RunState.FAILED

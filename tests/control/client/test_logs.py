@@ -61,7 +61,7 @@ def test_what_there_is_not_is_refused(database: Database, client: Client, starte
     with pytest.raises(InvalidInput, match="attempt"):
         client.runs.logs(started.run_id, 2)
     with Client(database.url, tenant="other") as stranger, pytest.raises(UnknownRun):
-        stranger.logs(started.run_id)
+        stranger.runs.logs(started.run_id)
 
 
 def test_who_follows_gets_each_part_once_and_hears_of_what_was_missed(

@@ -85,9 +85,9 @@ def test_coroutines_say_the_same(database: Database, client: Client) -> None:
     async def work() -> list[RunState]:
         async with AsyncClient(database.url) as asking:
             return [
-                await asking.heartbeat(token_of(database, first), progress=1),
-                await asking.complete(token_of(database, first), "done"),
-                await asking.fail(token_of(database, second), permanent=True),
+                await asking.task_tokens.heartbeat(token_of(database, first), progress=1),
+                await asking.task_tokens.complete(token_of(database, first), "done"),
+                await asking.task_tokens.fail(token_of(database, second), permanent=True),
             ]
 
     assert asyncio.run(work()) == [RunState.WAITING, RunState.SUCCEEDED, RunState.FAILED]

@@ -9,7 +9,7 @@ from tests.control.explain.explaining import calendar, done, fire_all, t, told
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import EXECUTOR, active_run_of, begin, end, ending, open_runs, submit, succeed, trigger
-from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
 
@@ -32,7 +32,7 @@ def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: Clock
     at_clock(clocked, "03-02T09:00:02")
     fire_all(clocked)
     waiting = told(clocked, t("03-02T09:00"))
-    assert waiting.outcome is Outcome.FIRED
+    assert waiting.outcome is OccurrenceOutcome.FIRED
     assert "has waited" in waiting.words
     assert "'send-email'" in waiting.words
     started = begin(clocked, run_of("03-02T09:00"))
@@ -43,7 +43,11 @@ def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: Clock
     end(clocked, ending(started, RunState.FAILED, error_type="ValueError", error_message="no such address"))
     fired = told(clocked, t("03-02T09:00"))
     assert fired.run is not None
-    assert (fired.outcome, fired.run.state, fired.run.run_id) == (Outcome.FIRED, RunState.FAILED, started.run_id)
+    assert (fired.outcome, fired.run.state, fired.run.run_id) == (
+        OccurrenceOutcome.FIRED,
+        RunState.FAILED,
+        started.run_id,
+    )
     assert [(each.outcome, each.error_message) for each in fired.run.attempts] == [("failed", "no such address")]
     assert fired.run.late == timedelta(seconds=2)
     assert "2s late" in fired.words
@@ -64,7 +68,7 @@ def test_triggers_of_the_same_instant_stand_beside_the_occurrence(clocked: Clock
     assert both.run.cause == Cause.TIMER
     assert [(other.run_id, other.cause) for other in both.others] == [(run, "trigger")]
     alone = told(clocked, t("03-02T08:59:59"))
-    assert (alone.outcome, alone.run, alone.others) == (Outcome.NO_OCCURRENCE, None, ())
+    assert (alone.outcome, alone.run, alone.others) == (OccurrenceOutcome.NO_OCCURRENCE, None, ())
 
 
 def test_what_downtime_passed_over_names_the_policy_and_the_span(clocked: ClockedDatabase) -> None:
@@ -73,7 +77,7 @@ def test_what_downtime_passed_over_names_the_policy_and_the_span(clocked: Clocke
     at_clock(clocked, "03-02T09:00:30")
     fire_all(clocked)
     missed = told(clocked, t("03-02T08:30"))
-    assert (missed.outcome, missed.reason) == (Outcome.SKIPPED, "misfire")
+    assert (missed.outcome, missed.reason) == (OccurrenceOutcome.SKIPPED, "misfire")
     assert missed.span is not None
     assert (missed.span.first_at, missed.span.last_at) == (t("03-02T08:01"), t("03-02T08:58"))
     assert missed.span.occurrences == 58
@@ -81,10 +85,10 @@ def test_what_downtime_passed_over_names_the_policy_and_the_span(clocked: Clocke
     assert "2026-03-02T08:59:00Z" in missed.words
     latest = told(clocked, t("03-02T08:59"))
     assert latest.run is not None
-    assert latest.run.made_up
-    assert "made up for" in latest.words
+    assert latest.run.caught_up
+    assert "caught up" in latest.words
     within = told(clocked, t("03-02T08:30:30"))
-    assert within.outcome is Outcome.NO_OCCURRENCE
+    assert within.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert (within.before, within.after) == (t("03-02T08:30"), t("03-02T08:31"))
 
 
@@ -93,16 +97,16 @@ def test_what_is_late_says_what_becomes_of_it(clocked: ClockedDatabase) -> None:
     submit(clocked, schedule=MINUTES, catch_up="skip")
     at_clock(clocked, "03-02T08:10:30")
     late = told(clocked, t("03-02T08:10"))
-    assert late.outcome is Outcome.WAITING
+    assert late.outcome is OccurrenceOutcome.WAITING
     assert "30s late" in late.words
-    assert "The next look at it makes its run" in late.words
-    assert "The timer stands at 2026-03-02T08:01:00Z" in late.words
+    assert "The next poll creates its run" in late.words
+    assert "The timer is at 2026-03-02T08:01:00Z" in late.words
     missed = told(clocked, t("03-02T08:05"))
-    assert missed.outcome is Outcome.WAITING
-    assert "passes it over" in missed.words
+    assert missed.outcome is OccurrenceOutcome.WAITING
+    assert "skips it" in missed.words
     fire_all(clocked)
-    assert told(clocked, t("03-02T08:10")).outcome is Outcome.FIRED
-    assert told(clocked, t("03-02T08:05")).outcome is Outcome.SKIPPED
+    assert told(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.FIRED
+    assert told(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.SKIPPED
 
 
 def test_an_overlap_names_the_run_that_had_the_turn(clocked: ClockedDatabase) -> None:
@@ -117,7 +121,7 @@ def test_an_overlap_names_the_run_that_had_the_turn(clocked: ClockedDatabase) ->
     with pytest.raises(ValueError, match="unpack"):
         begin(clocked, loser)
     skipped = told(clocked, t("03-02T08:02"))
-    assert (skipped.outcome, skipped.reason) == (Outcome.SKIPPED, "overlap")
+    assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "overlap")
     assert str(holder.run_id) in skipped.words
     assert "overlap is skip" in skipped.words
     at_clock(clocked, "03-02T08:02:30")
@@ -135,7 +139,7 @@ def test_a_buffered_run_waits_for_the_turn_of_another(clocked: ClockedDatabase) 
         begin(clocked, run_of("03-02T08:02"))
     buffered = told(clocked, t("03-02T08:02"))
     assert buffered.run is not None
-    assert (buffered.outcome, buffered.run.state) == (Outcome.FIRED, RunState.BUFFERED)
+    assert (buffered.outcome, buffered.run.state) == (OccurrenceOutcome.FIRED, RunState.BUFFERED)
     assert str(active_run_of(clocked, JOB)) in buffered.words
 
 
@@ -145,17 +149,17 @@ def test_a_pause_says_who_why_and_what_then(clocked: ClockedDatabase) -> None:
     done(clocked, "job.pause", reason="maintenance", until="2026-03-02T08:10:00Z")
     at_clock(clocked, "03-02T08:05:30")
     inside = told(clocked, t("03-02T08:03"))
-    assert (inside.outcome, inside.reason) == (Outcome.PAUSED, "paused")
+    assert (inside.outcome, inside.reason) == (OccurrenceOutcome.PAUSED, "paused")
     for part in ("since 2026-03-02T08:00:30Z", "maintenance", "until 2026-03-02T08:10:00Z", "fire_once"):
         assert part in inside.words
-    assert told(clocked, t("03-02T08:08")).outcome is Outcome.PAUSED
-    assert told(clocked, t("03-02T08:11")).outcome is Outcome.COMING
+    assert told(clocked, t("03-02T08:08")).outcome is OccurrenceOutcome.PAUSED
+    assert told(clocked, t("03-02T08:11")).outcome is OccurrenceOutcome.SCHEDULED
     done(clocked, "job.resume")
     fire_all(clocked)
     over = told(clocked, t("03-02T08:03"))
-    assert (over.outcome, over.reason) == (Outcome.SKIPPED, "paused")
+    assert (over.outcome, over.reason) == (OccurrenceOutcome.SKIPPED, "paused")
     assert "on_resume is fire_once" in over.words
-    assert told(clocked, t("03-02T08:05")).outcome is Outcome.FIRED
+    assert told(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.FIRED
 
 
 def test_a_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
@@ -163,16 +167,16 @@ def test_a_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     calendar(clocked, days=["2026-03-09"], weekdays=["SUN"])
     submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
     ahead = told(clocked, t("03-09T09:00"))
-    assert (ahead.outcome, ahead.reason) == (Outcome.COMING_EXCLUDED, "excluded")
+    assert (ahead.outcome, ahead.reason) == (OccurrenceOutcome.WILL_BE_EXCLUDED, "excluded")
     assert "calendar 'closed' has 2026-03-09" in ahead.words
     assert "every Sunday" in told(clocked, t("03-08T09:00")).words
     at_clock(clocked, "03-08T10:00")
     not_written = told(clocked, t("03-08T09:00"))
-    assert (not_written.outcome, not_written.reason, not_written.span) == (Outcome.SKIPPED, "excluded", None)
+    assert (not_written.outcome, not_written.reason, not_written.span) == (OccurrenceOutcome.SKIPPED, "excluded", None)
     at_clock(clocked, "03-10T10:00")
     fire_all(clocked)
     written = told(clocked, t("03-09T09:00"))
-    assert (written.outcome, written.reason) == (Outcome.SKIPPED, "excluded")
+    assert (written.outcome, written.reason) == (OccurrenceOutcome.SKIPPED, "excluded")
     assert written.span is not None
     assert written.span.occurrences == 2
     assert (written.before, written.after) == (t("03-07T09:00"), t("03-10T09:00"))
@@ -196,25 +200,27 @@ def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -
     done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
     done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z", reason="inventory")
     skipped, moved = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T09:00"))
-    assert (skipped.outcome, skipped.reason) == (Outcome.COMING_SKIPPED, "manual")
+    assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.WILL_BE_SKIPPED, "manual")
     assert "skipped, by request at 2026-03-02T08:00:00Z: closed" in skipped.words
     assert "moved, by request at 2026-03-02T08:00:00Z: inventory" in moved.words
-    assert (moved.outcome, moved.reason, moved.moved_to) == (Outcome.COMING_MOVED, "moved", t("03-03T11:30"))
+    assert (moved.outcome, moved.reason, moved.moved_to) == (OccurrenceOutcome.WILL_BE_MOVED, "moved", t("03-03T11:30"))
     there = told(clocked, t("03-03T11:30"))
-    assert there.outcome is Outcome.NO_OCCURRENCE
+    assert there.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert "the one of 2026-03-03T09:00:00Z was moved here" in there.words
     for clock in ("03-02T09:00:01", "03-03T09:00:01"):
         at_clock(clocked, clock)
         fire_all(clocked)
     gone = told(clocked, t("03-02T09:00"))
-    assert gone.outcome is Outcome.SKIPPED
+    assert gone.outcome is OccurrenceOutcome.SKIPPED
     assert "by request at 2026-03-02T08:00:00Z: closed" in gone.words
-    assert told(clocked, t("03-03T09:00")).outcome is Outcome.COMING_MOVED, "its own time has come, not the other"
+    assert told(clocked, t("03-03T09:00")).outcome is OccurrenceOutcome.WILL_BE_MOVED, (
+        "its own time has come, not the other"
+    )
     at_clock(clocked, "03-03T11:30:10")
-    assert told(clocked, t("03-03T09:00")).outcome is Outcome.WAITING
+    assert told(clocked, t("03-03T09:00")).outcome is OccurrenceOutcome.WAITING
     fire_all(clocked)
     fired = told(clocked, t("03-03T09:00"))
-    assert (fired.outcome, fired.reason, fired.moved_to) == (Outcome.FIRED, "moved", t("03-03T11:30"))
+    assert (fired.outcome, fired.reason, fired.moved_to) == (OccurrenceOutcome.FIRED, "moved", t("03-03T11:30"))
     assert "by request at 2026-03-02T08:00:00Z: inventory" in fired.words
     assert fired.run is not None
     assert fired.run.late == timedelta(seconds=10), "counted from where it was moved to"
@@ -227,8 +233,8 @@ def test_what_is_to_come_is_told_with_the_run_written_ahead(clocked: ClockedData
     fire_due(clocked, lookahead=timedelta(seconds=5))
     ahead = told(clocked, t("03-02T09:00"))
     assert ahead.run is not None
-    assert (ahead.outcome, ahead.run.run_id) == (Outcome.COMING, open_runs(clocked)[0].run_id)
-    assert told(clocked, t("03-20T09:00")).outcome is Outcome.COMING
+    assert (ahead.outcome, ahead.run.run_id) == (OccurrenceOutcome.SCHEDULED, open_runs(clocked)[0].run_id)
+    assert told(clocked, t("03-20T09:00")).outcome is OccurrenceOutcome.SCHEDULED
 
 
 def test_the_version_in_force_then_is_the_one_that_counts(clocked: ClockedDatabase) -> None:
@@ -243,10 +249,10 @@ def test_the_version_in_force_then_is_the_one_that_counts(clocked: ClockedDataba
     assert first.version is not None
     assert second.version is not None
     assert (first.version.number, first.version.until) == (1, t("03-03T08:00"))
-    assert (second.version.number, second.outcome) == (2, Outcome.FIRED)
+    assert (second.version.number, second.outcome) == (2, OccurrenceOutcome.FIRED)
     assert first.after == t("03-03T10:00"), "of the version that came next"
     none = told(clocked, t("03-03T09:00"))
-    assert none.outcome is Outcome.NO_OCCURRENCE
+    assert none.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert none.words == "The schedule of version 2 has no occurrence at this instant."
 
 
@@ -254,26 +260,26 @@ def test_before_and_after_a_job_there_is_none(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
     early = told(clocked, t("03-01T09:00"))
-    assert (early.outcome, early.after) == (Outcome.NOT_YET, t("03-02T09:00"))
+    assert (early.outcome, early.after) == (OccurrenceOutcome.NOT_YET, t("03-02T09:00"))
     assert "2026-03-02T08:00:00Z" in early.words
     at_clock(clocked, "03-02T08:30")
     done(clocked, "job.delete")
     deleted = told(clocked, t("03-02T09:00"))
-    assert deleted.outcome is Outcome.DELETED
+    assert deleted.outcome is OccurrenceOutcome.DELETED
     assert "2026-03-02T08:30:00Z" in deleted.words
     at_clock(clocked, "03-05T08:00")
     submit(clocked, schedule=DAILY)
     between = told(clocked, t("03-04T09:00"))
-    assert between.outcome is Outcome.DELETED
+    assert between.outcome is OccurrenceOutcome.DELETED
     assert "submitted again at 2026-03-05T08:00:00Z" in between.words
-    assert told(clocked, t("03-05T09:00")).outcome is Outcome.COMING
+    assert told(clocked, t("03-05T09:00")).outcome is OccurrenceOutcome.SCHEDULED
 
 
 def test_bounds_are_named(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY, start_at="2026-03-03T00:00:00Z", end_at="2026-03-06T00:00:00Z")
     early, late = told(clocked, t("03-02T09:00")), told(clocked, t("03-06T09:00"))
-    assert [(each.outcome, each.reason) for each in (early, late)] == [(Outcome.NO_OCCURRENCE, "bound")] * 2
+    assert [(each.outcome, each.reason) for each in (early, late)] == [(OccurrenceOutcome.NO_OCCURRENCE, "bound")] * 2
     assert "before start_at, 2026-03-03T00:00:00Z" in early.words
     assert "after end_at, 2026-03-06T00:00:00Z" in late.words
     submit(clocked, "limited", schedule=DAILY, max_runs=2)
@@ -288,16 +294,21 @@ def test_bounds_are_named(clocked: ClockedDatabase) -> None:
 @pytest.mark.parametrize(
     ("schedule", "at", "outcome", "note"),
     [
-        ({}, "03-29T01:00", Outcome.COMING, "2026-03-29 02:30 does not exist"),
-        ({"dst_gap": "skip"}, "03-29T01:00", Outcome.NO_OCCURRENCE, "02:30 does not exist"),
-        ({}, "03-29T01:30", Outcome.NO_OCCURRENCE, "02:30 does not exist"),
-        ({}, "10-25T00:30", Outcome.COMING, "comes twice; this is the first time"),
-        ({}, "10-25T01:30", Outcome.NO_OCCURRENCE, "02:30:00 comes twice; this is the second time"),
-        ({"dst_overlap": "second"}, "10-25T00:30", Outcome.NO_OCCURRENCE, "comes twice; this is the first time"),
+        ({}, "03-29T01:00", OccurrenceOutcome.SCHEDULED, "2026-03-29 02:30 does not exist"),
+        ({"dst_gap": "skip"}, "03-29T01:00", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
+        ({}, "03-29T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
+        ({}, "10-25T00:30", OccurrenceOutcome.SCHEDULED, "comes twice; this is the first time"),
+        ({}, "10-25T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30:00 comes twice; this is the second time"),
+        (
+            {"dst_overlap": "second"},
+            "10-25T00:30",
+            OccurrenceOutcome.NO_OCCURRENCE,
+            "comes twice; this is the first time",
+        ),
     ],
 )
 def test_a_change_of_the_clock_is_the_reason_that_is_given(
-    clocked: ClockedDatabase, schedule: dict[str, object], at: str, outcome: Outcome, note: str
+    clocked: ClockedDatabase, schedule: dict[str, object], at: str, outcome: OccurrenceOutcome, note: str
 ) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"} | schedule)
@@ -314,12 +325,12 @@ def test_a_fixed_delay_knows_only_what_is_recorded(clocked: ClockedDatabase) -> 
     submit(clocked, schedule={"fixed_delay": "10m"})
     fire_all(clocked)
     first = told(clocked, t("03-02T08:00"))
-    assert first.outcome is Outcome.FIRED
+    assert first.outcome is OccurrenceOutcome.FIRED
     open_now = told(clocked, t("03-02T08:05"))
-    assert open_now.outcome is Outcome.NO_OCCURRENCE
+    assert open_now.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert "after the end of the run that is open now" in open_now.words
     succeed(clocked, begin(clocked, run_of("03-02T08:00")))
-    assert told(clocked, t("03-02T08:10")).outcome is Outcome.COMING
+    assert told(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.SCHEDULED
     between = told(clocked, t("03-02T08:05"))
     assert (between.before, between.after) == (t("03-02T08:00"), t("03-02T08:10"))
 
@@ -332,8 +343,8 @@ def test_a_job_that_was_set_aside_shows_its_error(clocked: ClockedDatabase) -> N
     fire_all(clocked)
     clocked.execute("UPDATE job_versions SET policy = '{}'")
     aside = told(clocked, t("03-02T09:00"))
-    assert aside.outcome is Outcome.WAITING
-    assert "set aside" in aside.words
+    assert aside.outcome is OccurrenceOutcome.WAITING
+    assert "quarantined" in aside.words
     assert "JSONDecodeError" in aside.words
 
 
@@ -341,12 +352,12 @@ def test_a_once_fires_late_and_in_a_pause_waits_for_its_end(clocked: ClockedData
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
     late = told(clocked, t("03-02T07:00"))
-    assert late.outcome is Outcome.WAITING, "its time had passed when it was submitted"
+    assert late.outcome is OccurrenceOutcome.WAITING, "its time had passed when it was submitted"
     fire_all(clocked)
-    assert told(clocked, t("03-02T07:00")).outcome is Outcome.FIRED
+    assert told(clocked, t("03-02T07:00")).outcome is OccurrenceOutcome.FIRED
     submit(clocked, "held", schedule={"once": "2026-03-02T08:10:00Z"})
     done(clocked, "job.pause", "held")
     at_clock(clocked, "03-02T08:20")
     held = told(clocked, t("03-02T08:10"), "held")
-    assert held.outcome is Outcome.PAUSED
+    assert held.outcome is OccurrenceOutcome.PAUSED
     assert "fires when the pause ends" in held.words

@@ -7,7 +7,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.work import counted
 from tests.transitions.acts import submit
 from tidewheel.control.explain.explain import explain
-from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.errors import ScheduleRefused, UnknownJob
 
@@ -21,7 +21,7 @@ def test_nothing_recorded_is_said_to_be_so(clocked: ClockedDatabase) -> None:
     fire_all(clocked)
     clocked.execute("DELETE FROM job_runs")
     lost = told(clocked, t("03-02T09:00"))
-    assert lost.outcome is Outcome.UNKNOWN
+    assert lost.outcome is OccurrenceOutcome.UNKNOWN
     assert "please report" in lost.words
     clocked.execute("DELETE FROM timers")
     clocked.stop_clock(t("03-03T09:10"))
@@ -42,8 +42,8 @@ def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked)
     manual = told(clocked, t("03-02T09:00"))
-    assert manual.outcome is Outcome.NO_OCCURRENCE
-    assert "triggers alone" in manual.words
+    assert manual.outcome is OccurrenceOutcome.NO_OCCURRENCE
+    assert "only triggers create its runs" in manual.words
 
 
 def test_a_role_that_may_only_read_gets_its_answer(clocked: ClockedDatabase) -> None:
@@ -54,8 +54,8 @@ def test_a_role_that_may_only_read_gets_its_answer(clocked: ClockedDatabase) -> 
     with clocked.transaction() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         connection.execute("SET LOCAL ROLE pg_read_all_data")
-        assert explain(connection, "default", "job", t("03-02T09:00")).outcome is Outcome.FIRED
-        assert upcoming(connection, "default", "job").coming[0].at == t("03-03T09:00")
+        assert explain(connection, "default", "job", t("03-02T09:00")).outcome is OccurrenceOutcome.FIRED
+        assert upcoming(connection, "default", "job").occurrences[0].at == t("03-03T09:00")
 
 
 def test_years_of_a_one_second_job_are_explained_at_once(clocked: ClockedDatabase) -> None:
@@ -65,7 +65,7 @@ def test_years_of_a_one_second_job_are_explained_at_once(clocked: ClockedDatabas
     fire_all(clocked)
     with counted() as work:
         said = told(clocked, t("12-24T18:00").replace(year=2031))
-    assert (said.outcome, said.reason) == (Outcome.SKIPPED, "misfire")
+    assert (said.outcome, said.reason) == (OccurrenceOutcome.SKIPPED, "misfire")
     assert said.span is not None
     assert not said.span.exact, "counting them all would take seconds"
     assert "at least" in said.words

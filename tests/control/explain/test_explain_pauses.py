@@ -5,7 +5,7 @@ from datetime import timedelta
 from tests.control.explain.explaining import coming, done, fire_all, t, told
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import submit
-from tidewheel.control.explain.explanation import Outcome
+from tidewheel.control.explain.explanation import OccurrenceOutcome
 
 DAILY = {"cron": "0 9 * * *"}
 NINE = t("03-02T09:00")
@@ -24,16 +24,16 @@ def test_what_was_moved_into_a_pause_is_paused_before_and_after_its_time(clocked
     for clock in ("03-02T08:10", "03-02T08:40"):
         clocked.stop_clock(t(clock))
         held = told(clocked, NINE)
-        assert (held.outcome, held.moved_to) == (Outcome.PAUSED, t("03-02T08:30"))
+        assert (held.outcome, held.moved_to) == (OccurrenceOutcome.PAUSED, t("03-02T08:30"))
         assert "It was moved to 2026-03-02T08:30:00Z, into a pause, by request" in held.words
         assert "on_resume decides" in held.words
-        assert "It is skip: what was moved is passed over." in held.words
-        line = coming(clocked, 1).coming[0]
-        assert (line.at, line.outcome, line.leaves_at) == (NINE, Outcome.PAUSED, t("03-02T08:30"))
+        assert "It is skip: what was moved is skipped." in held.words
+        line = coming(clocked, 1).occurrences[0]
+        assert (line.at, line.outcome, line.leaves_at) == (NINE, OccurrenceOutcome.PAUSED, t("03-02T08:30"))
     clocked.stop_clock(t("03-02T08:46"))
     fire_all(clocked)
     over = told(clocked, NINE)
-    assert (over.outcome, over.reason) == (Outcome.SKIPPED, "paused")
+    assert (over.outcome, over.reason) == (OccurrenceOutcome.SKIPPED, "paused")
     assert over.words.startswith("It was moved to 2026-03-02T08:30:00Z, by request at ")
     assert over.words.endswith("Trigger the job to run it.")
     clocked.stop_clock(t("03-02T09:01"))
@@ -45,7 +45,7 @@ def test_what_was_moved_into_a_pause_fires_after_it_unless_that_passes_it_over(c
     assert "It is fire_once: what was moved is fired." in told(clocked, NINE).words
     clocked.stop_clock(t("03-02T08:46"))
     fire_all(clocked)
-    assert told(clocked, NINE).outcome is Outcome.FIRED
+    assert told(clocked, NINE).outcome is OccurrenceOutcome.FIRED
 
 
 def test_what_was_moved_behind_a_pause_is_not_held_by_it(clocked: ClockedDatabase) -> None:
@@ -53,8 +53,8 @@ def test_what_was_moved_behind_a_pause_is_not_held_by_it(clocked: ClockedDatabas
     submit(clocked, schedule=DAILY)
     done(clocked, "job.move", at="2026-03-02T09:00:00Z", to="2026-03-02T11:00:00Z")
     done(clocked, "job.pause", until="2026-03-02T10:00:00Z")
-    assert told(clocked, NINE).outcome is Outcome.COMING_MOVED
-    assert coming(clocked, 1).coming[0].outcome is Outcome.COMING_MOVED
+    assert told(clocked, NINE).outcome is OccurrenceOutcome.WILL_BE_MOVED
+    assert coming(clocked, 1).occurrences[0].outcome is OccurrenceOutcome.WILL_BE_MOVED
 
 
 def test_a_pause_counts_what_fell_into_it_and_names_what_made_it(clocked: ClockedDatabase) -> None:
@@ -70,6 +70,6 @@ def test_a_pause_counts_what_fell_into_it_and_names_what_made_it(clocked: Clocke
     assert words.startswith("3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z fell into a pause")
     made_up = told(clocked, t("03-05T09:00"))
     assert "It did not fire in time (downtime, a pause, " in made_up.words
-    assert "and was made up for, 1h late." in made_up.words
+    assert "and was caught up, 1h late." in made_up.words
     assert made_up.run is not None
     assert made_up.run.late == timedelta(hours=1)

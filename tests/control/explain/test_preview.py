@@ -9,8 +9,8 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import begin, open_runs, submit, succeed
 from tidewheel.control.client.client import Client
-from tidewheel.control.explain.explanation import Outcome
-from tidewheel.control.explain.upcoming import Coming
+from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.errors import Refused, UnknownJob
 from tidewheel.ids import job_id, run_id
 from tidewheel.jobs.spec import JobSpec
@@ -20,23 +20,23 @@ JOB = job_id("default", "job")
 DAILY = {"cron": "0 9 * * *"}
 
 
-def shown(lines: tuple[Coming, ...]) -> list[tuple[str, Outcome]]:
+def shown(lines: tuple[UpcomingOccurrence, ...]) -> list[tuple[str, OccurrenceOutcome]]:
     return [(f"{line.at:%m-%dT%H:%M:%S}", line.outcome) for line in lines]
 
 
 def test_a_preview_is_what_would_fire_and_saves_nothing(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-28T12:00"))
     seen = previewed(clocked, 3, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, jitter="10m")
-    assert [line.at for line in seen.coming] == [t("03-29T01:00"), t("03-30T00:30"), t("03-31T00:30")]
-    assert "02:30 does not exist" in " ".join(seen.coming[0].notes)
+    assert [line.at for line in seen.occurrences] == [t("03-29T01:00"), t("03-30T00:30"), t("03-31T00:30")]
+    assert "02:30 does not exist" in " ".join(seen.occurrences[0].notes)
     assert (seen.zone, seen.version, seen.exhausted) == ("Europe/Berlin", 1, False)
-    assert seen.coming[0].local.isoformat() == "2026-03-29T03:00:00+02:00"
+    assert seen.occurrences[0].local.isoformat() == "2026-03-29T03:00:00+02:00"
     assert clocked.count("jobs") == 0
     job = submit(clocked, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, jitter="10m")
-    assert job.next_run_at == seen.coming[0].at
+    assert job.next_run_at == seen.occurrences[0].at
     clocked.stop_clock(t("03-29T01:00"))
     fire_all(clocked)
-    assert open_runs(clocked)[0].publish_at == seen.coming[0].leaves_at
+    assert open_runs(clocked)[0].publish_at == seen.occurrences[0].leaves_at
 
 
 def test_a_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) -> None:
@@ -46,7 +46,7 @@ def test_a_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase
     fire_all(clocked)
     seen = previewed(clocked, 5, schedule={"interval": "10m"}, max_runs=3, lane="batch")
     assert seen.version == 2
-    assert [line.at for line in seen.coming] == [t("03-02T08:20:07"), t("03-02T08:30:07")]
+    assert [line.at for line in seen.occurrences] == [t("03-02T08:20:07"), t("03-02T08:30:07")]
     assert seen.exhausted, "the first of the three has been"
     assert "3 occurrences in all" in " ".join(seen.words)
 
@@ -55,12 +55,12 @@ def test_excluded_days_lie_between_and_are_not_counted(clocked: ClockedDatabase)
     clocked.stop_clock(t("03-06T08:00"))
     calendar(clocked, weekdays=["SAT", "SUN"])
     seen = previewed(clocked, 2, t("03-06T12:00"), schedule={"cron": "0 9,17 * * *"}, exclude_calendars=["closed"])
-    assert shown(seen.coming) == [
-        ("03-06T17:00:00", Outcome.COMING),
-        ("03-07T09:00:00", Outcome.COMING_EXCLUDED),
-        ("03-09T09:00:00", Outcome.COMING),
+    assert shown(seen.occurrences) == [
+        ("03-06T17:00:00", OccurrenceOutcome.SCHEDULED),
+        ("03-07T09:00:00", OccurrenceOutcome.WILL_BE_EXCLUDED),
+        ("03-09T09:00:00", OccurrenceOutcome.SCHEDULED),
     ]
-    assert (seen.coming[1].occurrences, seen.coming[1].last_at) == (4, t("03-08T17:00"))
+    assert (seen.occurrences[1].occurrences, seen.occurrences[1].last_at) == (4, t("03-08T17:00"))
     assert "closed" in " ".join(seen.words)
 
 
@@ -88,10 +88,10 @@ def test_kinds_without_a_rhythm_say_so(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     assert "triggers alone" in " ".join(previewed(clocked).words)
     once = previewed(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
-    assert shown(once.coming) == [("03-02T07:00:00", Outcome.WAITING)]
+    assert shown(once.occurrences) == [("03-02T07:00:00", OccurrenceOutcome.WAITING)]
     assert "it fires at once, marked late" in " ".join(once.words)
     chain = previewed(clocked, schedule={"fixed_delay": "5m"})
-    assert shown(chain.coming) == [("03-02T08:00:00", Outcome.COMING)]
+    assert shown(chain.occurrences) == [("03-02T08:00:00", OccurrenceOutcome.SCHEDULED)]
     assert not chain.exhausted
 
 
@@ -102,23 +102,25 @@ def test_next_shows_runs_written_ahead_and_what_people_said(clocked: ClockedData
     done(clocked, "job.move", at="2026-03-04T09:00:00Z", to="2026-03-04T12:00:00Z")
     fire_due(clocked, lookahead=timedelta(seconds=5))
     seen = coming(clocked, 3)
-    assert shown(seen.coming) == [
-        ("03-02T09:00:00", Outcome.COMING),
-        ("03-03T09:00:00", Outcome.COMING_SKIPPED),
-        ("03-04T09:00:00", Outcome.COMING_MOVED),
-        ("03-05T09:00:00", Outcome.COMING),
+    assert shown(seen.occurrences) == [
+        ("03-02T09:00:00", OccurrenceOutcome.SCHEDULED),
+        ("03-03T09:00:00", OccurrenceOutcome.WILL_BE_SKIPPED),
+        ("03-04T09:00:00", OccurrenceOutcome.WILL_BE_MOVED),
+        ("03-05T09:00:00", OccurrenceOutcome.SCHEDULED),
     ]
-    assert seen.coming[0].run_id == run_id(JOB, t("03-02T09:00"), Cause.TIMER)
-    assert seen.coming[2].leaves_at == t("03-04T12:00")
+    assert seen.occurrences[0].run_id == run_id(JOB, t("03-02T09:00"), Cause.TIMER)
+    assert seen.occurrences[2].leaves_at == t("03-04T12:00")
     clocked.stop_clock(t("03-04T10:00"))
     fire_all(clocked)
-    assert shown(coming(clocked, 2).coming) == [
-        ("03-04T09:00:00", Outcome.COMING_MOVED),
-        ("03-05T09:00:00", Outcome.COMING),
+    assert shown(coming(clocked, 2).occurrences) == [
+        ("03-04T09:00:00", OccurrenceOutcome.WILL_BE_MOVED),
+        ("03-05T09:00:00", OccurrenceOutcome.SCHEDULED),
     ]
     clocked.stop_clock(t("03-04T12:00:01"))
     fire_all(clocked)
-    assert shown(coming(clocked, 1).coming) == [("03-05T09:00:00", Outcome.COMING)], "once it has fired it is no more"
+    assert shown(coming(clocked, 1).occurrences) == [("03-05T09:00:00", OccurrenceOutcome.SCHEDULED)], (
+        "once it has fired it is no more"
+    )
 
 
 def test_next_of_a_paused_job_begins_after_the_pause(clocked: ClockedDatabase) -> None:
@@ -126,21 +128,24 @@ def test_next_of_a_paused_job_begins_after_the_pause(clocked: ClockedDatabase) -
     submit(clocked, schedule=DAILY)
     done(clocked, "job.pause", until="2026-03-05T00:00:00Z")
     seen = coming(clocked, 1)
-    assert shown(seen.coming) == [("03-02T09:00:00", Outcome.PAUSED), ("03-05T09:00:00", Outcome.COMING)]
-    assert (seen.coming[0].occurrences, seen.coming[0].last_at) == (3, t("03-04T09:00"))
+    assert shown(seen.occurrences) == [
+        ("03-02T09:00:00", OccurrenceOutcome.PAUSED),
+        ("03-05T09:00:00", OccurrenceOutcome.SCHEDULED),
+    ]
+    assert (seen.occurrences[0].occurrences, seen.occurrences[0].last_at) == (3, t("03-04T09:00"))
     assert "until 2026-03-05T00:00:00Z" in seen.words
     done(clocked, "job.pause")
-    assert [line.outcome for line in coming(clocked, 2).coming] == [Outcome.PAUSED] * 2
+    assert [line.outcome for line in coming(clocked, 2).occurrences] == [OccurrenceOutcome.PAUSED] * 2
 
 
 def test_next_shows_what_is_due_and_has_not_fired(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:30"))
     submit(clocked, schedule={"cron": "* * * * *"})
     clocked.stop_clock(t("03-02T08:10:30"))
-    assert shown(coming(clocked, 3).coming) == [
-        ("03-02T08:09:00", Outcome.WAITING),
-        ("03-02T08:10:00", Outcome.WAITING),
-        ("03-02T08:11:00", Outcome.COMING),
+    assert shown(coming(clocked, 3).occurrences) == [
+        ("03-02T08:09:00", OccurrenceOutcome.WAITING),
+        ("03-02T08:10:00", OccurrenceOutcome.WAITING),
+        ("03-02T08:11:00", OccurrenceOutcome.SCHEDULED),
     ]
 
 
@@ -148,10 +153,10 @@ def test_next_of_a_fixed_delay_is_the_next_one_alone(clocked: ClockedDatabase) -
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule={"fixed_delay": "10m"})
     fire_all(clocked)
-    assert coming(clocked).coming == ()
+    assert coming(clocked).occurrences == ()
     succeed(clocked, begin(clocked, run_id(JOB, t("03-02T08:00"), Cause.TIMER)))
     seen = coming(clocked)
-    assert shown(seen.coming) == [("03-02T08:10:00", Outcome.COMING)]
+    assert shown(seen.occurrences) == [("03-02T08:10:00", OccurrenceOutcome.SCHEDULED)]
     assert "only the next one is known" in seen.words
 
 
@@ -160,7 +165,7 @@ def test_next_of_a_job_that_is_over_or_never_was(clocked: ClockedDatabase) -> No
     submit(clocked, schedule={"once": "2026-03-02T09:00:00Z"})
     clocked.stop_clock(t("03-02T09:00"))
     fire_all(clocked)
-    assert (coming(clocked).coming, coming(clocked).words) == ((), "Nothing is left for it to fire.")
+    assert (coming(clocked).occurrences, coming(clocked).words) == ((), "Nothing is left for it to fire.")
     done(clocked, "job.delete")
     for key in ("job", "nobody"):
         with pytest.raises(UnknownJob):
@@ -171,9 +176,9 @@ def test_a_client_asks_in_transactions_that_write_nothing(clocked: ClockedDataba
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)
     with Client(clocked.url) as client:
-        assert client.next("job", 1).coming[0].at == t("03-02T09:00")
-        assert client.explain("job", t("03-02T09:00")).outcome is Outcome.COMING
+        assert client.next("job", 1).occurrences[0].at == t("03-02T09:00")
+        assert client.explain("job", t("03-02T09:00")).outcome is OccurrenceOutcome.SCHEDULED
         spec = JobSpec.model_validate({"key": "job", "schedule": DAILY, "target": "send-email"})
-        assert client.preview(spec, 1, after=t("03-05T00:00")).coming[0].at == t("03-05T09:00")
+        assert client.preview(spec, 1, after=t("03-05T00:00")).occurrences[0].at == t("03-05T09:00")
         assert [version.number for version in client.versions("job")] == [1]
         assert client.diff("job", 1, 1) == []

@@ -72,10 +72,10 @@ def test_the_newest_comes_first_page_by_page(client: Client, database: Database)
         seen: list[UUID] = []
         after: UUID | None = None
         while True:
-            page = client.runs.list(key=key, after=after, most=3)
+            page = client.runs.list(key=key, after=after, limit=3)
             assert (page.total, page.at_least) == (len(wanted), False)
             seen += ids(page)
-            after = page.following
+            after = page.next_cursor
             if after is None:
                 break
         assert seen == wanted
@@ -87,9 +87,9 @@ def test_beyond_ten_thousand_it_only_says_that_there_are_more(
     monkeypatch.setattr(module, "COUNTED", 4)
     for _ in range(4):
         trigger(database)
-    assert (client.runs.list(most=2).total, client.runs.list(most=2).at_least) == (4, False)
+    assert (client.runs.list(limit=2).total, client.runs.list(limit=2).at_least) == (4, False)
     trigger(database)
-    assert (client.runs.list(most=2).total, client.runs.list(most=2).at_least) == (4, True)
+    assert (client.runs.list(limit=2).total, client.runs.list(limit=2).at_least) == (4, True)
 
 
 def test_labels_are_the_runs_own_on_top_of_its_jobs(client: Client, database: Database) -> None:
@@ -115,9 +115,9 @@ def test_another_tenant_sees_none_of_it(client: Client, database: Database) -> N
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     run = trigger(database)
     with Client(database.url, tenant="acme") as other:
-        assert ids(other.runs()) == []
+        assert ids(other.runs.list()) == []
         with pytest.raises(UnknownRun):
-            other.run_detail(run)
+            other.runs.detail(run)
 
 
 def test_what_would_look_at_every_run_is_refused(client: Client, database: Database) -> None:
@@ -130,7 +130,7 @@ def test_what_would_look_at_every_run_is_refused(client: Client, database: Datab
     with pytest.raises(UnknownRun):
         client.runs.list(key="job", after=uuid4())
     with pytest.raises(Refused, match="there is no tenant"), Client(database.url, tenant="nobody") as nobody:
-        nobody.runs()
+        nobody.runs.list()
 
 
 def test_one_run_is_shown_with_its_attempts_and_what_is_under_way(client: Client, database: Database) -> None:
@@ -160,14 +160,14 @@ def test_a_chain_of_retries_is_shown_from_each_of_its_links(client: Client, data
     third = client.runs.retry(second)
 
     def chain(run: UUID) -> tuple[list[UUID], list[UUID]]:
-        lineage = client.runs.detail(run).lineage
-        return [one.run_id for one in lineage.older], [one.run_id for one in lineage.newer]
+        chain = client.runs.detail(run).retry_chain
+        return [one.run_id for one in chain.previous], [one.run_id for one in chain.next]
 
     assert chain(first) == ([], [second, aside, third])
     assert chain(second) == ([first], [third])
     assert chain(third) == ([first, second], [])
     assert chain(aside) == ([first], [])
-    assert client.runs.detail(third).lineage.root_run_id == first
+    assert client.runs.detail(third).retry_chain.root_run_id == first
 
 
 def test_a_count_names_what_a_cancellation_would(client: Client, database: Database) -> None:

@@ -13,7 +13,7 @@ CRON = "0 8 * * *"
 
 def of_job(database: Database, most: int = 20, before: int | None = None) -> list[Version]:
     with database.transaction() as connection:
-        return versions(connection, "default", "job", most=most, before=before)
+        return versions(connection, "default", "job", limit=most, before=before)
 
 
 def test_each_version_says_when_it_counted_and_what_it_changed(clocked: ClockedDatabase) -> None:
