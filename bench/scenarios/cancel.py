@@ -55,7 +55,7 @@ def measure(stage: Stage) -> dict[str, float]:
         "begun_after_answer": late,
         "last_running_ended_seconds": told,
         "all_ended_seconds": ended - answered,
-        "runs_ended_per_second": standing.cancelled / (ended - answered),
+        "runs_ended_per_second": standing.cancelled_count / (ended - answered),
     }
 
 

@@ -111,7 +111,7 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
 
 
 def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
-    """Show the Kafka message by filters each attempt was claimed."""
+    """Show the Kafka message by which each attempt was claimed."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
     told = [(one.attempt, one.claimed_from) for one in found.attempts]
@@ -272,9 +272,9 @@ def _wait(client: Client, number: int, total: int) -> Cancellation:
     never, moved_at, moved, warned = Event(), monotonic_seconds(), -1, False
     with progress_bar("cancelling", total) as show:
         while (standing := client.runs.cancellation(number)).finished_at is None:
-            show(standing.cancelled)
-            if standing.cancelled != moved:
-                moved, moved_at = standing.cancelled, monotonic_seconds()
+            show(standing.cancelled_count)
+            if standing.cancelled_count != moved:
+                moved, moved_at = standing.cancelled_count, monotonic_seconds()
             elif not warned and monotonic_seconds() - moved_at > _WARN_SECONDS:
                 sys.stderr.write("tidewheel: nothing moves: does a scheduler run? No claim takes them meanwhile\n")
                 warned = True
@@ -283,7 +283,7 @@ def _wait(client: Client, number: int, total: int) -> Cancellation:
 
 
 def _print_cancellation(standing: Cancellation, output: Output) -> None:
-    done = f"{standing.cancelled:,} runs cancelled"
+    done = f"{standing.cancelled_count:,} runs cancelled"
     lines = [f"cancellation {standing.cancellation_id}"]
     lines.append(done if standing.finished_at else f"{done} so far; no claim takes any of the others")
     print_result(lines, standing, output)

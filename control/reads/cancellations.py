@@ -63,7 +63,7 @@ class Cancellation:
         include_started: Whether runs that have begun are.
         reason: Why, as it was asked.
         created_at: When it was accepted: from then on no claim takes a run that it names.
-        cancelled: How many runs were ended so far, or asked to stop.
+        cancelled_count: How many runs were ended so far, or asked to stop.
         finished_at: When nothing was left.
     """
 
@@ -78,7 +78,7 @@ class Cancellation:
     include_started: bool
     reason: str | None
     created_at: datetime
-    cancelled: int
+    cancelled_count: int
     finished_at: datetime | None
 
 

@@ -132,7 +132,7 @@ def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) ->
     assert tidewheel(job, "run", "cancel", "--job", "job", "--dry-run").lines == ["3 runs would be cancelled"]
     with scheduling(job):
         done = asked(job, "run", "cancel", "--job", "job", "--label", "team=billing", "--reason", "wrong list")
-    assert (done["key"], done["cancelled"], done["finished_at"] is not None) == ("job", 3, True)
+    assert (done["key"], done["cancelled_count"], done["finished_at"] is not None) == ("job", 3, True)
     assert {final_state(job, run) for run in runs} == {("cancelled", "wrong list")}
 
 
@@ -148,7 +148,7 @@ def test_what_has_begun_can_be_left_alone(job: Database) -> None:
     running = begun(job).run_id
     trigger(job)
     with scheduling(job):
-        assert asked(job, "run", "cancel", "--job", "job", "--not-begun")["cancelled"] == 1
+        assert asked(job, "run", "cancel", "--job", "job", "--not-begun")["cancelled_count"] == 1
     assert open_run(job, running).state == "running"
 
 

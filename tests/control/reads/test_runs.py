@@ -191,7 +191,7 @@ def test_a_cancellation_tells_how_it_stands(client: Client, database: Database) 
     number = client.runs.cancel_all(key="job", labels={"team": "billing"}, reason="wrong list")
     standing = client.runs.cancellation(number)
     assert (standing.key, standing.labels, standing.reason) == ("job", {"team": "billing"}, "wrong list")
-    assert (standing.cancelled, standing.finished_at) == (0, None)
+    assert (standing.cancelled_count, standing.finished_at) == (0, None)
     with pytest.raises(Refused, match="there is no cancellation"):
         client.runs.cancellation(number + 1)
     [reply] = ask(database, {"type": "runs.cancel", "key": "job"})
