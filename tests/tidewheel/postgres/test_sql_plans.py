@@ -327,7 +327,7 @@ _HOT = {
         lock_unbegun lock_run read_run read_open wait_for_runs lock_attempts read_ended extend_deadlines read_timers
         read_timer_runs resume_jobs
         lock_calendars_for_share find_calendar_jobs drop_job_calendars
-        lock_unbegun_of_backfill read_coming_overrides forget_overrides drop_moves read_wanted_versions
+        lock_unbegun_of_backfill read_coming_overrides delete_overrides drop_moves read_wanted_versions
         read_retried
     """,
     "tidewheel.scheduler": """
