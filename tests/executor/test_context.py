@@ -73,11 +73,11 @@ def test_a_heartbeat_is_json_and_says_no_more_than_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"progress": "x" * 4095}, r"progress has 4097 bytes as JSON, more than 4096; tell a count"),
-        ({"checkpoint": "x" * 65535}, r"checkpoint has 65537 bytes as JSON, more than 65536; keep the data elsewhere"),
-        ({"progress": object()}, r"progress cannot be written as JSON .*; use numbers"),
-        ({"checkpoint": {"a": {1, object()}}}, r"checkpoint cannot be written as JSON"),
-        ({"progress": "\ud800"}, r"progress cannot be written as JSON"),
+        ({"progress": "x" * 4095}, r"progress has 4097 bytes as JSON, more than 4096; report a count"),
+        ({"checkpoint": "x" * 65535}, r"checkpoint has 65537 bytes as JSON, more than 65536; store the data elsewhere"),
+        ({"progress": object()}, r"progress cannot be serialized to JSON .*; use numbers"),
+        ({"checkpoint": {"a": {1, object()}}}, r"checkpoint cannot be serialized to JSON"),
+        ({"progress": "\ud800"}, r"progress cannot be serialized to JSON"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_to_the_handlers_face(told: dict[str, object], message: str) -> None:
