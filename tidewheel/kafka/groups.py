@@ -1,4 +1,4 @@
-"""Which group protocol executors use, and whether the brokers can do it.
+"""The group protocol of executors, and checks that the brokers support it.
 
 Chosen by setting and tried before anything depends on it, by joining a group of its own for a moment: which protocols
 are on is told by no request that every client may make.

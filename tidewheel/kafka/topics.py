@@ -124,7 +124,7 @@ def queue_names(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a topic is.
+    """The status of a topic.
 
     Args:
         topic: As it ought to be.
@@ -138,7 +138,7 @@ class Standing:
 
     @property
     def lacks(self) -> str | None:
-        """What `topics apply` would do for it; None where nothing."""
+        """The change that `topics apply` would make; None if none."""
         if self.partitions == 0:
             return "created"
         return "given more partitions" if self.partitions < self.topic.partitions else None
@@ -147,7 +147,7 @@ class Standing:
 def topic_standing(
     config: Mapping[str, str], topics: Topics, *, queues: Sequence[str] = (DEFAULT_QUEUE,), outputs: bool = False
 ) -> list[Standing]:
-    """How every topic is.
+    """Return the status of every topic.
 
     Raises:
         Unavailable: The broker does not answer.

@@ -1,4 +1,4 @@
-"""The embedded stack: PostgreSQL and Kafka on a machine with nothing but Python; the extra `tidewheel[local]`."""
+"""The embedded stack: PostgreSQL and Kafka without other software; the extra `tidewheel[local]`."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""What one node of the embedded cluster is told: `server.properties` and its logging, as pure text."""
+"""Configuration of one node of the embedded cluster: `server.properties` and logging, as text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,12 +36,12 @@ class Node(BaseModel, frozen=True):
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address on which clients connect."""
         return f"127.0.0.1:{self.port}"
 
 
 def replication_of(nodes: Sequence[Node]) -> int:
-    """How many copies a partition has: one on each node, three at most."""
+    """The number of copies of a partition: one on each node, three at most."""
     return min(3, len(nodes))
 
 

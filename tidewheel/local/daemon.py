@@ -57,7 +57,7 @@ class Daemon:
         return next((process for process in psutil.process_iter() if self._carries_marker(process)), None)
 
     def is_noted_alive(self) -> bool:
-        """Whether the process with the noted pid runs; cheaper than `process`, blind to a pid never noted."""
+        """True if the process with the recorded pid runs; cheaper than `process`, blind to other pids."""
         _reap()
         noted = self._noted()
         return noted is not None and self._carries_marker(noted)
@@ -78,7 +78,7 @@ class Daemon:
         return process
 
     def wait(self, process: psutil.Process | None, patience: timedelta) -> bool:
-        """Wait for a process that was asked to end; kill it after `patience`. Returns whether it went by itself."""
+        """Wait for a process to end; kill it after `patience`. Return True if it ended by itself."""
         by_itself = process is None or _gone(process, patience.total_seconds())
         if process is not None and not by_itself:
             process.kill()
@@ -110,7 +110,7 @@ def _gone(process: psutil.Process, seconds: float) -> bool:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether any thread of it is left: a first thread that is a zombie alone does not yet free files and ports.
+    """Return True if any thread is left: a zombie first thread may still hold files and ports.
 
     A zombie with no other thread has ended, even if its parent never reaps it (a container's first process may not).
     """

@@ -1,4 +1,4 @@
-"""The broker's jars: fetched once, checked against the committed checksums, shared by all stacks of a user.
+"""The broker's jars: fetched once, verified by checksum, shared by all stacks of a user.
 
 Invariant: a file stands under its final name only after its SHA-256 was found right. A fetch writes elsewhere and
 moves, so one that is interrupted leaves whole jars and nothing else, and the next goes on from there. What is cached
@@ -53,7 +53,7 @@ def broker_jars(cache: Path | None = None, progress: Progress = in_silence) -> t
 
 
 def default_cache() -> Path:
-    """Where jars are kept: `TIDEWHEEL_CACHE_DIR`, else the user's cache folder."""
+    """Return the folder of the jars: `TIDEWHEEL_CACHE_DIR`, else the user's cache folder."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named) if named else platformdirs.user_cache_path("tidewheel")
 
@@ -83,7 +83,7 @@ def read_manifest() -> tuple[Jar, ...]:
 
 
 class _Verified(BaseModel, frozen=True):
-    """What was found right the last time: the manifest's digest; of each jar, size and modification time."""
+    """The jars verified last: the manifest's digest, and each jar's size and modification time."""
 
     manifest: str
     jars: Mapping[str, tuple[int, int]]
@@ -115,7 +115,7 @@ def _read_stamp(folder: Path) -> _Verified | None:
 
 
 def _is_good(path: Path, jar: Jar, known: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether the cached jar is right; one that is not is deleted."""
+    """Return True if the cached jar is valid; delete one that is not."""
     look = _look(path)
     if look is None:
         return False

@@ -1,4 +1,4 @@
-"""The embedded Kafka: one node or three, each broker and controller, formatted once, started, stopped, found again.
+"""The embedded Kafka: one node or three, each broker and controller.
 
 Invariant: a node keeps its ports while any node of its cluster runs, for clients and the other nodes know them.
 """
@@ -65,12 +65,12 @@ class Broker:
 
     @property
     def pid(self) -> int | None:
-        """Of the running node."""
+        """The pid of the running node."""
         process = self._daemon.process()
         return process.pid if process else None
 
     def is_noted_alive(self) -> bool:
-        """Whether the node runs, by its noted pid alone."""
+        """True if the node runs, by its recorded pid alone."""
         return self._daemon.is_noted_alive()
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ from tidewheel.local.state import StackState
 
 
 class PartState(StrEnum):
-    """How one part of a stack is."""
+    """The status of one part of a stack."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -77,7 +77,7 @@ class Parts:
         )
 
     def are_noted_alive(self) -> bool:
-        """Whether all that is used runs, by noted pids alone: cheap, for it is asked at every start of a service."""
+        """Return True if all parts run, by recorded pids: cheap, as every service checks it at start."""
         postgres = self.state.database_url is not None or self.postgres.is_noted_alive()
         return postgres and (
             self.state.bootstrap is not None or all(broker.is_noted_alive() for broker in self.cluster.brokers)

@@ -1,4 +1,4 @@
-"""TCP ports on 127.0.0.1 that nobody else listens on, remembered by the stack."""
+"""Free TCP ports on 127.0.0.1, remembered by the stack."""
 
 import random
 import socket
@@ -14,7 +14,7 @@ _TRIES = 200
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """A port nobody listens on now, and none of `taken`.
+    """Return a port without a listener, and none of `taken`.
 
     Raises:
         StackError: None of two hundred ports tried was free.
@@ -28,7 +28,7 @@ def free_port(taken: Collection[int] = ()) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1 now."""
+    """Return True if a server could listen on this port of 127.0.0.1 now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -38,7 +38,7 @@ def is_free(port: int) -> bool:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody accepts connections on this port of 127.0.0.1."""
+    """Return True if a server accepts connections on this port of 127.0.0.1."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

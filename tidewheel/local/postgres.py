@@ -94,12 +94,12 @@ class Postgres:
 
     @property
     def pid(self) -> int | None:
-        """Of the running server."""
+        """The pid of the running server."""
         process = self._daemon.process()
         return process.pid if process else None
 
     def is_noted_alive(self) -> bool:
-        """Whether the server runs, by its noted pid alone."""
+        """True if the server runs, by its recorded pid alone."""
         return self._daemon.is_noted_alive()
 
     def start(self) -> bool:

@@ -1,4 +1,4 @@
-"""How the stack runs its programs: in a clean environment, as the user they need."""
+"""Run the stack's programs in a clean environment, as the user they need."""
 
 import os
 import subprocess
@@ -53,5 +53,5 @@ def start_program(
 
 
 def clean_environment() -> dict[str, str]:
-    """What the programs are given: no PG*, CLASSPATH or JAVA_* of the caller that would change what they do."""
+    """Return the programs' environment, without the caller's PG*, CLASSPATH and JAVA_*."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}

@@ -1,4 +1,4 @@
-"""What the embedded stack is doing now, told to whoever wants to show it."""
+"""Progress reports of the embedded stack."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -63,7 +63,7 @@ class StackStatus:
 
     @property
     def is_running(self) -> bool:
-        """Whether every part is there."""
+        """True if every part runs."""
         return bool(self.parts) and all(part.state is not PartState.STOPPED for part in self.parts)
 
 
@@ -151,7 +151,7 @@ class LocalStack:
                 erase_state(self.home)
 
     def status(self) -> StackStatus:
-        """What there is of the stack now."""
+        """Return the status of every part of the stack."""
         state = read_state(self.home)
         return StackStatus(data_dir=self.home, parts=self._parts(state).status() if state else ())
 

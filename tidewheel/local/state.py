@@ -1,4 +1,4 @@
-"""What a stack remembers in `stack.json`: ports, password, cluster id, and what was given instead of a part.
+"""The stored state of a stack, `stack.json`: ports, password, cluster id, external parts.
 
 Invariant: everything a part is made with is written before the part is made, so whatever a crash leaves behind can be
 taken up by the next `up` or removed by the next `down`. Pids are not here: each process notes its own
@@ -25,7 +25,7 @@ _FILE = "stack.json"
 
 
 def default_home() -> Path:
-    """Where the stack lives if nobody says otherwise: `TIDEWHEEL_HOME`, else the user's data folder."""
+    """Return the stack's default home: `TIDEWHEEL_HOME`, else the user's data folder."""
     named = os.environ.get(HOME_VARIABLE)
     return Path(named) if named else platformdirs.user_data_path("tidewheel")
 
@@ -51,7 +51,7 @@ class StackState(BaseModel, frozen=True):
 
 
 def read_state(home: Path) -> StackState | None:
-    """What the stack in `home` remembers; None if there is none.
+    """Return the stored state of the stack in `home`; None if there is none.
 
     Raises:
         StackError: The file cannot be read.
@@ -94,12 +94,12 @@ def new_state(brokers: int) -> StackState:
 
 
 def with_free_postgres_port(state: StackState) -> StackState:
-    """The same state, on another port if somebody else took the one it had."""
+    """Return the state with another port if another process took the recorded one."""
     return state.model_copy(update={"postgres_port": free_port()}) if answers(state.postgres_port) else state
 
 
 def with_free_node_ports(state: StackState) -> StackState:
-    """The same state, all nodes on other ports if somebody else took one of theirs."""
+    """Return the state with other ports for all nodes if another process took one of theirs."""
     ports = [port for node in state.nodes for port in (node.port, node.controller_port)]
     if not any(answers(port) for port in ports):  # what is only in TIME_WAIT, a broker can listen on again
         return state

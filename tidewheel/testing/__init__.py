@@ -1,4 +1,4 @@
-"""For users' own tests: handlers without any service, schedules without any clock, and the whole stack as a fixture.
+"""For users' tests: handlers without services, schedules without a clock, the stack as a fixture.
 
 The documented names are resolved when first asked for: a handler's test needs no database, and pytest loads the plugin
 in every run, also of those who use nothing of it.

@@ -1,4 +1,4 @@
-"""`run_handler`: one attempt of a handler in this process, without any service, by the code that executors run it with.
+"""`run_handler`: one attempt of a handler in this process, without services.
 
 The payload is read, the function called, its end understood and its output kept as in production. Nothing is stored;
 what the handler tells its context is in what is returned.
@@ -39,7 +39,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class HandlerResult:
-    """How an attempt ended, and what it told on the way.
+    """The end of an attempt, with its progress and checkpoint.
 
     Args:
         outcome: As an attempt's row would say: `succeeded`, `failed`, `timed_out`, `cancelled`, `snoozed`.

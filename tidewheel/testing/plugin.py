@@ -1,4 +1,4 @@
-"""The pytest plugin: `tidewheel`, all of it for one test, and `tidewheel_stack`, what the tests of a session share.
+"""The pytest plugin: fixtures `tidewheel`, for one test, and `tidewheel_stack`, for a session.
 
 Pytest loads it wherever Tidewheel is installed, so it imports nothing before a test uses one of the two.
 `TIDEWHEEL_TEST_DATABASE_URL` and `TIDEWHEEL_TEST_KAFKA_BOOTSTRAP` name servers of your own, as in CI. Databases and

@@ -1,4 +1,4 @@
-"""The services of one test, in its own process, a step at a time: they do what is due when they are told to.
+"""The services of one test, in its own process, stepped by the test.
 
 The scheduler, the relay and the executor are those of production; none of them goes on by itself. The executor claims
 from the table alone, as an executor does that Kafka brings nothing, and only while its gate is open. Requests are read
@@ -166,7 +166,7 @@ class Services:
 
 
 class _Gate:
-    """Whether runs may be claimed; once closed, none is being claimed either."""
+    """True if runs may be claimed; once closed, no claim is under way either."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

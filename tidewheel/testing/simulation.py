@@ -1,4 +1,4 @@
-"""`simulate`: what becomes of a job's occurrences in a span of time, without any service and in no time.
+"""`simulate`: the outcome of a job's occurrences in a time span, without any service.
 
 It is accepted by the code that accepts submits and decided by the code that decides what fires (`recurrence.due`),
 stepped from one look at its timer to the next as a scheduler would be. Nothing runs, so nothing overlaps.
@@ -34,7 +34,7 @@ Downtime = tuple[datetime, datetime]
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What becomes of an occurrence, or of several in a row that do not fire.
+    """The outcome of an occurrence, or of several skipped in a row.
 
     Args:
         at: Its nominal instant, in UTC; of several the first.
@@ -58,7 +58,7 @@ class Simulated:
 
     @property
     def fired(self) -> bool:
-        """Whether it becomes a run."""
+        """True if it becomes a run."""
         return self.fires_at is not None
 
 
@@ -72,7 +72,7 @@ def simulate(
     taking: timedelta = timedelta(0),
     misfire_after: timedelta = MISFIRE_AFTER,
 ) -> list[Simulated]:
-    """What becomes of the occurrences of a job that is submitted at `start`, up to `end`, in the order of decision.
+    """Return the outcomes of the occurrences of a job submitted at `start`, up to `end`, as decided.
 
     Args:
         job: As in a `job.submit`.
