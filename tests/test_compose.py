@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import typer.main
 import yaml
 
 from tests.strict_types import ROOT
+from tidewheel.control.cli.commands import root_command
 from tidewheel.local.broker_config import Node, server_properties
 from tidewheel.settings import (
     ApiSettings,
@@ -51,9 +51,7 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_each_command_is_one_the_cli_knows(services: dict[str, Service], name: str) -> None:
-    from tidewheel.control.cli.main import app
-
-    command: Any = typer.main.get_command(app)
+    command: Any = root_command()
     words = list(services[name]["command"])
     while words and hasattr(command, "commands"):
         command = command.commands[words.pop(0)]

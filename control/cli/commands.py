@@ -172,7 +172,7 @@ COMMANDS: Mapping[str, Command | Group] = {
 def run() -> None:
     """Run the command that the arguments name; write a Tidewheel error to standard error, a line a field."""
     try:
-        _root()()
+        root_command()()
     except Refused as refused:
         _exit_with(*map(str, refused.errors))
     except TidewheelError as error:
@@ -196,7 +196,8 @@ class _LazyCommand(TyperCommand):
         return get_command(app).make_context(*arguments, **options)
 
 
-def _root() -> TyperGroup:
+def root_command() -> TyperGroup:
+    """Return the command line, with every command of the table."""
     app = _app()
     app.callback()(_options)
     root = get_group(app)
