@@ -21,8 +21,11 @@ VALUES ('shards', '64'),
 
 CREATE TABLE tenants (
     tenant     text PRIMARY KEY,
+    paused     boolean NOT NULL DEFAULT false,
+    limits     jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT tidewheel_now()
 );
+COMMENT ON TABLE tenants IS 'no code reads paused and limits yet';
 INSERT INTO tenants (tenant) VALUES ('default');
 
 -- One small row per job; job_versions holds the large and immutable part. No foreign key to tenants: intake checks the
@@ -183,3 +186,16 @@ CREATE TABLE quarantine (
     created_at timestamptz NOT NULL
 );
 CREATE INDEX quarantine_by_job ON quarantine (job_id) WHERE job_id IS NOT NULL;
+
+-- Changes of operators and clients, appended only. No code writes it yet.
+CREATE TABLE audit_log (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    created_at  timestamptz NOT NULL,
+    tenant      text NOT NULL,
+    actor       text,
+    action      text NOT NULL,
+    subject     text NOT NULL,
+    before_hash bytea,
+    after_hash  bytea
+);
+CREATE INDEX audit_log_by_tenant ON audit_log (tenant, created_at);
