@@ -415,7 +415,7 @@ SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
 INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, created_before, include_started, reason, created_by)
 OVERRIDING SYSTEM VALUE
 VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(created_before)s, %(include_started)s,
-        %(reason)s, 'asked')
+        %(reason)s, 'requested')
 
 -- name: lock_attempts
 -- Open runs that a task token names, locked.
