@@ -21,6 +21,7 @@ from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
+from tidewheel.executor.handler_services import HandlerServices
 from tidewheel.executor.output_capture import Stream, captured
 from tidewheel.executor.runners.python import PythonRunner
 from tidewheel.local.stack import StackInfo
@@ -236,7 +237,7 @@ def test_all_output_goes_to_a_topic_where_that_is_wanted(executing: Executing) -
 
 def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]) -> None:
     stream = Stream({"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}, "none")
-    made = attempt("silent", 1, stream_output=True)
+    made = attempt("silent", 1, services=HandlerServices(stream_output=True))
     made.write(b"x" * 1000)
     before = missed()
     stream.send([made])
