@@ -1,7 +1,4 @@
-"""`tidewheel migrate` and `schemas`: what an operator runs around a deploy.
-
-MERGED: `tidewheel topics`: making the topics, and seeing which there are.
-"""
+"""`tidewheel migrate`, `schemas check` and `topics`: an operator's commands around a deploy."""
 
 import json
 from typing import Annotated
@@ -17,7 +14,7 @@ from tidewheel.settings import Connections
 
 
 def migrate(
-    status: Annotated[bool, typer.Option("--status", help="Only show where each migration stands.")] = False,  # noqa: FBT002
+    status: Annotated[bool, typer.Option("--status", help="Only show the state of each migration.")] = False,  # noqa: FBT002
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run what is pending, then roll back.")] = False,  # noqa: FBT002
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -76,7 +76,7 @@ def apply(
                 _add(done, _applied(given, url, tenant, dry_run=dry_run))
         ended = True
     finally:
-        # What stops it half-way stops nothing that is done.
+        # An interrupt does not undo the batches that are committed.
         _say(done, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.rejected:
         raise typer.Exit(1)
@@ -91,7 +91,7 @@ def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
 
 
 def _cores() -> int:
-    """How many processes work at once: no more than this one may use cores."""
+    """Return the number of processes: one for each core that this process may use, at most 32."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, _MOST_PROCESSES)
 
@@ -115,7 +115,7 @@ def _all(files: Sequence[str], seen: Callable[[int], None]) -> Iterator[JobText]
 
 
 def _total_bytes(files: Sequence[str]) -> int | None:
-    """How long the files are together; None where one says so only at its end."""
+    """Return the total length of the files; None if standard input is among them."""
     if STANDARD_INPUT in files:
         return None
     sizes = [Path(source).stat().st_size for source in files if Path(source).is_file()]

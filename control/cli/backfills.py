@@ -1,4 +1,4 @@
-"""`tidewheel job backfill`, which asks for a past range, and `tidewheel backfill list | show | pause | …`."""
+"""`tidewheel job backfill` and `tidewheel backfill list | show | pause | resume | cancel`."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -168,7 +168,7 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
 
 
 def _say(done: BackfillResult, wanted: BackfillState, what: str, backfill_id: UUID, output: Output) -> None:
-    """Tell what became of a backfill; exit code 1 where it is in no state to become what was wanted."""
+    """Print a backfill's new state; exit with code 1 if its old state does not allow the change."""
     reached = not done.unchanged or done.status == wanted
     said = f"is {done.status}{' already' if reached else ''}" if done.unchanged else what
     document = {"backfill_id": backfill_id, "unchanged": done.unchanged, "status": done.status}

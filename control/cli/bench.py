@@ -1,6 +1,6 @@
-"""`tidewheel bench`: measures this machine.
+"""`tidewheel bench`: measure this machine.
 
-What measures lies above this layer and is imported when it is asked for, by its name.
+The benchmarks belong to a higher layer. The command imports them by name when it runs.
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ _SCENARIOS = (
     "costs, ledger, conservation, rolling, cancel."
 )
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Repetitions; 5, and 1 of what takes minutes, unless told.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Repetitions; by default 5, and 1 of what takes minutes.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Jobs, messages or requests of a round.")]
 Seconds = Annotated[
     float | None, typer.Option(min=1, help="How long the load of pipeline and latency lasts, steady too.")
@@ -29,7 +29,7 @@ Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw each scena
 Quick = Annotated[bool, typer.Option("--quick", help="Compare with the stored ratios: about two minutes.")]
 Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the ratios found.")]
 
-_INTERRUPTED = 130  # as shells say it: 128 and SIGINT
+_INTERRUPTED = 130  # as in shells: 128 + SIGINT
 
 
 def bench(
@@ -47,8 +47,8 @@ def bench(
 ) -> None:
     """Measure this machine; show each figure with its baseline.
 
-    Brings a PostgreSQL and a Kafka of its own, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
-    name, in a database made for it.
+    Starts a PostgreSQL and a Kafka of its own, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
+    name, in a new database.
     """
     command = import_module("tidewheel.bench.command")
     measurement = import_module("tidewheel.bench.measurement")

@@ -1,4 +1,4 @@
-"""`tidewheel calendar put | list | show | delete`: named sets of days that jobs leave out, or keep to."""
+"""`tidewheel calendar put | list | show | delete`: named sets of days that limit jobs."""
 
 from pathlib import Path
 from typing import Annotated

@@ -180,14 +180,14 @@ def run() -> None:
 
 
 class _LazyCommand(TyperCommand):
-    """A command whose module is imported when it is invoked or asked for its own help."""
+    """A command whose module is imported when it is invoked or prints its own help."""
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(name, short_help=command.help)
         self._command = command
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - click's own types are private
-        """Parse the arguments by the real command, which the context then names."""
+        """Parse the arguments with the real command, which the context then names."""
         if self._command.is_local:
             require_installed(f"`tidewheel {self.name}`")
         module = import_module(f"{_PACKAGE}.{self._command.module}")

@@ -1,4 +1,7 @@
-"""`tidewheel cron explain`: what cron expressions mean, and what daylight saving does to them; needs no database."""
+"""`tidewheel cron explain`: cron expressions in words, and the effects of daylight saving time.
+
+Needs no database.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,16 +26,16 @@ _MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Expressions in words, with the instants that any of them names.
+    """Expressions in words, with the instants that they match.
 
     Args:
-        expressions: As they were read.
-        words: What each of them means.
-        timezone: On whose clock.
-        dst_gap: What becomes of a time that the clock leaves out.
-        dst_overlap: What becomes of one that comes twice.
-        after: The instants are later than this.
-        occurrences: In their order.
+        expressions: The expressions as parsed.
+        words: The meaning of each.
+        timezone: The zone of the clock.
+        dst_gap: The rule for a local time that the clock skips.
+        dst_overlap: The rule for a local time that occurs twice.
+        after: All instants are later than this.
+        occurrences: The instants in order.
     """
 
     expressions: tuple[str, ...]
@@ -50,9 +53,9 @@ class Occurrence:
 
     Args:
         utc: The instant.
-        local: The same on the zone's clock.
+        local: The same instant on the zone's clock.
         notes: A sentence for each effect.
-        expressions: Which of several name it.
+        expressions: Those of several expressions that match it.
     """
 
     utc: datetime
@@ -102,7 +105,7 @@ def explain(
 
 
 def _merged(marked: Mapping[str, Iterable[MarkedOccurrence]]) -> tuple[Occurrence, ...]:
-    """The instants of all expressions in their order; one that several name is one, with each one's notes."""
+    """Return the instants of all expressions in order; a shared instant is one, with the notes of each."""
     found: dict[tuple[datetime, datetime], Occurrence] = {}
     for expression, occurrences in marked.items():
         for each in occurrences:
@@ -115,7 +118,7 @@ def _merged(marked: Mapping[str, Iterable[MarkedOccurrence]]) -> tuple[Occurrenc
 
 
 def _refuse_unquoted(expressions: Sequence[str]) -> None:
-    """Refuse `explain 0 8 * * *`, from which the shell made five words, and file names of the stars."""
+    """Refuse `explain 0 8 * * *`: the shell splits it into five words and expands the stars."""
     if len(expressions) > 1 and not any(" " in each or each.startswith("@") for each in expressions):
         problem = f"{len(expressions)} expressions of one word each were read"
         raise ScheduleRefused(problem, 'put each expression in quotes: tidewheel cron explain "0 8 * * *"', "cron")

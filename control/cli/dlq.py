@@ -1,4 +1,4 @@
-"""`tidewheel dlq list | show | redrive | purge`: dead letters, which are failed runs and invalid messages."""
+"""`tidewheel dlq list | show | redrive | purge`: dead letters: failed runs, invalid messages."""
 
 import re
 from base64 import b64encode

@@ -1,4 +1,4 @@
-"""`tidewheel job create | list | show | update | pause | resume | delete | trigger`."""
+"""`tidewheel job create | update | pause | resume | delete | trigger`: change jobs."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -68,7 +68,7 @@ def update(
         standing = read.show_job(connection, tenant, wanted)
     document = {**described(without(given or standing.job, unset or []), flags), "key": wanted}
     with requesting(tenant) as client:
-        # What was read is what is changed: somebody else's edit in between is refused, not overwritten.
+        # The update names the version that was read, so a concurrent edit is refused and not overwritten.
         made = client.submit(document, if_version=if_version or standing.summary.version)
     print_job_change(wanted, "updated", made, output, zone=flags.tz or _zone(document))
 
@@ -146,14 +146,14 @@ def print_job_change(
     unchanged: str = "is so already",
     zone: str | None = None,
 ) -> None:
-    """Tell what became of a job: what was done, its version and what comes next."""
+    """Print the change of a job: the action, its version and its next occurrence."""
     said = f"{unchanged}, version {job.version}" if job.unchanged else f"{done}, version {job.version}"
     coming = f"; next {utc_and_local(job.next_run_at, zone)}" if job.next_run_at else ""
     print_result([f"{key}: {said}{coming}"], {"key": key, **(as_object(as_json(job)) or {})}, output)
 
 
 def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -> str:
-    """The one key that argument, flag and file agree on."""
+    """Return the key that argument, flag and file agree on."""
     said = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
     if not said:
         refuse("key", "is missing", "name the job: `tidewheel job create KEY …`, or --key, or key in the file")

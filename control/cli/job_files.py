@@ -1,10 +1,10 @@
 """Jobs in files: one job for `job create`, many for `apply`.
 
 One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON object, a JSON array, or YAML: one job, a
-list, or several documents. JSON lines are read a line at a time, however many there are; anything else is read whole. A
-job that cannot be read is reported with its place and stops nothing.
+list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole. A job that
+cannot be read is reported with its place, and the other jobs are read.
 
-YAML is read as JSON would be: a date, a time or `yes` is text, names are text, and a repeated name is refused.
+YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused.
 """
 
 import codecs
@@ -27,17 +27,17 @@ STANDARD_INPUT = "-"
 
 
 def read_job(source: str) -> dict[str, object]:
-    """The job that a file describes; `-` is standard input.
+    """Return the job that a file describes; `-` is standard input.
 
     Raises:
-        InvalidInput: There is no such file, it holds no JSON object and no YAML mapping, or says a field twice.
+        InvalidInput: There is no such file, it contains no JSON object or YAML mapping, or it repeats a field.
     """
     data = read_bytes(source, "--file")
     try:
         found = read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)
     except UndecodableMessage as error:
         refuse("--file", f"{source}: {error}", "write the job as an object: key, schedule, target")
-    # Here, before flags are laid on top: they would hide a field that nobody could read for certain.
+    # Before flags are applied: a flag would hide a field that is ambiguous in the file.
     misread = [(name, value) for name, value in found.items() if isinstance(value, UnreadableValue)]
     if misread:
         raise InvalidInput([FieldError(name, value.problem, value.remedy) for name, value in misread])
@@ -45,10 +45,10 @@ def read_job(source: str) -> dict[str, object]:
 
 
 def read_bytes(source: str, path: str) -> bytes:
-    """What a file holds; `-` is standard input.
+    """Return the content of a file; `-` is standard input.
 
     Raises:
-        InvalidInput: It cannot be read, or is longer than any request.
+        InvalidInput: It cannot be read, or is longer than the longest request.
     """
     try:
         data = sys.stdin.buffer.read() if source == STANDARD_INPUT else Path(source).read_bytes()
@@ -76,12 +76,12 @@ def _mapping(data: bytes) -> dict[str, object]:
 
 
 class JobLoader(yaml.SafeLoader):
-    """YAML with JSON's scalars, and with every name once."""
+    """YAML with JSON's scalars and unique names."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - filled below, of this class alone
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
-        """Refuse names that are no text, and those given twice."""
+        """Refuse names that are not text, and repeated names."""
         seen: set[str] = set()
         for name, _ in node.value:
             if name.tag != _TEXT or name.value in seen:
@@ -106,22 +106,22 @@ for name, pattern, first in _SCALARS:
     )
 
 
-MOST_WHOLE_BYTES = 64 << 20  # of what is read whole: some 100,000 jobs; more are written as JSON lines
+MOST_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; JSON lines have no limit
 
 _DECODER = json.JSONDecoder()
 _BLANK = " \t\r\n"
 _CUT_OFF = FieldError("", "the file ends within the array", "write all of it: an array ends with `]`")
 _COMMA = FieldError("", "the jobs of the array are not divided by one comma", "write one comma between two jobs")
-_BEHIND = FieldError("", "something stands behind the array", "write one array, or one JSON object on each line")
+_BEHIND = FieldError("", "text follows the array", "write one array, or one JSON object on each line")
 
 
 class Written(NamedTuple):
-    """One job as a file has it.
+    """One job of a file.
 
     Args:
         place: `file:line`.
-        content: Its JSON text; the mapping that YAML holds; or why it is neither.
-        bytes_read: How much of the file has been read with it.
+        content: Its JSON text, its YAML mapping, or the error that makes it unreadable.
+        bytes_read: Bytes of the file up to the end of this job.
     """
 
     place: str
@@ -130,18 +130,18 @@ class Written(NamedTuple):
 
 
 def ensure_readable(source: str) -> None:
-    """Look whether a file is there, before anything is done by another one.
+    """Check that a file can be read, before any other file is applied.
 
     Raises:
         InvalidInput: It cannot be read.
     """
-    if not Path(source).is_fifo():  # whose writer would lose its only reader
+    if not Path(source).is_fifo():  # opening a pipe and closing it would break its writer
         with _opened(source):
             pass
 
 
 def read_jobs(source: str) -> Iterator[Written]:
-    """The jobs of a file, in their order; `-` is standard input.
+    """Yield the jobs of a file in order; `-` is standard input.
 
     Raises:
         InvalidInput: It cannot be read, or is too long to be read whole.
@@ -158,7 +158,7 @@ def read_jobs(source: str) -> Iterator[Written]:
             yield from _lines(name, number, [line], stream, source)
         else:
             second = b"" if start == b"[" or line.strip() == b"{" else _line(stream, source)
-            if _is_job(second):  # lines, of which the first one is broken
+            if _is_job(second):  # JSON lines with an invalid first line
                 yield from _lines(name, number, [line, second], stream, source)
             else:
                 yield from _values(name, number, _whole(stream, source, line + second))
@@ -195,7 +195,7 @@ def _ensure_short(data: bytes, source: str) -> None:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether a line is a JSON object, and not the beginning of one."""
+    """Return True if a line is a whole JSON object, not the beginning of one."""
     try:
         return as_object(json.loads(line)) is not None
     except (ValueError, RecursionError):
@@ -203,7 +203,7 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _is_job(line: bytes) -> bool:
-    """Whether a line is a job, and not a part of one, such as its target."""
+    """Return True if a line is a whole job, not a part of one, such as its target."""
     try:
         return "key" in (as_object(json.loads(line)) or ())
     except (ValueError, RecursionError):
@@ -220,7 +220,7 @@ def _lines(name: str, number: int, first: list[bytes], stream: BinaryIO, source:
 
 
 def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
-    """The objects of an array, or those that follow each other: each as its text, at the line where it begins."""
+    """Yield the objects of an array or of a sequence, each as its text with its first line's number."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -247,7 +247,7 @@ def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
 
 
 def _next_listed(text: str, at: int, *, first: bool) -> tuple[int, FieldError | None]:
-    """Where the next element of an array begins, or the text ends with the array; or what is wrong, and where."""
+    """Return the start of an array's next element, or the end of the array; or the error and its place."""
     at = _after_blanks(text, at)
     if text.startswith("]", at):
         at = _after_blanks(text, at + 1)

@@ -1,6 +1,6 @@
-"""The flags that describe a job, laid on top of a file or of the job as it stands.
+"""The flags that describe a job, applied to a file or to the stored job.
 
-A flag replaces what it names and nothing else: a new cron expression keeps the zone, a label keeps the other labels.
+A flag replaces only the field that it names: a new cron expression keeps the zone, a label keeps the other labels.
 """
 
 import inspect
@@ -31,7 +31,7 @@ def _option(help: str, metavar: str, *names: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFlags:
-    """What was said about a job by flags; None where nothing was."""
+    """The values of a job's flags; None if a flag is not given."""
 
     file: Annotated[str | None, _option("The job as JSON or YAML; - is standard input.", "FILE", "--file", "-f")] = None
     cron: Annotated[list[str] | None, _option("Schedule: a cron expression; several are possible.", "EXPR")] = None
@@ -48,7 +48,7 @@ class JobFlags:
     jitter: Annotated[
         str | None, _option("Spread runs: a duration, or a part of the interval such as 10%.", "SPAN")
     ] = None
-    targets: Mapping[str, str] = field(default_factory=dict[str, str])  # by type; their flags are those of `TARGETS`
+    targets: Mapping[str, str] = field(default_factory=dict[str, str])  # by type, one flag for each of `TARGETS`
     method: Annotated[str | None, _option("POST, GET, …", "METHOD")] = None
     payload: Annotated[str | None, _option("JSON text; @FILE reads it from a file.", "JSON")] = None
     overlap: Annotated[str | None, _option(f"{', '.join([*Overlap][:-1])} or {[*Overlap][-1]}.", "POLICY")] = None
@@ -86,7 +86,7 @@ _KINDS = ("cron", "every", "fixed_delay", "at", "manual")
 
 
 def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags that describe a job, all together as its argument `flags`."""
+    """Add the flags that describe a job to a command, which receives them as its argument `flags`."""
     hints = get_type_hints(JobFlags, include_extras=True)
     theirs: list[inspect.Parameter] = []
     for each in fields(JobFlags):
@@ -123,7 +123,7 @@ def _parameter(name: str, annotation: object, default: object) -> inspect.Parame
 
 
 def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
-    """A job with what flags say in place of what it said.
+    """Return a job with the values of the flags in place of its own.
 
     Raises:
         InvalidInput: Flags exclude each other, or cannot be read.
@@ -149,10 +149,10 @@ def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
 
 
 def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
-    """A job without some fields, so that their defaults hold again; `labels.team` is one of the labels.
+    """Return a job without some fields, so that their defaults apply; `labels.team` is one label.
 
     Raises:
-        InvalidInput: The job says nothing there.
+        InvalidInput: The job does not set such a field.
     """
     made = dict(job)
     for path in paths:
@@ -167,10 +167,10 @@ def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
 
 
 def read_payload(text: str) -> object:
-    """The JSON value that a flag holds, or the file that it names behind an @.
+    """Return the JSON value of a flag, or of the file that it names after an @.
 
     Raises:
-        InvalidInput: It is no JSON.
+        InvalidInput: It is not JSON.
     """
     try:
         return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text)
@@ -180,7 +180,7 @@ def read_payload(text: str) -> object:
 
 
 def _schedule(standing: object, flags: JobFlags) -> object:
-    """The schedule with what flags say; None where they say nothing."""
+    """Return the schedule with the flags applied; None if no flag concerns it."""
     kinds = [kind for kind in _KINDS if getattr(flags, kind)]
     if len(kinds) > 1:
         told = " and ".join(f"--{kind.replace('_', '-')}" for kind in kinds)
@@ -204,21 +204,24 @@ def _schedule(standing: object, flags: JobFlags) -> object:
 
 
 def _span(text: str | None) -> object:
-    """A span of time as a request has it: a bare number is seconds."""
+    """Return a duration in the form of a request; a bare number is seconds."""
     if text is None or not SECONDS.fullmatch(text):
         return text
     return float(text) if "." in text else int(text)
 
 
 def _zoned(flags: JobFlags, schedule: Mapping[str, object]) -> dict[str, object]:
-    """What belongs beside cron. A zone that only reads times without an offset is not put where it does not belong."""
+    """Return the fields that accompany a cron expression.
+
+    A zone that only reads times without an offset is not stored in a schedule without a zone.
+    """
     only_reads = "cron" not in schedule and (flags.at or flags.start_at or flags.end_at)
     said = {"timezone": None if only_reads else flags.tz, "dst_gap": flags.dst_gap, "dst_overlap": flags.dst_overlap}
     return {name: value for name, value in said.items() if value is not None}
 
 
 def _cron(standing: object) -> dict[str, object]:
-    """A cron schedule as an object, also where it was a bare string; empty where it is none."""
+    """Return a cron schedule as an object, even if it is a bare string; empty for another kind."""
     if isinstance(standing, str):
         try:
             read = read_schedule(standing)
@@ -249,13 +252,13 @@ def _set_by_flag(kind: str, text: str) -> dict[str, object]:
 
 
 def _onto(standing: object, kind: str, said: Mapping[str, object]) -> dict[str, object]:
-    """A target with what flags say in place of what it said; another kind begins anew."""
+    """Return a target with the flags applied; a target of another type replaces it whole."""
     target = as_object(standing) or {}
     return {**(target if target.get("type") == kind else {"type": kind}), **said}
 
 
 def _words(text: str) -> list[str]:
-    """Words as a shell would split them."""
+    """Split a text into words as a shell does."""
     try:
         return shlex.split(text)
     except ValueError as error:

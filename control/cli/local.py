@@ -1,11 +1,9 @@
-"""`tidewheel up`, `down` and `status`: the local stack from the command line.
+"""`tidewheel up`, `down`, `status` and `demo`: the local stack and the demo.
 
-Exit codes: 0 as asked, 1 with one line that says why not (`tidewheel.control.cli.main`), 3 from `status` when the
-stack does not run.
+`demo` runs the whole pipeline on real input, in about a minute.
 
-MERGED: `tidewheel demo`: the whole pipeline on real input, in about a minute.
-
-Exit codes: 0 when every figure adds up, 1 when one does not or the demo could not be run, 130 when it was interrupted.
+Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.control.cli.main`), 3 from `status` if the
+stack does not run. `demo`: 0 if every figure is correct, 1 if one is not or the demo cannot run, 130 if interrupted.
 """
 
 import json
@@ -37,8 +35,8 @@ from tidewheel.transitions.installation import read_installation, record_topic_p
 
 _READ_QUEUES = Statements("tidewheel.control")["read_queues"]
 
-_NOT_RUNNING = 3  # as `systemctl status` and pg_ctl say it
-_UNBROKEN = 1_000  # columns where no terminal reads it: more than any address needs, so that no row is broken
+_NOT_RUNNING = 3  # as in `systemctl status` and pg_ctl
+_UNBROKEN = 1_000  # columns without a terminal: wider than any address, so that no row is wrapped
 
 
 Home = Annotated[
@@ -53,7 +51,7 @@ def up(
 ) -> None:
     """Start PostgreSQL and Kafka on this machine; create the schema and the topics.
 
-    What TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP name is used instead.
+    A service that TIDEWHEEL_DATABASE_URL or TIDEWHEEL_KAFKA_BOOTSTRAP names is used instead.
     """
     with _shown() as watch:
         settings = Connections.load()
@@ -102,7 +100,7 @@ def status(home: Home = None, output: OutputOption = Output.TEXT) -> None:
 
 
 def _is_made(stack: LocalStack) -> bool:
-    """Whether there is a stack, be its notes readable or not."""
+    """Return True if there is a stack, even with an unreadable state file."""
     try:
         return bool(stack.status().parts)
     except StackError:
@@ -110,9 +108,9 @@ def _is_made(stack: LocalStack) -> bool:
 
 
 def _furnish(info: StackInfo) -> None:
-    """Bring the schema and the topics to this release's state; both do nothing where that is done.
+    """Bring the schema and the topics to this release's state; both are idempotent.
 
-    Every queue that a job names gets its topics.
+    Every queue that a job names has topics afterwards.
     """
     settings = Connections.load(database_url=info.database_url, kafka_bootstrap=info.bootstrap)
     migrate(info.database_url)
@@ -158,7 +156,7 @@ def _table(status: StackStatus) -> Table:
 
 @contextmanager
 def _shown() -> Generator[Watcher]:
-    """A watcher that shows each step on stderr: live on a terminal, a line each elsewhere."""
+    """Yield a watcher that shows each step on standard error: live on a terminal, otherwise a line each."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(console)
@@ -169,7 +167,7 @@ def _shown() -> Generator[Watcher]:
 
 
 class _Bar:
-    """One line that changes with every step; its bar moves where bytes are counted."""
+    """One line for the current step, with a bar if bytes are counted."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -187,7 +185,7 @@ class _Bar:
 
 
 class _Lines:
-    """A line when something new begins; what is counted in between is left out."""
+    """One line at the beginning of each step, without counts."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -200,7 +198,7 @@ class _Lines:
             self._last = what
 
 
-_INTERRUPTED = 130  # as shells say it: 128 and SIGINT
+_INTERRUPTED = 130  # as in shells: 128 + SIGINT
 
 
 def demo(
@@ -208,7 +206,7 @@ def demo(
 ) -> None:
     """Run hundreds of jobs end to end, kill an executor and verify the result.
 
-    Brings a PostgreSQL and a Kafka of its own, or uses the stack that runs already, in a database and topics apart.
+    Starts a PostgreSQL and a Kafka of its own, or uses the running stack with a database and topics of its own.
     """
     try:
         adds_up = run_demo(keep=keep)

@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run the command line."""
     if sys.argv[1:] == ["--version"]:
-        # Here, because the command line's own imports cost more than the rest of this call.
+        # Imported here: the command line's imports cost more than the rest of this call.
         from importlib.metadata import version
 
         sys.stdout.write(f"tidewheel {version('tidewheel')}\n")

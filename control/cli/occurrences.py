@@ -1,6 +1,6 @@
-"""`tidewheel job explain | skip | move | unskip`: single occurrences, each named by its nominal instant.
+"""`tidewheel job explain | next | preview | skip | move | unskip`: a job's occurrences.
 
-MERGED: `tidewheel job next | preview`: the occurrences that are to come of a job, saved or not.
+`skip`, `move` and `unskip` name one occurrence by its nominal instant.
 """
 
 from collections.abc import Iterator, Sequence
@@ -181,7 +181,7 @@ def preview(
 
 
 def _standing(connection: Conn, tenant: str, key: str | None) -> dict[str, object]:
-    """The job as it stands, where there is one."""
+    """Return the stored job; empty if there is none."""
     try:
         return dict(show_job(connection, tenant, key).job) if key else {}
     except UnknownJob:
@@ -205,7 +205,7 @@ def _lines(coming: Sequence[UpcomingOccurrence], zone: str) -> Iterator[str]:
 
 
 def _outcome_text(each: UpcomingOccurrence, zone: str) -> str:
-    """What is to become of it, where it is not simply to fire."""
+    """Return the outcome of an occurrence in words; empty if it fires as scheduled."""
     said: list[str] = (
         [] if each.outcome is OccurrenceOutcome.SCHEDULED else [_OUTCOME_TEXT.get(each.outcome, each.outcome)]
     )

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the two ways to reach the database: to read, and to request.
+"""Options that several commands share, and sessions of the database for reads and for requests.
 
 Both check the database first, so that a missing one is reported in one line.
 """
@@ -55,7 +55,7 @@ def reading() -> Generator[Conn]:
 @contextmanager
 def requesting(tenant: str) -> Generator["Client"]:
     """Open a client for requests; raises as `reading` does."""
-    from tidewheel.control.client.client import Client  # brings all of intake, which no list needs
+    from tidewheel.control.client.client import Client  # imports all of intake, which no list needs
 
     checked_url()
     with Client(tenant=tenant) as client:
@@ -96,7 +96,7 @@ def with_options(kind: type, argument: str) -> Callable[[Callable[..., None]], C
     """Return a decorator that replaces one argument of a command by the options that a dataclass names.
 
     Args:
-        kind: A dataclass; each field is an option, annotated and with a default as typer wants it.
+        kind: A dataclass; each field is an option, annotated and with a default as typer requires.
         argument: The command's argument that receives the dataclass.
     """
     hints = get_type_hints(kind, include_extras=True)

@@ -22,7 +22,7 @@ from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import format_duration
 
-# Rich is imported in the functions that draw: a list into a pipe and `--output json` need none of it.
+# Rich is imported in the functions that draw: a list into a pipe and `--output json` do not need it.
 
 
 class Output(StrEnum):

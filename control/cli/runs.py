@@ -1,8 +1,7 @@
-"""`tidewheel run list | show | where | attempts | retry`; `run cancel` is in run_cancel.py.
+"""`tidewheel run list | show | where | attempts | logs | cancel | retry`: runs and their attempts.
 
-MERGED: `tidewheel run logs`: what the attempts of a run have written, and what one is writing.
-
-MERGED: `tidewheel run cancel`: runs by their ids, or all that fit a filter, with progress until the last has ended.
+`logs` prints the output of past attempts and of the running one. `cancel` takes ids, or a filter. By a filter it shows
+progress until the last run has ended.
 """
 
 import sys
@@ -128,7 +127,7 @@ def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOptio
         ]  # fmt: skip
         print_table(("attempt", "topic", "partition", "offset", "timestamp"), rows)
     else:
-        typer.echo("nobody has claimed it")
+        typer.echo("no executor has claimed it")
 
 
 def retry(
@@ -166,8 +165,8 @@ def logs(
 ) -> None:
     """Print the output of a run's attempts: the last 64 KiB of each.
 
-    Which attempt it is of, and what is missing, is said on standard error. With --follow and --output json each piece
-    is a document on a line of its own.
+    Standard error names the attempt and the bytes that are no longer stored. With --follow and --output json each
+    piece is a document on a line of its own.
     """
     with requesting(tenant) as client:
         pieces = client.runs.follow_logs(run_id, attempt) if follow else iter(client.runs.logs(run_id, attempt))
@@ -187,7 +186,7 @@ def logs(
 
 
 class _Texts:
-    """Pieces as text: a character may begin in one and end in the next."""
+    """Decoder of output pieces: a character may begin in one piece and end in the next."""
 
     def __init__(self) -> None:
         self.attempt, self.new = 0, False
@@ -211,7 +210,7 @@ def _print_piece(piece: LogPiece, text: str, *, new: bool) -> None:
 
 
 _LOOK_SECONDS = 0.2
-_WARN_SECONDS = 10.0  # schedulers look four times a second
+_WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 
 def cancel(
@@ -268,7 +267,7 @@ def _cancel_each(client: Client, runs: Sequence[UUID], reason: str | None, outpu
 
 
 def _wait(client: Client, number: int, total: int) -> Cancellation:
-    """Wait until it is finished; who has no scheduler is told so once."""
+    """Wait until a cancellation has finished; warn once if no scheduler makes progress."""
     never, moved_at, moved, warned = Event(), monotonic_seconds(), -1, False
     with progress_bar("cancelling", total) as show:
         while (standing := client.runs.cancellation(number)).finished_at is None:

@@ -1,7 +1,7 @@
 """`tidewheel intake | scheduler | relay | executor | api`: each runs until SIGTERM.
 
-Every setting can be given by the environment (`TIDEWHEEL_…`) or the file named by TIDEWHEEL_CONFIG; flags exist for
-those that differ from one process to the next.
+The environment (`TIDEWHEEL_…`) or the file that TIDEWHEEL_CONFIG names can set every setting. Flags exist for the
+settings that differ between processes.
 """
 
 from typing import Annotated
@@ -50,7 +50,7 @@ def executor(
 
 
 def api(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless told.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one.")] = None,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,

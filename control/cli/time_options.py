@@ -1,6 +1,6 @@
-"""Instants on the command line: RFC 3339 or on the wall clock of a zone; shown in UTC, with that clock beside.
+"""Instants on the command line: RFC 3339 or local time of a zone; shown in UTC and local time.
 
-A local time that no clock shows, or that it shows twice, is refused with the instants that can be meant.
+A local time that the clock skips or shows twice is refused. The error names the possible instants.
 """
 
 import re
@@ -24,14 +24,14 @@ SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
 """A span of time as a bare number."""
 
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
-_NEAR = 2 * 86_400  # no zone's clock was ever set by more than a day
+_NEAR = 2 * 86_400  # no zone's clock was ever changed by more than a day
 
 
 def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime:
-    """The instant that a text names: RFC 3339, or a local time such as `2026-03-29T08:00` where a zone is given.
+    """Parse an instant: RFC 3339, or a local time such as `2026-03-29T08:00` if a zone is given.
 
     Raises:
-        InvalidInput: It names none, or two.
+        InvalidInput: It names no instant, or two.
         ScheduleRefused: There is no such zone.
     """
     if not _LOCAL.fullmatch(text):
@@ -52,10 +52,10 @@ def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime
 
 
 def read_duration(text: str, path: str) -> timedelta:
-    """The span of time that a text names; a bare number is seconds.
+    """Parse a duration; a bare number is seconds.
 
     Raises:
-        InvalidInput: It names none.
+        InvalidInput: It names no duration.
     """
     try:
         return parse_duration(float(text) if SECONDS.fullmatch(text) else text)
@@ -64,7 +64,7 @@ def read_duration(text: str, path: str) -> timedelta:
 
 
 def rfc3339(at: datetime) -> str:
-    """An instant in UTC, as short as it can be said exactly.
+    """Return an instant in UTC, in its shortest exact form.
 
     >>> from datetime import timezone
     >>> rfc3339(datetime(2026, 3, 29, 8, tzinfo=timezone(timedelta(hours=2))))
@@ -74,7 +74,7 @@ def rfc3339(at: datetime) -> str:
 
 
 def wall(local: datetime) -> str:
-    """A local time with its weekday, offset and abbreviation; of UTC, which stands beside it, the weekday alone.
+    """Return a local time with weekday, offset and abbreviation; for UTC the weekday alone.
 
     >>> from tidewheel.schedules.describe import to_zone
     >>> wall(to_zone(datetime(2026, 3, 29, 1, tzinfo=UTC), "Europe/Berlin"))
@@ -87,7 +87,7 @@ def wall(local: datetime) -> str:
 
 
 def utc_and_local(at: datetime, zone_name: str | None) -> str:
-    """An instant in UTC, with the wall time beside it where a zone other than UTC is known."""
+    """Return an instant in UTC, followed by the local time if a zone other than UTC is known."""
     if zone_name is None or zone_name == "UTC":
         return rfc3339(at)
     from tidewheel.schedules.describe import to_zone  # here: UTC needs no zone data

@@ -1,4 +1,4 @@
-"""`tidewheel.AsyncClient`: the client for coroutines, its calls on one thread of its own, one after another."""
+"""`tidewheel.AsyncClient`: the client for coroutines, with its calls in order on one thread."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -71,7 +71,7 @@ class AsyncClient:
 
 
 class _Thread:
-    """One thread, which runs one call after another."""
+    """One thread that runs calls in order."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tidewheel-client")

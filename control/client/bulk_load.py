@@ -1,4 +1,4 @@
-"""Submit many jobs from files: by the code of every submit, or by the million with a bulk load of new jobs.
+"""Submit many jobs from files: by the code of every submit, or by a bulk load of new jobs.
 
 Each batch is one transaction. A rejected job is reported with its place in the file; the rest are applied.
 """
@@ -121,7 +121,7 @@ class BulkLoader:
         return done
 
     def _load(self, done: LoadResult, placed: Sequence[tuple[str, ReceivedRequest]], *, emit_events: bool) -> None:
-        """Load jobs; halve a batch that the database rejects until the bad jobs stand alone."""
+        """Load jobs; halve a batch that the database rejects until the bad jobs are isolated."""
         batch = [received for _, received in placed]
         try:
             loaded = self._connection.write(

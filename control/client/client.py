@@ -1,4 +1,4 @@
-"""`tidewheel.Client`: submit and trigger jobs, and read what becomes of them, from Python.
+"""`tidewheel.Client`: submit and trigger jobs, and read their runs, from Python.
 
 Requests are applied by the code that intake uses, in one transaction each, on Tidewheel's database.
 """

@@ -121,7 +121,7 @@ class Connection:
                 if once or tries >= _TRIES:
                     raise
             except RowLocked:
-                # The lock was already waited for, for a moment and holding no locks.
+                # This wait was for a lock already, short and without locks of its own.
                 if monotonic_seconds() >= until:
                     raise
                 continue

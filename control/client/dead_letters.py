@@ -254,7 +254,7 @@ def _capped(counted: int) -> tuple[int, bool]:
 def _retry(
     installation: Installation, tenant: str, ids: Sequence[int], connection: Conn
 ) -> Sequence[tuple[int, Reply | None]]:
-    """Create new runs of dead runs that have none; return each id with its reply, None for one that has a new run.
+    """Create new runs of dead runs that have none; return each id with its reply, None if redriven.
 
     Without a request_id, which would repeat a rejection for as long as replies are stored, though its reason may have
     been corrected. The row locks ensure that each dead letter gets one new run.

@@ -1,7 +1,7 @@
-"""`tidewheel.enqueue`, `enqueue_async`: a triggered run inside the caller's own PostgreSQL transaction.
+"""`tidewheel.enqueue`, `enqueue_async`: trigger a run in the caller's PostgreSQL transaction.
 
-The run commits or rolls back with the caller's data, where both live in one database. No notification is sent (a
-pending one would make every commit of the caller's wait for an instance-wide lock): the relay notices at its next look.
+The run commits or rolls back with the caller's data if both are in one database. No notification is sent: a pending one
+would make the caller's COMMIT wait for an instance-wide lock. The relay finds the run at its next poll.
 """
 
 from base64 import b64encode
@@ -23,7 +23,7 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.settings import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
-_TRIES = 2  # the second sees the answer that somebody else gave at the same moment
+_TRIES = 2  # the second reads the reply that a concurrent transaction stored
 
 
 def enqueue(
@@ -40,10 +40,10 @@ def enqueue(
     """Trigger a job inside the caller's transaction.
 
     Args:
-        connection: A psycopg connection to Tidewheel's database, whatever its rows are made into; committed or rolled
-            back by the caller, or on autocommit at once.
+        connection: A psycopg connection to Tidewheel's database, with any row factory; committed or rolled back by
+            the caller, or on autocommit at once.
         key: The job's key.
-        payload: Any JSON value, in place of the job's own; bytes are handed on as they are.
+        payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
         tenant: The job's tenant.
         delay: How long to wait, as a timedelta or in seconds.
         run_at: When to run, instead of `delay`.
@@ -51,7 +51,7 @@ def enqueue(
         request_id: The same id again returns the same run.
 
     Returns:
-        The run's id; there is such a run once the caller has committed.
+        The run's id; the run exists once the caller has committed.
 
     Raises:
         Refused: There is no such job, or an argument does not fit; nothing was written.
@@ -86,8 +86,8 @@ async def enqueue_async(
 
 def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     """Apply a request as a whole or not at all."""
-    # Read before the blocks below, so that the caller's transaction has begun where there is to be one: a block
-    # that finds none begins one of its own, and commits it.
+    # Read before the blocks below, so that the caller's transaction has begun if there is to be one. A block
+    # without an open transaction begins one of its own and commits it.
     installation = _installation(connection)
     for _ in range(_TRIES - 1):
         with suppress(Unavailable), connection.transaction():
@@ -111,7 +111,7 @@ def trigger_document(
     labels: dict[str, str] | None,
     request_id: str | None,
 ) -> dict[str, object]:
-    """The request that these arguments describe."""
+    """Return the request that these arguments describe."""
     document: dict[str, object] = {"type": "job.trigger", "key": key, "tenant": tenant}
     if isinstance(payload, bytes):
         document["payload_base64"] = b64encode(payload).decode()
@@ -129,7 +129,7 @@ def trigger_document(
 
 
 def raise_if_rejected(reply: Reply) -> None:
-    """Raise the refusal that a rejection carries."""
+    """Raise the error of a rejected request."""
     if reply.status is not ReplyStatus.ACCEPTED:
         if reply.code == UnknownJob.code:
             raise UnknownJob(reply.tenant, reply.key or "")

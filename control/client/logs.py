@@ -1,7 +1,7 @@
 """Read the stored output of attempts, and follow an attempt that is still writing.
 
 PostgreSQL keeps the last 64 KiB of each attempt's output and a count of all bytes written. A reader that polls again
-takes the difference of the counts: so much is new, and what is no longer stored was dropped in between.
+takes the difference of the counts as the new bytes. New bytes that are no longer stored were dropped in between.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What requests and reads answer, as the client hands it on."""
+"""Results of the client's requests and reads."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +17,7 @@ class Job:
     Args:
         job_id: Derived from tenant and key.
         version: The current version.
-        unchanged: Whether the request changed nothing.
+        unchanged: True if the request changed nothing.
         next_run_at: The next occurrence, if there is one and the job is not paused.
     """
 
@@ -32,10 +32,10 @@ class BackfillResult:
     """A backfill after a request.
 
     Args:
-        backfill_id: Its id; None after a dry run, which makes none.
-        occurrences: How many of its range are to be run; None where the request was not about that.
-        unchanged: Whether the request changed nothing.
-        status: The state it is in; None where it was only made.
+        backfill_id: Its id; None after a dry run, which creates none.
+        occurrences: How many of its range are to be run; None for other requests than its creation.
+        unchanged: True if the request changed nothing.
+        status: Its state; None after its creation.
     """
 
     backfill_id: UUID | None
@@ -46,22 +46,22 @@ class BackfillResult:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as it stands.
+    """A run in its current state.
 
     Args:
         run_id: Its id.
         job_id: Its job.
-        state: Where it stands; terminal when in `tidewheel.runs.FINAL`.
+        state: Its state; terminal when in `tidewheel.runs.FINAL`.
         attempt: The last attempt begun; 0 before the first.
         scheduled_at: The nominal instant.
         started_at: When the last attempt began.
         finished_at: When it ended.
-        reason: Why skipped or cancelled, or which timeout struck.
+        reason: The reason of a skip or a cancellation, or the timeout that fired.
         error_type: The last error's type.
-        error_message: What it said.
-        result: What the handler returned, as JSON text.
-        progress: What the attempt under way, or the last, has told of itself, as JSON text.
-        progress_at: When it last told anything.
+        error_message: The last error's text.
+        result: The handler's result, as JSON text.
+        progress: Reported by the current attempt, or the last, as JSON text.
+        progress_at: When it was reported.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps; None once it is terminal.
     """
 
@@ -82,16 +82,16 @@ class Run:
 
     @property
     def final(self) -> bool:
-        """Whether it will never change again."""
+        """True if the run is terminal."""
         return RunState(self.state) in FINAL
 
 
 def job_of(reply: Reply) -> Job:
-    """The job that an accepted request was about."""
+    """Return the job of an accepted request."""
     return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
 
 
 def backfill_of(reply: Reply) -> BackfillResult:
-    """The backfill that an accepted request was about."""
+    """Return the backfill of an accepted request."""
     made = UUID(reply.backfill_id) if reply.backfill_id else None
     return BackfillResult(made, reply.occurrences, reply.unchanged, reply.backfill_status)

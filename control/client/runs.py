@@ -175,7 +175,7 @@ class Runs:
             return show_cancellation(connection, self._connection.tenant, number)
 
     def logs(self, run_id: UUID, attempt: int | None = None) -> Sequence[LogPiece]:
-        """Return the stored output of a run's attempts, the oldest first; attempts without output are left out.
+        """Return the stored output of a run's attempts, the oldest first; omit attempts without output.
 
         Args:
             run_id: The run.

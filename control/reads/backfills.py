@@ -1,7 +1,7 @@
-"""Reading backfills: those of a tenant or a job, or one with how its runs stand.
+"""Read backfills: those of a tenant or a job, or one with the states of its runs.
 
-The states of runs are counted when they are asked for, so they are exact, and gone once the runs' day is dropped: then
-only what the backfill's own row says is left.
+Each read counts the states of runs, so they are exact. After the day of the runs is dropped, only the figures of the
+backfill's own row remain.
 """
 
 from collections.abc import Mapping
@@ -32,24 +32,24 @@ class BackfillSummary:
 
     Args:
         backfill_id: Its id.
-        key: Its job's.
+        key: Its job's key.
         job_id: Its job.
         state: `running`, `paused`, `finished` or `cancelled`.
         first_at: The first instant of its range.
         last_at: The last.
         what: `missing_only` or `all`.
         versions: `as_of` or `current`.
-        job_version: The one that was current when it was accepted.
-        overlap: In place of the job's policy.
-        newest_first: Whether the last instant comes first.
+        job_version: The job's current version at its acceptance.
+        overlap: Replaces the job's policy.
+        newest_first: True if the last instant runs first.
         max_concurrent: How many of its runs may be open at once.
-        occurrences: How many the range held when it was accepted.
-        wanted: How many of them were to be run then.
-        made: How many runs were made so far.
-        passed_over: How many instants were found not to be missing so far.
-        cursor_at: The next instant to be looked at; None when none is left.
-        request_id: The request's.
-        reason: Why it was made, paused or cancelled.
+        occurrences: How many the range had at its acceptance.
+        wanted: How many of them were to be run, at its acceptance.
+        made: How many runs it has created so far.
+        passed_over: How many instants it has passed over so far, because none was missing.
+        cursor_at: The next instant to process; None when none is left.
+        request_id: The request's id.
+        reason: The reason of its creation, pause or cancellation.
         created_at: When it was accepted.
         finished_at: When it was finished or cancelled.
     """
@@ -79,10 +79,10 @@ class BackfillSummary:
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """A backfill with how its runs stand.
+    """A backfill with the states of its runs.
 
     Args:
-        summary: What lists show.
+        summary: The backfill as in lists.
         runs: How many runs are in each state.
     """
 
@@ -91,7 +91,7 @@ class BackfillProgress:
 
     @property
     def looked_at(self) -> int:
-        """How many occurrences it is done with, of `summary.occurrences`."""
+        """Number of processed occurrences, of `summary.occurrences`."""
         return self.summary.made + self.summary.passed_over
 
     @property
@@ -116,13 +116,13 @@ class BackfillProgress:
 
 
 def backfills(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[BackfillSummary]:
-    """A tenant's backfills, or those of one job, the newest first.
+    """Return a tenant's backfills, or those of one job, the newest first.
 
     Args:
-        connection: To read by.
-        tenant: Whose.
+        connection: Reads the rows.
+        tenant: The tenant.
         key: Only this job's.
-        limit: How many.
+        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -137,10 +137,10 @@ def backfills(connection: Conn, tenant: str, key: str | None = None, *, limit: i
 
 
 def backfill(connection: Conn, tenant: str, backfill_id: UUID) -> BackfillProgress:
-    """One backfill.
+    """Return one backfill.
 
     Raises:
-        UnknownBackfill: There is none of this id in this tenant.
+        UnknownBackfill: The tenant has no backfill of this id.
     """
     columns = {"tenant": tenant, "backfill_id": backfill_id}
     with connection.cursor(row_factory=class_row(BackfillSummary), binary=True) as cursor:

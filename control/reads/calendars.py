@@ -1,4 +1,4 @@
-"""Reading calendars: a tenant's, or one with its days and the jobs that name it."""
+"""Read calendars: a tenant's, or one with its days and the jobs that name it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class CalendarSummary:
         days: How many single days it has.
         weekdays: Days of every week, such as `SAT`.
         jobs: How many jobs name it.
-        source: Where its days came from.
+        source: The origin of its days.
         updated_at: When it was last changed.
     """
 
@@ -50,7 +50,7 @@ class CalendarDetail:
         weekdays: Days of every week, such as `SAT`.
         jobs: How many jobs name it.
         keys: The first hundred of their keys.
-        source: Where its days came from.
+        source: The origin of its days.
         updated_at: When it was last changed.
     """
 
@@ -65,7 +65,7 @@ class CalendarDetail:
 
 
 def list_calendars(connection: Conn, tenant: str) -> list[CalendarSummary]:
-    """The calendars of a tenant, by name.
+    """Return the calendars of a tenant, by name.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -76,10 +76,10 @@ def list_calendars(connection: Conn, tenant: str) -> list[CalendarSummary]:
 
 
 def show_calendar(connection: Conn, tenant: str, name: str) -> CalendarDetail:
-    """One calendar.
+    """Return one calendar.
 
     Raises:
-        UnknownCalendar: There is none of this name in this tenant.
+        UnknownCalendar: The tenant has no calendar of this name.
     """
     with connection.cursor(row_factory=class_row(CalendarDetail), binary=True) as cursor:
         found = cursor.execute(_SHOW_CALENDAR, {"tenant": tenant, "name": name}).fetchone()

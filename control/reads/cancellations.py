@@ -1,4 +1,4 @@
-"""Cancellations by filter: how many runs one would name, and how one stands."""
+"""Read cancellations by filter: the count of runs that match, and the progress of one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ _STATES = sorted(OPEN - {RunState.CANCELLING})
 
 
 class CancelFilter(TypedDict, total=False):
-    """Which open runs are to be cancelled: those that fit all of it. At least one but the last two must be given.
+    """Filter of the open runs to cancel, which match all of its fields.
+
+    At least one field other than the last two is required.
 
     Attributes:
         key: Of this job.
@@ -33,8 +35,8 @@ class CancelFilter(TypedDict, total=False):
         lane: Of this lane.
         handler: Of this handler.
         cause: Of this cause.
-        created_before: Made before this instant; now where it is not given.
-        include_started: Whether those that have begun are cancelled too, as they are where it is not given.
+        created_before: Created before this instant; by default now.
+        include_started: True (the default) to cancel started runs too.
     """
 
     key: str | None
@@ -49,7 +51,7 @@ class CancelFilter(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """A cancellation by filter as it stands.
+    """A cancellation by filter, with its progress.
 
     Args:
         cancellation_id: Its id.
@@ -59,12 +61,12 @@ class Cancellation:
         lane: Of this lane.
         handler: Of this handler.
         cause: Of this cause.
-        created_before: Runs that were made later are not concerned.
-        include_started: Whether runs that have begun are.
-        reason: Why, as it was asked.
-        created_at: When it was accepted: from then on no claim takes a run that it names.
-        cancelled_count: How many runs were ended so far, or asked to stop.
-        finished_at: When nothing was left.
+        created_before: Runs that were created later are not cancelled.
+        include_started: True if started runs are cancelled too.
+        reason: The reason of the request.
+        created_at: When it was accepted. From then on no claim takes a run that matches it.
+        cancelled_count: How many runs were ended so far, or received a request to stop.
+        finished_at: When no matching run was left.
     """
 
     cancellation_id: int
@@ -83,7 +85,7 @@ class Cancellation:
 
 
 def count_matching(connection: Conn, request: RunsCancel) -> int:
-    """How many open runs a cancellation would name now.
+    """Return the number of open runs that a cancellation would match now.
 
     Raises:
         UnknownJob: There is no such job and never was one.
@@ -107,10 +109,10 @@ def count_matching(connection: Conn, request: RunsCancel) -> int:
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
-    """One cancellation.
+    """Return one cancellation.
 
     Raises:
-        UnknownCancellation: There is none of this id in this tenant.
+        UnknownCancellation: The tenant has no cancellation of this id.
     """
     with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
         found = cursor.execute(_READ_CANCELLATION, {"id": number, "tenant": tenant}).fetchone()

@@ -1,6 +1,6 @@
-"""Reading dead letters: runs that were given up, and messages that were no request.
+"""Read dead letters: failed runs, and messages that are no valid request.
 
-A message that cannot be read names no tenant: it is the default one's.
+An unreadable message names no tenant and belongs to the default one.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
 _SCAN_DEAD_LETTERS = _SQL["scan_dead_letters"]
 _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 
-COUNTED = 10_000  # what there is beyond so many is not counted: nobody pages through more
+COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
@@ -34,7 +34,7 @@ _LAST_ID = (1 << 63) - 1
 
 
 class DeadLetterKind(StrEnum):
-    """What a dead letter is."""
+    """Kind of a dead letter."""
 
     RUN = "run"
     """A run that was given up."""
@@ -43,19 +43,19 @@ class DeadLetterKind(StrEnum):
 
 
 class DeadLetterFilter(TypedDict, total=False):
-    """Which dead letters are meant: those that fit all of it.
+    """Filter of dead letters, which match all of its fields.
 
     Attributes:
         ids: Only these.
         kind: `run` or `request`.
         key: Only of this job.
-        status: How the run ended: `failed` or `timed_out`.
-        error_type: What its last attempt failed with.
+        status: The run's final state: `failed` or `timed_out`.
+        error_type: The error type of its last attempt.
         queue: Of this queue.
         lane: Of this lane.
-        since: Made at this instant or later.
-        until: Made at this instant or before.
-        redriven: Only those that were redriven, or only the others.
+        since: Created at this instant or later.
+        until: Created at this instant or before.
+        redriven: True for redriven ones only, False for all others.
     """
 
     ids: Sequence[int] | None
@@ -76,23 +76,23 @@ class DeadLetterSummary:
 
     Args:
         id: Its id.
-        kind: What it is.
-        run_id: The run, of a run.
-        key: Its job's.
+        kind: Its kind.
+        run_id: The run; None for a message.
+        key: Its job's key.
         job_id: Its job.
-        status: How the run ended.
-        cause: Why there was a run.
-        queue: The run's.
-        lane: The run's.
+        status: The run's final state.
+        cause: The run's cause.
+        queue: The run's queue.
+        lane: The run's lane.
         attempt: Its last attempt.
-        error_type: What that failed with.
-        topic: Where the message lay, of a message.
+        error_type: The error type of that attempt.
+        topic: The message's topic; None for a run.
         partition: Its partition.
         offset: Its offset.
-        reason: Why it was given up.
-        created_at: When.
-        redriven_run_id: The run that was made of it.
-        redriven_at: When that was, or when the message was sent again.
+        reason: The reason.
+        created_at: When it was created.
+        redriven_run_id: The new run after a redrive.
+        redriven_at: When it was redriven: a new run was created, or the message was published again.
     """
 
     id: int
@@ -121,9 +121,9 @@ class DeadLetterPage:
 
     Args:
         dead_letters: The page.
-        next_cursor: The id to go on after; None on the last page.
-        total: How many there are on all pages, or at least.
-        at_least: Whether there are more than `total`.
+        next_cursor: The id to continue after; None on the last page.
+        total: How many all pages have, or a lower bound.
+        at_least: True if there are more than `total`.
     """
 
     dead_letters: tuple[DeadLetterSummary, ...]
@@ -137,8 +137,8 @@ class DeadLetterDetail:
     """A dead letter with everything about it.
 
     Args:
-        summary: What lists show.
-        run: The run with its attempts and the chain of its retries; None where it is none, or not kept any more.
+        summary: The dead letter as in lists.
+        run: The run with its attempts and retry chain; None for a message, and after the run's retention.
         message_key: The key of a message, byte for byte.
         message_value: Its value.
     """
@@ -151,7 +151,7 @@ class DeadLetterDetail:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRef:
-    """As much of a dead letter as who redrives or purges it needs."""
+    """The columns of a dead letter that a redrive or a purge needs."""
 
     id: int
     kind: str
@@ -163,14 +163,14 @@ class DeadLetterRef:
 def list_dead_letters(
     connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: int | None = None, limit: int = 50
 ) -> DeadLetterPage:
-    """A page of a tenant's dead letters, the newest first.
+    """Return a page of a tenant's dead letters, the newest first.
 
     Args:
-        connection: To read by.
-        tenant: Whose.
-        filters: Those that are wanted.
+        connection: Reads the rows.
+        tenant: The tenant.
+        filters: Only dead letters that match all of these.
         after: Begin after this one.
-        limit: How many.
+        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant, kind, status or lane.
@@ -191,10 +191,10 @@ def list_dead_letters(
 
 
 def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
-    """One dead letter.
+    """Return one dead letter.
 
     Raises:
-        UnknownDeadLetter: There is none of this id in this tenant.
+        UnknownDeadLetter: The tenant has no dead letter of this id.
     """
     columns = _columns(connection, tenant, {"ids": [number]})
     found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": 1})
@@ -213,7 +213,7 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
 def oldest_dead_letters(
     connection: Conn, tenant: str, filters: DeadLetterFilter, *, limit: int
 ) -> tuple[DeadLetterSummary, ...]:
-    """The first of a tenant's dead letters, the oldest first."""
+    """Return the oldest of a tenant's dead letters, in order."""
     ids = [letter.id for letter in scan_dead_letters(connection, tenant, filters, after=None, limit=limit)]
     columns = _columns(connection, tenant, {"ids": ids})
     found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": limit})
@@ -221,14 +221,14 @@ def oldest_dead_letters(
 
 
 def count_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> int:
-    """How many there are; one more than `COUNTED` stands for all that is beyond."""
+    """Count dead letters; `COUNTED` + 1 means more than `COUNTED`."""
     return len(scan_dead_letters(connection, tenant, filters, after=None, limit=COUNTED + 1))
 
 
 def scan_dead_letters(
     connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: DeadLetterRef | None, limit: int
 ) -> list[DeadLetterRef]:
-    """Some dead letters after one of them, the oldest first.
+    """Return a batch of dead letters after one of them, the oldest first.
 
     Raises:
         InvalidInput: There is no such tenant, kind, status or lane.
@@ -291,4 +291,4 @@ def _run(connection: Conn, tenant: str, run_id: UUID | None) -> RunDetail | None
     try:
         return show_run(connection, tenant, run_id)
     except UnknownRun:
-        return None  # its day is not kept any more
+        return None  # the partition of its day is dropped

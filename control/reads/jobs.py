@@ -1,8 +1,8 @@
-"""Reading jobs: a page of a tenant's, or one with everything about it.
+"""Read jobs: a page of a tenant's, or one with all its details.
 
-What comes next is what is written ahead of its time, else the timer's instant, the first that nothing is recorded of
-yet; where calendars leave out days, or somebody has skipped or moved an occurrence, the next that fires. The timer of a
-job that is paused, set aside, or waits for the end of its run has none.
+The next occurrence is that of a run created ahead of its time. Without such a run it is the timer's instant, the first
+without a record. With calendars, skips or moves it is the next occurrence that fires. A job that is paused, quarantined
+or waiting for the end of its run has no next occurrence from its timer.
 """
 
 import json
@@ -33,13 +33,13 @@ class LastRun:
 
     Args:
         run_id: Its id.
-        state: Where it stands.
+        state: Its state.
         scheduled_at: Its nominal instant.
         started_at: When its last attempt began.
         finished_at: When it ended.
-        duration: From the one to the other.
-        reason: Why skipped or cancelled, or which timeout struck.
-        error_type: What its last attempt failed with.
+        duration: From `started_at` to `finished_at`.
+        reason: The reason of a skip or a cancellation, or the timeout that fired.
+        error_type: The error type of its last attempt.
     """
 
     run_id: UUID
@@ -60,15 +60,15 @@ class JobSummary:
         key: Unique in its tenant.
         job_id: Derived from tenant and key.
         version: The current version.
-        kind: Of its schedule: `once`, `interval`, `fixed_delay`, `cron` or `manual`.
-        schedule: In the form that is stored, every default in sight.
-        timezone: On whose clock a cron schedule goes.
-        labels: As submitted.
-        paused: Whether it is paused.
+        kind: The kind of its schedule: `once`, `interval`, `fixed_delay`, `cron` or `manual`.
+        schedule: Its schedule in the stored form, with all defaults.
+        timezone: The zone of a cron schedule.
+        labels: Its labels as submitted.
+        paused: True if it is paused.
         paused_until: When the pause ends by itself.
-        finished_at: When it was found to have nothing left to fire.
-        hold_reason: Why its timer stands still: `pause`, `quarantine` or `run`.
-        next_at: The next occurrence; None where there is none, or the timer stands still.
+        finished_at: When the scheduler found no occurrence left.
+        hold_reason: The reason why its timer is held: `pause`, `quarantine` or `run`.
+        next_at: The next occurrence; None if there is none, or the timer is held.
         last_run: The latest run whose instant has come.
     """
 
@@ -93,7 +93,7 @@ class JobPage:
 
     Args:
         jobs: The page.
-        next_cursor: The key to go on after; None on the last page.
+        next_cursor: The key to continue after; None on the last page.
     """
 
     jobs: tuple[JobSummary, ...]
@@ -102,16 +102,16 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """A job with everything about it.
+    """A job with all its details.
 
     Args:
-        summary: What lists show.
-        job: As it can be submitted again: what was submitted, before defaults, with its payload.
-        effective_at: Since when the current version is in force.
+        summary: The job as in lists.
+        job: The job as submitted, before defaults, with its payload; it can be submitted again.
+        effective_at: When the current version came into force.
         created_at: When the job was first submitted.
-        paused_by: Who paused it.
-        pause_reason: Why.
-        paused_at: When.
+        paused_by: The author of the pause.
+        pause_reason: The reason of the pause.
+        paused_at: When it was paused.
         consecutive_failures: How many runs in a row have failed.
     """
 
@@ -136,17 +136,17 @@ def list_jobs(
     after: str = "",
     limit: int = 50,
 ) -> JobPage:
-    """A page of a tenant's jobs, in the order of their keys.
+    """Return a page of a tenant's jobs, in the order of their keys.
 
     Args:
-        connection: To read by.
-        tenant: Whose jobs.
-        prefix: Only keys that begin so.
-        labels: Only jobs that have all of these.
-        paused: Only paused ones, or only others.
+        connection: Reads the rows.
+        tenant: The tenant.
+        prefix: Only keys with this prefix.
+        labels: Only jobs with all of these.
+        paused: True for paused jobs only, False for all others.
         kind: Only schedules of this kind.
         after: Begin after this key.
-        limit: How many.
+        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -163,10 +163,10 @@ def list_jobs(
 
 
 def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
-    """One job.
+    """Return one job.
 
     Raises:
-        UnknownJob: There is none of this key in this tenant.
+        UnknownJob: The tenant has no job of this key.
     """
     from tidewheel.control.reads.spec_export import submitted_job  # here: a list of jobs needs no codec
     from tidewheel.schemas.codec import decode
@@ -225,7 +225,7 @@ class _DetailRow(_Row):
 
 
 def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
-    """When the next occurrence fires that does."""
+    """Return the time of the next occurrence that fires."""
     if row.hold_reason is not None or not row.leaves_out:
         known = (row.ahead_at, row.next_at if row.hold_reason is None else None)
         return min((at for at in known if at is not None), default=None)

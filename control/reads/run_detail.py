@@ -109,10 +109,10 @@ class RunDetail:
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
-    """One run.
+    """Return one run.
 
     Raises:
-        UnknownRun: There is none of this id in this tenant.
+        UnknownRun: The tenant has no run of this id.
     """
     with connection.cursor(row_factory=class_row(_DetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
@@ -146,7 +146,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
 
 
 def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
-    """The attempts of a run that are over, oldest first, at most the last hundred."""
+    """Return the ended attempts of a run, the oldest first, at most the last hundred."""
     with connection.cursor(row_factory=class_row(PastAttempt), binary=True) as cursor:
         return cursor.execute(_READ_PAST_ATTEMPTS, {"run_id": run_id}).fetchall()
 

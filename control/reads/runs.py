@@ -1,8 +1,8 @@
-"""Reading runs: a page of a tenant's.
+"""Read a page of a tenant's runs.
 
-An open run is shown in the state of `open_runs`; one that is queued but not due yet as `scheduled`. With a
-job, lists go by the nominal instants of its runs. Without, by run_id: that begins with the instant of runs that a timer
-or a trigger made, and with when it was asked for of backfills and retries.
+An open run has the state of `open_runs`. A queued run that is not due yet is shown as `scheduled`. A list of one job is
+in the order of nominal instants. Other lists are in the order of run_id. A run_id begins with the instant of a run by
+timer or trigger, and with the time of the request of a backfill or retry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _FIND_OPEN_RUNS = _SQL["find_open_runs"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
 
-COUNTED = 10_000  # what there is beyond so many is not counted: nobody pages through more
+COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 STATUSES = (*sorted(RunState), SCHEDULED)
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,21 +43,21 @@ class RunSummary:
 
     Args:
         run_id: Its id.
-        key: Its job's.
+        key: Its job's key.
         job_id: Its job.
-        job_version: The version it is made from.
-        status: Where it stands, `scheduled` among the rest.
-        cause: Why there is a run.
-        queue: Which executors may take it.
+        job_version: The version that it was created from.
+        status: Its state, or `scheduled`.
+        cause: Its cause.
+        queue: Its queue.
         lane: Its priority class.
         attempt: The last attempt begun; 0 before the first.
         scheduled_at: The nominal instant.
         created_at: When it was written.
-        publish_at: When it may be claimed; None once it is over, and while it waits for something else than its time.
+        publish_at: When it may be claimed; None once it is terminal, and while it does not wait for its time.
         started_at: When the last attempt began.
         finished_at: When it ended.
-        reason: Why skipped or cancelled, or which timeout fired.
-        error_type: What its last attempt failed with, once it is over.
+        reason: The reason of a skip or a cancellation, or the timeout that fired.
+        error_type: The error type of its last attempt, once it is terminal.
     """
 
     run_id: UUID
@@ -84,9 +84,9 @@ class RunPage:
 
     Args:
         runs: The page.
-        next_cursor: The run to go on after; None on the last page.
-        total: How many there are on all pages, or at least.
-        at_least: Whether there are more than `total`.
+        next_cursor: The run to continue after; None on the last page.
+        total: How many all pages have, or a lower bound.
+        at_least: True if there are more than `total`.
     """
 
     runs: tuple[RunSummary, ...]
@@ -97,7 +97,7 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run as its rows have it."""
+    """The columns of a run's rows."""
 
     run_id: UUID
     key: str
@@ -120,12 +120,12 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs a list is of.
+    """Filter of a list of runs, which match all of its fields.
 
     Args:
-        status: Only those that stand there: a state, or `scheduled`.
+        status: Only runs in this state, or `scheduled`.
         key: Only this job's.
-        labels: Only those that have all of these, of their own or of their jobs as they are now.
+        labels: Only runs with all of these, among their own and their job's current labels.
         since: From this instant on.
         until: Up to this instant.
     """
@@ -140,17 +140,17 @@ class RunFilter:
 def list_runs(
     connection: Conn, tenant: str, filters: RunFilter, *, after: UUID | None = None, limit: int = 50
 ) -> RunPage:
-    """A page of a tenant's runs, the newest first.
+    """Return a page of a tenant's runs, the newest first.
 
     Args:
-        connection: To read by.
-        tenant: Whose runs.
-        filters: Those that are wanted.
+        connection: Reads the rows.
+        tenant: The tenant.
+        filters: Only runs that match all of these.
         after: Begin after this run.
-        limit: How many.
+        limit: How many at most.
 
     Raises:
-        InvalidInput: There is no such tenant or status, or the filter would have to look at every run there is.
+        InvalidInput: There is no such tenant or status, or the filter would have to read every run.
         UnknownJob: There is no such job and never was one.
         UnknownRun: There is no run `after`.
     """
@@ -185,7 +185,7 @@ _SELDOM = FINAL - DEAD_LETTERED - {RunState.SUCCEEDED}
 
 
 def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None, limit: int) -> list[UUID]:
-    """The ids of the runs that are wanted, in order, after one of them."""
+    """Return the ids of the matching runs, in order, after one of them."""
     since, until = filters.since or _EARLIEST, filters.until or _LATEST
     columns: dict[str, object] = {
         "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None, "most": limit,
@@ -228,7 +228,7 @@ def _read(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:
 
 
 def summary_of(row: RunRow) -> RunSummary:
-    """A run as lists show it."""
+    """Return a run as lists show it."""
     return RunSummary(
         run_id=row.run_id,
         key=row.key,

@@ -1,7 +1,7 @@
 """A job's stored version as it can be submitted again.
 
-`job_versions.spec` is what was submitted, before defaults, in the one form that equal specs share; the payload lies in
-the definition. Submitted again, what comes out of here is the same version: durations are only written as people do.
+`job_versions.spec` is the job as submitted, before defaults, in the canonical form of equal specs. The definition has
+the payload. The export, submitted again, is the same version: only durations are written in a readable form.
 """
 
 import json
@@ -18,13 +18,13 @@ _MICROSECONDS = re.compile(r"\d+us", re.ASCII)
 
 
 def submitted_job(key: str, spec: object, payload: bytes, content_type: str) -> dict[str, object]:
-    """The `job` of the request that a stored version came by.
+    """Return the `job` of the request that created a stored version.
 
     Args:
-        key: The job's; intake gave it one where it was submitted without.
-        spec: As `job_versions` has it.
-        payload: As its definition has it.
-        content_type: The payload's.
+        key: The job's key; intake assigned one if it was submitted without.
+        spec: The spec of `job_versions`.
+        payload: The payload of its definition.
+        content_type: The payload's type.
     """
     job: dict[str, object] = {"key": key, **_readable(as_object(spec) or {}, _JOB)}
     if content_type != JSON_CONTENT:
@@ -50,7 +50,7 @@ def _within(how: Reading) -> Callable[[object], object]:
 
 
 def _duration(value: object) -> object:
-    """A span as people write it; what is none, such as a percentage, as it is."""
+    """Return a duration in a readable form; another value, such as a percentage, unchanged."""
     if isinstance(value, str) and _MICROSECONDS.fullmatch(value):
         return format_duration(parse_duration(value))
     if (several := as_list(value)) is not None:
@@ -59,16 +59,16 @@ def _duration(value: object) -> object:
 
 
 def _fraction(value: object) -> object:
-    """A fraction as the percentage it was submitted as."""
+    """Return a fraction as the percentage that was submitted."""
     return _percentage(value * 100) if isinstance(value, int | float) else value
 
 
 def _percentage(percent: float) -> str:
-    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"  # six decimals are the most that is read
+    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"  # six decimals are the most that intake accepts
 
 
 def _jitter(value: object) -> object:
-    """A duration or a percentage, also where the pair of both was stored."""
+    """Return a duration or a percentage, even if both are stored as a pair."""
     match as_list(value):
         case [span, percent]:
             return _percentage(percent) if isinstance(percent, int | float) and percent else _duration(span)

@@ -1,4 +1,7 @@
-"""Refusing a tenant that there is none of, where a list would only be empty. The table's rows are an operator's."""
+"""Refuse an unknown tenant, for which a list would only be empty.
+
+The operator owns the rows of `tenants`.
+"""
 
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.postgres.session import Conn
@@ -8,7 +11,7 @@ _FIND_TENANT = Statements("tidewheel.control")["find_tenant"]
 
 
 def require_tenant(connection: Conn, tenant: str) -> None:
-    """See that there is such a tenant.
+    """Check that a tenant exists.
 
     Raises:
         InvalidInput: There is none.

@@ -1,7 +1,7 @@
-"""A job's versions, each with what it changed, and any two of them compared field by field.
+"""Read a job's versions, each with its changes, and compare any two of them field by field.
 
-Compared is what was submitted, before defaults, as it can be submitted again: what a release changes in its defaults is
-no difference between versions. Payloads are told apart by their hash.
+The comparison is of the jobs as submitted, before defaults. So a release that changes defaults makes no difference
+between versions. Payloads are compared by their hash.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _SQL = Statements("tidewheel.control")
 _READ_VERSIONS = _SQL["read_versions"]
 _READ_TWO_VERSIONS = _SQL["read_two_versions"]
 
-MOST_VERSIONS = 100  # of one page: each is read with its payload, 256 KiB at limit
+MOST_VERSIONS = 100  # of one page: each is read with its payload, at most 256 KiB
 _LATEST = 2**31 - 1
 
 
@@ -33,9 +33,9 @@ class Change:
     """One field that differs.
 
     Args:
-        path: Where, dotted from the job, such as `schedule.cron`.
-        before: What it was; None where it was not given.
-        after: What it is; None where it is not given.
+        path: The dotted path from the job, such as `schedule.cron`.
+        before: The old value; None if the field was not given.
+        after: The new value; None if the field is not given.
     """
 
     path: str
@@ -52,9 +52,9 @@ class Version:
         effective_at: It counts for instants later than this.
         until: And up to this one; None while it is current.
         retired_at: When the job was deleted under it.
-        payload_sha256: Of its payload.
-        payload_bytes: How long that is.
-        changes: What it changed against the one before; empty for the first.
+        payload_sha256: The hash of its payload.
+        payload_bytes: The length of its payload.
+        changes: Its changes against the version before; empty for the first.
     """
 
     number: int
@@ -77,11 +77,11 @@ class _Row:
 
 
 def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
-    """A job's versions, the newest first; also of a job that was deleted.
+    """Return a job's versions, the newest first; also those of a deleted job.
 
     Args:
-        connection: To read by.
-        tenant: Whose job.
+        connection: Reads the rows.
+        tenant: The tenant.
         key: The job.
         limit: How many, up to 100.
         before: Only versions with lower numbers, for the next page.
@@ -103,7 +103,7 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
 
 
 def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change]:
-    """What differs in version `b` of a job from version `a`, field by field.
+    """Compare version `b` of a job with version `a`, field by field.
 
     Raises:
         UnknownJob: There is no such job and never was one.
@@ -121,7 +121,7 @@ def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
-    """What differs between two jobs as submitted, in the order of the paths.
+    """Return the differences between two jobs as submitted, in the order of their paths.
 
     >>> for each in changes({"target": "a", "schedule": {"cron": "0 8 * * *"}}, {"schedule": {"cron": "0 9 * * *"}}):
     ...     print(each.path, each.before, each.after)
@@ -156,7 +156,7 @@ def _version(row: _Row, document: Mapping[str, object], earlier: Mapping[str, ob
 
 
 def _document(key: str, row: _Row) -> dict[str, object]:
-    """A version as it can be submitted again, but for its payload, of which the hash stands there."""
+    """Return a version in the form of a submit, with the hash of its payload in place of the payload."""
     definition = decode(row.definition, JobDefinition)
     document = submitted_job(key, row.spec, b"", definition.payload_content_type)
     document.pop("payload_base64", None)

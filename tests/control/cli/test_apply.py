@@ -128,8 +128,8 @@ def test_a_list_in_json_or_yaml_tells_the_line_of_each_job(database: Database, w
         (f"[{GOOD},\n{OTHER},\n]", 3, "the jobs of the array are not divided by one comma"),
         (f"[{GOOD},\n{OTHER}\n{GOOD}]", 3, "the jobs of the array are not divided by one comma"),
         (f"[{GOOD},\n{OTHER},,{GOOD}]", 2, "the jobs of the array are not divided by one comma"),
-        (f"[{GOOD},{OTHER}]\n[{GOOD}]", 2, "something stands behind the array"),
-        (f"[{GOOD},{OTHER}] garbage", 1, "something stands behind the array"),
+        (f"[{GOOD},{OTHER}]\n[{GOOD}]", 2, "text follows the array"),
+        (f"[{GOOD},{OTHER}] garbage", 1, "text follows the array"),
     ],
 )
 def test_an_array_that_is_not_whole_is_told_and_what_comes_before_is_applied(

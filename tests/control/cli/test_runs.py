@@ -111,7 +111,7 @@ def test_where_says_by_which_messages_it_came(job: Database) -> None:
     assert [one["attempt"] for one in asked(job, "run", "where", under_way)["messages"]] == [1]
     job.execute("UPDATE open_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
     assert tidewheel(job, "run", "where", under_way).lines[1].split() == ["1", "none:", "by", "the", "sweep"]
-    assert tidewheel(job, "run", "where", trigger(job)).lines == ["nobody has claimed it"]
+    assert tidewheel(job, "run", "where", trigger(job)).lines == ["no executor has claimed it"]
 
 
 def test_runs_are_cancelled_by_id(job: Database) -> None:
