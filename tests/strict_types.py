@@ -43,7 +43,7 @@ class _Summary(BaseModel):
 
 
 class Report(BaseModel):
-    """What pyright answers with ``--outputjson``."""
+    """The report of pyright's ``--outputjson``."""
 
     findings: list[_Finding] = Field(alias="generalDiagnostics")
     summary: _Summary
@@ -69,7 +69,7 @@ def run_pyright() -> Report:
 
 
 def count_files() -> int:
-    """How many Python files the real folders hold; links are not followed, for what they lead to is counted itself."""
+    """Return the number of Python files in the real folders; links lead to files counted already."""
     return sum(1 for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if not path.parent.is_symlink())
 
 

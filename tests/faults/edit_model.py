@@ -51,7 +51,7 @@ class Act:
     Args:
         kind: `submit`, `pause`, `resume`, `delete`, `skip`, `move` or `unskip`.
         sent: The database's clock before it was sent.
-        told: The same after its answer had come.
+        answered: The same after its reply had come.
         token: What the definition hands to its handler; tells definitions apart.
         grid: When the definition fires; None never.
         paused: Whether a new job is to begin paused.
@@ -66,7 +66,7 @@ class Act:
 
     kind: str
     sent: int
-    told: int = 0
+    answered: int = 0
     token: int = 0
     grid: Grid | None = None
     paused: bool = False
@@ -85,7 +85,7 @@ class Act:
         )
         said = "unchanged" if self.unchanged else "accepted" if self.accepted else "rejected"
         following = f", next {clock(self.next_run_at)}" if self.next_run_at else ""
-        return f"{clock(self.sent)} to {clock(self.told)}  {what}: {said}, version {self.version}{following}"
+        return f"{clock(self.sent)} to {clock(self.answered)}  {what}: {said}, version {self.version}{following}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Standing:
     def after(self, act: Act) -> "Standing":
         """Return the state after an accepted request."""
         others = frozenset(pair for pair in self.moved if pair[0] != act.at)
-        late = {act.at} if act.told >= self._comes(act.at) else set[int]()  # it may have come before it was heard
+        late = {act.at} if act.answered >= self._comes(act.at) else set[int]()  # it may have come before it was heard
         match act.kind:
             case "submit":
                 return self._edited(act)
@@ -164,7 +164,7 @@ class Standing:
         # has passed fires all the same, by whatever definition there is, unless that never fires. One that was moved
         # to a time that has passed has fired there, or was passed over in a pause, and does neither again.
         keeps = {pair for pair in self.moved if act.grid and (min(pair) <= act.sent or act.grid.holds(pair[0]))}
-        doubtful = {at for at, _ in self.moved if act.grid is None or act.sent < at <= act.told}
+        doubtful = {at for at, _ in self.moved if act.grid is None or act.sent < at <= act.answered}
         # Where the new definition lacks it: whether it is done with, or forgotten, may be for the pause's end to say.
         doubtful |= {
             at
@@ -173,7 +173,7 @@ class Standing:
             and not act.grid.holds(at)
             and act.sent < at
             and (self.paused or act.sent < to)
-            and to <= act.told
+            and to <= act.answered
         }
         return replace(
             self,
@@ -193,7 +193,7 @@ class Standing:
                 return act.fits, self.exists and act.token == self.token
             case "delete":
                 return self.exists, False
-            case "skip" | "move" | "unskip" if act.told >= min(act.at, act.to or act.at, self._comes(act.at)):
+            case "skip" | "move" | "unskip" if act.answered >= min(act.at, act.to or act.at, self._comes(act.at)):
                 return act.accepted, act.unchanged
             case "skip" | "move":
                 coming = self.exists and self.grid is not None and self.grid.holds(act.at)

@@ -1,9 +1,9 @@
 """Oracle of random edits: judge a history by its requests, replies and fired runs alone.
 
-Nothing of Tidewheel's is asked or imported. Each change took effect at some moment between the sending of its request
-and the arrival of its answer; the first instant that the answer names narrows this down. The history is right if such
-moments exist, in order, that between each two of them exactly the instants of the definition then in force have fired,
-each once, by that version. An occurrence that was moved counts at the time it was moved to.
+The oracle imports nothing of Tidewheel and queries none of its tables. Each change took effect between the sending of
+its request and the arrival of its reply. The first instant that the reply names narrows this interval down. The
+history is right if moments of effect exist in the order of the changes. Between two of them exactly the instants of the
+definition then in force have fired, each once and by that version. An occurrence that was moved counts at its new time.
 """
 
 from collections import defaultdict
@@ -69,13 +69,13 @@ class Verdict:
             accepted, unchanged = standing.answer(act)
             if (act.accepted, act.accepted and act.unchanged) != (accepted, accepted and unchanged):
                 wanted = ("unchanged" if unchanged else "accepted") if accepted else "rejected"
-                self._note(f"a request must be {wanted}", act.sent, act.told)
+                self._note(f"a request must be {wanted}", act.sent, act.answered)
             if not accepted or unchanged:
                 continue
             standing = standing.after(act)
             if act.version is not None and act.version != standing.version:
-                self._note(f"the answer names version {act.version}, not {standing.version}", act.sent, act.told)
-            yield self._narrowed(Change(act.sent, act.told, act, standing))
+                self._note(f"the answer names version {act.version}, not {standing.version}", act.sent, act.answered)
+            yield self._narrowed(Change(act.sent, act.answered, act, standing))
 
     def _narrowed(self, change: Change) -> Change:
         """Bound a change by the first instant in its reply: it came before that one and after the previous."""
@@ -119,7 +119,7 @@ class Verdict:
             if fired.done < self._place(fired):
                 self._note(f"{fired} was done before its time", fired.at, fired.at)
             if fired.version not in tokens:
-                self._note(f"{fired} was made from a version that nobody was told of", fired.at, fired.at)
+                self._note(f"{fired} was made from a version that no reply has named", fired.at, fired.at)
             elif (
                 fired.status == "cancelled"
                 and fired.reason == "job_deleted"
@@ -194,7 +194,7 @@ class Verdict:
 
     def _note(self, problem: str, low: int, high: int) -> None:
         """Keep a problem with the history around it."""
-        acts = [f"    {act}" for act in self.acts if act.told >= low - _NEAR and act.sent <= high + _NEAR]
+        acts = [f"    {act}" for act in self.acts if act.answered >= low - _NEAR and act.sent <= high + _NEAR]
         fired = [
             f"    {one}" for one in sorted(self.fired, key=lambda one: one.at) if low - _NEAR <= one.at <= high + _NEAR
         ]

@@ -157,9 +157,9 @@ class RandomEdits:
         try:
             said = calls[act.kind]()
         except (InvalidInput, TidewheelError):
-            job.acts.append(replace(act, told=self._now(), accepted=False))
+            job.acts.append(replace(act, answered=self._now(), accepted=False))
             return
-        told = replace(act, told=self._now(), unchanged=said.unchanged, version=said.version)
+        told = replace(act, answered=self._now(), unchanged=said.unchanged, version=said.version)
         job.acts.append(_with_next(told, said.next_run_at))
 
     def _choose(self, job: Driven, more: Mapping[str, int]) -> tuple[Act, dict[str, object]]:
@@ -217,7 +217,7 @@ class RandomEdits:
         if chance < 0.1 and job.last:
             token = cast("int", cast("Mapping[str, object]", job.last["payload"])["token"])
             known = [act for act in (*job.acts, *(act for _, act in job.waiting)) if act.token == token]
-            return replace(known[0], sent=0, told=0, version=None, next_run_at=None, paused=False), job.last
+            return replace(known[0], sent=0, answered=0, version=None, next_run_at=None, paused=False), job.last
         self._tokens += 1
         schedule, grid = self._random.choice(_SCHEDULES)
         if chance < 0.4 and job.last:
@@ -254,7 +254,7 @@ class RandomEdits:
             while job.waiting and job.waiting[0][0] in self._replies:
                 now = now or self._now()
                 request_id, act = job.waiting.pop(0)
-                job.acts.append(_answered(replace(act, told=now), self._replies[request_id]))
+                job.acts.append(_answered(replace(act, answered=now), self._replies[request_id]))
 
     def _completed(self, seen: Seen) -> None:
         event = decode(seen.value or b"", RunCompleted)
@@ -282,7 +282,7 @@ class RandomEdits:
             act = Act(kind, self._now())
             if job.standing.answer(act) == (True, False):
                 said = (self._client.delete if number % 2 else self._client.pause)(job.key)
-                job.acts.append(replace(act, told=self._now(), version=said.version))
+                job.acts.append(replace(act, answered=self._now(), version=said.version))
                 job.standing = job.standing.after(act)
         # What is still missing then is lost, and the verdict will say so with the history around it.
         self._look_for(_COMPLETED_SECONDS, until=lambda: not self._missing())

@@ -1,7 +1,7 @@
 """A process is killed at every failpoint, around each commit and acknowledgement; another takes over.
 
-Whatever the point, the runs are those that were asked for, no attempt took effect twice, and what came twice on a topic
-came with the same id and the same bytes.
+At every point three promises hold. The runs are those that the requests name. No attempt took effect twice. A message
+that came twice on a topic has the same id and the same bytes both times.
 """
 
 from dataclasses import dataclass

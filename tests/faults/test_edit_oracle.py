@@ -112,7 +112,7 @@ DOCTORED: dict[str, tuple[Doctor, str]] = {
         lambda _, runs: change(runs, 16, status="cancelled", reason="request"),
         "cancelled was given",
     ),
-    "a version of nobody's": (lambda _, runs: change(runs, 16, version=9), "nobody was told of"),
+    "a version of nobody's": (lambda _, runs: change(runs, 16, version=9), "no reply has named"),
     "a request is refused for nothing": (lambda acts, _: answer(acts, 6.48, accepted=False), "must be accepted"),
     "a bad request is accepted": (lambda acts, _: answer(acts, 4.7, accepted=True), "must be rejected"),
     "a change is said to be none": (lambda acts, _: answer(acts, 6.48, unchanged=True), "must be accepted"),

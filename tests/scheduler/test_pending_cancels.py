@@ -24,7 +24,9 @@ def with_job(database: Database) -> Database:
 
 def want(database: Database, *runs: UUID) -> None:
     for run in runs:
-        database.execute("INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'requested')", [run])
+        database.execute(
+            "INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'requested')", [run]
+        )
 
 
 def states(database: Database, *runs: UUID) -> list[str]:

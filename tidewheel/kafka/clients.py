@@ -1,6 +1,6 @@
 """Kafka clients: bytes only, with the settings that keep the promises.
 
-What the settings are for is told in docs/adr/0005-kafka-settings.md. Users' own settings (TLS, SASL, …) are passed
+docs/adr/0005-kafka-settings.md gives the reasons for the settings. Users' own settings (TLS, SASL, …) are passed
 through untouched; those that would weaken a promise are refused.
 """
 
@@ -154,7 +154,7 @@ def share_consumer(
         group: A group of its own: a name that a consumer group has cannot be a share group's.
         role: Part of the client id.
         most: Messages wanted at once; the broker gives whole batches of the producer's, so there may be more.
-        on_statistics: Told ten times a second, while polling, how the client stands.
+        on_statistics: Called with the client's statistics ten times a second while it polls.
     """
     _refuse_overrides(config)
     return ShareConsumer(

@@ -1,7 +1,7 @@
 """The group protocol of executors, and checks that the brokers support it.
 
-Chosen by setting and tried before anything depends on it, by joining a group of its own for a moment: which protocols
-are on is told by no request that every client may make.
+A setting chooses the protocol. The check joins a group of its own for a moment before anything depends on the protocol.
+No request that every client may make reports which protocols are on.
 """
 
 import json
@@ -29,7 +29,7 @@ _QUICK_TAKEOVER_MS = 15_000  # with a longer session timeout the classic protoco
 _ADMIN_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 # Refusals were seen after 0.06 s (consumer) and 1.0 s (share), a place in the group after 0.13 s and 2.1 s. A group
-# whose topic is not there gets neither; a refusal that comes later than this is told by the lanes.
+# whose topic does not exist gets neither. The lanes report a refusal that comes later than this.
 _CONSUMER_SECONDS, _SHARE_SECONDS = 2.0, 5.0
 
 _CANNOT = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE, KafkaError._FATAL})
@@ -49,7 +49,7 @@ class _Entry(Protocol):
 def group_protocol(
     config: Mapping[str, str], wanted: GroupProtocol | Literal["auto"], *, topic: str, probe: str
 ) -> GroupProtocol:
-    """The protocol to use: as told, or the quicker one of a consumer group.
+    """Return the protocol to use: the setting's, or the quicker one of a consumer group.
 
     Args:
         config: Bootstrap servers and what users pass through.
@@ -58,7 +58,7 @@ def group_protocol(
         probe: First part of the names of groups that exist to be joined for a moment.
 
     Raises:
-        SettingsError: The brokers lack what was asked for; the message says what, and what works.
+        SettingsError: The brokers lack the requested protocol; the message names it and those that work.
     """
     match wanted:
         case "classic":
@@ -86,7 +86,10 @@ def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> C
 
 
 def read_from_start(config: Mapping[str, str], groups: Sequence[str]) -> None:
-    """Let share groups that are new begin with what is there already: their default is what comes after they met."""
+    """Let new share groups start at the earliest message.
+
+    Their default is the messages that come after the group was formed.
+    """
     admin = AdminClient({**config, "client.id": "tidewheel-groups", "log_level": 2})
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
     resources = [ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry]) for group in groups]

@@ -46,7 +46,7 @@ class Topics:
 
     @property
     def requests(self) -> str:
-        """Where users put requests; keyed by job key."""
+        """The topic of users' requests, keyed by job key."""
         return f"{self.prefix}.requests"
 
     @property
@@ -56,7 +56,7 @@ class Topics:
 
     @property
     def target_replies(self) -> str:
-        """Where what a Kafka target asked puts the end of a run; keyed as it likes."""
+        """The topic of run ends reported by the programs behind Kafka targets, with any key."""
         return f"{self.prefix}.target-replies"
 
     @property
@@ -226,7 +226,7 @@ def _new_topic(topic: Topic, replication: int) -> NewTopic:
         "min.insync.replicas": "2" if replication >= 3 else "1",
         "unclean.leader.election.enable": "false",
         "max.message.bytes": str(1024 * 1024 + 64 * 1024),
-        # A message is not refused because the clock of whoever sends it is wrong, nor dropped before its time.
+        # A producer's wrong clock neither gets a message refused nor drops it before its time.
         "message.timestamp.type": "LogAppendTime",
     }
     return NewTopic(topic.name, num_partitions=topic.partitions, replication_factor=replication, config=config)

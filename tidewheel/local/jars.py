@@ -1,8 +1,8 @@
 """The broker's jars: fetched once, verified by checksum, shared by all stacks of a user.
 
-Invariant: a file stands under its final name only after its SHA-256 was found right. A fetch writes elsewhere and
-moves, so one that is interrupted leaves whole jars and nothing else, and the next goes on from there. What is cached
-is known by size and modification time; where those differ from the last verification, it is hashed again.
+Invariant: a file gets its final name only after its SHA-256 was verified. A fetch writes elsewhere and then renames.
+An interrupted fetch therefore leaves whole jars and nothing else, and the next fetch continues from there. A cached jar
+is recognised by size and modification time. If one differs from the last verification, the jar is hashed again.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ REPOSITORY_VARIABLE = "TIDEWHEEL_MAVEN_REPOSITORY"  # URL of a mirror, where the
 _MANIFEST = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256")
 _TOTAL_BYTES = 45_035_715  # of all jars in the manifest, for the progress display
 _FETCHERS = 4  # the jars are many and small: one at a time took three times as long
-_TRIES = 3  # a connection that breaks half-way is tried again before anybody is told
+_TRIES = 3  # a connection that breaks half-way is tried again before the error is raised
 _PAUSE_SECONDS = 0.5
 
 
@@ -174,7 +174,7 @@ class _Fetch:
             fetched.unlink()
             message = (
                 f"{jar.name} was fetched, but its checksum is not the one Tidewheel knows; it was deleted. "
-                "Run `tidewheel up` again; if it stays so, whoever serves the jars alters them"
+                "Run `tidewheel up` again; if it stays so, the server alters the jars"
             )
             raise StackError(message)
         fetched.replace(self._folder / jar.name)

@@ -194,8 +194,8 @@ class Cluster:
     def stop(self) -> None:
         """Stop all nodes.
 
-        All are asked at once. The last controllers cannot agree on anything when the others are gone, so what is still
-        there after `_QUORUM_PATIENCE` is killed: its data is on disk, and the next start recovers it.
+        All receive the signal at once. The last controllers lack a quorum when the others are gone. A node that remains
+        after `_QUORUM_PATIENCE` is therefore killed. Its data is on disk, and the next start recovers it.
         """
         patience = _STOP_PATIENCE if len(self.brokers) == 1 else _QUORUM_PATIENCE
         asked = [(broker.daemon, broker.daemon.ask(signal.SIGTERM)) for broker in self.brokers]

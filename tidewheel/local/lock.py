@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Hold the lock file at `path`; waits for whoever holds it. A process that dies lets go."""
+    """Lock the file at `path`; wait for its owner. A process that dies releases the lock."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -4,8 +4,8 @@ Invariant: nothing is promised that the real thing would not keep: fsync and syn
 who connects needs the password, for other users of the machine reach 127.0.0.1 too.
 
 As root the server runs as another user, who may be shut out of the home above its data. It is therefore started inside
-its data folder, entered before the user changes, and told that the folder is `/proc/self/cwd`: a name that leads there
-without passing through any folder above.
+its data folder, entered before the user changes. Its data folder is configured as `/proc/self/cwd`, a name that leads
+there without passing through any folder above.
 """
 
 import os
@@ -136,7 +136,7 @@ class Postgres:
         self._data.mkdir(mode=0o700, parents=True)
         if account is not None:
             os.chown(self._data, account.uid, account.gid)
-        with tempfile.TemporaryFile() as password:  # no name: nobody else can open it
+        with tempfile.TemporaryFile() as password:  # no name: no other process can open it
             password.write(self._password.encode() + b"\n")
             password.seek(0)
             if account is not None:

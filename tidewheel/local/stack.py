@@ -1,7 +1,7 @@
 """The embedded stack of one home folder: PostgreSQL and Kafka, up, down, and what there is.
 
-Invariant: whoever changes a stack holds the lock of its home, so two `up` at once are one; and every step can be done
-again, so a stack left half-way is finished by the next `up` and stopped by the next `down`.
+Invariant: a process that changes a stack holds the lock of its home, so two `up` at once are one. Every step can be
+repeated: the next `up` finishes a stack left half-way, and the next `down` stops it.
 
 A database or brokers given to the stack take the place of its own part, which is then not started.
 """
@@ -39,7 +39,7 @@ _SIZES = (1, _MOST_BROKERS)  # two nodes lose their quorum with either one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackInfo:
-    """Where a running stack is reached.
+    """The addresses of a running stack.
 
     Args:
         data_dir: The stack's home; all it keeps is below.
@@ -68,7 +68,7 @@ class StackStatus:
 
 
 def running_stack(home: Path | None = None) -> StackInfo | None:
-    """Where the stack in `home` is reached; None unless all its parts run. Asks neither part anything."""
+    """Return the addresses of the stack in `home`; None unless all its parts run. Sends no request."""
     folder = (home or default_home()).absolute()
     state = read_state(folder)
     if state is None:
@@ -84,8 +84,8 @@ class LocalStack:
         home: Its folder; by default that of `tidewheel.local.state.default_home`.
         brokers: 1 or 3; by default as many as the stack has, 1 for a new one.
         database_url: A database to use instead of the embedded one.
-        bootstrap: Brokers to use instead of the embedded ones; not asked anything here, for it may take a user's own
-            client settings to reach them.
+        bootstrap: Brokers to use instead of the embedded ones; no request is sent to them here, for it may take a
+            user's own client settings to reach them.
         cache: Where the broker's jars are kept; by default that of `tidewheel.local.jars.default_cache`.
         shared_buffers_megabytes: PostgreSQL's page cache, from its next start; measurements use 1024.
         max_wal_size_megabytes: WAL between PostgreSQL's checkpoints, likewise.

@@ -1,7 +1,7 @@
 """For users' tests: handlers without services, schedules without a clock, the stack as a fixture.
 
-The documented names are resolved when first asked for: a handler's test needs no database, and pytest loads the plugin
-in every run, also of those who use nothing of it.
+The documented names are resolved at their first use. A handler's test needs no database, and pytest loads the plugin in
+every run, also where no test uses it.
 """
 
 from importlib import import_module

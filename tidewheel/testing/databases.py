@@ -68,7 +68,7 @@ class Template:
             self._tables = [str(name) for (name,) in connection.execute(_TABLES, [_KEPT])]
 
     def copy(self) -> str:
-        """The URL of a new copy, which is nobody else's."""
+        """Create a copy for one test; return its URL."""
         name = f"test_{uuid4().hex[:16]}"
         self._execute("CREATE DATABASE {} TEMPLATE {}", name, self.name)
         return self._url(name)
@@ -93,7 +93,7 @@ class Template:
         self._clean.append(url)
 
     def drop(self, url: str) -> None:
-        """Remove a copy, whoever is still connected."""
+        """Drop a copy; its open connections are closed."""
         name = cast("str", conninfo_to_dict(url)["dbname"])
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 

@@ -48,8 +48,8 @@ class HandlerResult:
         error_message: What it said.
         trace: Its traceback.
         again_in: How long until the next attempt; None where there is none.
-        progress: What it told last.
-        checkpoint: What it told last, or was given.
+        progress: The last progress that it reported.
+        checkpoint: The last checkpoint that it saved, or the one it was given.
         output: What it printed and logged.
         completed_in: The connections that it has called `complete_in` with, in their order.
     """
@@ -67,7 +67,7 @@ class HandlerResult:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has."""
+        """True if the attempt succeeded."""
         return self.outcome is AttemptOutcome.SUCCEEDED
 
     def assert_succeeded(self) -> "HandlerResult":
@@ -100,7 +100,7 @@ def run_handler(
         previous: What came before the run.
         scheduled_at: The run's nominal instant; now when not given.
         labels: The run's.
-        cancelled: Whether it was asked to stop already.
+        cancelled: True if a stop was requested before the start.
         **job: Further fields of its job, such as `key`, `start_to_close` or `retry`, as in a `job.submit`.
 
     Raises:
@@ -207,7 +207,7 @@ class _Attempt(Attempt):
 
 
 class _Noted:
-    """Takes completions, and writes none: whether they are committed is between the handler and its database."""
+    """Collects completions and writes none; the handler and its database decide if they are committed."""
 
     def __init__(self, attempt: _Attempt) -> None:
         self._attempt = attempt

@@ -56,7 +56,7 @@ SELECT DISTINCT j.key, o.handler
  WHERE o.state = ANY (%(claimable)s) AND o.publish_at <= tidewheel_now() AND o.handler <> ALL (%(handlers)s)
 
 -- name: read_runs_of
--- The runs of a job in the order of their instants, each as it stands.
+-- The runs of a job with their current states, in the order of their instants.
 -- No index: a test's own database. No lock.
 SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,

@@ -1,8 +1,8 @@
 """The services of one test, in its own process, stepped by the test.
 
 The scheduler, the relay and the executor are those of production; none of them goes on by itself. The executor claims
-from the table alone, as an executor does that Kafka brings nothing, and only while its gate is open. Requests are read
-from Kafka without a group: nobody else reads them.
+from the table alone, as an executor without Kafka messages does, and only while its gate is open. Requests are read
+from Kafka without a group: the test is their only reader.
 """
 
 import asyncio

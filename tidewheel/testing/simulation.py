@@ -131,14 +131,14 @@ class _Walk:
         raise InvalidInput([FieldError("end", problem, "simulate a shorter span")])
 
     def _up(self, now: datetime) -> datetime:
-        """When a scheduler runs again, if none does now."""
+        """Return the first instant from `now` at which a scheduler runs."""
         for begins, ends in self.down:
             if begins <= now < ends:
                 now = ends
         return now
 
     def _left_out(self, where: TimerState) -> Iterator[Simulated]:
-        """What calendars leave out between the last look and the end."""
+        """Yield the occurrences that calendars exclude between the last look and the end."""
         if not where.plain and where.cursor <= self.end == self._up(self.end):
             decided = decide(where, now=self.end, horizon=self.end, misfire_after=self.misfire_after)
             yield from self._told(where, decided, self.end)

@@ -1,7 +1,7 @@
 """`Tidewheel`: all of it on a database of one test, with a clock that the test moves.
 
-Requests go in as in production, the services do what is due when the test says so, and the clock stands still until it
-is moved. Nothing is imitated: PostgreSQL and Kafka are real, and so is every service.
+Requests go in as in production, the services do what is due when the test steps them, and the clock stops until it is
+moved. Nothing is imitated: PostgreSQL and Kafka are real, and so is every service.
 """
 
 import threading
@@ -65,14 +65,14 @@ class Stack:
 
     @property
     def template(self) -> Template:
-        """What tests' databases are copies of."""
+        """The template from which tests' databases are copied."""
         if self._template is None:
             self._template = Template(self.database_url, "tidewheel_test", CLOCK)
         return self._template
 
     @property
     def inbox(self) -> Inbox:
-        """What intake reads, from now on."""
+        """The requests and target replies that intake reads, from now on."""
         self.make_topics([DEFAULT_QUEUE])
         if self._inbox is None:
             self._inbox = Inbox(self.kafka, [self.topics.requests, self.topics.target_replies])
@@ -124,7 +124,7 @@ class Tidewheel:
 
     @property
     def now(self) -> datetime:
-        """What the clock shows."""
+        """The time on the test's clock."""
         with self._session.transaction() as connection:
             row = connection.execute(_NOW).fetchone()
         return cast("tuple[datetime]", row)[0]
@@ -155,7 +155,7 @@ class Tidewheel:
         return instant.astimezone(UTC)
 
     def advance(self, by: timedelta | None = None, *, timeout: float = 60.0, **units: float) -> datetime:
-        """Let time pass: whatever comes due on the way is done at its instant; returns what the clock shows then.
+        """Let time pass and do everything that comes due at its instant; return the new time.
 
         Args:
             by: How much; or as the arguments of a timedelta, such as `hours=2`.
@@ -180,12 +180,15 @@ class Tidewheel:
 
         Raises:
             TimeoutError: It takes longer; the message says what is left.
-            LookupError: A run is due whose handler nobody has registered.
+            LookupError: A run is due whose handler is not registered.
         """
         self._drain(monotonic_seconds() + timeout)
 
     def runs(self, key: str) -> list[Run]:
-        """The runs of a job in the order of their instants, those of one instant in any order; of a deleted job too."""
+        """Return the runs of a job in the order of their instants; of a deleted job too.
+
+        Runs of one instant are in any order.
+        """
         columns = {"job_id": job_id(_TENANT, key)}
         with self._session.transaction() as connection, connection.cursor(row_factory=class_row(Run)) as cursor:
             return cursor.execute(_READ_RUNS_OF, columns).fetchall()

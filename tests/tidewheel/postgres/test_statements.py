@@ -5,6 +5,7 @@ Which index each hot statement takes is in test_sql_plans.py.
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,6 @@ def test_unknown_part_is_refused_with_both_files(tmp_path: Path, monkeypatch: py
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "queries.sql").write_text("-- name: read\nSELECT {{tidewheel.relay.lost(o)}}\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(ValueError, match=r"some_statements/queries\.sql names the part 'lost', which tidewheel\.relay"):
         Statements("some_statements")
