@@ -1,1 +1,1 @@
-"""The side people see: command line, client and demo."""
+"""Command line, Python client, HTTP API and demo."""

@@ -1,9 +1,9 @@
-"""Days from an iCalendar file: those that its events touch, on the clock that each event is written in.
+"""Read the days of an iCalendar file: those that its events touch, each in its own zone.
 
-An all-day event touches each of its days but the one that DTEND names; a timed one the days from its start to its end,
-but not a day that it ends at the first instant of. Repeats are followed to a horizon. Cancelled events, cancelled
-single occurrences and EXDATEs are left out; moved occurrences are where they were moved to. What cannot be read is
-refused, with file and event, never passed over: a holiday that is silently missing is found out about on that day.
+An all-day event touches each of its days except the one that DTEND names. A timed event touches the days from its start
+to its end, except a day at whose first instant it ends. Repeats are followed to a horizon. Cancelled events, cancelled
+single occurrences and EXDATEs are omitted. A moved occurrence counts at its new time. An unreadable part is refused
+with file and event: a silently missing holiday would be noticed only on that day.
 Source: RFC 5545, sections 3.6.1 (VEVENT), 3.8.4.4 (RECURRENCE-ID) and 3.8.5 (EXDATE, RDATE, RRULE).
 """
 
@@ -28,12 +28,12 @@ MOST_EVENTS = 10_000
 """In a file, as many as days in a calendar."""
 
 HORIZON_YEARS = 10
-"""How far repeats are followed beyond today, unless told otherwise."""
+"""How far repeats are followed beyond today, by default."""
 
 MOST_YEARS = 50
 """The farthest horizon."""
 
-_MOST_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes five
+_MOST_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes 5 s
 _FREQUENCIES = ("DAILY", "WEEKLY", "MONTHLY", "YEARLY")
 _READ = {"DTSTART", "DTEND", "DURATION", "RRULE", "RDATE", "EXDATE", "RECURRENCE-ID", "STATUS", "UID"}
 _DAY = timedelta(days=1)
@@ -41,12 +41,12 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class FileDays:
-    """What a file holds.
+    """The days of a file.
 
     Args:
         days: The days that its events touch.
         events: How many events they come from.
-        repeats_until: The last day to which repeats were followed; None when none goes on so long.
+        repeats_until: The last day to which repeats were followed; None if all end before.
     """
 
     days: frozenset[date]
@@ -55,15 +55,15 @@ class FileDays:
 
 
 def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -> FileDays:
-    """The days of an iCalendar file.
+    """Return the days of an iCalendar file.
 
     Args:
         path: The file.
-        today: Where the horizon is counted from.
+        today: The start of the horizon.
         years: How far ahead repeats are followed.
 
     Raises:
-        InvalidInput: It cannot be read; the file, and the event where it is one's fault, are named.
+        InvalidInput: It cannot be read; the error names the file, and the faulty event if there is one.
     """
     try:
         with path.open("rb") as file:
@@ -74,7 +74,7 @@ def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -
 
 
 def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) -> FileDays:
-    r"""The days of an iCalendar file's content; `name` is what errors call it.
+    r"""Return the days of an iCalendar file's content; errors call the file `name`.
 
     >>> lines = ["BEGIN:VEVENT", "DTSTART;VALUE=DATE:20261225", "DTEND;VALUE=DATE:20261227", "END:VEVENT"]
     >>> found = days_of("\n".join(lines).encode(), "holidays.ics", today=date(2026, 11, 20))
@@ -116,7 +116,7 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
 
 
 class _Event:
-    """One VEVENT, read."""
+    """One parsed VEVENT."""
 
     def __init__(self, component: Component, file: str, number: int) -> None:
         self._component, self._file, self._number = component, file, number
@@ -137,14 +137,14 @@ class _Event:
         self._refuse_unread()
 
     def starts(self, horizon: date) -> tuple[list[datetime], bool]:
-        """When it begins, each time; repeats up to the horizon, and whether they go on beyond it."""
+        """Return each start up to the horizon, and True if repeats continue beyond it."""
         repeats, cut = self._repeats(datetime.combine(horizon, time.max))
         left_out = {at.date() for at in self._instants("EXDATE")}
         every = (self.start, *self._instants("RDATE"), *repeats)
         return [at for at in every if at.date() not in left_out], cut
 
     def touched(self, start: datetime) -> Iterator[date]:
-        """The days it touches when it begins then."""
+        """Yield the days that it touches from a given start."""
         last = max(start, start + self._length - timedelta.resolution).date()
         days = min((last - start.date()).days, MAX_DAYS)
         for number in range(days + 1):
@@ -182,7 +182,7 @@ class _Event:
             self.refuse(f"its RRULE cannot be read: {error}", "correct it")
 
     def _last(self, until: date) -> datetime:
-        # UNTIL of an all-day event may carry a time: that day counts whole.
+        # UNTIL of an all-day event may have a time: the whole day counts.
         at = self._local(until)
         return datetime.combine(at.date(), time.max) if self._all_day or not isinstance(until, datetime) else at
 
@@ -223,7 +223,7 @@ class _Event:
         return cast("list[object]", found) if isinstance(found, list) else [] if found is None else [found]
 
     def _local(self, at: date) -> datetime:
-        """On the event's own clock, without a zone."""
+        """Return a start in the event's own zone, as a naive datetime."""
         if not isinstance(at, datetime):
             return datetime.combine(at, time())
         return (at.astimezone(self._zone) if at.tzinfo and self._zone else at).replace(tzinfo=None)

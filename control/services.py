@@ -1,4 +1,4 @@
-"""Starting each service: checks first, with a clear message, then its loop until SIGTERM."""
+"""Start each service: check its dependencies, then run its loop until SIGTERM."""
 
 import logging
 import os
@@ -35,13 +35,13 @@ _LOG = logging.getLogger("tidewheel.process.service")
 
 
 def run_intake(settings: IntakeSettings) -> None:
-    """Take in requests until asked to stop."""
+    """Apply requests until SIGTERM."""
     url, kafka, installation, stop = _prepare("intake", settings)
     Intake(settings, url, kafka, installation, stop).run()
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
-    """Fire what is due until asked to stop; needs no Kafka."""
+    """Create the runs of due occurrences until SIGTERM; needs no Kafka."""
     stop = _prepare_process()
     url, installation = _prepare_database(settings)
     _announce("scheduler", settings)
@@ -49,14 +49,14 @@ def run_scheduler(settings: SchedulerSettings) -> None:
 
 
 def run_relay(settings: RelaySettings) -> None:
-    """Publish outbox rows until asked to stop."""
+    """Publish outbox rows until SIGTERM."""
     url, kafka, installation, stop = _prepare("relay", settings)
     named = settings.model_copy(update={"topic_prefix": installation.topics.prefix})
     Relay(named, url, kafka, stop).run()
 
 
 def run_executor(settings: ExecutorSettings) -> None:
-    """Execute runs until asked to stop, then drain."""
+    """Execute runs until SIGTERM, then drain."""
     import_handlers(settings.handlers)
     handlers = registered()
     health.requires("executor", lambda: "has not entered yet")
@@ -69,13 +69,13 @@ def run_executor(settings: ExecutorSettings) -> None:
     health.requires("executor", executor.why_not_ready)
     with captured():
         uvloop.run(executor.run())
-    # A handler's thread that does not end must not keep the process: its attempt was handed back.
+    # A handler's thread that does not end must not block the exit: its attempt was released.
     logging.shutdown()
     os._exit(0)
 
 
 def run_api(settings: ApiSettings) -> None:
-    """Answer HTTP until asked to stop; needs no Kafka."""
+    """Serve HTTP until SIGTERM; needs no Kafka."""
     stop = _prepare_process()
     url, installation = _prepare_database(settings)
     api = Api(settings, url, installation, stop)
@@ -94,7 +94,7 @@ def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Ins
 
 
 def _named(url: str) -> Conn:
-    """A connection to the configured database; when there is none, the message says which setting it goes by."""
+    """Connect to the configured database; the error names the setting of its address."""
     try:
         return connect(url, "tidewheel-start")
     except Unavailable as error:
@@ -122,7 +122,7 @@ def _prepare_process() -> Shutdown:
 
 
 def _prepare_database(settings: Connections) -> tuple[str, Installation]:
-    """See that the database answers and is migrated.
+    """Check that the database answers and is migrated.
 
     Raises:
         Unavailable: It does not answer.

@@ -1,4 +1,4 @@
-"""The application: routes, who may call, and how errors are told."""
+"""Create the ASGI application: routes, authorization, and errors as problem documents."""
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -16,7 +16,7 @@ from tidewheel.transitions.installation import Installation
 
 
 def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Shutdown) -> Starlette:
-    """The HTTP door over these workers."""
+    """Return the HTTP API on these workers."""
     doors = (
         ExecutorsApi(workers, installation, settings),
         RunsApi(workers, installation),

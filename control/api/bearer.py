@@ -1,4 +1,4 @@
-"""Who may call: the token of the setting for executors, the attempt's own for runs."""
+"""Authorize callers: the configured token for executors, the attempt's task token for runs."""
 
 import hmac
 import re
@@ -11,21 +11,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidewheel.control.api.problems import problem
 from tidewheel.settings import ApiSettings, is_loopback
 
-# What asks for no token of the door's: probes, schemas, and whoever has an attempt's own token.
+# Paths without the configured token: probes, schemas, and runs, which need an attempt's task token.
 _OPEN = re.compile(r"/healthz|/readyz|/api/v1/schemas/[^/]+|/api/v1/runs/[^/]+:(complete|heartbeat)")
 
 
 def bearer(request: Request) -> str | None:
-    """The bearer token of a request's `Authorization` header; None where it has none."""
+    """Return the bearer token of a request's `Authorization` header; None if it has none."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token else None
 
 
 class Guard:
-    """Lets through who may call, before anything of the request is read.
+    """Middleware that authorizes a request before its body is read.
 
-    Without a token only this machine reaches the door, and a request that names another host is refused: a page in
-    a browser of this machine may have had that name point here.
+    Without a configured token the API listens on this machine only. A request that names another host is refused: a
+    page in a browser of this machine could have made that name resolve to it (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
@@ -33,7 +33,7 @@ class Guard:
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or refuse."""
+        """Pass the request on, or refuse it."""
         refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
         await (refusal or self._app)(scope, receive, send)
 

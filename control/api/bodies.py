@@ -1,4 +1,4 @@
-"""Reading a request's body: bounded in size and time, JSON without its traps, checked by a model."""
+"""Read a request's body: bounded in size and time, strict JSON, validated by a model."""
 
 import asyncio
 from http import HTTPStatus
@@ -14,30 +14,30 @@ from tidewheel.jobs.validation import StrictModel, validate
 
 M = TypeVar("M", bound=StrictModel)
 
-_SECONDS = 10.0  # for a body of 1 MiB at most: who needs longer is stuck, or means harm
+_SECONDS = 10.0  # for a body of at most 1 MiB: a slower client is stuck or malicious
 
 
 async def read_document(request: Request) -> dict[str, object]:
-    """The JSON object that was sent; an empty body is an empty object.
+    """Return the JSON object of the body; an empty body is an empty object.
 
     Raises:
-        HTTPException: It is no JSON by its content type, too long, or does not come.
-        UndecodableMessage: It is none.
+        HTTPException: Its content type is not JSON, it is too long, or it does not arrive in time.
+        UndecodableMessage: It is no JSON object.
     """
     body = await _read(request)
     if not body:
         return {}
-    # A page in a browser may send other types across sites without asking; JSON it may not.
+    # A browser page may send other types cross-site without a preflight request, but not JSON.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send the body as content-type: application/json")
     return read_object(body)
 
 
 async def read_body(request: Request, model: type[M]) -> M:
-    """The body as a model has it.
+    """Return the body as a model.
 
     Raises:
-        InvalidInput: It does not fit; carries every problem.
+        InvalidInput: It does not fit the model; `errors` names every problem.
         HTTPException: As `read_document`.
         UndecodableMessage: As `read_document`.
     """

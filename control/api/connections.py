@@ -1,9 +1,9 @@
-"""Connections that ask nothing do not stand in the way of those that do.
+"""Close idle connections, so that they do not block active ones.
 
-uvicorn closes a connection only if nothing comes after an answer: one that never asks, or stops in the middle of a
-head, would be kept for ever, and each counts towards `limit_concurrency`, beyond which everybody is told 503. Here a
-connection has a request under way or is closed after `timeout_keep_alive` seconds; and when there are as many as there
-may be, the one that has been quiet for longest makes room.
+uvicorn closes a connection only if no byte follows a response. A connection without a request, or with part of a head,
+would stay open for ever. Each counts towards `limit_concurrency`, beyond which every request is answered with 503. Here
+a connection has a request in progress or is closed after `timeout_keep_alive` seconds. At the limit, a new connection
+closes the one that has been idle for longest.
 """
 
 import asyncio
@@ -13,40 +13,40 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connection(H11Protocol):
-    """HTTP on one connection."""
+    """HTTP protocol of one connection, with an idle timeout."""
 
     _closing: asyncio.TimerHandle | None = None
     _quiet_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Begin to wait for a request's head."""
+        """Start the idle timeout, and close an idle connection at the limit."""
         super().connection_made(transport)
         self._quiet_since = self.loop.time()
         self._make_room()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read on. uvicorn has given up waiting with the first byte, whatever that is of."""
+        """Read data, then start or stop the idle timeout; uvicorn's own ends at the first byte."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next head; what has come of it already is read on the way."""
+        """Note the start of the idle time; uvicorn reads the part of the next head that has arrived."""
         self._quiet_since = self.loop.time()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Stop the idle timeout."""
         super().connection_lost(exc)
         self._unwatch()
 
     def _is_quiet(self) -> bool:
-        """Whether nothing is being answered: a head has not come yet, or the rest of a body that nobody wants."""
-        # uvicorn has None there until the first request, which its annotation does not say.
+        """Return True if no request is in progress: its head, or an unread rest of a body, is incomplete."""
+        # uvicorn's value is None until the first request, contrary to its annotation.
         return cast("object", self.cycle) is None or self.cycle.response_complete
 
     def _watch(self) -> None:
-        """Close it in so long from now, unless a whole head comes; more bytes do not put that off."""
+        """Start the idle timeout; only a complete head stops it, further bytes do not extend it."""
         if not self._is_quiet():
             self._unwatch()
         elif self._closing is None and not self.transport.is_closing():
@@ -60,7 +60,7 @@ class Connection(H11Protocol):
     def _make_room(self) -> None:
         if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
             return
-        connections = cast("set[object]", self.connections)  # of protocols that are not installed, by its annotation
+        connections = cast("set[object]", self.connections)  # annotated with protocols that are not installed
         others = [other for other in connections if isinstance(other, Connection) and other is not self]
         quiet = [other for other in others if other._is_quiet()]
         if quiet:
@@ -68,5 +68,5 @@ class Connection(H11Protocol):
 
     def _drop(self) -> None:
         self.connections.discard(self)
-        # Not closed: that would wait for who does not read either.
+        # Aborted, not closed: a close would wait for a peer that does not read.
         self.transport.abort()

@@ -1,4 +1,7 @@
-"""Executors in other languages: `/api/v1/executors`. What they do in which order is docs/wire-contract.md."""
+"""Executors in other languages: `/api/v1/executors`.
+
+docs/wire-contract.md defines the order of their calls.
+"""
 
 from base64 import b64encode
 from dataclasses import dataclass
@@ -26,14 +29,14 @@ from tidewheel.transitions.installation import Installation
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsApi:
-    """The calls of executors."""
+    """Calls of executors."""
 
     workers: Workers
     installation: Installation
     settings: ApiSettings
 
     def routes(self) -> list[Route]:
-        """Where they are answered."""
+        """Return the routes."""
         one = "/api/v1/executors/{executor_id:uuid}"
         return [
             Route("/api/v1/executors", self.register, methods=["POST"]),
@@ -44,7 +47,7 @@ class ExecutorsApi:
         ]
 
     async def register(self, request: Request) -> Response:
-        """Enter an executor."""
+        """Register an executor."""
         body = await read_body(request, Registration)
         executor_id = await self.workers.do(
             lambda state: state.executors.register(
@@ -64,7 +67,7 @@ class ExecutorsApi:
         return JSONResponse(answer, HTTPStatus.CREATED)
 
     async def beat(self, request: Request) -> Response:
-        """Keep a lease; tell which attempts are to stop."""
+        """Renew a lease; return the attempts to stop."""
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
         told = await self.workers.do(lambda state: state.executors.beat(executor_id, stopping=body.stopping))
         signals = [{"run_id": str(each.run_id), "attempt": each.attempt, "kind": each.kind} for each in told]
@@ -79,7 +82,7 @@ class ExecutorsApi:
         return JSONResponse({"started": [self._started(each, claimed) for each in claimed.started]})
 
     async def finish(self, request: Request) -> Response:
-        """Record how attempts ended."""
+        """Record the outcomes of attempts."""
         body, executor_id = await read_body(request, OutcomesRequest), _executor_id(request)
         answers = await self.workers.do(lambda state: state.executors.finish(executor_id, body.outcomes))
         outcomes = [
@@ -89,7 +92,7 @@ class ExecutorsApi:
         return JSONResponse({"outcomes": outcomes})
 
     async def leave(self, request: Request) -> Response:
-        """An executor goes."""
+        """Unregister an executor."""
         await read_body(request, Heartbeat)
         executor_id = _executor_id(request)
         await self.workers.do(lambda state: state.executors.leave(executor_id))

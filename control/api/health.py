@@ -1,4 +1,4 @@
-"""`/healthz`: the process lives. `/readyz`: it could work, for its database answers and nobody has asked it to stop."""
+"""`/healthz`: the process is alive. `/readyz`: its database answers, and no stop is requested."""
 
 import asyncio
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ from tidewheel.process.service import Shutdown
 
 _ANSWER = Statements("tidewheel.control")["answer"]
 
-_SECONDS = 3.0  # a probe gives up about then
+_SECONDS = 3.0  # about the timeout of a probe
 
 
 @dataclass(frozen=True, slots=True)
 class HealthApi:
-    """What probes ask."""
+    """Calls of probes."""
 
     workers: Workers
     stop: Shutdown
 
     def routes(self) -> list[Route]:
-        """Where they are answered."""
+        """Return the routes."""
         return [Route("/healthz", self.healthz), Route("/readyz", self.readyz)]
 
     async def healthz(self, _: Request) -> Response:
-        """The event loop turns."""
+        """Answer that the event loop runs."""
         return PlainTextResponse("ok\n")
 
     async def readyz(self, _: Request) -> Response:
-        """The database answers.
+        """Answer that the database answers.
 
         Raises:
-            Unavailable: It does not, or the process is on its way out.
+            Unavailable: The database does not answer, or a stop is requested.
         """
         if self.stop.requested():
             message = "stop requested"

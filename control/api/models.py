@@ -1,4 +1,4 @@
-"""What executors in other languages send, as models; unknown fields are refused by name."""
+"""Models of the requests of executors in other languages; unknown fields are refused by name."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -23,7 +23,7 @@ _LONGEST = timedelta(days=400)  # as of a delayed trigger
 Status = Literal["succeeded", "failed", "timed_out", "cancelled", "snoozed", "released", "waiting"]
 Timeout = Literal["start_to_close", "schedule_to_close", "heartbeat"]
 
-# What goes with which status, beside the fence and the output.
+# Fields of each status, besides the fence and the output.
 _FIELDS: Mapping[Status, frozenset[str]] = {
     "succeeded": frozenset({"result"}),
     "failed": frozenset({"error_type", "error_message", "trace", "permanent", "retry_after", "begun"}),
@@ -45,13 +45,13 @@ AttemptNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Registration(StrictModel):
-    """An executor that wants to enter.
+    """Registration of an executor.
 
     Attributes:
-        name: For people, such as host and process.
+        name: A display name, such as host and process.
         queues: The queues it serves.
-        handlers: The handlers it has: what a sweep brings it.
-        slots: How many attempts it has at once.
+        handlers: The handlers it has, which limit its sweeps.
+        slots: How many attempts it executes at once.
     """
 
     name: Annotated[str, AfterValidator(one_line(255))]
@@ -61,17 +61,17 @@ class Registration(StrictModel):
 
 
 class Heartbeat(StrictModel):
-    """An executor lives.
+    """Heartbeat of an executor.
 
     Attributes:
-        stopping: It is on its way out.
+        stopping: True while it shuts down.
     """
 
     stopping: bool = False
 
 
 class RunToClaim(StrictModel):
-    """A run that an executor has a message of.
+    """Request to claim a run, from a message of it.
 
     Attributes:
         run_id: As in the message.
@@ -86,17 +86,17 @@ class RunToClaim(StrictModel):
     claimed_from: Annotated[str, AfterValidator(one_line(512))]
 
     def claim(self) -> Claim:
-        """The wish as claims have it."""
+        """Return the request in the form of the claim code."""
         return Claim(UUID(self.run_id), self.attempt, self.job_version, self.claimed_from)
 
 
 class ClaimRequest(StrictModel):
-    """A claim.
+    """Request to claim runs.
 
     Attributes:
-        claim_id: A number that rises; the same again to be told the answer of that claim again.
-        wishes: What there are messages of.
-        sweep: How many due runs to take from the table instead.
+        claim_id: A rising number; a repeated number returns that claim's answer again.
+        wishes: The runs of its messages.
+        sweep: How many due runs to claim from the table instead.
     """
 
     claim_id: Annotated[int, Field(ge=1, le=2**53)]
@@ -111,23 +111,23 @@ class ClaimRequest(StrictModel):
 
 
 class ReportedOutcome(StrictModel):
-    """How one attempt ended.
+    """Outcome of one attempt.
 
     Attributes:
         run_id: The run.
-        attempt: The attempt: with the executor's id the fence.
-        status: How it ended.
+        attempt: The attempt's number; with the executor's id it is the fence.
+        status: Its outcome.
         result: Any JSON value.
         error_type: Compared with the job's non_retryable.
-        error_message: What went wrong; what lies beyond 4,096 characters is cut off.
-        trace: Where; of more than 32 Ki characters the last are kept.
-        permanent: No further attempt makes sense.
-        retry_after: The next attempt comes no sooner.
-        begun: Whether the work may have begun.
-        timeout: Which timeout struck.
-        delay: How long it snoozes.
-        within: How long the end may take that is told with the task token.
-        output: What it wrote; of more than 64 KiB the last are kept.
+        error_message: The error's text, cut off after 4,096 characters.
+        trace: The traceback; only the last 32 Ki characters are kept.
+        permanent: True for an error that no retry can correct.
+        retry_after: The shortest delay of the next attempt.
+        begun: True if the work may have begun.
+        timeout: The timeout that fired.
+        delay: The duration of a snooze.
+        within: How long an external completion by task token may take.
+        output: Its output; only the last 64 KiB are kept.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {"token": "an executor is known by its id; leave it out"}
@@ -158,11 +158,11 @@ class ReportedOutcome(StrictModel):
 
     @property
     def fence(self) -> tuple[UUID, int]:
-        """Run and attempt."""
+        """The run's id and the attempt's number."""
         return UUID(self.run_id), self.attempt
 
     def read(self, definition: JobDefinition) -> tuple[Outcome, Output | None]:
-        """The outcome, and what was written meanwhile."""
+        """Return the outcome, and the output of the attempt."""
         output = None
         if self.output:
             output = Output()
@@ -191,10 +191,10 @@ class ReportedOutcome(StrictModel):
 
 
 class OutcomesRequest(StrictModel):
-    """How attempts ended.
+    """Outcomes of attempts.
 
     Attributes:
-        outcomes: At most 100.
+        outcomes: At most 100 outcomes.
     """
 
     outcomes: Annotated[tuple[ReportedOutcome, ...], BeforeValidator(few), Field(min_length=1)]

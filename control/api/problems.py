@@ -1,4 +1,4 @@
-"""Refusals as RFC 9457 has them: `application/problem+json`, with every field that does not fit."""
+"""Problem documents (RFC 9457): `application/problem+json`, with every field that does not fit."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -34,7 +34,7 @@ _AGAIN_SECONDS = 1
 
 
 class Overloaded(Unavailable):
-    """More is asked at once than this process works on."""
+    """The process has more concurrent requests than it can work on."""
 
 
 def problem(
@@ -44,14 +44,14 @@ def problem(
     errors: Sequence[FieldError] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A refusal.
+    """Return a problem document.
 
     Args:
         status: The HTTP status.
-        code: What programs go by; also the last part of `type`.
-        detail: A sentence for people.
+        code: The code for programs; also the last part of `type`.
+        detail: A sentence for readers.
         errors: The fields that do not fit.
-        headers: Of the answer.
+        headers: Headers of the response.
     """
     content: dict[str, object] = {
         "type": f"urn:tidewheel:problem:{code}",
@@ -66,33 +66,36 @@ def problem(
 
 
 async def on_refused(_: Request, error: Exception) -> Response:
-    """The caller's input is refused."""
+    """Answer a request whose input is refused."""
     assert isinstance(error, Refused)  # noqa: S101 - registered for it
     status = _STATUS.get(error.code, HTTPStatus.UNPROCESSABLE_ENTITY)
     return problem(status, error.code, str(error), error.errors)
 
 
 async def on_unreadable(_: Request, error: Exception) -> Response:
-    """The body is no JSON object."""
+    """Answer a request whose body is no JSON object."""
     return problem(HTTPStatus.BAD_REQUEST, "unreadable", str(error), [FieldError("", str(error), "")])
 
 
 async def on_unavailable(_: Request, error: Exception) -> Response:
-    """The database does not answer now, or too much is asked at once: nothing, or not surely anything, was done."""
+    """Answer a request while the database does not answer, or during an overload.
+
+    The request had no effect, or its effect is unknown.
+    """
     code = "overloaded" if isinstance(error, Overloaded) else "unavailable"
     again = {"Retry-After": str(_AGAIN_SECONDS)}
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, code, str(error), headers=again)
 
 
 async def on_http(_: Request, error: Exception) -> Response:
-    """What Starlette itself, or a check before the body is read, refuses."""
+    """Answer a request that Starlette, or a check before the body is read, refuses."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
     status = HTTPStatus(error.status_code)
     return problem(status, status.name.lower(), error.detail, headers=error.headers)
 
 
 async def on_fault(_: Request, error: Exception) -> Response:
-    """A fault of ours: it is logged, and its text is kept from whoever asked."""
+    """Answer a request that an internal error ended: log the error, and hide its text from the caller."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return problem(status, "internal", f"{type(error).__name__}: see the log of `tidewheel api`")
 

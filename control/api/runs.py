@@ -1,4 +1,4 @@
-"""Completions and heartbeats from outside: `/api/v1/runs/{run_id}:complete` and `:heartbeat`, by task token.
+"""External completions and heartbeats: `/api/v1/runs/{run_id}:complete` and `:heartbeat`.
 
 The task token is the only authorization: in the `Authorization` header, or in the body as in requests by Kafka.
 """

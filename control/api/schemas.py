@@ -1,7 +1,7 @@
-"""`/api/v1/schemas/{fingerprint}`: the schema that a message was written by, for readers in other languages.
+"""`/api/v1/schemas/{fingerprint}`: a message's writer schema, for consumers in other languages.
 
-Anybody may ask, so it costs next to nothing: those of this release are in memory, and for all others the database is
-asked one at a time.
+The path needs no token, so a request costs little. Schemas of this release are in memory. Requests for others read the
+database one at a time.
 """
 
 from dataclasses import dataclass, field
@@ -27,22 +27,22 @@ def _own() -> dict[bytes, str]:
 
 @dataclass(frozen=True, slots=True)
 class SchemasApi:
-    """The calls of readers.
+    """Calls of consumers.
 
     Args:
-        workers: Who looks up those of other releases.
+        workers: The threads that look up schemas of other releases.
     """
 
     workers: Workers
     _known: dict[bytes, str] = field(default_factory=_own)
-    _one: Lock = field(default_factory=Lock)  # strangers have one thread at most, and the others go on
+    _one: Lock = field(default_factory=Lock)  # callers without a token occupy one thread at most
 
     def routes(self) -> list[Route]:
-        """Where they are answered."""
+        """Return the routes."""
         return [Route("/api/v1/schemas/{fingerprint}", self.read, methods=["GET"])]
 
     async def read(self, request: Request) -> Response:
-        """A schema, as JSON."""
+        """Return a schema as JSON."""
         asked = str(request.path_params["fingerprint"])
         try:
             fingerprint = bytes.fromhex(asked)

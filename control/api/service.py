@@ -1,4 +1,7 @@
-"""The process: its socket, the server on a thread, the workers, and a reaper for the executors that only it knows."""
+"""The API process: its socket, the server's thread, the workers, and a reaper.
+
+The reaper ends the leases of executors where no Python executor runs.
+"""
 
 import logging
 import socket
@@ -18,14 +21,14 @@ from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.api")
 
-_CONNECTIONS = 1000  # open at once; if so many are being answered, more are told 503 by the server itself
-_IDLE_SECONDS = 75  # until a whole head has come, from the opening or from the last answer on: longer than any beat
-_GRACE_SECONDS = 5  # for what is being answered when the process is asked to stop
-_HEAD_BYTES = 16 * 1024  # of a request's line and headers
+_CONNECTIONS = 1000  # open at once; with so many requests in progress, the server answers others with 503
+_IDLE_SECONDS = 75  # from the opening or the last response to a complete head: longer than any heartbeat interval
+_GRACE_SECONDS = 5  # for requests in progress at a stop
+_HEAD_BYTES = 16 * 1024  # limit of a request's line and headers
 
 
 class Api:
-    """The HTTP door as a service."""
+    """The HTTP API as a service."""
 
     def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Shutdown) -> None:
         self._settings, self._stop = settings, stop
@@ -57,12 +60,12 @@ class Api:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._socket.getsockname()[1])
 
     def run(self) -> None:
-        """Serve until asked to stop."""
-        # Not on the main thread: there uvicorn would take the signals that `stop` has.
+        """Serve until a stop is requested."""
+        # Not on the main thread: uvicorn would replace the signal handlers of `stop` there.
         serving = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
         serving.start()
         self._reaper.start()
@@ -77,10 +80,10 @@ class Api:
 
 
 def _listen(settings: ApiSettings) -> socket.socket:
-    """The listening socket.
+    """Return the listening socket.
 
     Raises:
-        SettingsError: The address is none of this machine, or taken.
+        SettingsError: The address is not an address of this machine, or is in use.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(

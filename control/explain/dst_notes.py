@@ -1,4 +1,4 @@
-"""What a change of the clock does to an instant, or to its neighbours, in sentences."""
+"""Notes on the effects of daylight saving time on an instant or its neighbours."""
 
 from datetime import datetime, timedelta
 
@@ -10,17 +10,17 @@ from tidewheel.schedules.schedule import Schedule, at_second, whole_second
 from tidewheel.schedules.zoned_cron import ZonedCron
 from tidewheel.schedules.zones import zone
 
-_NEAR = timedelta(days=2)  # a change of the clock further away has nothing to do with the question
+_NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
 _TICK = timedelta(microseconds=1)
 
 
 def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = None) -> tuple[str, ...]:
-    """The effects on an occurrence, with what a clock change has swallowed since the one before.
+    """Return the effects on an occurrence, and the local times that a clock change skipped before it.
 
     Args:
-        schedule: Which says so.
+        schedule: The schedule of the occurrence.
         at: The occurrence.
-        since: The one before; looked up when not given.
+        since: The occurrence before it; computed if not given.
     """
     bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
     if not isinstance(bare, CronSchedule):
@@ -36,7 +36,7 @@ def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = 
 
 
 def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
-    """Why the clock on the wall may have made somebody expect an occurrence where there is none."""
+    """Return the clock changes that may make a reader expect an occurrence at an instant without one."""
     bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
     if not isinstance(bare, CronSchedule):
         return ()
@@ -50,7 +50,7 @@ def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
 
 
 def _other_pass(entry: ZonedCron, at: datetime) -> str | None:
-    """Of a local time that comes twice and fires in the other pass alone."""
+    """Return a note if the local time occurs twice and fires only at the other instant."""
     second, of = whole_second(at), zone(entry.zone_name)
     span = of.span_at(second)
     local = second + of.offsets[span]

@@ -1,8 +1,8 @@
-"""`explain`: what became of any instant of a job, or is to become of it, and why.
+"""`explain`: the past or future outcome of any instant of a job, and its reason.
 
-What is recorded is told from the records: a run, else a span of the ledger. What is not recorded yet, from where the
-timer stands on, is decided by the scheduler's own code, for now, and nothing of it is written. A handful of indexed
-reads, whatever the job's past.
+A recorded outcome comes from the records: a run, else a span of the ledger. From the timer's position on the outcome is
+computed for now by the scheduler's own code. Nothing is written. An explanation takes a handful of indexed reads,
+whatever the job's past.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -35,14 +35,14 @@ _FIRST_YEAR = 1970
 def explain(
     connection: Conn, tenant: str, key: str, at: datetime, *, misfire_after: timedelta = MISFIRE_AFTER
 ) -> Explanation:
-    """What became of an instant of a job, or is to become of it, and why.
+    """Explain the past or future outcome of an instant of a job.
 
     Args:
-        connection: To read by; REPEATABLE READ, so that all of it is of one moment.
-        tenant: Whose job.
+        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
+        tenant: The tenant.
         key: The job.
         at: Any instant, aware.
-        misfire_after: How late an occurrence may be before it is missed, as the scheduler has it.
+        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
 
     Raises:
         UnknownJob: There is no such job and never was one.
@@ -106,7 +106,7 @@ def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
         return _no_occurrence(facts, version_span)
     override = facts.own_override
     if override is not None and override.moved_to is not None and override.done_at is None:
-        # Whatever version there is when that comes: its own instant has passed under this one.
+        # It keeps this version whatever version is current then: its own instant has passed under this one.
         return moved_to_future(facts, override, version_span)
     current = version_span.until is None
     cursor, finished = facts.job.cursor_at, facts.job.finished_at is not None
@@ -146,7 +146,7 @@ def _no_job(facts: InstantFacts) -> Verdict:
 
 
 def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
-    """The row that accounts for the instant: of several, the one that is told to mean it."""
+    """Return the ledger row of the instant; of several, the row whose reason applies to it."""
     spans = [
         each
         for each in facts.spans
@@ -155,7 +155,7 @@ def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
     for span in spans:
         if span.reason == SkipReason.MANUAL:
             return span
-        # There is no occurrence in the span of a calendar but for those that it leaves out.
+        # All occurrences in the span of a calendar are excluded ones.
         if span.reason == SkipReason.EXCLUDED and (span.exact or not version_span.fires(facts.at)):
             return span
     return next((span for span in spans if span.reason != SkipReason.EXCLUDED), None)

@@ -1,4 +1,4 @@
-"""What is said about one instant of a job: its outcome, why, and what there is to it."""
+"""Explanation of one instant of a job: its outcome, the reason, and its records."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -7,7 +7,7 @@ from uuid import UUID
 
 
 class OccurrenceOutcome(StrEnum):
-    """What became, or is to become, of an instant."""
+    """Past or future outcome of an instant."""
 
     FIRED = "fired"
     """It became a run, whose state tells how that went."""
@@ -48,12 +48,12 @@ class AttemptFacts:
 
     Args:
         attempt: Its number.
-        outcome: How it ended; None while it is under way.
-        executor_id: Who had it.
+        outcome: Its outcome; None while it runs.
+        executor_id: Its executor.
         started_at: When it began.
         finished_at: When it ended.
-        error_type: What it failed with.
-        error_message: What that said.
+        error_type: The error's type.
+        error_message: The error's text.
     """
 
     attempt: int
@@ -71,21 +71,21 @@ class RunFacts:
 
     Args:
         run_id: Its id.
-        cause: Why there is a run: `timer`, `trigger`, `backfill`, `retry`.
-        state: Where it stands.
-        reason: Why skipped or cancelled, or which timeout struck.
-        job_version: The version it was made from.
-        queue: Which executors may take it.
-        handler: Which of their handlers; None where any executor can run it.
-        created_at: When it was written, ahead of its time or late.
-        publish_at: While it is open: when it may leave, or may begin again.
-        late: How long after its time it was written; None where that was in time.
-        caught_up: Whether its occurrence was missed, paused or past when it was submitted, and was made up for.
+        cause: Its cause: `timer`, `trigger`, `backfill`, `retry`.
+        state: Its state.
+        reason: The reason of a skip or a cancellation, or the timeout that fired.
+        job_version: The version that it was created from.
+        queue: Its queue.
+        handler: Its handler; None if any executor can run it.
+        created_at: When it was created, ahead of its time or late.
+        publish_at: While it is open: when it may be published, or retried.
+        late: How long after its time it was created; None if in time.
+        caught_up: True if its occurrence was missed, paused or past at the submit, and was caught up.
         attempt: The last attempt begun; 0 before the first.
         started_at: When that began.
         finished_at: When the run ended.
-        error_type: What its last attempt failed with.
-        attempts: The last hundred, oldest first.
+        error_type: The error type of its last attempt.
+        attempts: The last hundred attempts, the oldest first.
     """
 
     run_id: UUID
@@ -108,7 +108,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class VersionInForce:
-    """The version that said what was to happen at the instant.
+    """The version in force at the instant.
 
     Args:
         number: Its number.
@@ -123,16 +123,16 @@ class VersionInForce:
 
 @dataclass(frozen=True, slots=True)
 class SkipSpan:
-    """The row of the ledger that an occurrence was passed over with.
+    """The ledger row of a passed-over occurrence.
 
     Args:
-        reason: Why.
+        reason: The reason.
         first_at: The first of its occurrences.
         last_at: The last.
         occurrences: How many.
-        exact: False where there are more than were worth counting.
+        exact: False if `occurrences` is a lower bound.
         created_at: When it was written.
-        job_version: By which version.
+        job_version: The version whose timer wrote it.
     """
 
     reason: str
@@ -146,7 +146,7 @@ class SkipSpan:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The heart of an explanation; as there."""
+    """The decided part of an explanation, with the same fields."""
 
     outcome: OccurrenceOutcome
     words: str
@@ -158,24 +158,24 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What became of an instant of a job, or is to become of it, and why.
+    """The past or future outcome of an instant of a job, and its reason.
 
     Args:
         key: The job.
-        at: The instant that was asked about, in UTC.
-        local: The same on the clock of the job's zone.
-        zone: That zone.
-        outcome: What became of it.
-        reason: The word that the ledger has for it, such as `misfire`; None where there is none.
-        words: Why, and what there is to do.
-        run: The run that the occurrence became.
-        others: Runs of the very same instant that came otherwise: triggers, backfills, retries.
-        version: The version in force then.
-        span: What it was passed over with.
-        moved_to: When it fires instead.
-        before: The nearest occurrence earlier.
-        after: The nearest later.
-        notes: What a change of the clock does here, and other sentences worth knowing.
+        at: The instant in UTC.
+        local: The instant in the job's zone.
+        zone: The job's zone.
+        outcome: Its outcome.
+        reason: The ledger's word for the reason, such as `misfire`; None if there is none.
+        words: The reason and the remedy in sentences.
+        run: The occurrence's run.
+        others: Runs of the same instant by triggers, backfills and retries.
+        version: The version in force at the instant.
+        span: The ledger row of a passed-over occurrence.
+        moved_to: The new time of a moved occurrence.
+        before: The nearest earlier occurrence.
+        after: The nearest later occurrence.
+        notes: Effects of clock changes, and other remarks.
     """
 
     key: str

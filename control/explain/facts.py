@@ -1,4 +1,4 @@
-"""Everything that is read to explain one instant of a job: rows as they are, nothing decided."""
+"""Read all rows that explain one instant of a job, without a decision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _FOREVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class JobPosition:
-    """A job's row and its timer's, with the clock."""
+    """The rows of a job and its timer, with the database's clock."""
 
     job_id: UUID
     key: str
@@ -57,7 +57,7 @@ class JobPosition:
 
 @dataclass(frozen=True, slots=True)
 class OverrideFacts:
-    """What somebody said about one occurrence: to leave it out, or to move it."""
+    """A skip or a move of one occurrence."""
 
     scheduled_at: datetime
     moved_to: datetime | None
@@ -69,16 +69,16 @@ class OverrideFacts:
 
 @dataclass(frozen=True, slots=True)
 class InstantFacts:
-    """What is known of one instant.
+    """All rows that concern one instant.
 
     Args:
-        connection: To read more by, where it is needed.
+        connection: Reads further rows on demand.
         at: The instant, in UTC.
         job: The job.
-        timeline: Its versions around the instant.
-        runs: The instant's, the timer's first.
-        spans: What the ledger has of it, the shortest first.
-        override: What was said about single occurrences, in their order.
+        timeline: The job's versions around the instant.
+        runs: The runs of the instant, the timer's first.
+        spans: The ledger rows of the instant, the shortest first.
+        override: Skips and moves of single occurrences, in order.
         misfire_after: How late an occurrence may be before it is missed.
     """
 
@@ -93,12 +93,12 @@ class InstantFacts:
 
     @property
     def run(self) -> RunFacts | None:
-        """What the occurrence became."""
+        """The occurrence's run."""
         return self.runs[0] if self.runs and self.runs[0].cause == Cause.TIMER else None
 
     @property
     def version_span(self) -> VersionSpan | None:
-        """The version in force; of a `once` whose time had passed when it came, that one."""
+        """The version in force; for a `once` submitted after its time, that version."""
         found = self.timeline.in_force(self.at)
         if found is not None and found.has_occurrence(self.at):
             return found
@@ -111,7 +111,7 @@ class InstantFacts:
 
     @property
     def own_override(self) -> OverrideFacts | None:
-        """What was said about this very occurrence."""
+        """The skip or move of this occurrence."""
         return next((each for each in self.override if each.scheduled_at == self.at), None)
 
     @property
@@ -121,7 +121,7 @@ class InstantFacts:
 
     @property
     def overrides(self) -> list[Override]:
-        """What decisions about the timer must know of what was said."""
+        """The skips and moves that the timer's decisions depend on."""
         cursor = self.job.cursor_at or _FOREVER
         return [
             Override(each.scheduled_at, each.moved_to, each.done_at is not None)
@@ -130,35 +130,35 @@ class InstantFacts:
         ]
 
     def error(self) -> tuple[str, datetime] | None:
-        """Why the job was set aside, and when."""
+        """Return the error that quarantined the job, and its time."""
         return read_job_error(self.connection, self.job.job_id)
 
     def holder(self, then: datetime, run_id: UUID) -> UUID | None:
-        """Which run had the turn that another did not get then, as far as it can still be told."""
+        """Return the run that was active while another one was refused, if the records still show it."""
         columns = {"job_id": self.job.job_id, "at": then, "run_id": run_id}
         found = self.connection.execute(_FIND_HOLDER_AT, columns, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
     def active_run(self) -> UUID | None:
-        """Which run has the job's turn now."""
+        """Return the job's active run."""
         found = self.connection.execute(_FIND_ACTIVE_RUN, {"job_id": self.job.job_id}, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
     def chain(self) -> tuple[datetime | None, datetime | None]:
-        """The instants before and after for which the timer made runs."""
+        """The nearest earlier and later instants with runs of the timer."""
         columns = {"job_id": self.job.job_id, "at": self.at}
         found = self.connection.execute(_FIND_CHAIN, columns, binary=True).fetchone()
         return cast("tuple[datetime | None, datetime | None]", found or (None, None))
 
     def oldest_day(self) -> datetime | None:
-        """The oldest day whose runs are kept; None while there are none."""
+        """The oldest day with stored runs; None if there is none."""
         found = self.connection.execute(_OLDEST_DAY_OF_RUNS).fetchone()
         text = found[0] if found else None
         return datetime.strptime(str(text), "%Y%m%d").replace(tzinfo=UTC) if text else None
 
 
 def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> InstantFacts:
-    """Read what is known of an instant.
+    """Read all rows that concern an instant.
 
     Raises:
         UnknownJob: There is no such job and never was one.
@@ -185,10 +185,10 @@ def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, mi
 
 
 def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
-    """Where a job stands, deleted or not.
+    """Read the state of a job, deleted or not, and of its timer.
 
     Raises:
-        UnknownJob: There is none and never was one.
+        UnknownJob: There is no such job and never was one.
     """
     with connection.cursor(row_factory=class_row(JobPosition), binary=True) as cursor:
         found = cursor.execute(_READ_JOB_POSITION, {"job_id": job_id(tenant, key)}).fetchone()
@@ -198,13 +198,13 @@ def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
 
 
 def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[OverrideFacts, ...]:
-    """What was said about occurrences from `cursor_at` on, about moved ones that have not fired, and about `at`."""
+    """Read skips and moves from `cursor_at` on, of pending moved occurrences, and of or to `at`."""
     with connection.cursor(row_factory=class_row(OverrideFacts), binary=True) as cursor:
         return tuple(cursor.execute(_READ_OVERRIDES_AROUND, {"job_id": job, "at": at, "cursor_at": cursor_at}))
 
 
 def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:
-    """Why a job was set aside, and when."""
+    """Read the error that quarantined a job, and its time."""
     found = connection.execute(_READ_JOB_ERROR, {"job_id": job}, binary=True).fetchone()
     return cast("tuple[str, datetime] | None", found)
 

@@ -1,6 +1,6 @@
-"""What is to become of an instant that nothing is recorded of yet: from where the timer stands on.
+"""Predict the outcome of an instant without a record, from the timer's position on.
 
-Decided by the scheduler's own code for the moment of the question; nothing of it is written.
+The scheduler's own code decides for the current time. Nothing is written.
 """
 
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ _CHECK_SCHEDULER = "Check that a `tidewheel scheduler` process runs."
 
 
 def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
-    """An occurrence of the current version that nothing is written of yet; not one that was moved."""
+    """Predict an occurrence of the current version without a record; not a moved one."""
     past = facts.at <= facts.job.now
     if not version_span.fires(facts.at):
         outcome = OccurrenceOutcome.SKIPPED if past else OccurrenceOutcome.WILL_BE_EXCLUDED
@@ -45,7 +45,7 @@ def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
 
 
 def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: VersionSpan) -> Verdict:
-    """An occurrence that was moved and has not fired yet."""
+    """Predict a moved occurrence that has not fired yet."""
     to, now = override.moved_to or facts.at, facts.job.now
     local = f" ({to_zone(to, version_span.zone).isoformat()})" if version_span.zone != "UTC" else ""
     held = _held(facts, to)
@@ -61,7 +61,7 @@ def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: 
 
 
 def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
-    """An instant of a fixed_delay for which there is no run."""
+    """Predict an instant of a fixed_delay without a run."""
     job, every = facts.job, length(timedelta(microseconds=schedule.interval_us))
     if (
         facts.at == job.cursor_at
@@ -79,7 +79,7 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
 
 
 def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
-    """Of a timer that does not go on by itself; `due` is when it would fire, which is where it was moved to."""
+    """Return the verdict of a held timer, else None; `due` is the firing time, after a move."""
     job = facts.job
     if job.hold_reason == HoldReason.QUARANTINED:
         error = facts.error()
@@ -123,9 +123,9 @@ def _ahead_or_late(facts: InstantFacts, leaves: str) -> Verdict:
 
 
 def _to_be(facts: InstantFacts) -> str:
-    """What the next look at the timer makes of what is late, by the scheduler's own code."""
+    """Return the result of the next poll for a late occurrence, by the scheduler's own code."""
     version_span = facts.version_span
-    assert version_span is not None  # noqa: S101 - who calls has looked
+    assert version_span is not None  # noqa: S101 - every caller has checked it
     now, where = facts.job.now, version_span.timer_state(facts.overrides)
     decision = decide(where, now=now, horizon=now, misfire_after=facts.misfire_after)
     if any(fire.at == facts.at for fire in decision.fires):

@@ -1,4 +1,7 @@
-"""`preview`: what a job would do that is not saved, by the code that would accept and fire it. Writes nothing."""
+"""`preview`: the effect of an unsaved job.
+
+The code that would accept and fire the job computes it. Nothing is written.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ from tidewheel.schedules.simple import FixedDelay, Interval, Once
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
-_READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # as intake reads them, here without their locks
+_READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's statement, here without row locks
 
 _MICROSECOND = timedelta(microseconds=1)
 _OVERLAP: Mapping[str, str] = {
@@ -43,16 +46,16 @@ _OVERLAP: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a job would do.
+    """The effect of an unsaved job.
 
     Args:
-        key: Its key; None where it has none.
+        key: Its key; None if it has none.
         version: The version it would become.
-        zone: On whose clock it goes.
+        zone: The zone of its schedule.
         now: The database's clock.
-        words: What its schedule and its policies mean, a sentence each.
-        occurrences: Its next occurrences in order, with excluded ones between them, which are not counted.
-        exhausted: Whether there are no more.
+        words: Its schedule and policies in words, a sentence each.
+        occurrences: Its next occurrences in order, and the excluded ones between them, which are not counted.
+        exhausted: True if there are no more.
     """
 
     key: str | None
@@ -71,17 +74,17 @@ def preview(
     n: int = 10,
     after: datetime | None = None,
 ) -> Preview:
-    """What a job would do that is not saved: as a new job, or as the next version of the one that has its key.
+    """Return the effect of an unsaved job: as a new job, or as the next version of the job of its key.
 
     Args:
-        connection: To read by; REPEATABLE READ, so that all of it is of one moment.
-        tenant: Whose job.
-        job: As in a `job.submit`.
+        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
+        tenant: The tenant.
+        job: The job of a `job.submit`.
         n: How many occurrences, up to 1,000.
-        after: They are later than this; now when not given.
+        after: All occurrences are later than this; by default now.
 
     Raises:
-        Refused: As a submit would be; `errors` names each field and its remedy.
+        Refused: A submit would be refused; `errors` names each field and its remedy.
     """
     given = job if isinstance(job, JobSpec) else dict(job)
     request = parse_request({"type": "job.submit", "tenant": tenant, "job": given})
@@ -106,10 +109,10 @@ def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> Nex
 
 
 def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> NextVersion:
-    """The version that a spec would become; pure.
+    """Return the version that a spec would become, without any read.
 
     Raises:
-        Refused: As a submit would be.
+        Refused: A submit would be refused.
     """
     try:
         ensure_can_run(spec, row, now, days)
@@ -119,7 +122,7 @@ def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> Next
 
 
 def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
-    """The job that has the key, else one that is still to be."""
+    """Return the row of the key's job, or of a new job."""
     job = job_id(tenant, key)
     with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
         found = cursor.execute(_READ_JOBS, {"job_ids": [job]}).fetchone()

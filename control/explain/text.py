@@ -1,4 +1,4 @@
-"""The sentences of an explanation. Each says what is so, why, and what there is to do where there is something."""
+"""Sentences of an explanation: the outcome, the reason, and the remedy if there is one."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -19,7 +19,7 @@ _REQUIREMENTS = {target.requires: f" and {target.requires_text}" for target in T
 
 
 def instant(at: datetime) -> str:
-    """An instant as sentences write it.
+    """Return an instant in the form of the sentences.
 
     >>> instant(datetime(2026, 3, 29, 1, tzinfo=UTC))
     '2026-03-29T01:00:00Z'
@@ -28,13 +28,13 @@ def instant(at: datetime) -> str:
 
 
 def length(span: timedelta) -> str:
-    """A span of time as sentences write it: to the millisecond, from a minute on to the second."""
+    """Return a duration in the form of the sentences: to the millisecond below a minute, else the second."""
     step = timedelta(seconds=1) if span >= timedelta(minutes=1) else _MILLISECOND
     return format_duration(span // step * step)
 
 
 def fired(facts: InstantFacts, run: RunFacts) -> str:
-    """What became of an occurrence that was fired."""
+    """Return the outcome of a fired occurrence."""
     late = ""
     if run.late is not None and run.late > timedelta(seconds=1):
         late = f", {length(run.late)} late"
@@ -84,7 +84,7 @@ def _publish(run: RunFacts) -> str:
 
 
 def skipped_by_overlap(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None) -> str:
-    """Why a run ended skipped instead of starting."""
+    """Return the reason of a run that ended as skipped."""
     then = run.finished_at or run.created_at
     holder = facts.holder(then, run.run_id)
     other = f"run {holder} of the job" if holder else "another run of the job"
@@ -96,7 +96,7 @@ def skipped_by_overlap(facts: InstantFacts, run: RunFacts, version_span: Version
 
 
 def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None) -> str:
-    """Why the ledger has an occurrence as skipped."""
+    """Return the reason of a skip in the ledger."""
     many = span.occurrences > 1
     among = f" with {_number(span)} from {instant(span.first_at)} to {instant(span.last_at)}" if many else ""
     match SkipReason(span.reason):
@@ -134,7 +134,7 @@ def _skipped_in_pause(facts: InstantFacts, span: SkipSpan, version_span: Version
             "fell into a pause, this one among them"
         )
     policy = f" (on_resume is {version_span.policies.on_resume})" if version_span else ""
-    # No backfill reaches what is still ahead.
+    # A backfill cannot create runs of the future.
     undo = "A backfill runs what a pause has skipped." if facts.at <= facts.job.now else "Trigger the job to run it."
     return (
         f"{fell}. It was skipped when the pause ended{policy}, or the job was changed in it, at "
@@ -163,7 +163,7 @@ def _caught_up(span: SkipSpan, version_span: VersionSpan | None) -> str:
 
 
 def excluded(version_span: VersionSpan | None, facts: InstantFacts) -> str:
-    """Which calendar leaves an instant out."""
+    """Return the calendars that exclude an instant, in a sentence."""
     closing = version_span.closed_by(to_zone(facts.at, version_span.zone).date()) if version_span else []
     why = "; ".join(closing) or "a calendar did so then, and has been changed since"
     shifted = ""
@@ -190,12 +190,12 @@ def override_source(override: OverrideFacts) -> str:
 
 
 def paused_by(who: str) -> str:
-    """What paused a job, by the name that people set it by."""
+    """Return the author of a pause; an automatic pause by the name of its field."""
     return "pause_on_failure" if who == "failures" else who
 
 
 def waiting_for(policy: CatchUp, window: timedelta) -> str:
-    """What a policy will do with what was not fired."""
+    """Return the effect of a catch-up policy on missed occurrences."""
     match policy:
         case CatchUp.SKIP:
             return "It is skip: what was not fired is skipped."

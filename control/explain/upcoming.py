@@ -1,7 +1,7 @@
-"""`next`: the coming occurrences of a saved job, with what people, calendars and a pause make of them.
+"""`next`: the next occurrences of a saved job, with skips, moves, calendars and a pause applied.
 
-Walked by the schedules that firing walks, from where the timer stands; runs written ahead of their time come first.
-What does not fire (left out, excluded, in a pause) is shown where it lies and not counted.
+The scan uses the firing code's schedules, from the timer's position. Runs created ahead of their time come first. An
+occurrence that does not fire (skipped, excluded, in a pause) is shown in its place and not counted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,23 +37,23 @@ _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
 MOST_SHOWN = 1_000
 _TICK = timedelta(microseconds=1)
-_YEAR = timedelta(days=366)  # how far ahead excluded days are told where nothing fires after them
+_YEAR = timedelta(days=366)  # how far ahead excluded days are shown if no occurrence fires after them
 
 
 @dataclass(frozen=True, slots=True)
 class UpcomingOccurrence:
-    """A coming occurrence, or a span of them that does not fire.
+    """A future occurrence, or a span of occurrences that do not fire.
 
     Args:
-        at: Its nominal instant, in UTC; of a span the first.
-        local: The same on the clock of the job's zone.
-        outcome: What is to become of it.
-        leaves_at: When its run may leave: later than `at` by jitter, or where it was moved to; None: never.
-        run_id: The run that is written ahead of its time.
-        last_at: Of a span, the last.
-        occurrences: Of a span, how many.
-        exact: False where a span has more than were worth counting.
-        notes: What a change of the clock does to it; who has left it out or moved it, when and why.
+        at: Its nominal instant in UTC; for a span the first.
+        local: The instant in the job's zone.
+        outcome: Its future outcome.
+        leaves_at: When its run may be published: `at` plus jitter, or the moved time; None if never.
+        run_id: The run created ahead of its time.
+        last_at: The last instant of a span.
+        occurrences: Number of occurrences of a span.
+        exact: False if the number of a span is a lower bound.
+        notes: Effects of clock changes; author, time and reason of a skip or a move.
     """
 
     at: datetime
@@ -69,14 +69,14 @@ class UpcomingOccurrence:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """What comes of a job.
+    """The next occurrences of a job.
 
     Args:
         key: The job.
-        zone: On whose clock it goes.
+        zone: The zone of its schedule.
         now: The database's clock.
         occurrences: In the order of their instants.
-        words: Why there are none, or not as many as were asked for, or what holds them; empty where nothing does.
+        words: The reason for fewer occurrences than requested, or for a hold; empty without one.
     """
 
     key: str
@@ -88,16 +88,16 @@ class Upcoming:
 
 @dataclass(frozen=True, slots=True)
 class OccurrenceScan:
-    """Where to walk from, and what is in the way.
+    """Scan of the occurrences from a start on, with overrides and a pause applied.
 
     Args:
-        where: The schedule, with what was said about single occurrences.
-        job_id: What jitter is spread by.
-        zone: On whose clock it goes.
-        after: Occurrences are later than this.
-        paused: Whether a pause holds them.
-        paused_until: When that ends by itself.
-        override: What people said about single occurrences, by instant.
+        where: The timer's schedule, with skips and moves.
+        job_id: The seed of the jitter.
+        zone: The zone of its schedule.
+        after: All occurrences are later than this.
+        paused: True if a pause holds them.
+        paused_until: When the pause ends by itself.
+        override: Skips and moves by nominal instant.
     """
 
     where: TimerState
@@ -109,7 +109,7 @@ class OccurrenceScan:
     override: Mapping[datetime, OverrideFacts] = field(default_factory=dict[datetime, OverrideFacts])
 
     def lines(self, n: int) -> Iterator[UpcomingOccurrence]:
-        """The next `n` that fire, or would but for a pause, with what lies between them and does not."""
+        """Yield the next `n` that fire or are held by a pause, with those between them that do not fire."""
         position, found = self.after, 0
         if self.paused and self.paused_until is not None:
             yield from self._in_pause(self.paused_until)
@@ -130,7 +130,7 @@ class OccurrenceScan:
             position = at
 
     def _of(self, at: datetime, since: datetime) -> UpcomingOccurrence | None:
-        """One occurrence; None where it was moved and has fired there."""
+        """Return one occurrence; None if it was moved and has fired."""
         if at in self.where.skipped:
             return self._line(at, OccurrenceOutcome.WILL_BE_SKIPPED, None)
         held = self.paused and self.paused_until is None
@@ -142,7 +142,7 @@ class OccurrenceScan:
         return replace(line, notes=occurrence_notes(self.where.schedule, at, since))
 
     def _moved(self, nominal: datetime, to: datetime) -> UpcomingOccurrence:
-        """A moved occurrence: a pause holds it by where it was moved to."""
+        """Return a moved occurrence, which a pause holds by its new time."""
         held = self.paused and (self.paused_until is None or to <= self.paused_until)
         return self._line(nominal, OccurrenceOutcome.PAUSED if held else OccurrenceOutcome.WILL_BE_MOVED, to)
 
@@ -188,14 +188,14 @@ class OccurrenceScan:
 def upcoming(
     connection: Conn, tenant: str, key: str, n: int = 10, *, misfire_after: timedelta = MISFIRE_AFTER
 ) -> Upcoming:
-    """The next `n` occurrences of a saved job.
+    """Return the next `n` occurrences of a saved job.
 
     Args:
-        connection: To read by; REPEATABLE READ, so that all of it is of one moment.
-        tenant: Whose job.
+        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
+        tenant: The tenant.
         key: The job.
         n: How many, up to 1,000.
-        misfire_after: How late an occurrence may be before it is missed, as the scheduler has it.
+        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
 
     Raises:
         UnknownJob: There is no such job.
@@ -236,7 +236,7 @@ def _queued(
 def _from_timer(
     job: JobPosition, version_span: VersionSpan, override: Sequence[OverrideFacts], n: int, misfire_after: timedelta
 ) -> Iterator[UpcomingOccurrence]:
-    """What is not written yet."""
+    """Yield the occurrences without a record, from the timer's position on."""
     cursor = job.cursor_at
     if cursor is None or job.hold_reason == HoldReason.QUARANTINED:
         return
@@ -267,7 +267,7 @@ def _from_timer(
 
 
 def _override_notes(override: OverrideFacts | None) -> tuple[str, ...]:
-    """Who has left an occurrence out or moved it."""
+    """Return the author, time and reason of a skip or a move, as notes."""
     if override is None:
         return ()
     return (f"{'skipped' if override.moved_to is None else 'moved'} {override_source(override)}",)

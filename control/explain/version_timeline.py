@@ -1,4 +1,4 @@
-"""The versions of a job around an instant, and what each of them said was to happen."""
+"""Versions of a job around an instant, with the schedule of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_VERSIONS_NEAR = Statements("tidewheel.control")["read_versions_near"]
 
-MAX_NEIGHBOURS = 5  # versions on either side; an instant whose neighbours lie further away is shown without them
+MAX_NEIGHBOURS = 5  # versions on either side; neighbours of an instant in further versions are not shown
 
 _EVERY_DAY = DaySet(weekdays=frozenset(range(7)))
 _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
@@ -45,7 +45,7 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class TimerPosition:
-    """A timer's row, or where one would stand, as far as deciding needs it."""
+    """The columns of a timer that decisions need: a stored timer's, or computed ones."""
 
     job_id: UUID
     tenant: str
@@ -57,16 +57,16 @@ class TimerPosition:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """What one version says, and between which times it counts.
+    """One version, with its schedule and its time in force.
 
     Args:
         row: The version.
         until: The last instant it counts for; None while it is current.
-        schedule: What it says, within its bounds.
-        effective: The same without excluded days.
-        policies: How it is fired.
+        schedule: Its schedule, within its bounds.
+        effective: Its schedule without excluded days.
+        policies: Its firing policies.
         days: The calendars it names.
-        place: For decisions.
+        place: The timer's columns for decisions.
     """
 
     row: VersionRow
@@ -79,35 +79,35 @@ class VersionSpan:
 
     @property
     def force(self) -> VersionInForce:
-        """When it counted."""
+        """The version's number and time in force."""
         return VersionInForce(self.row.version, self.row.effective_at, self.until)
 
     @property
     def zone(self) -> str:
-        """On whose clock it goes."""
+        """The zone of its schedule."""
         return zone_name(self.schedule)
 
     def has_occurrence(self, at: datetime) -> bool:
-        """Whether an instant is one of its occurrences, excluded or not."""
+        """Return True if an instant is one of its occurrences, excluded or not."""
         return is_occurrence(self.schedule, at) or is_occurrence(self.effective, at)
 
     def fires(self, at: datetime) -> bool:
-        """Whether an instant is one of its occurrences and no calendar leaves it out."""
+        """Return True if an instant is one of its occurrences and no calendar excludes it."""
         return is_occurrence(self.effective, at)
 
     def timer_state(self, overrides: Sequence[Override] = ()) -> TimerState:
-        """Where its timer stands."""
+        """Return the state of its timer, with the overrides."""
         return timer_state(self.place, self.days, overrides)
 
     def outside_bounds(self, at: datetime) -> bool:
-        """Whether it would say so but for its bounds."""
+        """Return True if only its bounds exclude an instant."""
         schedule = self.schedule
         if not isinstance(schedule, CronSchedule | Interval) or schedule.bounds.holds(at):
             return False
         return is_occurrence(replace(schedule, bounds=UNBOUNDED), at)
 
     def closed_by(self, day: date) -> list[str]:
-        """Which calendars leave a day out, each as a sentence says it."""
+        """Return the calendars that exclude a day, each in the form of the sentences."""
         tenant, named = self.place.tenant, f"{day:%Y-%m-%d} is a {_WEEKDAYS[day.isoweekday() % 7]}"
         closing = [
             f"calendar {name!r} has {day:%Y-%m-%d}"
@@ -124,25 +124,25 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class VersionTimeline:
-    """Versions around an instant, oldest first.
+    """Versions around an instant, the oldest first.
 
     Args:
-        version_spans: Each with what it says.
-        gone: Calendars that one of them names and that are no more.
+        version_spans: The versions with their schedules.
+        gone: Deleted calendars that one of them names.
     """
 
     version_spans: tuple[VersionSpan, ...]
     gone: frozenset[str]
 
     def in_force(self, at: datetime) -> VersionSpan | None:
-        """The version in force; None before the first, and while the job was deleted."""
+        """Return the version in force; None before the first, and while the job was deleted."""
         earlier = [version_span for version_span in self.version_spans if version_span.row.effective_at < at]
         if not earlier or (earlier[-1].until is not None and earlier[-1].until < at):
             return None
         return earlier[-1]
 
     def before(self, at: datetime) -> datetime | None:
-        """The last occurrence earlier than an instant, of the version in force at it."""
+        """Return the last occurrence earlier than an instant, of the version in force at it."""
         for version_span in reversed(self.version_spans):
             end = at if version_span.until is None else min(at, version_span.until + _TICK)
             found = version_span.effective.before(end)
@@ -151,7 +151,7 @@ class VersionTimeline:
         return None
 
     def after(self, at: datetime) -> datetime | None:
-        """The first occurrence later than an instant, of the version in force at it."""
+        """Return the first occurrence later than an instant, of the version in force at it."""
         for version_span in self.version_spans:
             found = version_span.effective.after(max(at, version_span.row.effective_at))
             if found is not None and (version_span.until is None or found <= version_span.until):
@@ -168,15 +168,15 @@ def read_version_timeline(
     cursor: datetime | None,
     catch_up_end: datetime | None,
 ) -> VersionTimeline:
-    """The versions around an instant.
+    """Read the versions around an instant.
 
     Args:
-        connection: To read by.
+        connection: Reads the rows.
         job_id: The job.
         tenant: Its tenant.
         at: The instant.
-        cursor: Where its timer stands.
-        catch_up_end: Likewise.
+        cursor: The timer's position.
+        catch_up_end: The end of the timer's catch-up.
 
     Raises:
         ScheduleRefused: A stored schedule cannot be read.
@@ -186,7 +186,7 @@ def read_version_timeline(
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
     wanted = {(tenant, name) for row in rows for name in _calendars(row.policy)}
     known = read_day_sets(connection, wanted)
-    # A calendar that only old versions name may be gone: nobody knows any more which days it had.
+    # A calendar that only old versions name may be deleted: its days are no longer stored.
     included = {(tenant, name) for row in rows for name in policies_from_text(row.policy).include}
     days = {pair: known.get(pair, _EVERY_DAY if pair in included else DaySet()) for pair in wanted}
     version_spans = tuple(
