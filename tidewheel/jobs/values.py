@@ -23,6 +23,16 @@ from tidewheel.jobs.strict_json import as_list, as_object, compact
 from tidewheel.jobs.validation import shown
 from tidewheel.runs import Overlap
 
+MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_LABELS = 64
+MAX_LABEL_NAME = 63
+MAX_TEXT = 255
+MAX_ELEMENTS = 100
+MAX_RESULT_BYTES = 64 * 1024  # of a result, and of a checkpoint
+MAX_PROGRESS_BYTES = 4 * 1024
+MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
+QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
+
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
 _SHORT = re.compile(
     rf"(?:{_NUMBER}w)?(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m(?!s))?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?(?:{_NUMBER}us)?",
@@ -33,6 +43,20 @@ _ISO_CALENDAR = re.compile(r"P[\d.]*[YM]", re.ASCII)
 _MICROSECONDS = (604_800_000_000, 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1)
 _LONGEST = timedelta(days=36_525)  # a century: more than any use needs, and every reader can count it
 _REMEDY = "write a duration such as 10s, 5m, 1h30m, 250ms or PT10S, or a number of seconds"
+
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+_EARLIEST_YEAR = 1970  # run ids count milliseconds from here
+_EXAMPLE = "2026-03-29T08:00:00+02:00"
+
+# Control characters, line and paragraph separators, and halves of surrogate pairs, which no UTF-8 can hold.
+_NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
+_CALENDAR = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
+_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 
 def parse_duration(value: str | float) -> timedelta:
@@ -72,44 +96,6 @@ def microseconds(span: timedelta) -> int:
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
 
 
-@lru_cache(maxsize=4096)  # a few durations recur in all documents
-def _from_text(text: str) -> timedelta:
-    match = _SHORT.fullmatch(text) or _ISO.fullmatch(text)
-    if match is None or not any(match.groups()) or text.endswith("T"):
-        if _ISO_CALENDAR.match(text):
-            return _refuse(f"{text!r} counts months or years, which have no fixed length", "count days, or use cron")
-        return _refuse(f"{text!r} is no duration")
-    total = sum(Fraction(number) * size for number, size in zip(match.groups(), _MICROSECONDS, strict=False) if number)
-    if total.denominator != 1:
-        return _refuse(f"{text!r} is finer than a microsecond")
-    return _bounded_durations(int(total), text)
-
-
-def _from_seconds(seconds: float) -> timedelta:
-    if isinstance(seconds, bool) or not math.isfinite(seconds):
-        return _refuse(f"{seconds!r} is no duration")
-    if abs(seconds) > _LONGEST.total_seconds():
-        return _refuse(f"{seconds:.6g} s is longer than a century")
-    return _bounded_durations(round(seconds * 1_000_000), f"{seconds!r} s")
-
-
-def _bounded_durations(micros: int, text: str) -> timedelta:
-    if micros < 0:
-        return _refuse(f"{text} is negative")
-    if micros > microseconds(_LONGEST):
-        return _refuse(f"{text} is longer than a century")
-    return timedelta(microseconds=micros)
-
-
-def _refuse(problem: str, remedy: str = _REMEDY) -> timedelta:
-    raise InvalidValue(problem=problem, remedy=remedy)
-
-
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
-_EARLIEST_YEAR = 1970  # run ids count milliseconds from here
-_EXAMPLE = "2026-03-29T08:00:00+02:00"
-
-
 def parse_timestamp(text: str) -> datetime:
     """Return an instant in UTC, truncated to the microsecond.
 
@@ -146,27 +132,6 @@ def format_timestamp(moment: datetime) -> str:
     '2026-03-29T06:00:00.000000Z'
     """
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-
-
-MAX_PAYLOAD_BYTES = 256 * 1024
-MAX_LABELS = 64
-MAX_LABEL_NAME = 63
-MAX_TEXT = 255
-MAX_ELEMENTS = 100
-MAX_RESULT_BYTES = 64 * 1024  # of a result, and of a checkpoint
-MAX_PROGRESS_BYTES = 4 * 1024
-MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
-
-# Control characters, line and paragraph separators, and halves of surrogate pairs, which no UTF-8 can hold.
-_NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
-QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
-_CALENDAR = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
-_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
-_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 
 def one_line(most: int) -> Callable[[str], str]:
@@ -211,6 +176,94 @@ def span(least: timedelta, most: timedelta) -> Callable[[object], timedelta]:
     return read
 
 
+def is_plain_key(value: object) -> bool:
+    """Return True if a value is certainly a valid key; the document's model decides about any other."""
+    return type(value) is str and 0 < len(value) <= MAX_TEXT and value.isprintable()
+
+
+def is_tenant(value: object) -> bool:
+    """Return True if a value is a tenant's name."""
+    return type(value) is str and (value == "default" or _TENANT.fullmatch(value) is not None)
+
+
+def is_traceparent(value: object) -> bool:
+    """Return True if a value is a traceparent."""
+    return type(value) is str and _TRACEPARENT.fullmatch(value) is not None
+
+
+def json_payload(value: object) -> bytes:
+    """Return a JSON value as the text that is stored and delivered.
+
+    Raises:
+        InvalidValue: JSON cannot hold it, or it is too long.
+    """
+    if isinstance(value, UnreadableValue):
+        raise InvalidValue(problem=value.problem, remedy=value.remedy)
+    return _bounded(compact(value))
+
+
+def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
+    """Return a reader of any JSON value, as its compact text of at most so many bytes."""
+
+    def read(value: object) -> bytes:
+        if isinstance(value, UnreadableValue):
+            raise InvalidValue(problem=value.problem, remedy=value.remedy)
+        return _bounded(compact(value), most_bytes)
+
+    return read
+
+
+def few(value: object) -> object:
+    """Refuse a list of more than MAX_ELEMENTS before any element is read; return a list as a tuple."""
+    if (elements := as_list(value)) is None:
+        return value
+    if len(elements) > MAX_ELEMENTS:
+        raise InvalidValue(problem=f"{len(elements)} elements were read", remedy=f"write at most {MAX_ELEMENTS}")
+    return tuple(elements)
+
+
+def many_days(value: object) -> object:
+    """Refuse a list of more than MAX_DAYS before any day is read; return a list as a tuple."""
+    if (elements := as_list(value)) is None:
+        return value
+    if len(elements) > MAX_DAYS:
+        raise InvalidValue(problem=f"{len(elements)} days were read", remedy=f"write at most {MAX_DAYS}")
+    return tuple(elements)
+
+
+@lru_cache(maxsize=4096)  # a few durations recur in all documents
+def _from_text(text: str) -> timedelta:
+    match = _SHORT.fullmatch(text) or _ISO.fullmatch(text)
+    if match is None or not any(match.groups()) or text.endswith("T"):
+        if _ISO_CALENDAR.match(text):
+            return _refuse(f"{text!r} counts months or years, which have no fixed length", "count days, or use cron")
+        return _refuse(f"{text!r} is no duration")
+    total = sum(Fraction(number) * size for number, size in zip(match.groups(), _MICROSECONDS, strict=False) if number)
+    if total.denominator != 1:
+        return _refuse(f"{text!r} is finer than a microsecond")
+    return _bounded_durations(int(total), text)
+
+
+def _from_seconds(seconds: float) -> timedelta:
+    if isinstance(seconds, bool) or not math.isfinite(seconds):
+        return _refuse(f"{seconds!r} is no duration")
+    if abs(seconds) > _LONGEST.total_seconds():
+        return _refuse(f"{seconds:.6g} s is longer than a century")
+    return _bounded_durations(round(seconds * 1_000_000), f"{seconds!r} s")
+
+
+def _bounded_durations(micros: int, text: str) -> timedelta:
+    if micros < 0:
+        return _refuse(f"{text} is negative")
+    if micros > microseconds(_LONGEST):
+        return _refuse(f"{text} is longer than a century")
+    return timedelta(microseconds=micros)
+
+
+def _refuse(problem: str, remedy: str = _REMEDY) -> timedelta:
+    raise InvalidValue(problem=problem, remedy=remedy)
+
+
 def _text_or_number(value: object) -> str | float:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
@@ -229,21 +282,6 @@ def _wrong(value: object, remedy: str) -> InvalidValue:
     if isinstance(value, UnreadableValue):
         return InvalidValue(problem=value.problem, remedy=value.remedy)
     return InvalidValue(problem=f"{shown(value)} was read", remedy=remedy)
-
-
-def is_plain_key(value: object) -> bool:
-    """Return True if a value is certainly a valid key; the document's model decides about any other."""
-    return type(value) is str and 0 < len(value) <= MAX_TEXT and value.isprintable()
-
-
-def is_tenant(value: object) -> bool:
-    """Return True if a value is a tenant's name."""
-    return type(value) is str and (value == "default" or _TENANT.fullmatch(value) is not None)
-
-
-def is_traceparent(value: object) -> bool:
-    """Return True if a value is a traceparent."""
-    return type(value) is str and _TRACEPARENT.fullmatch(value) is not None
 
 
 def _tenant(name: str) -> str:
@@ -321,17 +359,6 @@ def _traceparent(text: str) -> str:
     return text
 
 
-def json_payload(value: object) -> bytes:
-    """Return a JSON value as the text that is stored and delivered.
-
-    Raises:
-        InvalidValue: JSON cannot hold it, or it is too long.
-    """
-    if isinstance(value, UnreadableValue):
-        raise InvalidValue(problem=value.problem, remedy=value.remedy)
-    return _bounded(compact(value))
-
-
 def _payload_base64(value: object) -> bytes:
     if isinstance(value, bytes):
         return _bounded(value)
@@ -345,17 +372,6 @@ def _payload_base64(value: object) -> bytes:
         raise InvalidValue(
             problem=f"{shown(value)} is no base64", remedy="use the standard alphabet, padded with ="
         ) from error
-
-
-def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
-    """Return a reader of any JSON value, as its compact text of at most so many bytes."""
-
-    def read(value: object) -> bytes:
-        if isinstance(value, UnreadableValue):
-            raise InvalidValue(problem=value.problem, remedy=value.remedy)
-        return _bounded(compact(value), most_bytes)
-
-    return read
 
 
 def _task_token(text: str) -> str:
@@ -377,24 +393,6 @@ def _few_labels(value: object) -> object:
     if (labels := as_object(value)) and len(labels) > MAX_LABELS:
         raise InvalidValue(problem=f"{len(labels)} labels were read", remedy=f"write at most {MAX_LABELS}")
     return value
-
-
-def few(value: object) -> object:
-    """Refuse a list of more than MAX_ELEMENTS before any element is read; return a list as a tuple."""
-    if (elements := as_list(value)) is None:
-        return value
-    if len(elements) > MAX_ELEMENTS:
-        raise InvalidValue(problem=f"{len(elements)} elements were read", remedy=f"write at most {MAX_ELEMENTS}")
-    return tuple(elements)
-
-
-def many_days(value: object) -> object:
-    """Refuse a list of more than MAX_DAYS before any day is read; return a list as a tuple."""
-    if (elements := as_list(value)) is None:
-        return value
-    if len(elements) > MAX_DAYS:
-        raise InvalidValue(problem=f"{len(elements)} days were read", remedy=f"write at most {MAX_DAYS}")
-    return tuple(elements)
 
 
 if TYPE_CHECKING:
