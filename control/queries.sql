@@ -1,5 +1,5 @@
 -- name: read_run
--- A run as it stands: the open row where there is one, the final one otherwise, with the last attempt's error and result.
+-- Returns one run with the last attempt's error and result: its open row if there is one, else its final row.
 -- Index: primary keys of the partition, of open_runs and of the attempts' partitions. No lock.
 SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,
@@ -13,7 +13,7 @@ SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attem
 
 
 -- name: read_logs
--- Where a run stands, and what its attempts have written beyond what was read: a row at least where there is such a run.
+-- Returns a run's state and the attempts with output beyond what was read; at least one row if the run exists.
 -- Index: primary keys of the partition, of open_runs, of the partitions of attempts and their outputs. No lock.
 SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS newest, x.attempt, a.outcome,
        coalesce(x.output_bytes, length(x.output)) AS output_bytes, x.output
@@ -29,8 +29,10 @@ SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS ne
  LIMIT %(most)s
 
 -- name: list_jobs
--- A page of a tenant's jobs by key, each with its schedule, its timer, what is written ahead and its latest run whose instant has come.
--- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
+-- Returns a page of a tenant's jobs by key, each with its schedule, timer, first run created ahead, and latest run whose
+-- instant has come.
+-- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, open_runs_by_job; by job in every
+-- partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
        a.ahead_at, t.hold_reason, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type
@@ -56,7 +58,7 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
  ORDER BY j.key
 
 -- name: show_job
--- One job with everything about it: its current version as submitted, its pause, its timer and its latest run.
+-- Returns one job with its current version as submitted, its pause, its timer and its latest run.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
        a.ahead_at, t.hold_reason, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
@@ -77,12 +79,12 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
  WHERE j.job_id = %(job_id)s AND j.deleted_at IS NULL
 
 -- name: find_tenant
--- Whether there is such a tenant.
+-- Returns a row if the tenant exists.
 -- Index: tenants_pkey. No lock.
 SELECT 1 FROM tenants WHERE tenant = %(tenant)s
 
 -- name: list_calendars
--- The calendars of a tenant by name, each with the number of jobs that name it.
+-- Returns the calendars of a tenant by name, each with the number of jobs that name it.
 -- Index: calendars_pkey, job_calendars_pkey. No lock.
 SELECT c.name, c.version, cardinality(c.days) AS days,
        ARRAY(SELECT (ARRAY['SUN', 'MON', 'TUE', 'WED', 'THU', 'FRI', 'SAT'])[day + 1] FROM unnest(c.weekdays) AS day) AS weekdays,
@@ -93,7 +95,7 @@ SELECT c.name, c.version, cardinality(c.days) AS days,
  ORDER BY c.name
 
 -- name: show_calendar
--- One calendar with its days, and the first keys of the jobs that name it.
+-- Returns one calendar with its days, and the first 100 keys of the jobs that name it.
 -- Index: calendars_pkey, job_calendars_pkey, jobs_pkey. No lock.
 SELECT c.name, c.version, c.days,
        ARRAY(SELECT (ARRAY['SUN', 'MON', 'TUE', 'WED', 'THU', 'FRI', 'SAT'])[day + 1] FROM unnest(c.weekdays) AS day) AS weekdays,
@@ -109,7 +111,7 @@ SELECT c.name, c.version, c.days,
  WHERE c.tenant = %(tenant)s AND c.name = %(name)s
 
 -- name: list_backfills
--- A tenant's backfills, or those of one of its jobs, the newest first.
+-- Returns a tenant's backfills, or those of one of its jobs, the newest first.
 -- Index: backfills_by_tenant or backfills_by_job, from its end; jobs_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
        b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
@@ -121,7 +123,7 @@ SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b
  LIMIT %(most)s
 
 -- name: show_backfill
--- One backfill.
+-- Returns one backfill.
 -- Index: backfills_pkey, jobs_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
        b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
@@ -131,8 +133,9 @@ SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b
  WHERE b.backfill_id = %(backfill_id)s AND b.tenant = %(tenant)s
 
 -- name: count_backfilled
--- How a backfill's runs stand: their ids lie together, in one partition.
+-- Returns the number of a backfill's runs in each state.
 -- Index: the partition's primary key, open_runs_pkey. No lock.
+-- Why: the ids of a backfill's runs are one range in one partition.
 SELECT coalesce(o.state, r.state) AS state, count(*) AS runs
   FROM job_runs AS r
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id AND o.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s
@@ -140,12 +143,12 @@ SELECT coalesce(o.state, r.state) AS state, count(*) AS runs
  GROUP BY 1
 
 -- name: set_repeatable_read
--- All that this transaction reads is of one moment, and it writes nothing.
+-- Makes the transaction read one snapshot and write nothing.
 -- No index, no lock.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
 
 -- name: read_job_position
--- Where a job stands, deleted or not, with its timer and the clock.
+-- Returns the state of a job, deleted or not, with its timer and the database's clock.
 -- Index: jobs_pkey, timers_pkey. No lock.
 SELECT j.job_id, j.key, j.tenant, j.version, j.paused, j.paused_at, j.paused_by, j.pause_reason, j.paused_until,
        j.finished_at, j.deleted_at, t.scheduled_at AS cursor_at, nullif(t.due_at, 'infinity') AS due_at, t.hold_reason,
@@ -155,7 +158,7 @@ SELECT j.job_id, j.key, j.tenant, j.version, j.paused, j.paused_at, j.paused_by,
  WHERE j.job_id = %(job_id)s AND j.version > 0
 
 -- name: read_versions_near
--- The version in force at an instant, if there is one, with some before it and some after.
+-- Returns the version in force at an instant, if there is one, and its neighbours on either side.
 -- Index: job_versions_pkey, walked from the newest, and from the oldest. No lock.
 SELECT near.version, near.effective_at, near.retired_at, near.schedule, near.policy, near.overlap, near.handler, near.queue,
        near.max_runs
@@ -169,8 +172,8 @@ SELECT near.version, near.effective_at, near.retired_at, near.schedule, near.pol
  ORDER BY near.version
 
 -- name: read_runs_at
--- The runs of one instant of a job, the timer's first.
--- Index: by job in every partition of runs, the others by primary key. No lock.
+-- Returns the runs of one instant of a job, the timer's first.
+-- Index: by job in every partition of runs; primary keys of the other tables. No lock.
 SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_version, r.queue, v.handler, r.created_at,
        nullif(o.publish_at, 'infinity') AS publish_at, i.late_ms, coalesce(o.attempt, r.attempt) AS attempt,
        coalesce(o.started_at, r.started_at) AS started_at, o.executor_id, r.finished_at, r.error_type
@@ -183,7 +186,7 @@ SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_v
  LIMIT 20
 
 -- name: read_attempts_of
--- The last hundred attempts of a run that are over, oldest first.
+-- Returns the last hundred ended attempts of a run, the oldest first.
 -- Index: the partition's primary key. No lock.
 SELECT *
   FROM (
@@ -196,8 +199,9 @@ SELECT *
  ORDER BY attempt
 
 -- name: read_skips_at
--- What the ledger has of one instant. The spans of one decision, which may lie within each other, are a few hundred.
+-- Returns the ledger rows of one instant, the shortest span first.
 -- Index: skips_by_job, walked back from the instant. No lock.
+-- Why: the spans of one decision may lie within each other and are a few hundred.
 SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.is_exact AS exact, near.created_at, near.job_version
   FROM (
     SELECT s.* FROM skips AS s
@@ -210,8 +214,7 @@ SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.is_exact
  LIMIT 20
 
 -- name: read_overrides_around
--- What people said about single occurrences: from an instant on, of those that were moved and have not fired, of what
--- was asked about, and of what was moved there.
+-- Returns skips and moves from an instant on, pending moves, and those of or to another instant.
 -- Index: overrides_pkey. No lock.
 SELECT v.scheduled_at, v.moved_to, v.created_at, v.created_by, v.reason, v.done_at
   FROM overrides AS v
@@ -221,7 +224,7 @@ SELECT v.scheduled_at, v.moved_to, v.created_at, v.created_by, v.reason, v.done_
  ORDER BY v.scheduled_at
 
 -- name: find_runs_ahead
--- The timer-made runs of a job that were written ahead of their time.
+-- Returns the timer's runs of a job that were created ahead of their time.
 -- Index: open_runs_by_job. No lock.
 SELECT run_id, scheduled_at, publish_at FROM open_runs
  WHERE job_id = %(job_id)s AND cause = 'timer' AND attempt = 0 AND state = ANY (%(states)s) AND publish_at > %(now)s
@@ -229,13 +232,13 @@ SELECT run_id, scheduled_at, publish_at FROM open_runs
  LIMIT %(most)s
 
 -- name: read_job_error
--- Why a job was set aside, the last time.
+-- Returns the last error that quarantined a job, and its time.
 -- Index: quarantine_by_job. No lock.
 SELECT error, created_at FROM quarantine WHERE job_id = %(job_id)s ORDER BY id DESC LIMIT 1
 
 -- name: find_holder_at
--- Which run had a job's turn at a moment: of those that had begun and not ended, the latest, among the last 500 of the job.
--- Index: by job in every partition of runs, the others by primary key. No lock.
+-- Returns the run of a job that was active at a moment: the latest of the job's last 500 that had begun and not ended.
+-- Index: by job in every partition of runs; primary keys of the other tables. No lock.
 SELECT near.run_id
   FROM (
     SELECT r.run_id, r.started_at, r.finished_at
@@ -254,13 +257,14 @@ SELECT near.run_id
  LIMIT 1
 
 -- name: find_active_run
--- Which run has a job's turn now.
+-- Returns the active run of a job.
 -- Index: active_runs_pkey. No lock.
 SELECT run_id FROM active_runs WHERE job_id = %(job_id)s
 
 -- name: find_chain
--- The timer-made runs before and after an instant: the occurrences of a fixed_delay are those recorded.
+-- Returns the nearest instants before and after a given one with runs of the timer.
 -- Index: by job in every partition of runs. No lock.
+-- Why: the occurrences of a fixed_delay are only those with runs.
 SELECT (SELECT r.scheduled_at FROM job_runs AS r
          WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.scheduled_at < %(at)s
          ORDER BY r.scheduled_at DESC LIMIT 1) AS before,
@@ -269,7 +273,7 @@ SELECT (SELECT r.scheduled_at FROM job_runs AS r
          ORDER BY r.scheduled_at LIMIT 1) AS after
 
 -- name: oldest_day_of_runs
--- The oldest day whose runs are kept, as in the name of its partition.
+-- Returns the oldest day with stored runs, from the name of its partition.
 -- Index: pg_inherits_parent_index, pg_class_oid_index. No lock.
 SELECT right(min(c.relname), 8)
   FROM pg_inherits AS i
@@ -277,7 +281,7 @@ SELECT right(min(c.relname), 8)
  WHERE i.inhparent = 'job_runs'::regclass
 
 -- name: read_versions
--- A job's versions before one of its numbers, the newest first, each with when the next one came.
+-- Returns a job's versions below a number, the newest first, each with the start of the next one.
 -- Index: job_versions_pkey, walked backwards. No lock.
 SELECT v.version, v.effective_at, v.retired_at, later.effective_at AS superseded_at, v.spec, v.definition
   FROM job_versions AS v
@@ -287,19 +291,21 @@ SELECT v.version, v.effective_at, v.retired_at, later.effective_at AS superseded
  LIMIT %(most)s
 
 -- name: read_two_versions
--- Two versions of a job.
+-- Returns two versions of a job.
 -- Index: job_versions_pkey. No lock.
 SELECT v.version, v.effective_at, v.retired_at, NULL::timestamptz AS superseded_at, v.spec, v.definition
   FROM job_versions AS v
  WHERE v.job_id = %(job_id)s AND v.version = ANY (%(versions)s)
 
 -- name: answer
--- Whether the database answers. No index, no lock.
+-- Returns a row if the database answers.
+-- No index, no lock.
 SELECT 1
 
 -- name: find_runs
--- Runs of a tenant, the newest first, by their ids alone; the bounds on these leave out partitions.
+-- Returns a page of run ids of a tenant, the newest first.
 -- Index: the partitions' primary keys, walked backwards. No lock.
+-- Why: the bounds on run_id exclude partitions.
 SELECT r.run_id
   FROM job_runs AS r
  WHERE r.tenant = %(tenant)s AND r.run_id < %(before_id)s AND r.run_id >= %(first_id)s
@@ -311,9 +317,9 @@ SELECT r.run_id
  LIMIT %(most)s
 
 -- name: find_runs_of_job
--- Runs of a job, the newest instant first. The bound on run_id leaves out partitions of days before the range: no run has
--- an id from before its instant.
--- Index: by job in the partitions since then, walked backwards. No lock.
+-- Returns a page of run ids of a job, the newest instant first.
+-- Index: by job in the partitions since the range's start, walked backwards. No lock.
+-- Why: no run's id is older than its instant, so the bound on run_id excludes the partitions before the range.
 SELECT r.run_id
   FROM job_runs AS r
  WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
@@ -326,7 +332,7 @@ SELECT r.run_id
  LIMIT %(most)s
 
 -- name: find_open_runs
--- Open runs of a tenant in some states, the newest first.
+-- Returns a page of ids of a tenant's open runs in the given states, the newest first.
 -- Index: open_runs_pkey walked backwards, or open_runs_by_job. No lock.
 SELECT o.run_id
   FROM open_runs AS o
@@ -341,7 +347,7 @@ SELECT o.run_id
  LIMIT %(most)s
 
 -- name: find_failed_runs
--- Failed or timed-out runs of a tenant, the newest first.
+-- Returns a page of ids of a tenant's failed or timed-out runs, the newest first.
 -- Index: failed_runs_pkey, walked backwards. No lock.
 SELECT f.run_id
   FROM failed_runs AS f
@@ -353,7 +359,7 @@ SELECT f.run_id
  LIMIT %(most)s
 
 -- name: read_runs
--- A page of runs as they stand.
+-- Returns the given runs in their current state.
 -- Index: primary keys of the partitions, of jobs and of open_runs. No lock.
 SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
        coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
@@ -365,7 +371,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS s
  WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: show_run
--- One run with everything about it but its attempts.
+-- Returns one run with all its details except its attempts.
 -- Index: primary keys of the partitions, of jobs, job_versions, open_runs and executors; dead_letters_run_id_key. No lock.
 SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
        coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
@@ -387,7 +393,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS s
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
 
 -- name: read_past_attempts
--- The last hundred attempts of a run that are over, oldest first, with all that is kept of them.
+-- Returns the last hundred ended attempts of a run, the oldest first, with their stored output and results.
 -- Index: the partitions' primary keys. No lock.
 SELECT *
   FROM (
@@ -402,8 +408,8 @@ SELECT *
  ORDER BY attempt
 
 -- name: read_retry_chain
--- The runs of one instant of a job, among which are a run's retries and what it is a retry of.
--- Index: by job in the partitions since then, open_runs_pkey. No lock.
+-- Returns the runs of one instant of a job: among them a run's retries, and the runs that it retries.
+-- Index: by job in the partitions since the instant, open_runs_pkey. No lock.
 SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, r.created_at
   FROM job_runs AS r
   LEFT JOIN open_runs AS o ON o.run_id = r.run_id
@@ -412,8 +418,8 @@ SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, 
  LIMIT 1000
 
 -- name: count_matching_runs
--- How many open runs a cancellation would name now.
--- Index: open_runs_by_job where a job is named; otherwise all of them are read. No lock.
+-- Returns the number of open runs that a cancellation would match now.
+-- Index: open_runs_by_job if a job is given; otherwise all open runs are read. No lock.
 SELECT count(*)
   FROM open_runs AS o
  WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
@@ -427,7 +433,7 @@ SELECT count(*)
         OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))
 
 -- name: read_cancellation
--- How a cancellation by filter stands.
+-- Returns a cancellation by filter with its progress.
 -- Index: cancellations_pkey, jobs_pkey. No lock.
 SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.queue, c.lane, c.handler, c.cause, c.created_before,
        c.include_started, coalesce(c.reason, c.created_by) AS reason, c.created_at, c.cancelled_count, c.finished_at
@@ -436,8 +442,8 @@ SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.que
  WHERE c.id = %(id)s AND c.tenant = %(tenant)s
 
 -- name: list_dead_letters
--- A tenant's dead letters, the newest first.
--- Index: dead_letters_by_tenant, walked backwards; dead_letters_by_job where a job is named; failed_runs_pkey, jobs_pkey. No lock.
+-- Returns a page of a tenant's dead letters, the newest first.
+-- Index: dead_letters_by_tenant, walked backwards; dead_letters_by_job if a job is given; failed_runs_pkey, jobs_pkey. No lock.
 SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.queue, f.lane, f.attempt, f.error_type, d.topic,
        d.partition, d."offset", d.reason, d.created_at, d.redriven_run_id, d.redriven_at
   FROM dead_letters AS d
@@ -457,8 +463,8 @@ SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.qu
  LIMIT %(most)s
 
 -- name: scan_dead_letters
--- The same, the oldest first, with no more than who redrives or purges them needs.
--- Index: dead_letters_by_tenant; dead_letters_by_job where a job is named; failed_runs_pkey. No lock.
+-- Returns a batch of a tenant's dead letters, the oldest first, with the columns that a redrive or a purge needs.
+-- Index: dead_letters_by_tenant; dead_letters_by_job if a job is given; failed_runs_pkey. No lock.
 SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
   FROM dead_letters AS d
   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
@@ -476,11 +482,12 @@ SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
  LIMIT %(most)s
 
 -- name: read_dead_letter
--- When a dead letter was made, and its bytes where it is a message.
+-- Returns a dead letter's creation time, and the key and value of a message.
 -- Index: dead_letters_pkey. No lock.
 SELECT created_at, "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
 
 -- name: read_queues
--- The queues that jobs name, in every version: runs of an old one may be open.
--- No index: read whole, when the local stack is brought up. No lock.
+-- Returns the queues of all versions of all jobs.
+-- No index: the table is read whole when the local stack starts. No lock.
+-- Why: runs of an old version may be open.
 SELECT DISTINCT queue FROM job_versions ORDER BY queue

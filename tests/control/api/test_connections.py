@@ -1,4 +1,4 @@
-"""Connections that ask nothing: closed after a while, and never in the way of those that ask something."""
+"""Idle connections: closed after a timeout, and at the limit by a new connection."""
 
 import socket
 from collections.abc import Generator
@@ -26,7 +26,7 @@ def connected(client: httpx.Client) -> Generator[socket.socket]:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """What comes next, at least a byte of it."""
+    """Return the next bytes, at least one; empty after a close."""
     return connection.recv(65536)
 
 

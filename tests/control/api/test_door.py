@@ -1,4 +1,4 @@
-"""Who may call, what is refused before it costs anything, and how it is told."""
+"""The HTTP API: authorization, early refusals and problem documents."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

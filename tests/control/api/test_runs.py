@@ -1,4 +1,4 @@
-"""Ends and heartbeats told from outside, by whoever has the attempt's task token."""
+"""External completions and heartbeats by an attempt's task token."""
 
 from collections.abc import Iterator
 from http import HTTPStatus

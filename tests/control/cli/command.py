@@ -1,4 +1,4 @@
-"""The `tidewheel` command as tests give it: as a process, or, much faster, its entry point in this one."""
+"""Run the `tidewheel` command in tests: as a process, or faster by its entry point in this one."""
 
 import io
 import json
@@ -18,7 +18,7 @@ NO_DATABASE = "postgresql://127.0.0.1:1/none"
 
 @dataclass(frozen=True)
 class Done:
-    """What a command answered."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -65,5 +65,5 @@ def tidewheel(database: Database | str, *arguments: object, stdin: str = "") -> 
 
 
 def asked(database: Database, *arguments: object, stdin: str = "") -> Any:  # noqa: ANN401 - as json.loads
-    """What the command answers in JSON."""
+    """Return the JSON output of a command."""
     return tidewheel(database, *arguments, "--output", "json", stdin=stdin).json

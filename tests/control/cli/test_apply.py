@@ -1,4 +1,4 @@
-"""`tidewheel apply`: jobs from files of every form; what is wrong is told with file, line, field and remedy."""
+"""`tidewheel apply`: files of every form; errors name file, line, field and remedy."""
 
 import json
 import os

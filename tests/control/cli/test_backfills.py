@@ -1,4 +1,4 @@
-"""`tidewheel job backfill` and `tidewheel backfill list | show | pause | resume | cancel`, on a real database."""
+"""`tidewheel job backfill` and `tidewheel backfill`, on a real database."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4

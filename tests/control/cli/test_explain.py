@@ -1,4 +1,4 @@
-"""`tidewheel job explain`, on a real database whose clock stands still."""
+"""`tidewheel job explain`, on a real database with a stopped clock."""
 
 from datetime import UTC, datetime, timedelta
 

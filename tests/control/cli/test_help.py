@@ -91,7 +91,7 @@ def test_a_wider_terminal_is_used() -> None:
 
 
 def imported(*arguments: str, **environment: str) -> tuple[str, list[str]]:
-    """Run a command in a process; return its output, and the modules of ours and of dependencies that it imported."""
+    """Run a command in a process; return its output and the imported modules, except the standard library's."""
     code = (
         "import atexit, sys; from tidewheel.control.cli.main import main; "
         "atexit.register(lambda: sys.stderr.write(' '.join(sys.modules))); main()"

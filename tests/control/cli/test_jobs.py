@@ -1,4 +1,4 @@
-"""`tidewheel job create | list | show | update | pause | resume | delete | trigger`, on a real database."""
+"""`tidewheel job` with the commands that read and change jobs, on a real database."""
 
 import json
 from datetime import timedelta
@@ -114,7 +114,7 @@ def test_a_local_time_is_read_on_the_clock_of_the_zone(database: Database) -> No
 def test_a_flag_names_what_runs_the_job(
     database: Database, arguments: tuple[str, ...], target: dict[str, object]
 ) -> None:
-    """What such a target says beside it stays with an edit; another kind of target begins anew."""
+    """An edit keeps the target's other fields; a target of another type replaces it whole."""
     create(database, "a", "--manual", *arguments, "--delivery", "at_most_once", "--schedule-to-close", "1h")
     job = asked(database, "job", "show", "a")["job"]
     assert (job["target"], job["delivery"], job["schedule_to_close"]) == (target, "at_most_once", "1h")

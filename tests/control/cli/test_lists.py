@@ -1,4 +1,4 @@
-"""What lists and `show` tell of what comes next and of nobody's tenant; what files and flags say twice or shortly."""
+"""Next occurrences and unknown tenants in lists; repeated keys and durations in files and flags."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,7 +8,7 @@ from tests.scheduler.firing import fire_due
 
 
 def next_of(database: Database, key: str) -> tuple[str | None, str | None]:
-    """What comes next by `show`, and by `list`."""
+    """Return the next occurrence by `show`, and by `list`."""
     jobs = {job["key"]: job["next_at"] for job in asked(database, "job", "list")["jobs"]}
     return asked(database, "job", "show", key)["next_at"], jobs[key]
 

@@ -1,4 +1,4 @@
-"""`tidewheel job next | preview`, on a real database whose clock stands still."""
+"""`tidewheel job next | preview`, on a real database with a stopped clock."""
 
 from datetime import UTC, datetime
 

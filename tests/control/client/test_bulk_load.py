@@ -1,4 +1,4 @@
-"""BulkLoader in processes: batches of a bounded size, and what is said when a process dies."""
+"""BulkLoader in processes: batches of a bounded size, and the error when a process dies."""
 
 import json
 import multiprocessing
@@ -73,7 +73,7 @@ def test_what_a_process_has_begun_is_counted_where_the_rest_cannot_be_read(datab
 def test_a_job_that_the_database_refuses_is_told_with_its_place_and_the_others_are_loaded(
     fresh_database: Database,
 ) -> None:
-    """A constraint stands in for a fault of ours; that error comes from another process."""
+    """A constraint simulates an internal error, which another process reports."""
     fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key NOT IN ('job-3', 'job-1999'))")
     given = map(job, range(LOAD_BATCH + 1))
     parts = list(load_in_processes(given, processes=1, database_url=fresh_database.url, tenant="default"))

@@ -50,7 +50,7 @@ def client(database: Database) -> Iterator[Client]:
 
 
 def awaited(database: Database, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """What a coroutine does with an AsyncClient."""
+    """Run a coroutine with an AsyncClient; return its result."""
 
     async def run() -> T:
         async with AsyncClient(database.url) as client:

@@ -1,4 +1,4 @@
-"""A run enqueued in the caller's transaction: it stands or falls with the caller's rows."""
+"""A run enqueued in the caller's transaction commits or rolls back with the caller's rows."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -49,7 +49,7 @@ def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
 
 
 def written(shop: Database) -> tuple[int, int, int]:
-    """How many orders, open runs and messages there are."""
+    """Count orders, open runs and messages."""
     return shop.count("orders"), shop.count("open_runs"), shop.count("outbox")
 
 

@@ -1,4 +1,4 @@
-"""The SQL function `tidewheel_enqueue`: a request in the outbox, in the caller's own transaction, from any language."""
+"""The SQL function `tidewheel_enqueue`: write a request to the outbox in the caller's transaction."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Reading runs' output: what is kept of each attempt, and what is new since somebody looked."""
+"""Read runs' output: the stored bytes of each attempt, and the new bytes since the last read."""
 
 from collections.abc import Iterator
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""What `Client` and `AsyncClient` say by an attempt's task token."""
+"""Requests of `Client` and `AsyncClient` by an attempt's task token."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Asking what became of instants, in a database whose clock the test moves."""
+"""Explain instants in a database whose clock the test moves."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -19,19 +19,19 @@ def t(text: str) -> datetime:
 
 
 def told(database: Database, at: datetime, key: str = "job") -> Explanation:
-    """What is said about an instant."""
+    """Return the explanation of an instant."""
     with database.transaction() as connection:
         return explain(connection, "default", key, at)
 
 
 def coming(database: Database, n: int = 10, key: str = "job") -> Upcoming:
-    """What comes of a job."""
+    """Return the next occurrences of a job."""
     with database.transaction() as connection:
         return upcoming(connection, "default", key, n)
 
 
 def previewed(database: Database, n: int = 10, after: datetime | None = None, /, **job: object) -> Preview:
-    """What a job would do."""
+    """Return the preview of a job."""
     document: Mapping[str, object] = {"key": "job", "schedule": "manual", "target": "send-email"} | job
     with database.transaction() as connection:
         return preview(connection, "default", document, n, after)

@@ -1,4 +1,4 @@
-"""What `explain` says where records are missing, who may ask, and that it answers at once."""
+"""`explain` without records, for a read-only role, and over years of occurrences."""
 
 import pytest
 

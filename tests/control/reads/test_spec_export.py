@@ -1,4 +1,4 @@
-"""What a stored version is shown as: what can be submitted again, and is the same version then."""
+"""The export of a stored version, submitted again, is the same version."""
 
 from typing import Any
 
