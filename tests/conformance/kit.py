@@ -1,6 +1,6 @@
 """An executor in any language on a real stack: start it by its command and observe it from outside.
 
-What it does is judged by the database, by Kafka, and by the effects that its handlers note in a file.
+The tests judge it by the database, by Kafka, and by the effects that its handlers record in a file.
 """
 
 import json
@@ -27,9 +27,9 @@ Target = str | Mapping[str, object]
 _STOP_SECONDS = 30.0
 _NEVER = "60s"
 
-# What the door tells executors; whatever takes seconds in production and is not what is tested here.
+# Settings that the API reports to executors. They take seconds in production and are not the subject of these tests.
 DOOR = {"API_BEAT": "0.2s", "LEASE": _NEVER, "SWEEP": _NEVER}
-# Settings of an executor beside its addresses.
+# Settings of an executor apart from its addresses.
 SETTINGS = {"SLOTS": "4", "CANCEL_GRACE": "1", "DRAIN_TIMEOUT": "1"}
 
 
@@ -93,7 +93,7 @@ class Kit:
 
     @property
     def client(self) -> Client:
-        """Asks for jobs and runs."""
+        """The client that submits jobs and triggers runs."""
         if self._client is None:
             self._client = Client(self.fleet.database.url)
         return self._client
@@ -140,7 +140,7 @@ class Kit:
         self.fleet.database.close()
 
     def trigger(self, handler: Target, payload: object = None, **job: object) -> UUID:
-        """Ask for a run of a handler, under a job that is submitted when it is new."""
+        """Trigger a run of a handler; submit its job if it is new."""
         key = f"{handler} {json.dumps(job, sort_keys=True)}"[:255]
         if key not in self._jobs:
             spec: dict[str, object] = {
@@ -155,7 +155,7 @@ class Kit:
         return self.client.trigger(key, payload)
 
     def run(self, handler: Target, payload: object = None, **job: object) -> Run:
-        """Ask for a run, and wait for its end."""
+        """Trigger a run and wait for its end."""
         return self.ended(self.trigger(handler, payload, **job))
 
     def ended(self, run_id: UUID) -> Run:
@@ -178,7 +178,7 @@ class Kit:
             raise AssertionError("\n".join([str(error), *(each.tail() for each in self.subjects)])) from None
 
     def effects(self, run_id: UUID | None = None) -> list[dict[str, Any]]:
-        """Return the notes of handlers, of one run or of all."""
+        """Return the recorded effects of handlers, of one run or of all."""
         text = self.fleet.effects.read_text() if self.fleet.effects.exists() else ""
         noted: list[dict[str, Any]] = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [each for each in noted if run_id is None or each["run_id"] == str(run_id)]
@@ -233,7 +233,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Facts:
-    """An open run's row, as far as it is looked at."""
+    """The columns of an open run's row that tests read."""
 
     state: str
     attempt: int

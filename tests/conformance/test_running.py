@@ -25,7 +25,7 @@ def test_each_run_runs_once_and_its_result_is_recorded(kit: Kit) -> None:
 
 @pytest.mark.parametrize("lane", list(Lane))
 def test_every_lane_is_served_by_its_topic(kit: Kit, lane: Lane) -> None:
-    """[5]: and a claim tells the message it came by."""
+    """[5]: and a claim names its message."""
     run_id = kit.trigger("conformance.echo", lane=lane.value)
     assert kit.ended(run_id).state == "succeeded"
     assert kit.claimed_from(run_id).startswith(f"{kit.topic(lane)}/")

@@ -63,7 +63,7 @@ class Verdict:
         ]
 
     def _changes(self) -> Iterator[Change]:
-        """The requests that changed something; what is wrong with the answers is noted."""
+        """Yield the requests that changed something; record the problems of the replies."""
         standing = Standing()
         for act in self.acts:
             accepted, unchanged = standing.answer(act)

@@ -54,7 +54,7 @@ def test_active_run_is_transferred_when_killed(point: str, fleet: Fleet, oracle:
     fleet.start("executor")
     fleet.start("executor")
     fleet.wait_started()
-    fleet.until(lambda: done(oracle), "every run has had its turn")
+    fleet.until(lambda: done(oracle), "every run has been active")
     oracle.wait_settled()
     fleet.kill()
     oracle.check()

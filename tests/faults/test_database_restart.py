@@ -1,6 +1,6 @@
 """PostgreSQL crashes and comes back while everything is under way: it costs time, and nothing else.
 
-No attempt is repeated or lost, no request is refused, nothing is set aside, and nothing is left behind. These tests
+No attempt is repeated or lost, no request is refused, nothing is quarantined, and nothing is left behind. These tests
 have a server of their own, for everything else would feel the restart too.
 """
 

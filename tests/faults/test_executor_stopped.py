@@ -161,7 +161,7 @@ def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle) -
     )
     assert sorted(counted) == sorted((row[0], 0, 0) for row in counted)
     assert len(counted) == len(turned)
-    # The turn went along: another run of the job is skipped, as it would have been before.
+    # The run is still its job's active run: another run of the job is skipped as before.
     for held in turned:
         work.trigger(held.key, 1)
     work.wait_recovered_but(turned, now())

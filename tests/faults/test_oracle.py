@@ -144,7 +144,7 @@ def a_dead_letter_is_missing(history: History) -> None:
     history.drop(history.find(history.fleet.topics.dead_letters))
 
 
-def a_turn_was_left(history: History) -> None:
+def an_active_run_was_left(history: History) -> None:
     history.fleet.database.execute("INSERT INTO active_runs VALUES (gen_random_uuid(), 'default', gen_random_uuid())")
 
 
@@ -153,7 +153,7 @@ DOCTORED: dict[Callable[[History], None], str] = {
     an_occurrence_is_lost: "tick at .* is lost",
     an_occurrence_is_doubled: "has 2 runs",
     an_occurrence_is_invented: "which is no occurrence",
-    a_run_is_invented: "nobody asked for run",
+    a_run_is_invented: "no request led to run",
     an_event_comes_again_under_another_id: "2 different completions",
     an_event_comes_again_altered: "in 2 different forms",
     a_run_failed: "ended failed",
@@ -168,7 +168,7 @@ DOCTORED: dict[Callable[[History], None], str] = {
     a_request_was_answered_twice: "2 different answers",
     a_request_was_rejected: "was rejected",
     a_dead_letter_is_missing: "has no dead letter",
-    a_turn_was_left: "turns has 1 rows left",
+    an_active_run_was_left: "active_runs has 1 rows left",
 }
 
 

@@ -38,7 +38,7 @@ def finish(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_own_transaction_has_one_effect_when_killed(fleet: Fleet, point: str) -> None:
-    """The runs of one job, one after another: each waits for the turn of the one before it."""
+    """Each of the runs of one job waits until the run before it is no longer active."""
     fleet.start_all("intake", "scheduler", "relay")
     submit(fleet, "own.thread")
     doomed = fleet.start("executor", failpoint=f"{point}:exit:2", **OWN)

@@ -78,7 +78,7 @@ def test_rolling_restart_loses_and_counts_nothing(fleet: Fleet, oracle: Oracle, 
 
 
 def assert_only_handed_back(fleet: Fleet, held: list[Held]) -> None:
-    """Attempts that the roll has ended were handed back, and were as many as those that were in hand."""
+    """Attempts that the roll has ended were released, and were as many as the running ones."""
     outcomes = [outcome for each in held for _, outcome in each.attempts()]
     assert set(outcomes) == {AttemptOutcome.RELEASED, AttemptOutcome.SUCCEEDED}
     assert outcomes.count(AttemptOutcome.SUCCEEDED) == len(held)

@@ -1,7 +1,7 @@
 """Runs of every kind of target whose first attempt never ends by itself, and their observed ends.
 
-What a target does is noted where it is done: by handlers and programs in a file, by HTTP and Lambda targets at their
-server, by Kafka targets on their topic.
+Each effect is recorded where it happens. Handlers and programs write to a file, HTTP and Lambda targets reach a
+server, and Kafka targets use their topic.
 """
 
 import base64
@@ -31,7 +31,7 @@ DELIVERIES = ("at_least_once", "at_most_once")
 _TIMEOUT = "6s"  # of the runs whose time is to pass; the attempt after it needs a fraction of that
 _LONG = "10m"
 _HELD_SECONDS = 300.0
-# Notes its effect; its first attempt ignores every stop request and leaves its process id for the second one.
+# Records its effect; its first attempt ignores every stop request and leaves its process id for the second one.
 _PROGRAM = r"""
 printf '{"run_id": "%s", "attempt": %s, "pid": %s}\n' "$TIDEWHEEL_RUN_ID" "$TIDEWHEEL_ATTEMPT" $$ >> "$0"
 if [ "$TIDEWHEEL_ATTEMPT" = 1 ]; then trap '' TERM; echo $$ > "$0-$TIDEWHEEL_RUN_ID"; sleep 600; fi
@@ -149,10 +149,10 @@ class Cases:
             rows = self._rows()
             return all(rows[key][1] == state for key, state in wanted.items())
 
-        self.fleet.until(settled, "what needs no executor is in no executor's hands")
+        self.fleet.until(settled, "no executor owns what needs no executor")
 
     def cancel(self, cases: list[Case]) -> None:
-        """Ask for the end of their runs, as far as there is one to come."""
+        """Request the end of their runs, where a request can end them."""
         for case in cases:
             self.fleet.ask({"type": "run.cancel", "run_id": str(self._rows()[case.key][0])})
         self.fleet.flush()

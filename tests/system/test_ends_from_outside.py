@@ -53,10 +53,10 @@ def test_failed_202_is_retried_with_a_new_token(fleet: Fleet, client: Client) ->
     with serving(Answer(202)) as target:
         described = {"type": "http", "url": target.url(), "async": True}
         run_id = triggered(client, described, retry={"backoff": "fixed", "initial": "100ms"})
-        fleet.until(lambda: target.received, "it is asked")
+        fleet.until(lambda: target.received, "it is called")
         first = target.received[0].headers[TOKEN]
         assert client.task_tokens.fail(first, "NoPaper", "the tray is empty") is RunState.RETRYING
-        fleet.until(lambda: len(target.received) == 2, "it is asked again")
+        fleet.until(lambda: len(target.received) == 2, "it is called again")
         with pytest.raises(StaleToken):
             client.task_tokens.complete(first)
         assert client.task_tokens.complete(target.received[1].headers[TOKEN], "done") is RunState.SUCCEEDED
@@ -122,7 +122,7 @@ def test_hanging_targets_time_out_and_block_nothing(fleet: Fleet, client: Client
     given = {"start_to_close": "1s", "retry": {"max_attempts": 1}}
     with conversing(hang) as first, conversing(drip) as second, conversing(drip_a_body) as third, serving() as fine:
         slow = [triggered(client, {"type": "http", "url": each.url()}, **given) for each in (first, second, third)]
-        fleet.until(lambda: all(each.connections for each in (first, second, third)), "all are asked")
+        fleet.until(lambda: all(each.connections for each in (first, second, third)), "all are called")
         quick = triggered(client, {"type": "http", "url": fine.url()})
         assert client.runs.wait(quick).state == "succeeded"
         runs = [client.runs.wait(run_id) for run_id in slow]

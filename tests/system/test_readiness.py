@@ -1,4 +1,4 @@
-"""Each service tells whether it lives and whether it could work now, and why not."""
+"""Each service reports if it lives and if it could work now, and the reason if not."""
 
 import re
 from urllib.error import HTTPError

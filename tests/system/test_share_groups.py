@@ -162,7 +162,7 @@ def test_messages_are_released_during_a_database_outage(executing: Executing, cl
         rows = executing.database.rows("SELECT topic, key, value FROM outbox WHERE topic LIKE '%.runs.%'")
         executing.database.close()
         closed.set()
-        until(lambda: refuses(executing.database), "the database lets nobody in")
+        until(lambda: refuses(executing.database), "the database refuses connections")
         for topic, key, value in rows:
             producer.produce(topic, key=key, value=value)
         assert producer.flush(30) == 0

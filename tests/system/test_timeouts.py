@@ -37,7 +37,9 @@ def test_expired_timeout_is_named_in_every_record(fleet: Fleet, oracle: Oracle) 
         fleet.ask({"type": "job.trigger", "key": key})
     fleet.flush()
     oracle.wait_answered()
-    fleet.until(lambda: told(oracle) >= set(CASES), "every end is told")  # a retry that was due in an hour stays behind
+    fleet.until(
+        lambda: told(oracle) >= set(CASES), "every end is published"
+    )  # a retry that was due in an hour stays behind
     ended = {event.job_key: event for event in oracle.completed().values()}
     letters = {letter.job_key: letter for letter in oracle.letters()}
     assert set(ended) == set(letters) == set(CASES)

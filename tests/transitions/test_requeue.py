@@ -26,7 +26,7 @@ COUNTED = [
     pytest.param(AttemptOutcome.FAILED, "retrying", 1, 0, id="failed"),
     pytest.param(AttemptOutcome.TIMED_OUT, "retrying", 1, 0, id="timed out"),
     pytest.param(AttemptOutcome.LOST, "retrying", 0, 1, id="lost"),
-    pytest.param(AttemptOutcome.RELEASED, "queued", 0, 0, id="handed back"),
+    pytest.param(AttemptOutcome.RELEASED, "queued", 0, 0, id="released"),
     pytest.param(AttemptOutcome.SNOOZED, "queued", 0, 0, id="snoozed"),
 ]
 

@@ -27,7 +27,7 @@ _NOT_YOURS = frozenset(
 
 
 def check_bootstrap(config: Mapping[str, str]) -> None:
-    """See that a broker answers.
+    """Check that a broker answers.
 
     Raises:
         Unavailable: None does within ten seconds; the message names the address.
@@ -44,7 +44,7 @@ def check_bootstrap(config: Mapping[str, str]) -> None:
 
 
 def why_kafka_is_away(config: Mapping[str, str], topic: str) -> Callable[[], str | None]:
-    """Returns what asks the brokers for one topic, and tells why they do not answer; None when they do."""
+    """Return a check that reports why the brokers do not answer; it returns None if they do."""
     admin = AdminClient({**config, "client.id": "tidewheel-ready", "log_level": 0})
 
     def ask() -> str | None:
@@ -66,7 +66,7 @@ def producer(
     batch: int = 1000,
     on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
 ) -> Producer:
-    """An idempotent producer.
+    """Return an idempotent producer.
 
     Args:
         config: Bootstrap servers and what users pass through.
@@ -107,7 +107,7 @@ def consumer(
     protocol: Literal["consumer", "classic"],
     reset: str = "earliest",
 ) -> Consumer:
-    """A consumer that commits nothing by itself."""
+    """Return a consumer that commits nothing by itself."""
     _refuse_overrides(config)
     grouping: dict[str, str | int] = {"group.protocol": "consumer"}
     if protocol == "classic":
@@ -128,7 +128,7 @@ def consumer(
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": reset,
-            # A message hoarded here is invisible to an idle neighbour; and with a low threshold the default pause of
+            # A message prefetched here is invisible to an idle executor. With a low threshold the default pause of
             # one second between fetches would be felt.
             "queued.min.messages": 2000,
             "queued.max.messages.kbytes": 4096,
@@ -147,13 +147,13 @@ def share_consumer(
     most: int,
     on_statistics: Callable[[str], None] | None = None,
 ) -> ShareConsumer:
-    """A member of a share group that acknowledges each message by itself.
+    """Return a member of a share group that acknowledges each message separately.
 
     Args:
         config: Bootstrap servers and what users pass through.
         group: A group of its own: a name that a consumer group has cannot be a share group's.
         role: Part of the client id.
-        most: Messages wanted at once; the broker gives whole batches of the producer's, so there may be more.
+        most: Messages to fetch at once; the broker returns whole batches of the producer's, so there may be more.
         on_statistics: Called with the client's statistics ten times a second while it polls.
     """
     _refuse_overrides(config)

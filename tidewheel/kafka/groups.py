@@ -98,7 +98,7 @@ def read_from_start(config: Mapping[str, str], groups: Sequence[str]) -> None:
         for future in altered.values():
             future.result(timeout=_ADMIN_SECONDS)
     except KafkaException as error:
-        # It takes a grant that an executor ought not to have; the sweep brings what the group never sees.
+        # It takes a grant that an executor ought not to have. The sweep claims what the group never sees.
         _LOG.warning(
             "share groups keep the broker's share.auto.offset.reset (%s); by default, messages older than the group "
             "are left to the sweep",
@@ -137,7 +137,7 @@ def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> s
             if error is not None and error.code() in _CANNOT:
                 return error.str()
             if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                break  # not allowed to look; the lanes tell
+                break  # not allowed to read the group; the lanes report it
     finally:
         member.close()
     return None

@@ -25,7 +25,7 @@ Futures = Mapping[str, Future[None]]
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic as it ought to be.
+    """The required settings of one topic.
 
     Args:
         name: Full name, with prefix.
@@ -51,7 +51,7 @@ class Topics:
 
     @property
     def replies(self) -> str:
-        """Accepted or rejected; keyed like the request."""
+        """The topic of replies (accepted or rejected), keyed like the request."""
         return f"{self.prefix}.replies"
 
     @property
@@ -61,26 +61,26 @@ class Topics:
 
     @property
     def completions(self) -> str:
-        """One event per terminal run; keyed by job_id."""
+        """The topic of completions, one per terminal run, keyed by job_id."""
         return f"{self.prefix}.completions"
 
     @property
     def events(self) -> str:
-        """Lifecycle; keyed by job_id."""
+        """The topic of lifecycle events, keyed by job_id."""
         return f"{self.prefix}.events"
 
     @property
     def outputs(self) -> str:
-        """All that attempts write, where that is wanted; keyed by run_id."""
+        """The topic of attempts' output, where a setting enables it, keyed by run_id."""
         return f"{self.prefix}.outputs"
 
     @property
     def dead_letters(self) -> str:
-        """Runs given up and undecodable requests."""
+        """The topic of dead letters: runs that failed for good and undecodable requests."""
         return f"{self.prefix}.dead-letters"
 
     def runs(self, queue: str, lane: str) -> str:
-        """Run requests for the executors of a queue; keyed by run_id.
+        """Return the topic of run requests for the executors of a queue, keyed by run_id.
 
         >>> Topics().runs("default", "critical"), Topics().runs("reports", "batch")
         ('tidewheel.runs.critical', 'tidewheel.runs.reports.batch')
@@ -103,7 +103,7 @@ class Topics:
 
 
 def queue_names(text: str) -> list[str]:
-    """The queues of a list separated by commas, each once.
+    """Return the queues of a list separated by commas, each once.
 
     Raises:
         SettingsError: One is no queue's name, or there is none.
@@ -158,7 +158,7 @@ def topic_standing(
 
 
 def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
-    """The queues that have topics, the default one first.
+    """Return the queues that have topics, the default one first.
 
     Raises:
         Unavailable: The broker does not answer.
@@ -178,7 +178,7 @@ def apply_topics(
     outputs: bool = False,
     dry_run: bool = False,
 ) -> list[str]:
-    """Make the topics that are missing and raise partition counts that are too low.
+    """Create the missing topics and raise partition counts that are too low.
 
     Returns:
         What was done (with `dry_run`: would be), a line each; empty when all was as it should be.

@@ -11,7 +11,7 @@ _INDEX_BYTES = 256 * 1024
 # A segment ends long before its index is full (12 bytes for each 4 KiB: at 341 times its size), for a follower's append
 # of many batches fails where it fills one (since KAFKA-806).
 _SEGMENT_BYTES = 256 * _INDEX_BYTES
-_INTERNAL_PARTITIONS = 8  # of offsets, transactions and share state; 50 each are made for hundreds of brokers
+_INTERNAL_PARTITIONS = 8  # of offsets, transactions and share state; the default of 50 each is for hundreds of brokers
 # Crash takeover took 43.1 s with the defaults and 10.1 s with these. Source: docs/adr/0005.
 _QUICK_TAKEOVER_MS = {
     "min.session.timeout.ms": 6000,
@@ -41,12 +41,12 @@ class Node(BaseModel, frozen=True):
 
 
 def replication_of(nodes: Sequence[Node]) -> int:
-    """The number of copies of a partition: one on each node, three at most."""
+    """Return the number of copies of a partition: one on each node, three at most."""
     return min(3, len(nodes))
 
 
 def server_properties(node: Node, nodes: Sequence[Node], data: Path) -> str:
-    """The node's `server.properties`."""
+    """Return the node's `server.properties`."""
     return _lines(
         {
             "process.roles": "broker,controller",
@@ -74,7 +74,7 @@ def server_properties(node: Node, nodes: Sequence[Node], data: Path) -> str:
 
 
 def logging_properties(log: Path) -> str:
-    """The node's log4j2 configuration: warnings and errors, in two files of 10 MB at most."""
+    """Return the node's log4j2 configuration: warnings and errors, in two files of 10 MB at most."""
     return _lines(
         {
             "status": "error",

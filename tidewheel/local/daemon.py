@@ -1,7 +1,7 @@
 """One process that outlives its starter and is found again.
 
 Invariant: nothing is signalled unless its command line carries the marker, an argument that names this stack's folder.
-So a recycled pid is never hit, and a process whose starter died before noting the pid is found all the same.
+A recycled pid is therefore never hit. A process whose starter died before it recorded the pid is found all the same.
 """
 
 import signal
@@ -17,7 +17,7 @@ import psutil
 from tidewheel.errors import StackError
 from tidewheel.local.program import Account, start_program
 
-_POLL_SECONDS = 0.02  # short beside the 40 ms that PostgreSQL takes to stop
+_POLL_SECONDS = 0.02  # short compared with the 40 ms that PostgreSQL takes to stop
 _AFTER_KILL_SECONDS = 10.0  # SIGKILL is carried out at once unless the process hangs in the kernel
 _PAUSE = threading.Event()  # never set: to wait on it is to sleep
 
@@ -33,7 +33,7 @@ class Daemon:
         self._marker = marker
 
     def start(self, command: Sequence[str], *, log: Path, cwd: Path, account: Account | None = None) -> None:
-        """Start `command` in a session of its own, its output appended to `log`; note its pid.
+        """Start `command` in a session of its own, its output appended to `log`; record its pid.
 
         Raises:
             StackError: The program cannot be executed.
@@ -49,7 +49,7 @@ class Daemon:
         self._pid_file.write_text(f"{child.pid}\n")
 
     def process(self) -> psutil.Process | None:
-        """The process, if it runs: by its noted pid, else by looking at every process."""
+        """Return the process if it runs: by its recorded pid, else by a scan of all processes."""
         _reap()
         noted = self._noted()
         if noted is not None and self._carries_marker(noted):
@@ -63,7 +63,7 @@ class Daemon:
         return noted is not None and self._carries_marker(noted)
 
     def stop(self, how: signal.Signals, patience: timedelta) -> bool:
-        """Send `how` and wait; returns whether it was gone, or went, without SIGKILL."""
+        """Send `how` and wait. Return True if no SIGKILL was needed."""
         process = self.ask(how)
         return self.wait(process, patience)
 

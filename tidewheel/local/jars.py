@@ -38,7 +38,7 @@ _PAUSE_SECONDS = 0.5
 
 
 def broker_jars(cache: Path | None = None, progress: Progress = in_silence) -> tuple[Path, ...]:
-    """Every jar of the broker, verified; those that are missing or damaged are fetched first.
+    """Return every jar of the broker, verified; fetch missing or damaged ones first.
 
     Raises:
         StackError: A jar cannot be fetched, or what was fetched is not what the checksum says; the message names it.
@@ -77,7 +77,7 @@ class Jar:
 
 
 def read_manifest() -> tuple[Jar, ...]:
-    """The jars of the committed manifest, in class path order."""
+    """Return the jars of the committed manifest, in class path order."""
     lines = (line.split() for line in _MANIFEST.read_text().splitlines() if not line.startswith("#"))
     return tuple(Jar(PurePosixPath(path), sha256) for sha256, path in lines)
 

@@ -44,9 +44,9 @@ class Broker:
         node: This one.
         nodes: All of the cluster.
         folder: Its own folder, made on the first start.
-        log: Where it logs; what the JVM itself says is beside it.
+        log: Its log file; the JVM's own output is in the same folder.
         cluster_id: 16 bytes in base 64.
-        jars: Tells the class path when the node is started.
+        jars: Returns the class path when the node is started.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Broker:
         _until(lambda: self.node.node_id in self._members(), deadline, self.check)
 
     def launch(self) -> bool:
-        """Start the node without waiting for it; returns whether it had to be started."""
+        """Start the node without waiting for it. Return False if it runs already."""
         if self._daemon.process() is not None:
             return False
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -99,23 +99,23 @@ class Broker:
         return True
 
     def stop(self) -> None:
-        """Stop the node; it hands its partitions over first, where another is there to take them."""
+        """Stop the node; it transfers its partitions to another node first, if there is one."""
         self._daemon.stop(signal.SIGTERM, _STOP_PATIENCE)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Send SIGKILL, as a crash."""
         self._daemon.stop(signal.SIGKILL, _STOP_PATIENCE)
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
+        """Send SIGSTOP: connections stay open, nothing answers."""
         self._daemon.ask(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT, after `pause`."""
+        """Send SIGCONT, after `pause`."""
         self._daemon.ask(signal.SIGCONT)
 
     def check(self) -> None:
-        """See that the node still runs.
+        """Check that the node still runs.
 
         Raises:
             StackError: It has ended; the message ends with the last lines of its log.
@@ -126,7 +126,7 @@ class Broker:
 
     @property
     def daemon(self) -> Daemon:
-        """The process, for those who stop several at once."""
+        """Return the process, for a caller that stops several at once."""
         return self._daemon
 
     def _members(self) -> set[int]:

@@ -39,7 +39,7 @@ class PartStatus:
 
 
 class Parts:
-    """The embedded parts of the stack in `home`, whether used or replaced by what was given.
+    """The embedded parts of the stack in `home`, used or replaced by given servers.
 
     Args:
         home: The stack's folder.

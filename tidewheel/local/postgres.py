@@ -103,7 +103,7 @@ class Postgres:
         return self._daemon.is_noted_alive()
 
     def start(self) -> bool:
-        """Start the server and wait until the database answers; returns whether it had to be started.
+        """Start the server and wait until the database answers. Return False if it ran already.
 
         Raises:
             StackError: It does not come up; the message ends with the last lines of its log.
@@ -115,7 +115,7 @@ class Postgres:
         return started
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop the server; `immediate` leaves it to the next start to recover, as a crash would."""
+        """Stop the server; after `immediate` the next start recovers as after a crash."""
         self._daemon.stop(_SIGNALS[mode], _STOP_PATIENCE)
 
     def erase(self) -> None:

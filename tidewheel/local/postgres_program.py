@@ -29,7 +29,7 @@ _PARTS = (_BIN, "pginstall18/lib", "pginstall18/share")
 
 
 def find_programs(account: Account | None) -> Path:
-    """The folder with `initdb` and `postgres`, executable by `account`.
+    """Return the folder with `initdb` and `postgres`, executable by `account`.
 
     Raises:
         StackError: The wheel is not installed, or root's copy cannot be made.
@@ -45,7 +45,7 @@ def find_programs(account: Account | None) -> Path:
 
 
 def server_account() -> Account | None:
-    """Whom PostgreSQL runs as; none where that is simply the caller.
+    """Return the account that PostgreSQL runs as; None for the caller's own.
 
     Raises:
         StackError: Root cannot make the system user.
@@ -99,7 +99,7 @@ def _copied(package: Path, account: Account) -> Path:
 
 
 def _copy(package: Path, target: Path) -> None:
-    """Copy what the server needs, readable by all; the name appears when all of it is there.
+    """Copy the server's files, readable by all; the name appears when the copy is complete.
 
     The libraries beside the package keep their place: the programs look for them relative to themselves.
     """

@@ -17,7 +17,7 @@ class Account(NamedTuple):
 def run_program(
     command: Sequence[str], *, cwd: Path, account: Account | None = None, stdin: IO[bytes] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `command` to its end; its output and errors together are in `stdout`."""
+    """Run `command` to its end; `stdout` has its output and its errors."""
     return subprocess.run(  # noqa: S603 - programs of our own wheels, arguments written by the stack
         command,
         cwd=cwd,

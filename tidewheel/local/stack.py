@@ -113,7 +113,7 @@ class LocalStack:
         self._max_wal_size_megabytes = max_wal_size_megabytes
 
     def up(self, progress: Progress = in_silence) -> StackInfo:
-        """Start what does not run; returns when the database answers and the brokers serve.
+        """Start what does not run; return when the database answers and the brokers serve.
 
         Raises:
             StackError: A part cannot be fetched or started; what this call had started is stopped again.
@@ -157,7 +157,7 @@ class LocalStack:
 
     @property
     def postgres(self) -> Postgres:
-        """The embedded server, for those who stop and start it alone.
+        """The embedded server, for a caller that stops and starts it alone.
 
         Raises:
             StackError: The stack was never made.
@@ -182,7 +182,7 @@ class LocalStack:
             yield
 
     def _planned(self) -> Parts:
-        """The parts with ports that are free or theirs, written down before anything is started."""
+        """Return the parts with ports that are free or theirs, recorded before a process starts."""
         state = read_state(self.home) or new_state(self._brokers or 1)
         if self._brokers not in (None, len(state.nodes)):
             message = (
@@ -205,7 +205,7 @@ class LocalStack:
         return self._parts(state)
 
     def _left(self, *, unreadable_too: bool) -> Parts:
-        """All that may be running here: the largest stack there can be, where nothing is remembered."""
+        """Return all parts that may run here: those of the largest stack if no state is stored."""
         try:
             state = read_state(self.home)
         except StackError:

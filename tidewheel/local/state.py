@@ -1,8 +1,7 @@
 """The stored state of a stack, `stack.json`: ports, password, cluster id, external parts.
 
-Invariant: everything a part is made with is written before the part is made, so whatever a crash leaves behind can be
-taken up by the next `up` or removed by the next `down`. Pids are not here: each process notes its own
-(`tidewheel.local.daemon`).
+Invariant: all parameters of a part are written before the part is created. The next `up` can therefore adopt what a
+crash leaves behind, and the next `down` can remove it. Pids are not here: `tidewheel.local.daemon` records them.
 """
 
 import base64
@@ -83,7 +82,7 @@ def erase_state(home: Path) -> None:
 
 
 def new_state(brokers: int) -> StackState:
-    """A state for a stack that was never made: free ports and a random password."""
+    """Return the state of a new stack: free ports and a random password."""
     ports = free_ports(1 + 2 * brokers)
     return StackState(
         password=secrets.token_urlsafe(24),

@@ -1,6 +1,6 @@
 """Databases for tests: each a copy of one migrated template.
 
-A copy is emptied and handed to the next test, and goes with its server. Dropping it instead forces a checkpoint, which
+The next test uses the same copy, emptied. Copies are removed with their server. Dropping one forces a checkpoint, which
 flushes every file of every database: 0.4 to 1 s a test were measured on two busy cores, against 0.02 s for emptying.
 """
 
@@ -74,7 +74,7 @@ class Template:
         return self._url(name)
 
     def take(self) -> str:
-        """The URL of an empty copy."""
+        """Return the URL of an empty copy."""
         return self._clean.pop() if self._clean else self.copy()
 
     def give_back(self, url: str) -> None:
@@ -98,7 +98,7 @@ class Template:
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
     def close(self, *, drop: bool = False) -> None:
-        """Let go; the databases go with the server, or now where it is not the tests' own."""
+        """Close; drop the databases now if the server is not the tests' own."""
         if drop:
             for url in self._clean:
                 self.drop(url)
@@ -125,5 +125,5 @@ def advance_clock(connection: Conn, by: timedelta) -> None:
 
 
 def stop_clock(connection: Conn, at: datetime) -> None:
-    """Let the clock of a database that has `CLOCK` stand still at an instant."""
+    """Stop the clock of a database that has `CLOCK` at an instant."""
     connection.execute("UPDATE test_clock SET stands_at = %s, ahead = '0'", [at])

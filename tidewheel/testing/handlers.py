@@ -1,7 +1,7 @@
 """`run_handler`: one attempt of a handler in this process, without services.
 
-The payload is read, the function called, its end understood and its output kept as in production. Nothing is stored;
-what the handler tells its context is in what is returned.
+The payload, the call, the outcome and the output are handled as in production. Nothing is stored. The result has what
+the handler reported to its context.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ class HandlerResult:
     """The end of an attempt, with its progress and checkpoint.
 
     Args:
-        outcome: As an attempt's row would say: `succeeded`, `failed`, `timed_out`, `cancelled`, `snoozed`.
+        outcome: As in an attempt's row: `succeeded`, `failed`, `timed_out`, `cancelled`, `snoozed`.
         result: What it returned, or completed its run with, after a way through JSON as its reader gets it.
         error_type: The error's type, such as `ValueError`.
-        error_message: What it said.
+        error_message: The error's text.
         trace: Its traceback.
         again_in: How long until the next attempt; None where there is none.
         progress: The last progress that it reported.
@@ -71,7 +71,7 @@ class HandlerResult:
         return self.outcome is AttemptOutcome.SUCCEEDED
 
     def assert_succeeded(self) -> "HandlerResult":
-        """Fail with the handler's own traceback where it has not; returns itself."""
+        """Fail with the handler's own traceback unless it succeeded; return this result."""
         if not self.succeeded:
             message = f"the attempt ended {self.outcome}: {self.error_type}: {self.error_message}\n{self.trace or ''}"
             raise AssertionError(message)
@@ -94,7 +94,7 @@ def run_handler(
 
     Args:
         handler: Its name, or the function itself; registered by `@tidewheel.handler`.
-        payload: Any JSON value or pydantic model; bytes are handed on as they are.
+        payload: Any JSON value or pydantic model; bytes are passed unchanged.
         attempt: Which attempt it is, from 1.
         checkpoint: What an earlier attempt has saved.
         previous: What came before the run.
@@ -166,7 +166,7 @@ async def run_handler_async(
 
 
 def find_handler(handler: str | Callable[..., object]) -> Handler:
-    """The registered handler of that name, or of that function.
+    """Return the registered handler of that name, or of that function.
 
     Raises:
         LookupError: There is none; the message says what there is.
@@ -188,7 +188,7 @@ def find_handler(handler: str | Callable[..., object]) -> Handler:
 
 @dataclass(slots=True, eq=False)
 class _Attempt(Attempt):
-    """An attempt of no executor: what it tells stays here."""
+    """An attempt without an executor: its reports stay here."""
 
     came_before: Previous = field(default_factory=Previous)
     progress: bytes | None = None
@@ -202,7 +202,7 @@ class _Attempt(Attempt):
     def previous(self) -> Previous:
         return self.came_before
 
-    def completing(self) -> "_Noted":  # type: ignore[override]  # it does as much as a context asks for
+    def completing(self) -> "_Noted":  # type: ignore[override]  # it has all that a context uses
         return _Noted(self)
 
 

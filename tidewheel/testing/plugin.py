@@ -28,7 +28,7 @@ _SHARED_HOME = "tidewheel_home"  # in what the controller passes to each worker 
 
 @pytest.fixture(scope="session")
 def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
-    """A PostgreSQL and a Kafka for all tests, started once; gone at the end, also after Ctrl-C or SIGTERM."""
+    """PostgreSQL and Kafka for all tests, started once; removed at the end, also after Ctrl-C."""
     from tidewheel.local import require_installed
     from tidewheel.testing.stack import Stack
 
@@ -65,7 +65,7 @@ def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def tidewheel(tidewheel_stack: "Stack") -> "Generator[Tidewheel]":
-    """All of Tidewheel on an empty database, its clock standing still."""
+    """All of Tidewheel on an empty database with a stopped clock."""
     from tidewheel.testing.stack import Tidewheel
 
     url = tidewheel_stack.template.take()
@@ -101,5 +101,5 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _interrupt_on_sigterm() -> Any:  # noqa: ANN401 - what signal.signal returns and takes
-    """Turn SIGTERM into Ctrl-C, after which alone pytest tears down; returns the handler before."""
+    """Turn SIGTERM into Ctrl-C, after which alone pytest tears down; return the old handler."""
     return signal.signal(signal.SIGTERM, signal.default_int_handler)

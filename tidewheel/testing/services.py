@@ -50,13 +50,13 @@ class Inbox:
 
     def __init__(self, kafka: Mapping[str, str], topics: Sequence[str]) -> None:
         self._topics = topics
-        # A consumer answers no such question while it waits for messages; this one has a connection of its own.
+        # A consumer that waits for messages answers no metadata request, so this one has a connection of its own.
         self._admin = AdminClient({**kafka, "client.id": "tidewheel-test", "log_level": 2})
         self._client: Consumer = consumer(kafka, group=f"{topics[0]}.test", role="test", protocol="classic")
         self._at: dict[str, int] = {}
 
     def skip(self) -> None:
-        """Pass over whatever is there: it was another test's."""
+        """Skip the messages of earlier tests."""
         self._at = self._ends()
         self._client.assign([TopicPartition(topic, 0, at) for topic, at in self._at.items()])
 
@@ -104,7 +104,7 @@ class Services:
         self._executing: _Executing | None = None
 
     def schedule(self) -> bool:
-        """Fire what is due, and do whatever else a scheduler does; returns whether there was anything."""
+        """Run one step of the scheduler. Return True if it did anything."""
         self._scheduler.expedite()
         return self._scheduler.step() == 0.0
 
@@ -117,7 +117,7 @@ class Services:
             pass
 
     def take_in(self) -> int:
-        """Apply the requests that have come by Kafka; returns how many."""
+        """Apply the requests that have come over Kafka; return their number."""
         messages = self._inbox.read()
         for message in messages:
             try:

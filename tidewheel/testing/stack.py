@@ -92,7 +92,7 @@ class Stack:
         self._made |= names
 
     def close(self) -> None:
-        """Let go; what was made on servers that are not the tests' own is removed."""
+        """Close; remove what was created on servers that are not the tests' own."""
         if self._inbox is not None:
             self._inbox.close()
         if self._template is not None:
@@ -105,7 +105,7 @@ class Stack:
 
 
 class Tidewheel:
-    """One test's own Tidewheel; the fixture of that name gives one, with its clock standing still.
+    """One test's own Tidewheel; the fixture of that name yields one with a stopped clock.
 
     Args:
         stack: What the session shares.
@@ -138,7 +138,7 @@ class Tidewheel:
         return self.client.trigger(key, payload, delay=delay)
 
     def set_time(self, at: datetime | str) -> datetime:
-        """Let the clock show an instant, as if nothing had run until then; returns it.
+        """Set the clock to an instant, as if nothing had run until then; return it.
 
         Args:
             at: With its zone's offset; as text in RFC 3339. It may lie in the past.
@@ -173,7 +173,7 @@ class Tidewheel:
         return until
 
     def drain(self, *, timeout: float = 60.0) -> None:
-        """Do whatever is due now, until nothing is due or under way: intake, scheduler, relay and executor.
+        """Run intake, scheduler, relay and executor until nothing is due or under way.
 
         Args:
             timeout: Real seconds that it may take.
@@ -194,7 +194,7 @@ class Tidewheel:
             return cursor.execute(_READ_RUNS_OF, columns).fetchall()
 
     def assert_fired(self, key: str, *, at: datetime | str | None = None, times: int | None = None) -> list[Run]:
-        """Fail unless a job has fired; returns the runs that count, those skipped apart.
+        """Fail unless a job has fired; return its runs without the skipped ones.
 
         Args:
             key: The job.
@@ -263,7 +263,7 @@ class Tidewheel:
         self._refuse_unknown(columns)
 
     def _round(self, columns: Mapping[str, object]) -> list[tuple[str, int]]:
-        """One round of everything; returns what is left."""
+        """Step every service once; return what is left."""
         while self._services.schedule():
             pass
         self._services.publish()
