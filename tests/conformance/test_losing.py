@@ -20,7 +20,7 @@ def test_shutdown_drains_and_releases_uncounted(own: Kit) -> None:
     first.wait_stopped()
     assert own.ended(ends.run_id).attempt == 1
     facts = own.facts(stays.run_id)
-    assert (facts.state, facts.failed_attempts, facts.lost) == ("queued", 0, 0)
+    assert (facts.state, facts.failed_attempts, facts.lost_attempts) == ("queued", 0, 0)
     assert own.attempts(stays.run_id) == [(1, "released")]
     assert own.fleet.database.count("executors") == 0
     stays.let_go()
@@ -37,7 +37,7 @@ def test_runs_of_a_killed_executor_are_run_elsewhere(own: Kit) -> None:
     own.start()
     own.until(lambda: len(own.effects(held.run_id)) == 2, "another begins it")
     facts = own.facts(held.run_id)
-    assert (facts.attempt, facts.failed_attempts, facts.lost) == (2, 0, 1)
+    assert (facts.attempt, facts.failed_attempts, facts.lost_attempts) == (2, 0, 1)
     held.let_go()
     assert own.ended(held.run_id).state == "succeeded"
     assert own.attempts(held.run_id) == [(1, "lost"), (2, "succeeded")]
