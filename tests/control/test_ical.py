@@ -81,7 +81,7 @@ def test_until_is_read_on_the_clock_of_the_event() -> None:
     assert days(daily) == ["2026-11-25", "2026-11-26", "2026-11-27"]
 
 
-def test_exdates_are_left_out_and_rdates_come_in() -> None:
+def test_exdates_are_omitted_and_rdates_are_added() -> None:
     given = event(
         "DTSTART;VALUE=DATE:20261201",
         "RRULE:FREQ=WEEKLY;COUNT=4",
@@ -91,7 +91,7 @@ def test_exdates_are_left_out_and_rdates_come_in() -> None:
     assert days(given) == ["2026-12-01", "2026-12-22", "2027-01-01"]
 
 
-def test_what_is_cancelled_is_left_out_one_by_one_or_whole() -> None:
+def test_cancelled_events_and_occurrences_are_omitted() -> None:
     series = event("DTSTART;VALUE=DATE:20261201", "RRULE:FREQ=WEEKLY;COUNT=3")
     cancelled = event("DTSTART;VALUE=DATE:20261208", "RECURRENCE-ID;VALUE=DATE:20261208", "STATUS:CANCELLED")
     moved = event("DTSTART;VALUE=DATE:20261216", "RECURRENCE-ID;VALUE=DATE:20261215")
@@ -130,7 +130,7 @@ def test_folded_lines_byte_order_marks_bare_newlines_and_several_calendars_are_r
         (["DTSTART;VALUE=DATE:20261225", "no colon in this line"], "could not be parsed"),
     ],
 )
-def test_an_event_that_cannot_be_read_is_named(lines: list[str], said: str) -> None:
+def test_unreadable_event_is_named(lines: list[str], said: str) -> None:
     fine = event("DTSTART;VALUE=DATE:20261225", uid="fine")
     with pytest.raises(InvalidInput, match=said) as refused:
         read(fine, event(*lines, uid="bad@x", summary="Bad day"))
@@ -151,12 +151,12 @@ def test_an_event_that_cannot_be_read_is_named(lines: list[str], said: str) -> N
         (b"x" * (4 * 2**20 + 1), "it has more than 4 MiB"),
     ],
 )
-def test_a_file_that_is_no_calendar_is_refused(data: bytes, said: str) -> None:
+def test_file_without_a_calendar_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         days_of(data, "holidays.ics", today=TODAY)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holidays\.ics: it cannot be read: No such file"):
         read_calendar_file(tmp_path / "holidays.ics", today=TODAY)
 

@@ -52,7 +52,7 @@ def all_that_comes(connection: socket.socket) -> bytes:
     ],
     ids=["nothing", "half a head", "a request", "a request and half a head", "a request without its body"],
 )
-def test_a_connection_that_asks_nothing_more_is_closed(
+def test_idle_connection_is_closed(
     database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes, answers: int
 ) -> None:
     monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
@@ -62,7 +62,7 @@ def test_a_connection_that_asks_nothing_more_is_closed(
 
 
 @pytest.mark.parametrize("first", [b"", HEAD + b"\r\n", UNWANTED], ids=["at once", "after an answer", "in a body"])
-def test_a_byte_now_and_then_does_not_keep_it_open(
+def test_slow_bytes_do_not_extend_the_idle_timeout(
     database: Database, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
@@ -84,7 +84,7 @@ def test_a_byte_now_and_then_does_not_keep_it_open(
         until(lambda: gone(connection), "it is closed")
 
 
-def test_what_is_being_answered_is_not_cut_off(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_in_progress_is_not_cut_off(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
     with answering(database, token=TOKEN) as client, connected(client) as connection:
         body = b'{"name": "here:1", "handlers": ["a"], "slots": 1}'
@@ -99,7 +99,7 @@ def test_what_is_being_answered_is_not_cut_off(database: Database, monkeypatch: 
 
 
 @pytest.mark.parametrize("said", [b"", HEAD + b"\r\n"], ids=["never asked", "asked once"])
-def test_however_many_ask_nothing_the_door_stays_open(
+def test_many_idle_connections_do_not_block_requests(
     database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr(service, "_CONNECTIONS", 10)

@@ -28,12 +28,12 @@ def client(database: Database) -> Iterator[httpx.Client]:
         yield made
 
 
-def test_it_lives_and_is_ready(client: httpx.Client) -> None:
+def test_healthz_and_readyz_answer_200(client: httpx.Client) -> None:
     assert client.get("/healthz").text == "ok\n"
     assert client.get("/readyz").text == "ready\n"
 
 
-def test_without_its_database_it_lives_is_not_ready_and_says_so(database: Database) -> None:
+def test_without_database_healthz_is_200_and_readyz_names_the_database(database: Database) -> None:
     nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
     with answering(nowhere) as client:
         assert client.get("/healthz").status_code == HTTPStatus.OK
@@ -42,7 +42,7 @@ def test_without_its_database_it_lives_is_not_ready_and_says_so(database: Databa
             assert answer.headers["retry-after"] == "1"
 
 
-def test_a_schema_is_found_by_the_fingerprint_in_a_message(client: httpx.Client, database: Database) -> None:
+def test_schema_is_found_by_the_fingerprint_of_a_message(client: httpx.Client, database: Database) -> None:
     submit(database)
     trigger(database)
     message = database.value("SELECT value FROM outbox WHERE topic LIKE '%%runs%%'")
@@ -52,7 +52,7 @@ def test_a_schema_is_found_by_the_fingerprint_in_a_message(client: httpx.Client,
         refusal(client.get(f"/api/v1/schemas/{nothing}"), HTTPStatus.NOT_FOUND)
 
 
-def test_schemas_of_this_release_need_no_database_and_of_others_one_is_looked_up_at_a_time(
+def test_schemas_of_this_release_need_no_database_and_others_are_read_one_at_a_time(
     database: Database, fresh_database: Database
 ) -> None:
     newer = b"\x01" * 8
@@ -74,7 +74,7 @@ def test_schemas_of_this_release_need_no_database_and_of_others_one_is_looked_up
         assert client.get(path).text == '"string"'
 
 
-def test_every_field_that_does_not_fit_is_named(client: httpx.Client) -> None:
+def test_every_invalid_field_is_named(client: httpx.Client) -> None:
     told = refusal(
         client.post("/api/v1/executors", json={"name": "", "handler": "a", "slots": 0}),
         HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -96,7 +96,7 @@ def test_every_field_that_does_not_fit_is_named(client: httpx.Client) -> None:
         ({"status": "waiting", "within": "0s"}, "outcomes.0.within", "'0s' was read"),
     ],
 )
-def test_an_outcome_says_what_goes_with_its_status(
+def test_outcome_fields_must_fit_the_status(
     client: httpx.Client, outcome: dict[str, object], path: str, problem: str
 ) -> None:
     body = {"outcomes": [{"run_id": "019d3a1c-7f00-8123-8456-789abcdef012", "attempt": 1, **outcome}]}
@@ -121,23 +121,23 @@ def test_an_outcome_says_what_goes_with_its_status(
         (b" " * (1 << 20) + b"{}", "application/json", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     ],
 )
-def test_what_is_no_request_is_refused(client: httpx.Client, body: bytes, kind: str, status: HTTPStatus) -> None:
+def test_invalid_body_is_refused(client: httpx.Client, body: bytes, kind: str, status: HTTPStatus) -> None:
     refusal(client.post("/api/v1/executors", content=body, headers={"Content-Type": kind}), status)
 
 
-def test_an_address_that_leads_nowhere_and_a_verb_it_does_not_know(client: httpx.Client) -> None:
+def test_unknown_path_and_method_are_refused(client: httpx.Client) -> None:
     refusal(client.post("/api/v1/nothing"), HTTPStatus.NOT_FOUND)
     refusal(client.post("/api/v1/executors/no-id:beat"), HTTPStatus.NOT_FOUND)
     refusal(client.get("/api/v1/executors"), HTTPStatus.METHOD_NOT_ALLOWED)
 
 
-def test_without_a_token_only_this_machine_is_meant(client: httpx.Client) -> None:
+def test_without_token_other_host_names_are_refused(client: httpx.Client) -> None:
     told = refusal(client.get("/healthz", headers={"Host": "evil.example"}), HTTPStatus.MISDIRECTED_REQUEST)
     assert "evil.example" in told["detail"]
     assert client.get("/healthz", headers={"Host": "localhost:8080"}).status_code == HTTPStatus.OK
 
 
-def test_with_a_token_executors_have_to_show_it(database: Database) -> None:
+def test_executors_must_send_the_configured_token(database: Database) -> None:
     with answering(database, token=TOKEN) as client:
         enter(client)
         for wrong in ("", "Bearer wrong", f"Basic {TOKEN}", "Bearer"):
@@ -157,20 +157,20 @@ def test_with_a_token_executors_have_to_show_it(database: Database) -> None:
         ({"api_token": ""}, "TIDEWHEEL_API_TOKEN: is no bearer token"),
     ],
 )
-def test_an_open_door_is_refused(told: dict[str, object], remedy: str) -> None:
+def test_missing_or_malformed_api_token_is_refused(told: dict[str, object], remedy: str) -> None:
     with pytest.raises(SettingsError) as raised:
         ApiSettings.load(**told)
     assert str(raised.value).startswith(remedy)
     assert "short" not in str(raised.value)
 
 
-def test_an_address_that_is_taken_is_said_at_once(client: httpx.Client, database: Database) -> None:
+def test_address_in_use_is_reported_at_start(client: httpx.Client, database: Database) -> None:
     taken = client.base_url.port
     with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1 port {taken}"):
         Api(ApiSettings.load(api_port=taken), database.url, database.installation, Shutdown())
 
 
-def test_more_than_can_wait_is_told_to_come_again(database: Database) -> None:
+def test_full_queue_is_answered_with_503(database: Database) -> None:
     with answering(database, api_threads=1) as client, ThreadPoolExecutor(18) as askers:
         path = f"/api/v1/executors/{enter(client).executor_id}:beat"
         with database.transaction() as held:

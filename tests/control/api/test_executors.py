@@ -43,7 +43,7 @@ def a_run(database: Database, **job: object) -> UUID:
     return trigger(database)
 
 
-def test_who_registers_is_told_how_to_live(client: httpx.Client, database: Database) -> None:
+def test_registration_returns_lease_and_topics(client: httpx.Client, database: Database) -> None:
     body = {"name": "here:1", "handlers": ["a"], "queues": ["default", "reports"], "slots": 4}
     answer = client.post("/api/v1/executors", json=body).json()
     assert (answer["beat_seconds"], answer["lease_seconds"]) == (1.0, 15.0)
@@ -59,7 +59,7 @@ def test_who_registers_is_told_how_to_live(client: httpx.Client, database: Datab
     ]
 
 
-def test_a_claim_starts_the_attempt_and_hands_out_its_token(executor: Executor, database: Database) -> None:
+def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, database: Database) -> None:
     run_id = a_run(database, schedule_to_close="10s")
     [started] = executor.wish(run_id)
     assert (started["run_id"], started["attempt"], started["request"]) == (str(run_id), 1, None)
@@ -73,7 +73,7 @@ def test_a_claim_starts_the_attempt_and_hands_out_its_token(executor: Executor, 
     )
 
 
-def test_of_two_executors_one_wins(client: httpx.Client, executor: Executor, database: Database) -> None:
+def test_one_of_two_executors_wins_the_claim(client: httpx.Client, executor: Executor, database: Database) -> None:
     run_id, other = a_run(database), enter(client)
     assert executor.wish(run_id)
     assert other.wish(run_id) == []
@@ -81,13 +81,11 @@ def test_of_two_executors_one_wins(client: httpx.Client, executor: Executor, dat
 
 
 @pytest.mark.parametrize(("attempt", "version"), [(2, 1), (1, 2)])
-def test_a_stale_message_starts_nothing(executor: Executor, database: Database, attempt: int, version: int) -> None:
+def test_stale_message_starts_nothing(executor: Executor, database: Database, attempt: int, version: int) -> None:
     assert executor.wish(a_run(database), attempt=attempt, version=version) == []
 
 
-def test_a_claim_whose_answer_was_lost_is_told_again_and_starts_nothing_more(
-    executor: Executor, database: Database
-) -> None:
+def test_repeated_claim_returns_the_first_answer_and_starts_nothing(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     first = executor.wish(run_id)
     assert executor.wish_again(run_id) == first
@@ -96,7 +94,7 @@ def test_a_claim_whose_answer_was_lost_is_told_again_and_starts_nothing_more(
     assert executor.wish_again(run_id) == []
 
 
-def test_a_claim_that_was_long_under_way_starts_nothing(executor: Executor, database: Database) -> None:
+def test_delayed_claim_with_a_lower_id_starts_nothing(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     executor.claims = 7
     assert executor.sweep()
@@ -106,7 +104,7 @@ def test_a_claim_that_was_long_under_way_starts_nothing(executor: Executor, data
     assert executor.finish(run_id, "succeeded") == "recorded"
 
 
-def test_a_sweep_brings_the_messages_of_what_is_due(executor: Executor, database: Database) -> None:
+def test_sweep_returns_the_messages_of_due_runs(executor: Executor, database: Database) -> None:
     submit(database, payload={"n": 1})
     runs = {trigger(database), trigger(database)}
     swept = executor.sweep()
@@ -118,9 +116,7 @@ def test_a_sweep_brings_the_messages_of_what_is_due(executor: Executor, database
     assert executor.sweep() == []
 
 
-def test_a_sweep_takes_what_its_executor_can_do_and_no_more_than_asked(
-    client: httpx.Client, database: Database
-) -> None:
+def test_sweep_claims_only_its_handlers_and_queues_up_to_the_limit(client: httpx.Client, database: Database) -> None:
     submit(database, "mine", target="a", queue="reports")
     submit(database, "others", target="b", queue="reports")
     submit(database, "elsewhere", target="a")
@@ -143,7 +139,7 @@ def test_the_critical_lane_is_swept_first(executor: Executor, database: Database
     assert came == [("critical",), ("standard",), ("batch",)]
 
 
-def test_a_success_is_written_with_its_result_and_output(executor: Executor, database: Database) -> None:
+def test_success_is_recorded_with_result_and_output(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     executor.wish(run_id)
     assert executor.finish(run_id, "succeeded", result={"sent": True}, output="hello\n") == "recorded"
@@ -154,7 +150,7 @@ def test_a_success_is_written_with_its_result_and_output(executor: Executor, dat
     assert executor.finish(run_id, "succeeded") == "superseded"
 
 
-def test_a_failure_goes_back_until_the_budget_is_used_up(executor: Executor, database: Database) -> None:
+def test_failure_is_retried_up_to_max_attempts(executor: Executor, database: Database) -> None:
     run_id = a_run(database, retry={"max_attempts": 2, "initial": "1ms"})
     executor.wish(run_id)
     assert (
@@ -168,7 +164,7 @@ def test_a_failure_goes_back_until_the_budget_is_used_up(executor: Executor, dat
     assert attempts(database, run_id) == [(1, "failed"), (2, "failed")]
 
 
-def test_a_permanent_failure_and_a_type_that_is_not_retried_end_the_run(executor: Executor, database: Database) -> None:
+def test_permanent_failure_and_non_retryable_type_end_the_run(executor: Executor, database: Database) -> None:
     submit(database, retry={"non_retryable": ["NoSuchAccount"]})
     first, second = trigger(database), trigger(database)
     executor.wish(first)
@@ -188,7 +184,7 @@ def test_a_timeout_is_named_and_its_length_is_the_jobs(executor: Executor, datab
     assert completion.error.message == "start_to_close of 7 s has passed"
 
 
-def test_what_is_handed_back_or_snoozes_is_not_charged(executor: Executor, database: Database) -> None:
+def test_release_and_snooze_use_up_no_attempt(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     executor.wish(run_id)
     assert executor.finish(run_id, "released") == "recorded"
@@ -199,7 +195,7 @@ def test_what_is_handed_back_or_snoozes_is_not_charged(executor: Executor, datab
     assert row.publish_at > database.now() + timedelta(minutes=59)
 
 
-def test_what_may_begin_once_goes_back_only_when_it_has_not_begun(executor: Executor, database: Database) -> None:
+def test_at_most_once_run_is_released_only_before_it_began(executor: Executor, database: Database) -> None:
     submit(database, delivery="at_most_once")
     first, second = trigger(database), trigger(database)
     executor.wish(first)
@@ -210,7 +206,9 @@ def test_what_may_begin_once_goes_back_only_when_it_has_not_begun(executor: Exec
     assert final_state(database, second) == ("failed", "unknown_outcome")
 
 
-def test_an_attempt_that_waits_ends_by_its_token(executor: Executor, client: httpx.Client, database: Database) -> None:
+def test_external_completion_ends_a_waiting_attempt(
+    executor: Executor, client: httpx.Client, database: Database
+) -> None:
     run_id = a_run(database)
     [started] = executor.wish(run_id)
     assert executor.finish(run_id, "waiting", within="1h") == "recorded"
@@ -221,7 +219,7 @@ def test_an_attempt_that_waits_ends_by_its_token(executor: Executor, client: htt
     assert completions(database)[0].result == b"7"
 
 
-def test_a_cancelled_attempt_is_told_at_a_beat_and_ends_as_that(executor: Executor, database: Database) -> None:
+def test_heartbeat_reports_a_cancelled_attempt_which_ends_as_cancelled(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
     executor.wish(run_id)
     assert executor.beat() == []
@@ -234,7 +232,7 @@ def test_a_cancelled_attempt_is_told_at_a_beat_and_ends_as_that(executor: Execut
     assert executor.beat() == []
 
 
-def test_a_terminated_attempt_is_told_until_it_is_answered(executor: Executor, database: Database) -> None:
+def test_heartbeat_reports_a_terminated_attempt_until_it_is_answered(executor: Executor, database: Database) -> None:
     submit(database, overlap="terminate_other")
     first = trigger(database)
     executor.wish(first)
@@ -251,14 +249,16 @@ def test_an_attempt_may_end_itself_as_cancelled(executor: Executor, database: Da
     assert final_state(database, run_id)[0] == "cancelled"
 
 
-def test_nobody_writes_about_anothers_attempt(client: httpx.Client, executor: Executor, database: Database) -> None:
+def test_outcome_of_another_executors_attempt_is_refused(
+    client: httpx.Client, executor: Executor, database: Database
+) -> None:
     run_id, other = a_run(database), enter(client)
     executor.wish(run_id)
     assert other.finish(run_id, "succeeded") == "superseded"
     assert open_run(database, run_id).state == "running"
 
 
-def test_an_executor_that_falls_silent_loses_its_attempts_and_learns_of_it(database: Database) -> None:
+def test_expired_executor_loses_its_attempts_and_gets_404(database: Database) -> None:
     run_id = a_run(database)
     with answering(database, lease=timedelta(seconds=1)) as client:
         silent = enter(client)
@@ -271,7 +271,9 @@ def test_an_executor_that_falls_silent_loses_its_attempts_and_learns_of_it(datab
     assert open_run(database, run_id).lost_attempts == 1
 
 
-def test_who_leaves_is_gone_and_who_has_work_in_hand_is_found_later(executor: Executor, database: Database) -> None:
+def test_leaving_executor_stays_registered_until_its_attempts_have_ended(
+    executor: Executor, database: Database
+) -> None:
     run_id = a_run(database)
     executor.wish(run_id)
     assert executor.ask("leave").status_code == HTTPStatus.NO_CONTENT
@@ -281,7 +283,7 @@ def test_who_leaves_is_gone_and_who_has_work_in_hand_is_found_later(executor: Ex
     assert database.count("executors") == 0
 
 
-def test_an_executor_of_python_is_none_that_others_speak_for(client: httpx.Client, database: Database) -> None:
+def test_python_executor_cannot_be_used_over_http(client: httpx.Client, database: Database) -> None:
     database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
         " VALUES (%s, 'p', '{default}', '{}', 1, now(), now())",

@@ -27,7 +27,7 @@ def a_waiting_run(database: Database) -> Started:
 
 
 @pytest.mark.parametrize("in_header", [True, False])
-def test_the_token_is_all_it_takes(client: httpx.Client, database: Database, in_header: bool) -> None:  # noqa: FBT001
+def test_task_token_alone_authorizes(client: httpx.Client, database: Database, in_header: bool) -> None:  # noqa: FBT001
     started = a_waiting_run(database)
     token = token_of(database, started)
     body: dict[str, object] = {"status": "failed", "error_type": "Broken", "error_message": "no", "permanent": True}
@@ -51,7 +51,7 @@ def test_a_heartbeat_keeps_progress_and_checkpoint(client: httpx.Client, databas
     assert open_run(database, started.run_id).state == "waiting"
 
 
-def test_a_repeat_under_the_same_request_id_gets_the_first_answer(client: httpx.Client, database: Database) -> None:
+def test_repeated_request_id_gets_the_first_reply(client: httpx.Client, database: Database) -> None:
     started = a_waiting_run(database)
     bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
     path, body = f"/api/v1/runs/{started.run_id}:complete", {"request_id": "c-1", "result": 7}
@@ -60,7 +60,7 @@ def test_a_repeat_under_the_same_request_id_gets_the_first_answer(client: httpx.
     assert len(completions(database)) == 1
 
 
-def test_an_attempt_that_is_over_changes_nothing(client: httpx.Client, database: Database) -> None:
+def test_completion_of_an_ended_attempt_changes_nothing(client: httpx.Client, database: Database) -> None:
     started = a_waiting_run(database)
     bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
     path = f"/api/v1/runs/{started.run_id}:complete"
@@ -70,7 +70,7 @@ def test_an_attempt_that_is_over_changes_nothing(client: httpx.Client, database:
     assert len(completions(database)) == 1
 
 
-def test_a_token_that_was_not_handed_out_is_refused(client: httpx.Client, database: Database) -> None:
+def test_forged_token_is_refused(client: httpx.Client, database: Database) -> None:
     started = a_waiting_run(database)
     forged = task_token(b"another key", started.run_id, 1)
     others = task_token(database.installation.task_token_key, uuid4(), 1)
@@ -83,7 +83,7 @@ def test_a_token_that_was_not_handed_out_is_refused(client: httpx.Client, databa
     assert open_run(database, started.run_id).state == "waiting"
 
 
-def test_a_request_of_another_kind_is_refused_here(client: httpx.Client, database: Database) -> None:
+def test_request_of_another_kind_is_refused(client: httpx.Client, database: Database) -> None:
     started = a_waiting_run(database)
     body = {"type": "run.heartbeat", "token": token_of(database, started)}
     answer = client.post(f"/api/v1/runs/{started.run_id}:complete", json=body, headers={"Authorization": ""})

@@ -62,7 +62,7 @@ def test_a_single_object_over_several_lines_is_one_job(database: Database, write
     assert tidewheel(database, "apply", path).lines == ["1 created, 0 updated, 0 unchanged, 0 rejected"]
 
 
-def test_standard_input_is_read_and_applying_again_changes_nothing(database: Database) -> None:
+def test_standard_input_is_read_and_a_second_apply_changes_nothing(database: Database) -> None:
     first = tidewheel(database, "apply", "-", stdin=f"{GOOD}\n{OTHER}\n")
     assert first.lines == ["2 created, 0 updated, 0 unchanged, 0 rejected"]
     edited = OTHER.replace("ann", "bob")
@@ -80,7 +80,7 @@ BAD = f"""{GOOD}
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
-def test_what_is_refused_is_told_with_its_place_and_the_rest_is_applied(
+def test_rejected_job_is_reported_with_its_place_and_the_rest_is_applied(
     database: Database, write: Write, bulk: Sequence[str]
 ) -> None:
     path = write("jobs.jsonl", BAD)
@@ -103,7 +103,7 @@ def test_what_is_refused_is_told_with_its_place_and_the_rest_is_applied(
     assert keys(database) == ["a", "b"]
 
 
-def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(database: Database, write: Write) -> None:
+def test_dry_run_reports_the_changes_and_writes_nothing(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
     assert done.lines == ["dry run, nothing is stored: 1 created, 1 updated, 0 unchanged, 0 rejected"]
@@ -111,7 +111,7 @@ def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(database: Database,
     assert database.rows("SELECT version FROM jobs") == [(1,)]
 
 
-def test_a_list_in_json_or_yaml_tells_the_line_of_each_job(database: Database, write: Write) -> None:
+def test_json_or_yaml_list_reports_the_line_of_each_job(database: Database, write: Write) -> None:
     array = write("jobs.json", f'[{GOOD},\n\n {{"key": "x"}},\n 5]')
     yaml = write("jobs.yaml", "# jobs\n- {key: a, schedule: manual, target: x}\n-\n  key: x\n- 5\n")
     done = tidewheel(database, "apply", array, yaml, "--output", "json")
@@ -132,7 +132,7 @@ def test_a_list_in_json_or_yaml_tells_the_line_of_each_job(database: Database, w
         (f"[{GOOD},{OTHER}] garbage", 1, "text follows the array"),
     ],
 )
-def test_an_array_that_is_not_whole_is_told_and_what_comes_before_is_applied(
+def test_incomplete_array_is_reported_and_the_jobs_before_are_applied(
     database: Database, write: Write, content: str, line: int, told: str
 ) -> None:
     path = write("jobs.json", content)
@@ -147,7 +147,7 @@ def test_an_empty_array_is_no_job(database: Database, write: Write) -> None:
     assert tidewheel(database, "apply", path).lines == ["0 created, 0 updated, 0 unchanged, 0 rejected"]
 
 
-def test_a_broken_first_line_spoils_no_other_line(database: Database, write: Write) -> None:
+def test_invalid_first_line_affects_no_other_line(database: Database, write: Write) -> None:
     path = write("jobs.jsonl", f"{GOOD[:-1]}\n{GOOD}\n{OTHER}\n")
     done = tidewheel(database, "apply", path)
     assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 rejected\n")
@@ -157,13 +157,13 @@ def test_a_broken_first_line_spoils_no_other_line(database: Database, write: Wri
 
 
 @pytest.mark.parametrize("content", [f"{GOOD}\n{OTHER}\n", f"[{GOOD},\n{OTHER}]", f"- {GOOD}\n- {OTHER}\n"])
-def test_a_byte_order_mark_is_no_part_of_a_file(database: Database, write: Write, content: str) -> None:
+def test_byte_order_mark_is_ignored(database: Database, write: Write, content: str) -> None:
     done = tidewheel(database, "apply", write("jobs", "\ufeff" + content))
     assert done.lines == ["2 created, 0 updated, 0 unchanged, 0 rejected"]
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk",)], ids=["", "bulk"])
-def test_a_file_that_is_missing_is_told_before_anything_is_done(
+def test_missing_file_is_reported_before_any_job_is_applied(
     database: Database, write: Write, bulk: Sequence[str]
 ) -> None:
     done = tidewheel(database, "apply", *bulk, write("jobs.jsonl", GOOD), "nowhere.jsonl")
@@ -172,9 +172,7 @@ def test_a_file_that_is_missing_is_told_before_anything_is_done(
 
 
 @pytest.mark.parametrize("begun", ["[\n", "", GOOD + "\n"], ids=["array", "yaml", "lines"])
-def test_what_is_done_is_counted_also_where_the_rest_cannot_be_read(
-    database: Database, write: Write, begun: str
-) -> None:
+def test_applied_jobs_are_counted_if_the_rest_is_unreadable(database: Database, write: Write, begun: str) -> None:
     jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(SUBMIT_BATCH))
     long = write("long", begun)
     os.truncate(long, MOST_WHOLE_BYTES + 1000)
@@ -185,7 +183,7 @@ def test_what_is_done_is_counted_also_where_the_rest_cannot_be_read(
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
-def test_json_says_whether_it_was_stopped_half_way(database: Database, write: Write, bulk: Sequence[str]) -> None:
+def test_json_reports_an_interrupted_apply(database: Database, write: Write, bulk: Sequence[str]) -> None:
     whole = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n")
     assert tidewheel(database, "apply", whole, *bulk, "--output", "json").json["stopped"] is False
     long = write("long", "[\n")
@@ -195,7 +193,7 @@ def test_json_says_whether_it_was_stopped_half_way(database: Database, write: Wr
     assert json.loads(done.out)["stopped"] is True
 
 
-def test_bulk_counts_what_there_is_already_and_leaves_it(database: Database, write: Write) -> None:
+def test_bulk_counts_existing_jobs_and_leaves_them_unchanged(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n{OTHER}\n")
     assert tidewheel(database, "apply", "--bulk", path).lines == ["1 created, 2 existed, 0 rejected"]
@@ -203,14 +201,14 @@ def test_bulk_counts_what_there_is_already_and_leaves_it(database: Database, wri
     assert tidewheel(database, "apply", "--bulk", path).lines == ["0 created, 3 existed, 0 rejected"]
 
 
-def test_flags_that_do_not_go_together_are_refused(database: Database, write: Write) -> None:
+def test_conflicting_flags_are_refused(database: Database, write: Write) -> None:
     path = write("jobs.jsonl", GOOD)
     assert tidewheel(database, "apply", path, "--bulk", "--dry-run").refusals[0].startswith("--dry-run: ")
     assert tidewheel(database, "apply", path, "--events").refusals[0].startswith("--events: ")
     assert tidewheel(database, "apply", "nowhere.jsonl").refusals[0].startswith("FILE: nowhere.jsonl cannot be read")
 
 
-def test_a_tenant_that_there_is_not_is_told_for_each_job(database: Database, write: Write) -> None:
+def test_unknown_tenant_is_reported_for_each_job(database: Database, write: Write) -> None:
     done = tidewheel(database, "apply", write("jobs.jsonl", GOOD), "--tenant", "nobody")
     assert (done.code, "there is no tenant 'nobody'" in done.err) == (1, True)
 
@@ -225,7 +223,7 @@ def test_the_command_is_a_process_with_processes_of_its_own(
     assert database.count("timers") == 4500
 
 
-def test_files_are_named_either_way(database: Database, write: Write) -> None:
+def test_files_are_named_by_argument_or_flag(database: Database, write: Write) -> None:
     found = tidewheel(database, "apply", write("a.json", GOOD), "-f", write("b.json", OTHER), "--output", "json").json
     assert found["created"] == 2
     assert tidewheel(database, "apply").refusals[0].startswith("FILE: it is missing")

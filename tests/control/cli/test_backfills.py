@@ -55,19 +55,19 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     assert lines[1].split()[:3] == [backfill_id, "hourly", "cancelled"]
 
 
-def test_a_dry_run_only_says_how_many(hourly: ClockedDatabase) -> None:
+def test_dry_run_only_counts(hourly: ClockedDatabase) -> None:
     assert tidewheel(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run").lines == ["24 occurrences would be run"]
     made = asked(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run", "--what", "all")
     assert (made["backfill_id"], made["occurrences"]) == (None, 24)
     assert tidewheel(hourly, "backfill", "list").lines == ["no such backfill"]
 
 
-def test_the_same_request_is_the_same_backfill(hourly: ClockedDatabase) -> None:
+def test_repeated_request_returns_the_same_backfill(hourly: ClockedDatabase) -> None:
     ask = ("job", "backfill", "hourly", *RANGE, "--request-id", "b-1")
     assert asked(hourly, *ask)["backfill_id"] == asked(hourly, *ask)["backfill_id"]
 
 
-def test_what_cannot_be_backfilled_is_refused(hourly: ClockedDatabase) -> None:
+def test_invalid_backfill_request_is_refused(hourly: ClockedDatabase) -> None:
     ask = ("job", "backfill", "hourly")
     [refusal] = tidewheel(hourly, *ask, "--from", "2026-03-29T00:00:00Z", "--to", "2026-03-28T00:00:00Z").refusals
     assert refusal == "to: it lies before from; exchange the two"
@@ -79,7 +79,7 @@ def test_what_cannot_be_backfilled_is_refused(hourly: ClockedDatabase) -> None:
         assert tidewheel(hourly, "backfill", command, "b-1").code == 2
 
 
-def test_a_list_of_nobodys_backfills_is_refused(hourly: ClockedDatabase) -> None:
+def test_list_of_an_unknown_job_or_tenant_is_refused(hourly: ClockedDatabase) -> None:
     [refusal] = tidewheel(hourly, "backfill", "list", "nope").refusals
     assert refusal.startswith("key: tenant 'default' has no job 'nope'")
     [refusal] = tidewheel(hourly, "backfill", "list", "--tenant", "nobody").refusals

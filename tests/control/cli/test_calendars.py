@@ -18,7 +18,7 @@ END:VCALENDAR
 """
 
 
-def test_a_calendar_is_put_from_lists_and_shown_again(database: Database) -> None:
+def test_calendar_is_put_from_lists_and_shown(database: Database) -> None:
     put = asked(database, "calendar", "put", "closed", "--days", "2026-12-25, 2026-12-24", "--weekdays", "SAT,sun")
     assert (put["unchanged"], put["version"], put["days"]) == (False, 1, ["2026-12-24", "2026-12-25"])
     shown = asked(database, "calendar", "show", "closed")
@@ -26,13 +26,13 @@ def test_a_calendar_is_put_from_lists_and_shown_again(database: Database) -> Non
     assert shown["weekdays"] == ["SUN", "SAT"]
 
 
-def test_putting_the_same_again_says_so(database: Database) -> None:
+def test_identical_put_is_reported_as_unchanged(database: Database) -> None:
     for said in ("version 1", "unchanged, version 1"):
         done = tidewheel(database, "calendar", "put", "closed", "--weekdays", "SAT,SUN")
         assert done.lines == [f"calendar closed: {said}; SUN, SAT; no job names it"]
 
 
-def test_a_file_brings_its_days_and_says_how_far_its_repeats_were_followed(database: Database, tmp_path: Path) -> None:
+def test_file_adds_its_days_and_reports_the_horizon_of_its_repeats(database: Database, tmp_path: Path) -> None:
     path = tmp_path / "bank.ics"
     path.write_text(CHRISTMAS)
     put = asked(database, "calendar", "put", "bank", "--from", path, "--weekdays", "SUN", "--years", "2")
@@ -41,7 +41,7 @@ def test_a_file_brings_its_days_and_says_how_far_its_repeats_were_followed(datab
     assert put["source"].startswith("bank.ics: 1 events, repeats followed to 20")
 
 
-def test_a_file_that_cannot_be_read_changes_nothing(database: Database, tmp_path: Path) -> None:
+def test_unreadable_file_changes_nothing(database: Database, tmp_path: Path) -> None:
     path = tmp_path / "bank.ics"
     path.write_text(CHRISTMAS.replace("20251225", "soon"))
     [refusal] = tidewheel(database, "calendar", "put", "bank", "--from", path).refusals
@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_read_changes_nothing(database: Database, tmp_path
     assert database.count("calendars") == 0
 
 
-def test_what_does_not_fit_is_refused_with_its_place(database: Database) -> None:
+def test_invalid_value_is_refused_with_its_place(database: Database) -> None:
     def refusal(*flags: str) -> str:
         [line] = tidewheel(database, "calendar", "put", "closed", *flags).refusals
         return line

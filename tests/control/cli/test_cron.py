@@ -23,7 +23,7 @@ def told(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads
 
 
 @pytest.mark.process
-def test_a_time_that_the_clock_leaves_out_is_marked_where_it_is_made_up() -> None:
+def test_skipped_local_time_is_marked_at_its_replacement() -> None:
     done = process("cron", "explain", "30 2 * * *", *SPRING, "-n", "2")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
@@ -37,7 +37,7 @@ def test_a_time_that_the_clock_leaves_out_is_marked_where_it_is_made_up() -> Non
     ]
 
 
-def test_json_tells_the_same() -> None:
+def test_json_has_the_same_facts() -> None:
     document = told("30 2 * * *", *SPRING, "-n", 2)
     assert document["expressions"] == ["30 2 * * *"]
     assert document["words"][0].startswith("at 02:30, every day, by the clock of Europe/Berlin.")
@@ -58,7 +58,7 @@ def test_json_tells_the_same() -> None:
     ]
 
 
-def test_the_choices_about_clock_changes_hold() -> None:
+def test_dst_gap_and_dst_overlap_are_applied() -> None:
     skipped = told("30 2 * * *", *SPRING, "-n", 1, "--dst-gap", "skip")["occurrences"]
     assert [each["utc"] for each in skipped] == ["2026-03-30T00:30:00Z"]
     assert skipped[0]["notes"][0].endswith("skipped")
@@ -90,13 +90,13 @@ def test_without_an_instant_it_begins_now_and_shows_ten() -> None:
     assert document["after"] < document["occurrences"][0]["utc"]
 
 
-def test_utc_is_not_shown_twice() -> None:
+def test_utc_is_shown_once() -> None:
     assert explain("0 8 * * *", "--after", "2026-03-28T12:00Z".replace("Z", ":00Z"), "-n", 1).lines[-1] == (
         "2026-03-29T08:00:00Z  Sun"
     )
 
 
-def test_an_h_is_the_jobs_own() -> None:
+def test_h_depends_on_the_job() -> None:
     [refusal] = explain("H 3 * * *").refusals
     assert "--key" in refusal
     minutes = {
@@ -105,7 +105,7 @@ def test_an_h_is_the_jobs_own() -> None:
     assert len(minutes) > 1, job_id("default", "job-0")
 
 
-def test_what_ends_says_so() -> None:
+def test_schedule_without_further_instants_is_reported() -> None:
     assert "no more" in explain("0 8 29 2 *", *BERLIN, "--after", "2190-01-01T00:00:00Z").lines[-1]
 
 
@@ -130,7 +130,7 @@ def test_what_ends_says_so() -> None:
         (("0 8 * * *", "--after", "2026-02-30T00:00"), ("--after:", "is no time")),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_what_works(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+def test_invalid_expression_is_refused_with_a_remedy(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
     [refusal] = explain(*arguments).refusals
     for part in parts:
         assert part in refusal

@@ -23,7 +23,7 @@ def numbers(database: Database, *flags: object) -> list[int]:
     return [letter["id"] for letter in asked(database, "dlq", "list", *flags)["dead_letters"]]
 
 
-def test_letters_are_listed_by_filter_and_page(letters: Database) -> None:
+def test_dead_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     newest, late, plain = numbers(letters)
     assert numbers(letters, "--job", "other", "--error", "Late", "--status", "failed", "--lane", "standard") == [late]
     assert numbers(letters, "--kind", "message", "--not-redriven", "--since", "2020-01-01T00:00:00Z") == [newest]
@@ -39,7 +39,7 @@ def test_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     assert refusal.startswith("kind: 'letter' was read")
 
 
-def test_one_is_shown_whole(letters: Database) -> None:
+def test_dead_letter_is_shown_whole(letters: Database) -> None:
     message, _, plain = numbers(letters)
     shown = asked(letters, "dlq", "show", plain)
     assert (shown["key"], shown["error_type"], shown["status"]) == ("job", "ValueError", "failed")
@@ -53,7 +53,7 @@ def test_one_is_shown_whole(letters: Database) -> None:
     assert refusal.startswith("id: there is no dead letter 404")
 
 
-def test_letters_are_redriven_by_id_and_by_filter(letters: Database) -> None:
+def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> None:
     message, late, plain = numbers(letters)
     dry = asked(letters, "dlq", "redrive", "--job", "job", "--dry-run")
     assert (dry["matched"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
@@ -65,7 +65,7 @@ def test_letters_are_redriven_by_id_and_by_filter(letters: Database) -> None:
     assert f"{open_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
 
 
-def test_what_is_refused_is_told_with_exit_code_1(letters: Database) -> None:
+def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> None:
     ask(letters, about("job.delete", "other"))
     done = tidewheel(letters, "dlq", "redrive", "--all")
     assert done.code == 1
@@ -77,7 +77,7 @@ def test_what_is_refused_is_told_with_exit_code_1(letters: Database) -> None:
     ]
 
 
-def test_a_purge_asks_for_yes(letters: Database) -> None:
+def test_purge_needs_a_confirmation(letters: Database) -> None:
     message, late, plain = numbers(letters)
     [refusal] = tidewheel(letters, "dlq", "purge", late).refusals
     assert refusal.startswith("--yes: is missing")
@@ -88,12 +88,12 @@ def test_a_purge_asks_for_yes(letters: Database) -> None:
 
 
 @pytest.mark.parametrize("command", ["redrive", "purge"])
-def test_who_names_nothing_is_asked_what_is_meant(letters: Database, command: str) -> None:
+def test_command_without_ids_or_filter_is_refused(letters: Database, command: str) -> None:
     [refusal] = tidewheel(letters, "dlq", command).refusals
     assert refusal == "ID: no dead letter is named; write ids, or filters such as --job, or --all"
 
 
-def test_a_rate_that_is_none_is_refused(letters: Database) -> None:
+def test_invalid_rate_is_refused(letters: Database) -> None:
     for rate in ("fast", "0/s", "10/d"):
         [refusal] = tidewheel(letters, "dlq", "redrive", "--all", "--rate", rate).refusals
         assert refusal.startswith(f"--rate: {rate!r} was read")

@@ -26,7 +26,7 @@ def explained(database: ClockedDatabase, at: str) -> list[str]:
     return tidewheel(database, "job", "explain", "nightly", "--at", at, *BERLIN).lines
 
 
-def test_a_coming_occurrence_is_explained_with_what_the_clock_does_to_it(nightly: ClockedDatabase) -> None:
+def test_future_occurrence_is_explained_with_its_clock_change(nightly: ClockedDatabase) -> None:
     lines = explained(nightly, "2026-03-29T03:00")
     assert lines[0] == "nightly at 2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST: scheduled"
     assert any(line.startswith("! 2026-03-29 02:30 does not exist") for line in lines)
@@ -36,7 +36,7 @@ def test_a_coming_occurrence_is_explained_with_what_the_clock_does_to_it(nightly
     assert found["version"]["number"] == 1
 
 
-def test_what_fired_is_explained_with_its_run_and_attempts(nightly: ClockedDatabase) -> None:
+def test_fired_occurrence_is_explained_with_its_run_and_attempts(nightly: ClockedDatabase) -> None:
     nightly.advance(timedelta(hours=2))
     assert fire_due(nightly) == 1
     [run] = open_runs(nightly)
@@ -51,12 +51,12 @@ def test_what_fired_is_explained_with_its_run_and_attempts(nightly: ClockedDatab
     assert lines[-1].endswith("ValueError: no stamp")
 
 
-def test_what_is_no_occurrence_is_explained_with_its_neighbours(nightly: ClockedDatabase) -> None:
+def test_instant_without_an_occurrence_is_explained_with_its_neighbours(nightly: ClockedDatabase) -> None:
     lines = explained(nightly, "2026-03-30T12:00")
     assert lines[0].endswith(": no occurrence")
     assert any(line.startswith("after ") and "2026-03-31T02:30:00+02:00" in line for line in lines)
 
 
-def test_a_job_that_never_was_is_refused(nightly: ClockedDatabase) -> None:
+def test_unknown_job_is_refused(nightly: ClockedDatabase) -> None:
     [refusal] = tidewheel(nightly, "job", "explain", "weekly", "--at", "2026-03-30T12:00:00Z").refusals
     assert refusal.startswith("key: tenant 'default' has no job 'weekly'")

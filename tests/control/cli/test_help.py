@@ -91,7 +91,7 @@ def test_a_wider_terminal_is_used() -> None:
 
 
 def imported(*arguments: str, **environment: str) -> tuple[str, list[str]]:
-    """Run a command in a process; return its output and the imported modules, except the standard library's."""
+    """Run a command in a process; return its output and the names of the imported modules."""
     code = (
         "import atexit, sys; from tidewheel.control.cli.main import main; "
         "atexit.register(lambda: sys.stderr.write(' '.join(sys.modules))); main()"

@@ -27,7 +27,7 @@ def manual(database: Database, key: str, *arguments: object) -> None:
     create(database, key, "--manual", "--handler", "send-email", *arguments)
 
 
-def test_a_job_is_made_by_flags_and_shown(database: Database) -> None:
+def test_job_is_created_by_flags_and_shown(database: Database) -> None:
     made = create(database, *NIGHTLY, "--payload", '{"depth": 2}', "--label", "team=stock", "--overlap", "buffer_one")
     assert made.out.startswith("nightly: created, version 1; next ")
     assert made.out.count("T02:30:00+0") == 1, "the wall time stands beside"
@@ -48,7 +48,7 @@ def test_a_job_is_made_by_flags_and_shown(database: Database) -> None:
     assert any(line.startswith("next") and "T02:30:00+0" in line for line in text)
 
 
-def test_what_show_prints_can_be_made_again(database: Database, tmp_path: Path) -> None:
+def test_output_of_show_can_be_submitted_again(database: Database, tmp_path: Path) -> None:
     with Client(database.url) as client:
         made = client.submit(
             {
@@ -88,7 +88,7 @@ def test_a_file_is_json_or_yaml(database: Database, tmp_path: Path, text: str) -
     }
 
 
-def test_flags_are_laid_on_top_of_a_file_from_standard_input(database: Database) -> None:
+def test_flags_are_applied_to_a_file_from_standard_input(database: Database) -> None:
     text = '{"schedule": "0 8 * * *", "target": "send-email", "labels": {"a": "1", "b": "2"}}'
     arguments = ("job", "create", "-f", "-", "--key", "a", "--tz", "Asia/Tokyo", "--label", "b=3")
     assert asked(database, *arguments, stdin=text)["key"] == "a"
@@ -97,7 +97,7 @@ def test_flags_are_laid_on_top_of_a_file_from_standard_input(database: Database)
     assert job["labels"] == {"a": "1", "b": "3"}
 
 
-def test_a_local_time_is_read_on_the_clock_of_the_zone(database: Database) -> None:
+def test_local_time_is_read_in_the_zone(database: Database) -> None:
     create(database, "once", "--at", "2099-07-01T08:00", "--tz", "Europe/Berlin", "--url", "http://a.example")
     assert asked(database, "job", "show", "once")["next_at"] == "2099-07-01T06:00:00Z"
 
@@ -111,9 +111,7 @@ def test_a_local_time_is_read_on_the_clock_of_the_zone(database: Database) -> No
         (("--url", "http://a", "--method", "PUT"), {"type": "http", "url": "http://a", "method": "PUT"}),
     ],
 )
-def test_a_flag_names_what_runs_the_job(
-    database: Database, arguments: tuple[str, ...], target: dict[str, object]
-) -> None:
+def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, ...], target: dict[str, object]) -> None:
     """An edit keeps the target's other fields; a target of another type replaces it whole."""
     create(database, "a", "--manual", *arguments, "--delivery", "at_most_once", "--schedule-to-close", "1h")
     job = asked(database, "job", "show", "a")["job"]
@@ -141,7 +139,7 @@ def test_a_flag_names_what_runs_the_job(
         (("a", "-f", "/nowhere/job.json"), ("--file: /nowhere/job.json cannot be read",)),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_field(
+def test_invalid_value_is_refused_with_its_field(
     database: Database, arguments: tuple[str, ...], parts: tuple[str, ...]
 ) -> None:
     [refusal] = tidewheel(database, "job", "create", *arguments).refusals
@@ -160,7 +158,7 @@ def test_what_does_not_fit_is_refused_with_its_field(
         ('{"key": ', "this is no JSON"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_in_one_line(database: Database, text: str, part: str) -> None:
+def test_unreadable_file_is_refused_in_one_line(database: Database, text: str, part: str) -> None:
     [refusal] = tidewheel(database, "job", "create", "-f", "-", stdin=text).refusals
     assert part in refusal
 
@@ -170,14 +168,14 @@ def test_every_problem_has_a_line_of_its_own(database: Database) -> None:
     assert [line.partition(":")[0] for line in refusals] == ["job.target", "job.lane", "job.queue"]
 
 
-def test_a_job_that_exists_is_not_made_again(database: Database) -> None:
+def test_existing_job_is_not_created_again(database: Database) -> None:
     manual(database, "a")
     [refusal] = tidewheel(database, "job", "create", "a", "--manual", "--handler", "other").refusals
     assert "if_version" in refusal
     assert asked(database, "job", "show", "a")["version"] == 1
 
 
-def test_an_update_changes_what_flags_name_and_nothing_else(database: Database) -> None:
+def test_update_changes_only_the_fields_of_its_flags(database: Database) -> None:
     create(database, *NIGHTLY, "--payload", '{"depth": 2}', "--label", "team=stock", "--max-attempts", 2)
     done = asked(database, "job", "update", "nightly", "--cron", "0 4 * * *", "--label", "area=eu", "--lane", "batch")
     assert (done["version"], done["unchanged"]) == (2, False)
@@ -237,11 +235,11 @@ def test_a_pause_may_name_its_end(database: Database) -> None:
     assert asked(database, "job", "show", "a")["paused_until"] == "2099-07-01T06:00:00Z"
 
 
-def test_a_job_made_paused_fires_nothing(database: Database) -> None:
+def test_job_created_paused_fires_nothing(database: Database) -> None:
     assert asked(database, "job", "create", "a", "--every", "1h", "--handler", "h", "--paused")["next_run_at"] is None
 
 
-def test_a_trigger_says_which_run_it_made(database: Database) -> None:
+def test_trigger_prints_the_id_of_its_run(database: Database) -> None:
     manual(database, "a")
     made = asked(database, "job", "trigger", "a", "--payload", '{"to": "ann"}', "--label", "x=1", "--request-id", "r")
     assert asked(
@@ -256,7 +254,7 @@ def test_a_trigger_says_which_run_it_made(database: Database) -> None:
     assert refusal.startswith("--delay: 'soon' is no duration")
 
 
-def test_a_list_shows_what_comes_next_and_how_the_last_run_went(database: Database) -> None:
+def test_list_shows_the_next_occurrence_and_the_last_run(database: Database) -> None:
     create(database, "hourly", "--every", "1h", "--handler", "send-email")
     manual(database, "never")
     manual(database, "went")
@@ -296,7 +294,7 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs match"]
 
 
-def test_tenants_see_their_own_jobs_alone(database: Database) -> None:
+def test_tenants_see_only_their_own_jobs(database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     manual(database, "a", "--tenant", "acme")
     assert asked(database, "job", "list")["jobs"] == []
@@ -310,14 +308,14 @@ def test_a_key_with_brackets_is_shown_as_it_is(database: Database) -> None:
     assert tidewheel(database, "job", "list").lines[1].startswith("[bold]a[/bold] :smile:")
 
 
-def test_a_database_that_does_not_answer_is_told_in_one_line() -> None:
+def test_unreachable_database_is_reported_in_one_line() -> None:
     for arguments in (("list",), ("show", "a"), ("pause", "a"), ("create", "a", "--manual", "--handler", "h")):
         [line] = tidewheel(NO_DATABASE, "job", *arguments).refusals
         assert line.startswith("the database does not answer: ")
         assert "TIDEWHEEL_DATABASE_URL" in line
 
 
-def test_a_database_that_was_never_migrated_is_told_in_one_line(fresh_database: Database) -> None:
+def test_unmigrated_database_is_reported_in_one_line(fresh_database: Database) -> None:
     fresh_database.execute("DROP TABLE tidewheel_migrations")
     [line] = tidewheel(fresh_database, "job", "list").refusals
     assert "`tidewheel migrate`" in line

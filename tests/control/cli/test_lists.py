@@ -13,7 +13,7 @@ def next_of(database: Database, key: str) -> tuple[str | None, str | None]:
     return asked(database, "job", "show", key)["next_at"], jobs[key]
 
 
-def test_what_is_written_ahead_comes_next(clocked: ClockedDatabase) -> None:
+def test_run_created_ahead_is_the_next_occurrence(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(datetime(2026, 3, 6, 8, 59, 58, tzinfo=UTC))
     for key, schedule in (
         ("daily", ("--cron", "0 9 * * *")),
@@ -31,14 +31,14 @@ def test_what_is_written_ahead_comes_next(clocked: ClockedDatabase) -> None:
     assert next_of(clocked, "weekdays") == ("2026-03-09T09:00:00Z",) * 2, "the weekend is only looked at"
 
 
-def test_lists_of_a_tenant_that_there_is_none_of_are_refused(database: Database) -> None:
+def test_lists_of_an_unknown_tenant_are_refused(database: Database) -> None:
     for noun in ("job", "calendar", "backfill"):
         [refusal] = tidewheel(database, noun, "list", "--tenant", "nobody").refusals
         assert refusal == "tenant: there is no tenant 'nobody'; leave it out, or have it created"
         assert tidewheel(database, noun, "list").code == 0
 
 
-def test_a_row_is_one_line_where_no_terminal_reads_it(database: Database) -> None:
+def test_row_is_one_line_without_a_terminal(database: Database) -> None:
     key = "a-key-of-many-words-" * 8
     crons = ("--cron", "0 9 * * MON", "--cron", "30 14 * * TUE", "--cron", "45 16 * * WED")
     assert tidewheel(database, "job", "create", key, *crons, "--handler", "h").code == 0
@@ -47,7 +47,7 @@ def test_a_row_is_one_line_where_no_terminal_reads_it(database: Database) -> Non
     assert heading.index("state") == row.index("active")
 
 
-def test_a_bare_number_is_a_span_of_seconds(database: Database) -> None:
+def test_bare_number_is_seconds(database: Database) -> None:
     made = ("job", "create", "a", "--every", "10", "--window", "90.5", "--jitter", "2", "--start-to-close", "30")
     assert tidewheel(database, *made, "--handler", "h").code == 0
     job = asked(database, "job", "show", "a")
@@ -56,7 +56,7 @@ def test_a_bare_number_is_a_span_of_seconds(database: Database) -> None:
     assert asked(database, "job", "show", "a")["schedule"]["interval_us"] == 2_500_000
 
 
-def test_a_key_given_twice_in_a_file_is_refused(database: Database) -> None:
+def test_repeated_key_in_a_file_is_refused(database: Database) -> None:
     text = '{"key": "dup", "key": "dup2", "schedule": "manual", "target": "h"}'
     for command in ("create", "update", "preview"):
         [refusal] = tidewheel(database, "job", command, "-f", "-", stdin=text).refusals

@@ -20,7 +20,7 @@ def yearly(database: Database) -> Database:
     return database
 
 
-def test_one_coming_occurrence_is_skipped_and_taken_back(yearly: Database) -> None:
+def test_one_future_occurrence_is_skipped_and_unskipped(yearly: Database) -> None:
     done = tidewheel(yearly, "job", "skip", "yearly", "--at", "2099-07-01T08:00", *BERLIN, "--reason", "a holiday")
     assert done.lines == [
         "yearly: skips 2099-07-01T06:00:00Z  Wed 2099-07-01T08:00:00+02:00 CEST, version 1; next "
@@ -33,7 +33,7 @@ def test_one_coming_occurrence_is_skipped_and_taken_back(yearly: Database) -> No
     assert tidewheel(yearly, "job", "unskip", "yearly", "--at", NEXT).code in (0, 1)
 
 
-def test_one_coming_occurrence_is_moved(yearly: Database) -> None:
+def test_one_future_occurrence_is_moved(yearly: Database) -> None:
     moved = asked(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "2099-07-02T08:00", *BERLIN)
     assert (moved["key"], moved["next_run_at"]) == ("yearly", "2099-07-02T06:00:00Z")
     assert "moves 2099-07-01T06:00:00Z to 2099-07-03T06:00:00Z" in (
@@ -41,13 +41,13 @@ def test_one_coming_occurrence_is_moved(yearly: Database) -> None:
     )
 
 
-def test_what_is_no_occurrence_is_refused_with_the_nearest(yearly: Database) -> None:
+def test_instant_without_an_occurrence_is_refused_with_the_nearest(yearly: Database) -> None:
     for command in (("skip",), ("move", "--to", NEXT)):
         refusals = tidewheel(yearly, "job", command[0], "yearly", "--at", "2099-07-01T07:00:00Z", *command[1:]).refusals
         assert any("2099-07-01T06:00:00" in line for line in refusals)
 
 
-def test_the_instants_of_a_skip_are_read_before_anything_is_asked(yearly: Database) -> None:
+def test_instants_of_a_skip_are_parsed_before_any_query(yearly: Database) -> None:
     [refusal] = tidewheel(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "noon").refusals
     assert refusal.startswith("--to: 'noon' is no RFC 3339 timestamp")
     assert tidewheel(yearly, "job", "move", "yearly", "--at", NEXT).code == 2

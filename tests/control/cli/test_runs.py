@@ -78,7 +78,7 @@ def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
     assert refusal.startswith("key: tenant 'default' has no job 'nope'")
 
 
-def test_one_is_shown_with_its_attempts_and_its_chain(job: Database) -> None:
+def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
     run = failed(job)
     new = asked(job, "run", "retry", run, "--request-id", "again")
     assert new == asked(job, "run", "retry", run, "--request-id", "again")
@@ -99,7 +99,7 @@ def test_one_is_shown_with_its_attempts_and_its_chain(job: Database) -> None:
     assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt is over"]
 
 
-def test_where_says_by_which_messages_it_came(job: Database) -> None:
+def test_where_shows_the_message_of_each_claim(job: Database) -> None:
     run = failed(job)
     messages = asked(job, "run", "where", run)["messages"]
     assert [(one["attempt"], one["topic"], one["partition"], one["offset"]) for one in messages] == [
@@ -136,7 +136,7 @@ def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) ->
     assert {final_state(job, run) for run in runs} == {("cancelled", "wrong list")}
 
 
-def test_who_does_not_wait_is_told_what_holds_already(job: Database) -> None:
+def test_cancel_without_waiting_reports_the_progress(job: Database) -> None:
     run = trigger(job)
     lines = tidewheel(job, "run", "cancel", "--handler", "send-email", "--no-wait").lines
     assert lines[1:] == ["0 runs cancelled so far; no claim takes any of the others"]
@@ -144,7 +144,7 @@ def test_who_does_not_wait_is_told_what_holds_already(job: Database) -> None:
         until(lambda: final_state(job, run)[0] == "cancelled", "it ends")
 
 
-def test_what_has_begun_can_be_left_alone(job: Database) -> None:
+def test_started_runs_can_be_excluded_from_a_cancellation(job: Database) -> None:
     running = begun(job).run_id
     trigger(job)
     with scheduling(job):
@@ -163,17 +163,17 @@ def test_what_has_begun_can_be_left_alone(job: Database) -> None:
         (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "created_before"),
     ],
 )
-def test_what_names_nothing_or_too_much_is_refused(job: Database, flags: list[str], path: str) -> None:
+def test_missing_or_invalid_cancel_filter_is_refused(job: Database, flags: list[str], path: str) -> None:
     [refusal] = tidewheel(job, "run", "cancel", *flags).refusals
     assert refusal.startswith(f"{path}: ")
 
 
-def test_what_is_not_over_cannot_be_retried(job: Database) -> None:
+def test_open_run_cannot_be_retried(job: Database) -> None:
     [refusal] = tidewheel(job, "run", "retry", trigger(job)).refusals
     assert refusal.startswith("run_id: ")
     assert "is queued: it has not ended" in refusal
 
 
-def test_the_release_is_told() -> None:
+def test_version_is_printed() -> None:
     done = tidewheel("", "--version")
     assert (done.code, done.out.split()[0]) == (0, "tidewheel")

@@ -26,7 +26,7 @@ def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         future.result(30)
 
 
-def test_they_are_listed_made_and_listed_again_for_the_queues_that_have_some(prefix: str) -> None:
+def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
     would = tidewheel(NO_DATABASE, "topics", "apply", "--queues", "reports,default", "--dry-run").lines
     assert f"{prefix}.runs.reports.batch would be created" in would
     done = tidewheel(NO_DATABASE, "topics", "apply", "--queues", "reports,default").lines
@@ -46,6 +46,6 @@ def test_they_are_listed_made_and_listed_again_for_the_queues_that_have_some(pre
     assert tidewheel(NO_DATABASE, "topics", "apply").lines == ["nothing to do"]
 
 
-def test_what_is_no_queue_is_refused_by_name(prefix: str) -> None:
+def test_invalid_queue_is_refused_by_name(prefix: str) -> None:
     [line] = tidewheel(NO_DATABASE, "topics", "apply", "--queues", f"{prefix}.Reports").refusals
     assert "is no queue's name" in line

@@ -21,7 +21,7 @@ def spring(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def test_what_comes_is_shown_with_every_effect_of_clock_changes(spring: ClockedDatabase) -> None:
+def test_next_occurrences_are_shown_with_every_effect_of_clock_changes(spring: ClockedDatabase) -> None:
     assert tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h").code == 0
     assert tidewheel(spring, "job", "next", "nightly", "-n", 2).lines == [SUNDAY, MISSING, MONDAY]
     found = asked(spring, "job", "next", "nightly", "-n", 2)
@@ -34,7 +34,7 @@ def test_what_comes_is_shown_with_every_effect_of_clock_changes(spring: ClockedD
     assert found["occurrences"][0]["notes"] == [MISSING.partition("! ")[2]]
 
 
-def test_what_was_skipped_or_moved_is_told(spring: ClockedDatabase) -> None:
+def test_skipped_and_moved_occurrences_are_shown(spring: ClockedDatabase) -> None:
     tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h")
     tidewheel(spring, "job", "skip", "nightly", "--at", "2026-03-29T01:00:00Z")
     tidewheel(spring, "job", "move", "nightly", "--at", "2026-03-30T00:30:00Z", "--to", "2026-03-30T12:00:00Z")
@@ -46,7 +46,7 @@ def test_what_was_skipped_or_moved_is_told(spring: ClockedDatabase) -> None:
     assert listed["next_at"] == "2026-03-30T12:00:00Z"
 
 
-def test_why_nothing_comes_is_told(spring: ClockedDatabase) -> None:
+def test_reason_for_no_occurrences_is_shown(spring: ClockedDatabase) -> None:
     tidewheel(spring, "job", "create", "manual", "--manual", "--handler", "h")
     [line] = tidewheel(spring, "job", "next", "manual").lines
     assert "triggers" in line
@@ -59,7 +59,7 @@ def test_why_nothing_comes_is_told(spring: ClockedDatabase) -> None:
     assert refusal.startswith("key: tenant 'default' has no job 'weekly'")
 
 
-def test_a_job_that_is_not_saved_is_previewed_and_not_saved(spring: ClockedDatabase) -> None:
+def test_unsaved_job_is_previewed_and_not_saved(spring: ClockedDatabase) -> None:
     lines = tidewheel(spring, "job", "preview", *NIGHTLY, "--handler", "h", "-n", 2).lines
     assert lines[-3:] == [SUNDAY, MISSING, MONDAY]
     assert lines[0].startswith("30 2 * * *: at 02:30, every day, by the clock of Europe/Berlin.")
@@ -73,7 +73,7 @@ def test_a_job_that_is_not_saved_is_previewed_and_not_saved(spring: ClockedDatab
     assert spring.count("jobs") == 0
 
 
-def test_a_preview_lays_flags_on_top_of_the_job_as_it_stands(spring: ClockedDatabase) -> None:
+def test_preview_applies_flags_to_the_stored_job(spring: ClockedDatabase) -> None:
     tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h")
     found = asked(spring, "job", "preview", "nightly", "--cron", "0 8 * * *", "-n", 1)
     assert (found["version"], found["zone"], found["occurrences"][0]["local"]) == (
@@ -85,7 +85,7 @@ def test_a_preview_lays_flags_on_top_of_the_job_as_it_stands(spring: ClockedData
     assert lines[-2:] == ["2026-04-01T00:00:00Z", "and nothing after that"]
 
 
-def test_what_a_submit_would_refuse_a_preview_refuses(spring: ClockedDatabase) -> None:
+def test_preview_refuses_what_a_submit_refuses(spring: ClockedDatabase) -> None:
     refusals = tidewheel(spring, "job", "preview", "--cron", "0 25 * * *", "--handler", "h").refusals
     assert refusals == ["job.schedule.cron: hour 25 is outside 0\N{EN DASH}23; the nearest that works is `0 23 * * *`"]
     assert tidewheel(spring, "job", "preview", "--cron", "0 8 30 2 *", "--handler", "h").code == 1

@@ -18,7 +18,7 @@ def edited(database: Database) -> Database:
     return database
 
 
-def test_versions_are_listed_with_what_each_changed(edited: Database) -> None:
+def test_versions_are_listed_with_their_changes(edited: Database) -> None:
     found = asked(edited, "job", "versions", "a")
     assert found["key"] == "a"
     assert [version["number"] for version in found["versions"]] == [3, 2, 1]
@@ -41,7 +41,7 @@ def test_two_versions_are_compared(edited: Database) -> None:
     assert tidewheel(edited, "job", "diff", "a", 2, 2).lines == ["nothing differs"]
 
 
-def test_what_there_is_no_version_of_is_refused(edited: Database) -> None:
+def test_unknown_version_is_refused(edited: Database) -> None:
     [refusal] = tidewheel(edited, "job", "diff", "a", 1, 9).refusals
     assert refusal == "version: job 'a' has no version 9; write one from 1 to 3"
     for command in (("versions", "b"), ("diff", "b", 1)):

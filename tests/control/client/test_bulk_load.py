@@ -35,7 +35,7 @@ def end_workers(by: signal.Signals) -> None:
         os.kill(worker.pid or 0, by)
 
 
-def test_a_batch_ends_at_so_many_jobs_or_bytes() -> None:
+def test_batch_is_limited_in_jobs_and_bytes() -> None:
     assert [len(batch) for batch in batches(map(job, range(25)), 10)] == [10, 10, 5]
     long = JobText("jobs:1", b"x" * (BATCH_BYTES // 3))
     assert [len(batch) for batch in batches([long] * 9, 10)] == [4, 4, 1]
@@ -49,7 +49,7 @@ def signalled(database: Database, by: signal.Signals) -> Iterator[JobText]:
     yield from map(job, range(LOAD_BATCH + 1, 2 * LOAD_BATCH))
 
 
-def test_a_process_that_dies_is_told_and_the_same_jobs_can_be_loaded_again(database: Database) -> None:
+def test_killed_process_is_reported_and_the_load_can_be_repeated(database: Database) -> None:
     dying = signalled(database, signal.SIGKILL)
     with pytest.raises(Unavailable, match="a loading process died; load the same files again"):
         list(load_in_processes(dying, processes=1, database_url=database.url, tenant="default"))
@@ -58,7 +58,7 @@ def test_a_process_that_dies_is_told_and_the_same_jobs_can_be_loaded_again(datab
     assert [(done.created, done.unchanged) for done in parts] == [(0, LOAD_BATCH), (LOAD_BATCH, 0)]
 
 
-def test_what_a_process_has_begun_is_counted_where_the_rest_cannot_be_read(database: Database) -> None:
+def test_begun_batches_are_counted_if_the_rest_is_unreadable(database: Database) -> None:
     def cut_off() -> Iterator[JobText]:
         yield from map(job, range(LOAD_BATCH + 1))
         until(lambda: database.count("jobs") > 0, "the first batch is loaded")
@@ -70,7 +70,7 @@ def test_what_a_process_has_begun_is_counted_where_the_rest_cannot_be_read(datab
     assert [done.created for done in parts] == [LOAD_BATCH]
 
 
-def test_a_job_that_the_database_refuses_is_told_with_its_place_and_the_others_are_loaded(
+def test_job_that_the_database_refuses_is_reported_and_the_others_are_loaded(
     fresh_database: Database,
 ) -> None:
     """A constraint simulates an internal error, which another process reports."""
@@ -85,13 +85,13 @@ def test_a_job_that_the_database_refuses_is_told_with_its_place_and_the_others_a
     assert fresh_database.count("job_versions") == LOAD_BATCH - 1
 
 
-def test_an_interrupt_is_for_the_process_that_gives_out_the_batches(database: Database) -> None:
+def test_only_the_parent_process_handles_an_interrupt(database: Database) -> None:
     given = signalled(database, signal.SIGINT)
     parts = load_in_processes(given, processes=1, database_url=database.url, tenant="default")
     assert sum(done.created for done in parts) == 2 * LOAD_BATCH
 
 
-def test_why_a_process_cannot_begin_is_told() -> None:
+def test_reason_of_a_failed_start_is_reported() -> None:
     nobody = "postgresql://127.0.0.1:1/none"
     with pytest.raises(Unavailable, match="refused"):
         list(load_in_processes([job(1)], processes=1, database_url=nobody, tenant="default"))

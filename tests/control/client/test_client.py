@@ -113,7 +113,7 @@ def test_a_spec_that_can_never_fire_is_refused_with_its_path(client: Client) -> 
     assert caught.value.errors[0].path == "job.schedule.cron"
 
 
-def test_the_same_request_has_the_same_answer(client: Client, database: Database) -> None:
+def test_repeated_request_returns_the_same_reply(client: Client, database: Database) -> None:
     first = client.submit(job(), request_id="r-1")
     client.submit(job(labels={"a": "b"}))
     assert client.submit(job(), request_id="r-1") == first
@@ -123,14 +123,14 @@ def test_the_same_request_has_the_same_answer(client: Client, database: Database
     assert refusal_code(lambda: client.trigger("job", 1, request_id="r-2")) == "request_conflict"
 
 
-def test_everything_wrong_with_a_job_is_told_with_its_path(client: Client, database: Database) -> None:
+def test_every_error_of_a_job_names_its_path(client: Client, database: Database) -> None:
     with pytest.raises(InvalidInput) as caught:
         client.submit({"key": "", "schedule": "61 * * * *", "target": "x", "overlap": "maybe"})
     assert {error.path.split(".")[1] for error in caught.value.errors} >= {"key", "overlap"}
     assert database.count("jobs") == 0
 
 
-def test_a_triggered_run_can_be_looked_at(client: Client, database: Database) -> None:
+def test_triggered_run_can_be_read(client: Client, database: Database) -> None:
     client.submit(job())
     run_id = client.trigger("job", {"to": "ann"}, labels={"a": "b"})
     queued = client.runs.get(run_id)
@@ -171,7 +171,7 @@ def test_a_job_is_paused_resumed_and_deleted(client: Client, database: Database)
     assert client.submit(job()).version > resumed.version
 
 
-def test_a_run_under_way_tells_how_far_it_is_and_when_its_time_is_over(client: Client, database: Database) -> None:
+def test_running_run_shows_progress_and_deadline(client: Client, database: Database) -> None:
     client.submit(job(schedule_to_close="1h"))
     run_id = client.trigger("job")
     assert (client.runs.get(run_id).progress, client.runs.get(run_id).progress_at) == (None, None)
@@ -186,7 +186,7 @@ def test_a_run_under_way_tells_how_far_it_is_and_when_its_time_is_over(client: C
     assert (over.progress, over.deadline_at) == (b'{"pages":3}', None)
 
 
-def test_cancelling_tells_what_state_a_run_was_in(client: Client, database: Database) -> None:
+def test_cancel_returns_the_state_before(client: Client, database: Database) -> None:
     client.submit(job())
     queued, running = client.trigger("job"), client.trigger("job")
     begin(database, running)
@@ -198,11 +198,11 @@ def test_cancelling_tells_what_state_a_run_was_in(client: Client, database: Data
 
 
 @pytest.mark.parametrize("call", [Client.trigger, Client.pause, Client.resume, Client.delete])
-def test_a_job_that_is_unknown_is_refused(client: Client, call: Callable[[Client, str], object]) -> None:
+def test_unknown_job_is_refused(client: Client, call: Callable[[Client, str], object]) -> None:
     assert refusal_code(lambda: call(client, "nobody")) == "unknown_job"
 
 
-def test_a_run_that_is_unknown_is_refused(client: Client) -> None:
+def test_unknown_run_is_refused(client: Client) -> None:
     for call in (client.runs.get, client.runs.cancel, client.runs.wait):
         assert refusal_code(lambda call=call: call(uuid4())) == "unknown_run"
 
@@ -229,7 +229,7 @@ def test_waiting_ends_when_the_run_does(client: Client, database: Database) -> N
     assert client.runs.wait(run_id, 0).final
 
 
-def test_waiting_too_long_tells_the_state(client: Client, database: Database) -> None:
+def test_wait_timeout_names_the_state(client: Client, database: Database) -> None:
     client.submit(job())
     run_id = client.trigger("job")
     began = monotonic_seconds()
@@ -241,7 +241,7 @@ def test_waiting_too_long_tells_the_state(client: Client, database: Database) ->
         awaited(database, lambda other: other.runs.wait(run_id, timedelta(0)))
 
 
-def test_a_client_whose_connection_broke_asks_again(client: Client, database: Database) -> None:
+def test_client_reconnects_and_repeats_the_request(client: Client, database: Database) -> None:
     client.submit(job())
     for ask in (lambda: client.trigger("job"), lambda: client.trigger("job", request_id="r-1")):
         assert database.value(CUT) == 1
@@ -249,13 +249,13 @@ def test_a_client_whose_connection_broke_asks_again(client: Client, database: Da
     assert database.count("open_runs") == 2
 
 
-def test_a_database_that_does_not_answer_is_told_as_such() -> None:
+def test_unreachable_database_raises_unavailable() -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(Unavailable):
             kind(NO_DATABASE)
 
 
-def test_coroutines_are_served_alike(database: Database) -> None:
+def test_async_client_works_like_client(database: Database) -> None:
     async def work(client: AsyncClient) -> tuple[RunState, str]:
         assert (await client.submit(job())).version == 1
         assert (await client.submit(JobSpec.model_validate(job()))).unchanged
@@ -300,7 +300,7 @@ def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) 
 
 
 @pytest.mark.kafka
-def test_what_is_triggered_is_run_by_the_services_and_waited_for(
+def test_triggered_run_is_executed_by_the_services_and_awaited(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)

@@ -58,7 +58,7 @@ def redriven(database: Database) -> dict[UUID, UUID]:
     return dict(database.rows("SELECT run_id, redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"))
 
 
-def test_every_filter_finds_what_it_names(client: Client, database: Database) -> None:
+def test_every_filter_finds_its_dead_letters(client: Client, database: Database) -> None:
     plain = fail(database)
     late = fail(database, error="Late", state=RunState.TIMED_OUT)
     other = fail(database, "other")
@@ -85,7 +85,7 @@ def test_every_filter_finds_what_it_names(client: Client, database: Database) ->
         assert runs(client.dead_letters.list(**which)) == found, which
 
 
-def test_pages_follow_each_other_and_many_are_not_counted(
+def test_pages_are_consecutive_and_the_count_is_bounded(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COUNTED", 3)
@@ -97,7 +97,7 @@ def test_pages_follow_each_other_and_many_are_not_counted(
     assert (first.total, first.at_least, third.next_cursor) == (3, True, None)
 
 
-def test_what_cannot_be_meant_is_refused(client: Client) -> None:
+def test_invalid_filter_is_refused(client: Client) -> None:
     for path, value in {"kind": "letter", "status": "succeeded", "lane": "fast"}.items():
         with pytest.raises(InvalidInput) as refused:
             client.dead_letters.list(**{path: value})  # type: ignore[arg-type]  # one of each
@@ -112,7 +112,7 @@ def test_what_cannot_be_meant_is_refused(client: Client) -> None:
         client.dead_letters.list(after=404)
 
 
-def test_one_is_shown_with_every_attempt_and_its_chain(client: Client, database: Database) -> None:
+def test_dead_letter_is_shown_with_its_attempts_and_retry_chain(client: Client, database: Database) -> None:
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED)
     again = begin(database, started.run_id)
@@ -139,7 +139,7 @@ def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) ->
     assert (letter.topic, letter.partition, letter.offset) == (database.installation.topics.requests, 3, 0)
 
 
-def test_each_is_redriven_once_however_often_it_is_asked_for(client: Client, database: Database) -> None:
+def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
     done = client.dead_letters.redrive(key="job")
     assert (done.matched, done.redriven, done.rejected) == (3, 3, 0)
@@ -150,7 +150,9 @@ def test_each_is_redriven_once_however_often_it_is_asked_for(client: Client, dat
     assert (again.matched, again.redriven, redriven(database)) == (0, 0, made)
 
 
-def test_who_is_interrupted_asks_again(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_redrive_can_be_repeated(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_module, "_REDRIVE_BATCH", 2)
     failed = [fail(database) for _ in range(5)]
 
@@ -165,7 +167,7 @@ def test_who_is_interrupted_asks_again(client: Client, database: Database, monke
     assert len(open_runs(database)) == len(redriven(database)) == 5
 
 
-def test_two_who_redrive_the_same_make_one_run_of_each(client: Client, database: Database) -> None:
+def test_concurrent_redrives_create_one_run_of_each(client: Client, database: Database) -> None:
     run = fail(database)
     [letter] = client.dead_letters.list().dead_letters
     with database.transaction() as connection:
@@ -177,7 +179,7 @@ def test_two_who_redrive_the_same_make_one_run_of_each(client: Client, database:
     assert [open_run.run_id for open_run in open_runs(database)] == list(redriven(database).values())
 
 
-def test_an_answer_that_is_lost_makes_no_second_run(
+def test_lost_commit_reply_creates_no_second_run(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(database)
@@ -195,7 +197,7 @@ def test_an_answer_that_is_lost_makes_no_second_run(
     assert (lost, done.redriven, len(open_runs(database))) == ([True], 1, 1)
 
 
-def test_what_was_refused_can_be_redriven_once_it_is_mended(client: Client, database: Database) -> None:
+def test_rejected_dead_letter_can_be_redriven_after_a_correction(client: Client, database: Database) -> None:
     run = fail(database, "other")
     ask(database, about("job.delete", "other"))
     for _ in range(2):
@@ -206,7 +208,7 @@ def test_what_was_refused_can_be_redriven_once_it_is_mended(client: Client, data
     assert set(redriven(database)) == {run}
 
 
-def test_what_fails_again_is_left_for_another_time(client: Client, database: Database) -> None:
+def test_run_that_fails_again_is_not_redriven_by_the_same_call(client: Client, database: Database) -> None:
     fail(database)
 
     def fails_again(handled: int) -> None:
@@ -234,7 +236,7 @@ def test_a_rate_is_kept(client: Client, database: Database) -> None:
     assert monotonic_seconds() - begun_at >= 0.3
 
 
-def test_one_that_is_refused_does_not_keep_the_others(client: Client, database: Database) -> None:
+def test_rejected_dead_letter_does_not_stop_the_others(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database, "other")
     ask(database, about("job.delete", "other"))
     done = client.dead_letters.redrive(kind="run")
@@ -245,7 +247,7 @@ def test_one_that_is_refused_does_not_keep_the_others(client: Client, database: 
     assert runs(client.dead_letters.list(redriven=False)) == [gone]
 
 
-def test_a_message_is_sent_again_as_it_was(client: Client, database: Database) -> None:
+def test_message_is_published_again_unchanged(client: Client, database: Database) -> None:
     garble(database)
     assert client.dead_letters.redrive(kind="message").redriven == 1
     requests = database.installation.topics.requests
@@ -255,7 +257,7 @@ def test_a_message_is_sent_again_as_it_was(client: Client, database: Database) -
     assert (letter.redriven_run_id, letter.redriven_at is not None) == (None, True)
 
 
-def test_what_is_purged_is_gone_and_its_run_is_not(
+def test_purge_deletes_the_dead_letter_and_keeps_its_run(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "_PURGE_BATCH", 2)
@@ -269,7 +271,7 @@ def test_what_is_purged_is_gone_and_its_run_is_not(
     assert client.dead_letters.purge(until=database.now() - timedelta(days=1)).purged == 0
 
 
-def test_another_tenant_sees_and_touches_none_of_it(client: Client, database: Database) -> None:
+def test_another_tenant_cannot_read_or_redrive(client: Client, database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     fail(database)
     garble(database)

@@ -66,7 +66,7 @@ def test_a_run_commits_with_the_callers_rows(shop: Database, own: psycopg.Connec
     assert (handler, cause, version) == ("send-email", "trigger", 1)
 
 
-def test_a_run_that_is_the_first_thing_in_a_transaction_is_the_callers_to_commit(
+def test_enqueue_as_the_first_statement_leaves_the_commit_to_the_caller(
     shop: Database, own: psycopg.Connection[TupleRow]
 ) -> None:
     """psycopg's `transaction()` commits where it finds no transaction begun."""
@@ -94,7 +94,7 @@ def test_a_run_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Con
     assert first != second or shop.count("requests") == 1
 
 
-def test_a_run_falls_with_the_callers_savepoint(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_run_rolls_back_with_the_callers_savepoint(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
     kept = enqueue(own, "charge")
     with own.transaction(force_rollback=True):
         enqueue(own, "charge")
@@ -102,7 +102,7 @@ def test_a_run_falls_with_the_callers_savepoint(shop: Database, own: psycopg.Con
     assert shop.rows("SELECT run_id FROM open_runs") == [(kept,)]
 
 
-def test_on_an_autocommit_connection_the_run_stands_at_once(shop: Database) -> None:
+def test_run_on_an_autocommit_connection_commits_at_once(shop: Database) -> None:
     with psycopg.connect(shop.url, autocommit=True) as own:
         run = enqueue(own, "charge")
         assert len(shop.rows(READ_RUN, [run])) == 1
@@ -111,7 +111,7 @@ def test_on_an_autocommit_connection_the_run_stands_at_once(shop: Database) -> N
         assert shop.rows("SELECT run_id FROM open_runs") == [(run,)]
 
 
-def test_a_connection_that_returns_dicts_is_served_and_goes_on_returning_them(shop: Database) -> None:
+def test_connection_keeps_its_row_factory(shop: Database) -> None:
     with psycopg.Connection[DictRow].connect(shop.url, row_factory=dict_row) as own:
         run = enqueue(own, "charge")
         assert own.row_factory is dict_row
@@ -122,7 +122,7 @@ def test_a_connection_that_returns_dicts_is_served_and_goes_on_returning_them(sh
 
 
 @pytest.mark.parametrize("kind", [psycopg.Cursor, psycopg.ClientCursor, psycopg.RawCursor])
-def test_a_connection_with_cursors_of_its_own_is_served(shop: Database, kind: type[psycopg.Cursor[TupleRow]]) -> None:
+def test_connection_with_a_cursor_factory_works(shop: Database, kind: type[psycopg.Cursor[TupleRow]]) -> None:
     """Django's connections bind on the client's side."""
     with psycopg.connect(shop.url, row_factory=tuple_row, cursor_factory=kind) as own:
         enqueue(own, "charge", {"cents": 1}, labels={"team": "billing"}, request_id="order-1")
@@ -139,7 +139,7 @@ def test_another_time_zone_and_isolation_change_nothing(shop: Database) -> None:
     assert before + timedelta(seconds=30) <= publish_at <= shop.now() + timedelta(seconds=30)
 
 
-def test_the_same_request_is_the_same_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_repeated_request_returns_the_same_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
     first = enqueue(own, "charge", {"cents": 900}, request_id="order-1")
     assert enqueue(own, "charge", {"cents": 900}, request_id="order-1") == first
     own.commit()
@@ -152,7 +152,7 @@ def test_the_same_request_is_the_same_run(shop: Database, own: psycopg.Connectio
     assert caught.value.code == "request_conflict"
 
 
-def test_the_same_request_by_two_at_once_is_the_same_run(shop: Database) -> None:
+def test_concurrent_equal_requests_return_the_same_run(shop: Database) -> None:
     one, other = shop.connection(), shop.connection()
     first = enqueue(one, "charge", request_id="order-1")
     other.execute(ORDER)
@@ -198,7 +198,7 @@ def test_an_unknown_tenant_is_refused(own: psycopg.Connection[TupleRow]) -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_fit_is_refused_with_its_path_before_anything_is_asked(
+def test_invalid_argument_is_refused_with_its_path_before_any_query(
     shop: Database, own: psycopg.Connection[TupleRow], arguments: dict[str, object], path: str
 ) -> None:
     if "run_at" in arguments:
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_refused_with_its_path_before_anything_is_asked(
     assert written(shop) == (1, 0, 0)
 
 
-def test_what_is_given_is_carried(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_arguments_reach_the_run(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
     def inputs(run: RunId) -> object:
         own.commit()
         [row] = shop.rows(READ_INPUTS, [run])

@@ -74,7 +74,7 @@ def test_it_commits_or_rolls_back_with_the_callers_rows(shop: Database, own: psy
         assert written(shop) == left
 
 
-def test_the_message_lies_where_its_jobs_relay_finds_it(shop: Database) -> None:
+def test_request_is_written_to_the_outbox_slice_of_its_job(shop: Database) -> None:
     shop.rows(CHARGE, ["order-1"])
     [(lane, key, topic, slice_number, shard)] = shop.rows(
         "SELECT o.lane, o.key, o.topic, o.slice, j.shard FROM outbox AS o, jobs AS j"
@@ -83,7 +83,7 @@ def test_the_message_lies_where_its_jobs_relay_finds_it(shop: Database) -> None:
     assert slice_number == slice_of(shard, shop.installation.shards)
 
 
-def test_all_that_can_be_said_arrives(shop: Database) -> None:
+def test_all_arguments_reach_the_run(shop: Database) -> None:
     at = shop.now() + timedelta(days=3)
     [(request_id,)] = shop.rows(
         "SELECT tidewheel_enqueue('charge', %s, run_at => %s, labels => %s, request_id => 'order-1')",
@@ -97,7 +97,7 @@ def test_all_that_can_be_said_arrives(shop: Database) -> None:
     assert (publish_at, json.loads(payload), labels) == (at, {"cents": 900, "ä": [None, 1.5]}, {"team": "billing"})
 
 
-def test_a_delay_is_counted_from_when_it_is_taken_in(shop: Database) -> None:
+def test_delay_begins_when_intake_applies_the_request(shop: Database) -> None:
     shop.rows("SELECT tidewheel_enqueue('charge', delay => '1 hour 1.5 seconds')")
     before = shop.now()
     take_in(shop)
@@ -116,7 +116,7 @@ def test_the_same_request_is_one_run_and_each_without_an_id_is_its_own(shop: Dat
     assert shop.count("open_runs") == 3
 
 
-def test_a_payload_that_is_null_is_one_and_none_is_the_jobs(shop: Database) -> None:
+def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) -> None:
     shop.rows("SELECT tidewheel_enqueue('charge', 'null'), tidewheel_enqueue('charge')")
     take_in(shop)
     assert shop.rows("SELECT payload FROM run_inputs WHERE payload IS NOT NULL") == [(b"null",)]
@@ -159,7 +159,7 @@ def test_a_payload_that_is_null_is_one_and_none_is_the_jobs(shop: Database) -> N
         ("'charge', to_jsonb(repeat('x', 300000))", "payload: it has 300002 bytes, more than", "pass a reference"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once_with_field_and_remedy(
+def test_invalid_argument_is_refused_with_field_and_remedy(
     shop: Database, own: psycopg.Connection[TupleRow], call: LiteralString, words: str, hint: str
 ) -> None:
     with pytest.raises(psycopg.Error) as caught:
@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_at_once_with_field_and_remedy(
     assert written(shop) == (0, 0)
 
 
-def test_what_is_just_within_the_bounds_is_taken_in(shop: Database) -> None:
+def test_argument_at_the_bound_is_accepted(shop: Database) -> None:
     deep = "(repeat('[', 32) || repeat(']', 32))::jsonb"
     labels = "(SELECT jsonb_object_agg(repeat(chr(255 + n), 63), repeat('ä', 255)) FROM generate_series(1, 64) AS n)"
     many = "(SELECT jsonb_agg('{}'::jsonb) FROM generate_series(1, 31999))"
@@ -192,13 +192,13 @@ def test_a_deleted_job_is_unknown(shop: Database, own: psycopg.Connection[TupleR
     own.rollback()
 
 
-def test_before_any_service_has_named_the_topics_it_says_so(database: Database) -> None:
+def test_missing_topic_names_are_reported(database: Database) -> None:
     submit(database, "charge")
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="named this installation's topics"):
         database.rows(CHARGE, ["order-1"])
 
 
-def test_an_application_needs_no_right_but_that_of_calling_it(shop: Database) -> None:
+def test_application_needs_only_the_right_to_execute_it(shop: Database) -> None:
     role = Identifier(f"app_{uuid4().hex[:8]}")
 
     def call_as_application(*, trap: bool) -> TupleRow | None:

@@ -35,7 +35,7 @@ def started(database: Database) -> Started:
     return begun(database)
 
 
-def test_each_attempts_output_is_told_the_older_ones_first(
+def test_output_of_each_attempt_is_returned_the_oldest_first(
     database: Database, client: Client, started: Started
 ) -> None:
     flush(database, started, b"one\n")
@@ -48,12 +48,12 @@ def test_each_attempts_output_is_told_the_older_ones_first(
     assert client.runs.logs(started.run_id, 2) == [second]
 
 
-def test_a_run_that_has_written_nothing_has_no_logs(database: Database, client: Client) -> None:
+def test_run_without_output_has_no_logs(database: Database, client: Client) -> None:
     submit(database)
     assert client.runs.logs(trigger(database)) == []
 
 
-def test_what_there_is_not_is_refused(database: Database, client: Client, started: Started) -> None:
+def test_unknown_run_or_attempt_is_refused(database: Database, client: Client, started: Started) -> None:
     with pytest.raises(UnknownRun):
         client.runs.logs(uuid4())
     with pytest.raises(UnknownRun):
@@ -64,7 +64,7 @@ def test_what_there_is_not_is_refused(database: Database, client: Client, starte
         stranger.runs.logs(started.run_id)
 
 
-def test_who_follows_gets_each_part_once_and_hears_of_what_was_missed(
+def test_follower_gets_each_byte_once_and_the_count_of_dropped_bytes(
     database: Database, client: Client, started: Started
 ) -> None:
     pieces = client.runs.follow_logs(started.run_id)
@@ -82,16 +82,14 @@ def test_who_follows_gets_each_part_once_and_hears_of_what_was_missed(
     assert list(pieces) == [LogPiece(2, "succeeded", 0, b"end\n")]
 
 
-def test_who_follows_one_attempt_is_done_when_that_is_over(
-    database: Database, client: Client, started: Started
-) -> None:
+def test_follower_of_one_attempt_ends_with_it(database: Database, client: Client, started: Started) -> None:
     flush(database, started, b"one\n")
     requeue(database, started, AttemptOutcome.FAILED)
     begin(database, started.run_id)
     assert list(client.runs.follow_logs(started.run_id, 1)) == [LogPiece(1, "failed", 0, b"one\n")]
 
 
-def test_many_attempts_come_page_by_page(database: Database, client: Client, started: Started) -> None:
+def test_many_attempts_are_read_page_by_page(database: Database, client: Client, started: Started) -> None:
     for _ in range(44):
         flush(database, started, b"x")
         requeue(database, started, AttemptOutcome.SNOOZED)
@@ -101,7 +99,7 @@ def test_many_attempts_come_page_by_page(database: Database, client: Client, sta
     assert len(list(client.runs.follow_logs(started.run_id))) == 44
 
 
-def test_the_command_prints_the_output_alone_and_says_the_rest_beside_it(database: Database, started: Started) -> None:
+def test_command_prints_only_the_output_to_standard_output(database: Database, started: Started) -> None:
     flush(database, started, "eins\nä".encode(), 100)
     done = tidewheel(database, "run", "logs", started.run_id)
     assert (done.code, done.out) == (0, "eins\nä")
@@ -122,7 +120,7 @@ def test_the_command_follows_to_the_end(database: Database, started: Started) ->
     assert asked(database, "run", "logs", started.run_id, "--follow") == line
 
 
-def test_the_command_says_where_there_is_nothing(database: Database, started: Started) -> None:
+def test_command_reports_a_run_without_output(database: Database, started: Started) -> None:
     done = tidewheel(database, "run", "logs", started.run_id)
     assert (done.code, done.out) == (0, "")
     assert done.err == f"nothing is kept of what run {started.run_id} has written\n"

@@ -20,7 +20,7 @@ def client(database: Database) -> Iterator[Client]:
         yield made
 
 
-def test_a_success_is_told_once_and_the_run_has_its_result(database: Database, client: Client) -> None:
+def test_success_is_recorded_once_with_its_result(database: Database, client: Client) -> None:
     started = waiting(database)
     token = token_of(database, started)
     assert client.task_tokens.complete(token, {"rows": 7}) is RunState.SUCCEEDED
@@ -31,14 +31,14 @@ def test_a_success_is_told_once_and_the_run_has_its_result(database: Database, c
     assert (refused.value.run_id, refused.value.state) == (str(started.run_id), "succeeded")
 
 
-def test_the_same_request_again_gets_the_first_answer(database: Database, client: Client) -> None:
+def test_repeated_request_gets_the_first_reply(database: Database, client: Client) -> None:
     token = token_of(database, waiting(database))
     assert [client.task_tokens.complete(token, 1, request_id="r-1") for _ in range(2)] == [RunState.SUCCEEDED] * 2
     with pytest.raises(Refused, match="used before with another body"):
         client.task_tokens.complete(token, 2, request_id="r-1")
 
 
-def test_a_failure_is_retried_as_the_job_says_unless_it_is_for_good(database: Database, client: Client) -> None:
+def test_failure_is_retried_by_policy_unless_permanent(database: Database, client: Client) -> None:
     started = waiting(database)
     assert client.task_tokens.fail(token_of(database, started), "NoPaper", "the tray is empty") is RunState.RETRYING
     database.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
@@ -51,7 +51,7 @@ def test_a_failure_is_retried_as_the_job_says_unless_it_is_for_good(database: Da
     assert attempts(database, started.run_id) == [(1, "failed"), (2, "failed")]
 
 
-def test_a_heartbeat_says_whether_to_go_on(database: Database, client: Client) -> None:
+def test_heartbeat_returns_the_state_of_the_run(database: Database, client: Client) -> None:
     started = begun(database)
     token = token_of(database, started)
     assert client.task_tokens.heartbeat(token, progress={"done": 1}, checkpoint=[3]) is RunState.RUNNING
@@ -63,7 +63,7 @@ def test_a_heartbeat_says_whether_to_go_on(database: Database, client: Client) -
         client.task_tokens.heartbeat(token)
 
 
-def test_a_token_that_is_none_is_refused_by_its_field(client: Client) -> None:
+def test_invalid_token_is_refused_by_its_field(client: Client) -> None:
     for token in ("A" * 48, "short"):
         with pytest.raises(Refused) as refused:
             client.task_tokens.complete(token)
@@ -78,7 +78,7 @@ def test_a_result_that_is_too_large_is_refused_and_the_run_goes_on(database: Dat
     assert client.runs.get(started.run_id).state == "waiting"
 
 
-def test_coroutines_say_the_same(database: Database, client: Client) -> None:
+def test_async_client_has_the_same_requests(database: Database, client: Client) -> None:
     del client  # has submitted the job
     first, second = waiting(database), waiting(database)
 

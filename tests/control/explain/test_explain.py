@@ -57,7 +57,7 @@ def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: Clock
     assert (fired.version.number, fired.version.until) == (1, None)
 
 
-def test_triggers_of_the_same_instant_stand_beside_the_occurrence(clocked: ClockedDatabase) -> None:
+def test_triggers_of_the_same_instant_are_listed_with_the_occurrence(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
     at_clock(clocked, "03-02T09:00")
@@ -71,7 +71,7 @@ def test_triggers_of_the_same_instant_stand_beside_the_occurrence(clocked: Clock
     assert (alone.outcome, alone.run, alone.others) == (OccurrenceOutcome.NO_OCCURRENCE, None, ())
 
 
-def test_what_downtime_passed_over_names_the_policy_and_the_span(clocked: ClockedDatabase) -> None:
+def test_skip_after_downtime_names_the_policy_and_the_span(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
     submit(clocked, schedule=MINUTES)
     at_clock(clocked, "03-02T09:00:30")
@@ -92,7 +92,7 @@ def test_what_downtime_passed_over_names_the_policy_and_the_span(clocked: Clocke
     assert (within.before, within.after) == (t("03-02T08:30"), t("03-02T08:31"))
 
 
-def test_what_is_late_says_what_becomes_of_it(clocked: ClockedDatabase) -> None:
+def test_late_occurrence_names_its_outcome(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
     submit(clocked, schedule=MINUTES, catch_up="skip")
     at_clock(clocked, "03-02T08:10:30")
@@ -109,7 +109,7 @@ def test_what_is_late_says_what_becomes_of_it(clocked: ClockedDatabase) -> None:
     assert told(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.SKIPPED
 
 
-def test_an_overlap_names_the_run_that_had_the_turn(clocked: ClockedDatabase) -> None:
+def test_overlap_names_the_active_run(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
     submit(clocked, schedule=MINUTES, overlap="skip")
     at_clock(clocked, "03-02T08:01")
@@ -129,7 +129,7 @@ def test_an_overlap_names_the_run_that_had_the_turn(clocked: ClockedDatabase) ->
     assert str(holder.run_id) in told(clocked, t("03-02T08:02")).words, "also when it is long over"
 
 
-def test_a_buffered_run_waits_for_the_turn_of_another(clocked: ClockedDatabase) -> None:
+def test_buffered_run_waits_for_the_active_run(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
     submit(clocked, schedule=MINUTES, overlap="buffer_all")
     at_clock(clocked, "03-02T08:02")
@@ -143,7 +143,7 @@ def test_a_buffered_run_waits_for_the_turn_of_another(clocked: ClockedDatabase) 
     assert str(active_run_of(clocked, JOB)) in buffered.words
 
 
-def test_a_pause_says_who_why_and_what_then(clocked: ClockedDatabase) -> None:
+def test_pause_names_author_reason_and_effect(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
     submit(clocked, schedule=MINUTES, on_resume="fire_once")
     done(clocked, "job.pause", reason="maintenance", until="2026-03-02T08:10:00Z")
@@ -162,7 +162,7 @@ def test_a_pause_says_who_why_and_what_then(clocked: ClockedDatabase) -> None:
     assert told(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.FIRED
 
 
-def test_a_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
+def test_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-06T12:00")
     calendar(clocked, days=["2026-03-09"], weekdays=["SUN"])
     submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
@@ -184,7 +184,7 @@ def test_a_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     assert "changed since" in told(clocked, t("03-09T09:00")).words
 
 
-def test_an_excluded_day_inside_downtime_is_told_from_what_was_missed(clocked: ClockedDatabase) -> None:
+def test_excluded_day_in_downtime_is_not_reported_as_missed(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-05T12:00")
     calendar(clocked, weekdays=["SAT", "SUN"])
     submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
@@ -194,7 +194,7 @@ def test_an_excluded_day_inside_downtime_is_told_from_what_was_missed(clocked: C
     assert reasons == ["misfire", "excluded", "excluded", "misfire", "misfire", "misfire"]
 
 
-def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -> None:
+def test_skip_and_move_are_explained_before_and_after(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
     done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
@@ -226,7 +226,7 @@ def test_what_a_person_said_is_told_before_and_after(clocked: ClockedDatabase) -
     assert fired.run.late == timedelta(seconds=10), "counted from where it was moved to"
 
 
-def test_what_is_to_come_is_told_with_the_run_written_ahead(clocked: ClockedDatabase) -> None:
+def test_future_occurrence_is_explained_with_its_run_created_ahead(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:59:58")
     submit(clocked, schedule=DAILY)
     assert told(clocked, t("03-02T09:00")).run is None
@@ -237,7 +237,7 @@ def test_what_is_to_come_is_told_with_the_run_written_ahead(clocked: ClockedData
     assert told(clocked, t("03-20T09:00")).outcome is OccurrenceOutcome.SCHEDULED
 
 
-def test_the_version_in_force_then_is_the_one_that_counts(clocked: ClockedDatabase) -> None:
+def test_version_in_force_at_the_instant_decides(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
     at_clock(clocked, "03-03T08:00")
@@ -256,7 +256,7 @@ def test_the_version_in_force_then_is_the_one_that_counts(clocked: ClockedDataba
     assert none.words == "The schedule of version 2 has no occurrence at this instant."
 
 
-def test_before_and_after_a_job_there_is_none(clocked: ClockedDatabase) -> None:
+def test_instant_before_or_after_the_job_has_no_occurrence(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
     early = told(clocked, t("03-01T09:00"))
@@ -307,7 +307,7 @@ def test_bounds_are_named(clocked: ClockedDatabase) -> None:
         ),
     ],
 )
-def test_a_change_of_the_clock_is_the_reason_that_is_given(
+def test_clock_change_is_named_as_the_reason(
     clocked: ClockedDatabase, schedule: dict[str, object], at: str, outcome: OccurrenceOutcome, note: str
 ) -> None:
     at_clock(clocked, "03-02T08:00")
@@ -320,7 +320,7 @@ def test_a_change_of_the_clock_is_the_reason_that_is_given(
     assert said.local.utcoffset() == timedelta(hours=2 if at != "10-25T01:30" else 1)
 
 
-def test_a_fixed_delay_knows_only_what_is_recorded(clocked: ClockedDatabase) -> None:
+def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule={"fixed_delay": "10m"})
     fire_all(clocked)
@@ -335,7 +335,7 @@ def test_a_fixed_delay_knows_only_what_is_recorded(clocked: ClockedDatabase) -> 
     assert (between.before, between.after) == (t("03-02T08:00"), t("03-02T08:10"))
 
 
-def test_a_job_that_was_set_aside_shows_its_error(clocked: ClockedDatabase) -> None:
+def test_quarantined_job_shows_its_error(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
     clocked.execute("UPDATE job_versions SET policy = 'no JSON'")

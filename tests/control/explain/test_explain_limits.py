@@ -14,7 +14,7 @@ from tidewheel.errors import ScheduleRefused, UnknownJob
 DAILY = {"cron": "0 9 * * *"}
 
 
-def test_nothing_recorded_is_said_to_be_so(clocked: ClockedDatabase) -> None:
+def test_missing_records_are_reported(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)
     clocked.stop_clock(t("03-02T09:00:05"))
@@ -28,7 +28,7 @@ def test_nothing_recorded_is_said_to_be_so(clocked: ClockedDatabase) -> None:
     assert "lost its timer" in told(clocked, t("03-03T09:00")).words
 
 
-def test_a_question_that_has_no_answer_is_refused(clocked: ClockedDatabase) -> None:
+def test_unknown_job_or_invalid_instant_is_refused(clocked: ClockedDatabase) -> None:
     with pytest.raises(UnknownJob):
         told(clocked, t("03-02T09:00"), "nobody")
     submit(clocked)
@@ -46,7 +46,7 @@ def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
     assert "only triggers create its runs" in manual.words
 
 
-def test_a_role_that_may_only_read_gets_its_answer(clocked: ClockedDatabase) -> None:
+def test_read_only_role_can_explain(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)
     clocked.stop_clock(t("03-02T09:00:02"))
@@ -58,7 +58,7 @@ def test_a_role_that_may_only_read_gets_its_answer(clocked: ClockedDatabase) -> 
         assert upcoming(connection, "default", "job").occurrences[0].at == t("03-03T09:00")
 
 
-def test_years_of_a_one_second_job_are_explained_at_once(clocked: ClockedDatabase) -> None:
+def test_years_of_a_one_second_job_are_explained_with_bounded_work(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:00"))
     submit(clocked, schedule={"interval": "1s"})
     clocked.stop_clock(t("03-02T08:00").replace(year=2036))

@@ -19,7 +19,7 @@ def moved_into_a_pause(clocked: ClockedDatabase, on_resume: str = "skip") -> Non
     done(clocked, "job.pause", until="2026-03-02T08:45:00Z")
 
 
-def test_what_was_moved_into_a_pause_is_paused_before_and_after_its_time(clocked: ClockedDatabase) -> None:
+def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clocked: ClockedDatabase) -> None:
     moved_into_a_pause(clocked)
     for clock in ("03-02T08:10", "03-02T08:40"):
         clocked.stop_clock(t(clock))
@@ -40,7 +40,7 @@ def test_what_was_moved_into_a_pause_is_paused_before_and_after_its_time(clocked
     assert "A backfill" in told(clocked, NINE).words
 
 
-def test_what_was_moved_into_a_pause_fires_after_it_unless_that_passes_it_over(clocked: ClockedDatabase) -> None:
+def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: ClockedDatabase) -> None:
     moved_into_a_pause(clocked, "fire_once")
     assert "It is fire_once: what was moved is fired." in told(clocked, NINE).words
     clocked.stop_clock(t("03-02T08:46"))
@@ -48,7 +48,7 @@ def test_what_was_moved_into_a_pause_fires_after_it_unless_that_passes_it_over(c
     assert told(clocked, NINE).outcome is OccurrenceOutcome.FIRED
 
 
-def test_what_was_moved_behind_a_pause_is_not_held_by_it(clocked: ClockedDatabase) -> None:
+def test_occurrence_moved_behind_a_pause_is_not_held(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)
     done(clocked, "job.move", at="2026-03-02T09:00:00Z", to="2026-03-02T11:00:00Z")
@@ -57,7 +57,7 @@ def test_what_was_moved_behind_a_pause_is_not_held_by_it(clocked: ClockedDatabas
     assert coming(clocked, 1).occurrences[0].outcome is OccurrenceOutcome.WILL_BE_MOVED
 
 
-def test_a_pause_counts_what_fell_into_it_and_names_what_made_it(clocked: ClockedDatabase) -> None:
+def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY, on_resume="fire_once")
     done(clocked, "job.pause")

@@ -24,7 +24,7 @@ def shown(lines: tuple[UpcomingOccurrence, ...]) -> list[tuple[str, OccurrenceOu
     return [(f"{line.at:%m-%dT%H:%M:%S}", line.outcome) for line in lines]
 
 
-def test_a_preview_is_what_would_fire_and_saves_nothing(clocked: ClockedDatabase) -> None:
+def test_preview_equals_the_firings_and_saves_nothing(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-28T12:00"))
     seen = previewed(clocked, 3, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, jitter="10m")
     assert [line.at for line in seen.occurrences] == [t("03-29T01:00"), t("03-30T00:30"), t("03-31T00:30")]
@@ -39,7 +39,7 @@ def test_a_preview_is_what_would_fire_and_saves_nothing(clocked: ClockedDatabase
     assert open_runs(clocked)[0].publish_at == seen.occurrences[0].leaves_at
 
 
-def test_a_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) -> None:
+def test_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:07"))
     submit(clocked, schedule={"interval": "10m"}, max_runs=3)
     clocked.stop_clock(t("03-02T08:15"))
@@ -51,7 +51,7 @@ def test_a_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase
     assert "3 occurrences in all" in " ".join(seen.words)
 
 
-def test_excluded_days_lie_between_and_are_not_counted(clocked: ClockedDatabase) -> None:
+def test_excluded_days_are_shown_and_not_counted(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-06T08:00"))
     calendar(clocked, weekdays=["SAT", "SUN"])
     seen = previewed(clocked, 2, t("03-06T12:00"), schedule={"cron": "0 9,17 * * *"}, exclude_calendars=["closed"])
@@ -75,16 +75,14 @@ def test_excluded_days_lie_between_and_are_not_counted(clocked: ClockedDatabase)
         ({"shedule": DAILY}, "job.shedule"),
     ],
 )
-def test_a_preview_is_refused_as_the_submit_would_be(
-    clocked: ClockedDatabase, job: dict[str, object], path: str
-) -> None:
+def test_preview_is_refused_like_a_submit(clocked: ClockedDatabase, job: dict[str, object], path: str) -> None:
     with pytest.raises(Refused) as caught:
         previewed(clocked, **job)
     assert path in [error.path for error in caught.value.errors]
     assert all(error.remedy for error in caught.value.errors)
 
 
-def test_kinds_without_a_rhythm_say_so(clocked: ClockedDatabase) -> None:
+def test_preview_explains_schedules_without_a_rhythm(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     assert "triggers alone" in " ".join(previewed(clocked).words)
     once = previewed(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
@@ -95,7 +93,7 @@ def test_kinds_without_a_rhythm_say_so(clocked: ClockedDatabase) -> None:
     assert not chain.exhausted
 
 
-def test_next_shows_runs_written_ahead_and_what_people_said(clocked: ClockedDatabase) -> None:
+def test_next_shows_runs_created_ahead_and_overrides(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:59:57"))
     submit(clocked, schedule=DAILY)
     done(clocked, "job.skip", at="2026-03-03T09:00:00Z")
@@ -138,7 +136,7 @@ def test_next_of_a_paused_job_begins_after_the_pause(clocked: ClockedDatabase) -
     assert [line.outcome for line in coming(clocked, 2).occurrences] == [OccurrenceOutcome.PAUSED] * 2
 
 
-def test_next_shows_what_is_due_and_has_not_fired(clocked: ClockedDatabase) -> None:
+def test_next_shows_due_occurrences_that_have_not_fired(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00:30"))
     submit(clocked, schedule={"cron": "* * * * *"})
     clocked.stop_clock(t("03-02T08:10:30"))
@@ -160,7 +158,7 @@ def test_next_of_a_fixed_delay_is_the_next_one_alone(clocked: ClockedDatabase) -
     assert "only the next one is known" in seen.words
 
 
-def test_next_of_a_job_that_is_over_or_never_was(clocked: ClockedDatabase) -> None:
+def test_next_of_a_finished_or_unknown_job(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule={"once": "2026-03-02T09:00:00Z"})
     clocked.stop_clock(t("03-02T09:00"))
@@ -172,7 +170,7 @@ def test_next_of_a_job_that_is_over_or_never_was(clocked: ClockedDatabase) -> No
             coming(clocked, key=key)
 
 
-def test_a_client_asks_in_transactions_that_write_nothing(clocked: ClockedDatabase) -> None:
+def test_client_reads_in_read_only_transactions(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)
     with Client(clocked.url) as client:

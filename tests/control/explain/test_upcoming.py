@@ -8,7 +8,7 @@ from tests.transitions.acts import submit
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 
 
-def test_who_skipped_or_moved_an_occurrence_is_named_with_the_reason(clocked: ClockedDatabase) -> None:
+def test_author_of_a_skip_or_move_is_named_with_the_reason(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule={"cron": "0 9 * * *"})
     done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")

@@ -33,7 +33,7 @@ def failed(database: Database, key: str = "job") -> UUID:
     return started.run_id
 
 
-def test_each_status_lists_what_stands_there(client: Client, database: Database) -> None:
+def test_each_status_lists_its_runs(client: Client, database: Database) -> None:
     submit(database, "turns", overlap="buffer_all")
     stands: dict[str, UUID] = {"failed": failed(database)}
     done = begun(database)
@@ -81,9 +81,7 @@ def test_the_newest_comes_first_page_by_page(client: Client, database: Database)
         assert seen == wanted
 
 
-def test_beyond_ten_thousand_it_only_says_that_there_are_more(
-    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_count_stops_at_ten_thousand(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COUNTED", 4)
     for _ in range(4):
         trigger(database)
@@ -92,7 +90,7 @@ def test_beyond_ten_thousand_it_only_says_that_there_are_more(
     assert (client.runs.list(limit=2).total, client.runs.list(limit=2).at_least) == (4, True)
 
 
-def test_labels_are_the_runs_own_on_top_of_its_jobs(client: Client, database: Database) -> None:
+def test_labels_of_a_run_override_its_jobs(client: Client, database: Database) -> None:
     plain, own = trigger(database, "job"), trigger(database, "job", labels={"team": "sales"})
     trigger(database, "other")
     since = database.now() - timedelta(hours=1)
@@ -111,7 +109,7 @@ def test_a_range_of_time_holds_both_its_ends(client: Client, database: Database)
         assert ids(client.runs.list(key=key, status="scheduled", until=at[first])) == [first]
 
 
-def test_another_tenant_sees_none_of_it(client: Client, database: Database) -> None:
+def test_another_tenant_sees_no_run(client: Client, database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     run = trigger(database)
     with Client(database.url, tenant="acme") as other:
@@ -120,7 +118,7 @@ def test_another_tenant_sees_none_of_it(client: Client, database: Database) -> N
             other.runs.detail(run)
 
 
-def test_what_would_look_at_every_run_is_refused(client: Client, database: Database) -> None:
+def test_filter_that_would_read_every_run_is_refused(client: Client, database: Database) -> None:
     for asked in ({"labels": {"a": "b"}}, {"status": "skipped"}, {"status": "cancelled"}, {"status": "nowhere"}):
         with pytest.raises(InvalidInput) as refused:
             client.runs.list(**asked)  # type: ignore[arg-type]  # one of each
@@ -133,7 +131,7 @@ def test_what_would_look_at_every_run_is_refused(client: Client, database: Datab
         nobody.runs.list()
 
 
-def test_one_run_is_shown_with_its_attempts_and_what_is_under_way(client: Client, database: Database) -> None:
+def test_run_is_shown_with_its_past_and_current_attempts(client: Client, database: Database) -> None:
     started = begun(database, labels={"urgent": "yes"}, request_id="r-1")
     requeue(database, started, AttemptOutcome.FAILED)
     again = begin(database, started.run_id)
@@ -151,7 +149,7 @@ def test_one_run_is_shown_with_its_attempts_and_what_is_under_way(client: Client
     ]
 
 
-def test_a_chain_of_retries_is_shown_from_each_of_its_links(client: Client, database: Database) -> None:
+def test_retry_chain_is_shown_from_each_of_its_runs(client: Client, database: Database) -> None:
     first = failed(database)
     second = client.runs.retry(first)
     aside = client.runs.retry(first)
@@ -170,7 +168,7 @@ def test_a_chain_of_retries_is_shown_from_each_of_its_links(client: Client, data
     assert client.runs.detail(third).retry_chain.root_run_id == first
 
 
-def test_a_count_names_what_a_cancellation_would(client: Client, database: Database) -> None:
+def test_count_equals_the_runs_that_a_cancellation_matches(client: Client, database: Database) -> None:
     running, _ = begun(database), trigger(database)
     trigger(database, "other")
     assert client.runs.count(key="job") == 2
@@ -186,7 +184,7 @@ def test_a_count_names_what_a_cancellation_would(client: Client, database: Datab
         client.runs.count(include_started=False)
 
 
-def test_a_cancellation_tells_how_it_stands(client: Client, database: Database) -> None:
+def test_cancellation_shows_its_progress(client: Client, database: Database) -> None:
     trigger(database)
     number = client.runs.cancel_all(key="job", labels={"team": "billing"}, reason="wrong list")
     standing = client.runs.cancellation(number)

@@ -34,7 +34,7 @@ from tidewheel.control.reads.jobs import show_job
         {"schedule_to_start": "90s", "schedule_to_close": "1h", "heartbeat": "1.5s", "delivery": "at_most_once"},
     ],
 )
-def test_what_is_shown_is_the_same_version_when_submitted_again(database: Database, fields: dict[str, Any]) -> None:
+def test_exported_spec_submitted_again_is_the_same_version(database: Database, fields: dict[str, Any]) -> None:
     submit(database, **fields)
     with database.transaction() as connection:
         shown = show_job(connection, "default", "job").job
@@ -42,7 +42,7 @@ def test_what_is_shown_is_the_same_version_when_submitted_again(database: Databa
     assert (again.job_version, again.unchanged) == (1, True), shown
 
 
-def test_durations_are_shown_as_people_write_them(database: Database) -> None:
+def test_durations_are_exported_in_a_readable_form(database: Database) -> None:
     later = {"type": "http", "url": "http://a.example", "async": True, "async_timeout": 5400}
     submit(
         database, schedule="@every 5400s", start_to_close="PT0.25S", retry={"initial": 2, "jitter": "12.5%"},

@@ -16,7 +16,7 @@ def of_job(database: Database, most: int = 20, before: int | None = None) -> lis
         return versions(connection, "default", "job", limit=most, before=before)
 
 
-def test_each_version_says_when_it_counted_and_what_it_changed(clocked: ClockedDatabase) -> None:
+def test_each_version_has_its_time_in_force_and_its_changes(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule={"cron": CRON}, labels={"team": "billing"})
     clocked.stop_clock(t("03-03T08:00"))
@@ -33,7 +33,7 @@ def test_each_version_says_when_it_counted_and_what_it_changed(clocked: ClockedD
     )
 
 
-def test_payloads_are_told_apart_by_their_hash(clocked: ClockedDatabase) -> None:
+def test_payloads_are_compared_by_their_hash(clocked: ClockedDatabase) -> None:
     submit(clocked, payload={"to": "a"})
     submit(clocked, payload={"to": "b"})
     newest, first = of_job(clocked)
